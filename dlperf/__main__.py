@@ -1,0 +1,9 @@
+"""``python -m dlperf``."""
+from __future__ import annotations
+
+import sys
+
+from dlperf.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,365 @@
+"""The command line: what may be typed, where answers go, what a failure looks like. :mod:`dlperf.commands` does the work.
+
+Nothing heavy is imported here, so that ``dlperf --help`` and a mistyped option answer at once.
+
+Data goes to stdout, narration to stderr. Exit status: 0 done, 1 the work failed, 2 unusable input or usage,
+130 interrupted; ``dlperf run`` passes on the script's own.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.version import VERSION
+
+OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+FORMATS = ("text", "md", "html", "csv", "json")
+_TARGET = "FILE.py:CALLABLE, MODULE:CALLABLE, a trace file or, in a checkout, a short name such as lenet"
+
+
+# -- what may be typed ----------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, and without abbreviated options (a new option must not break an old command)."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """One line that names what is wrong and where help is; exit status 2."""
+        self.exit(UNUSABLE, f"{self.prog}: error: {_one_line(message)}; {self.prog} --help shows how\n")
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 1."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+
+
+def _count_or_none(text: str) -> int:
+    """A whole number of at least 0."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 0:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """``1,2,4``: whole numbers of at least 1."""
+    return tuple(dict.fromkeys(_count(part) for part in text.split(",")))
+
+
+def _seconds(text: str) -> float:
+    """A positive, finite time."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """``a,b``: names, each once."""
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names separated by commas")
+    return found
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """``text,html``: formats of a report."""
+    for name in _names(text):
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(FORMATS)}")
+    return _names(text)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="dlperf", description="Predicts how long a PyTorch training step, epoch or run takes on a CPU, layer by layer, without running it.")
+    parser.add_argument("--version", action="version", version=f"dlperf {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+
+    calibrate = command("calibrate", "measure this machine: create, resume or extend its machine file")
+    depth = calibrate.add_mutually_exclusive_group()
+    depth.add_argument("--quick", dest="mode", action="store_const", const="quick", default="full", help="a rough one in seconds")
+    depth.add_argument("--thorough", dest="mode", action="store_const", const="thorough", help="more shapes and samples than usual")
+    calibrate.add_argument("--for", dest="targets", metavar="TARGET@BATCH", nargs="+", action="extend", default=[],
+                           help="also measure the exact operations of a target's step at that batch size")  # fmt: skip
+    calibrate.add_argument("--threads", type=_counts, metavar="T,T", help="thread counts to measure (default: 1 and torch's own number)")
+    _output(calibrate, "machine file to write (default: --machine)")
+    _common(calibrate, threads=False)
+    _what(calibrate)
+
+    machine = command("machine", "show, check or compare machine files")
+    actions = machine.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    for action, n_files, text in (
+        ("show", "?", "what a machine file says"),
+        ("check", "?", "whether a machine file can be trusted here; exit status 1 if not"),
+        ("diff", 2, "how two machine files differ"),
+    ):
+        one = actions.add_parser(action, help=text, description=text[0].upper() + text[1:] + ".")
+        one.add_argument("files", metavar="FILE", nargs=n_files, help="machine file" + (" (default: --machine)" if n_files == "?" else ""))
+        _common(one, threads=False, batch_size=False)
+
+    trace = command("trace", "record a step and save it")
+    trace.add_argument("target", metavar="TARGET", help=_TARGET)
+    _output(trace, "trace file to write")
+    _common(trace)
+    _what(trace)
+
+    predict = command("predict", "predict layers, step, memory and epoch without running the model")
+    predict.add_argument("target", metavar="TARGET", help=_TARGET)
+    predict.add_argument("--predictor", default="calibrated", metavar="NAME", help="calibrated (default), roofline or gemm-table")
+    predict.add_argument("--samples", type=_count, metavar="N", help="training samples of an epoch: forecast the epoch")
+    predict.add_argument("--epochs", type=_count, metavar="E", help="number of epochs (1)")
+    predict.add_argument("--val-samples", type=_count_or_none, metavar="V", help="validation samples after each epoch (0)")
+    predict.add_argument("--test-samples", type=_count_or_none, metavar="S", help="test samples at the end (0)")
+    predict.add_argument("--loader-workers", type=_count_or_none, metavar="W", help="worker processes of the data loader")
+    _common(predict)
+    _what(predict)
+
+    measure = command("measure", "time a step and its layers")
+    measure.add_argument("target", metavar="TARGET", help=_TARGET)
+    measure.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="how long to time the step (4)")
+    _output(measure, "measurement file to write")
+    _common(measure)
+    _what(measure)
+
+    report = command("report", "predicted against actual, per layer")
+    report.add_argument("targets", metavar="TARGET|MEASUREMENT", nargs="+", help=f"{_TARGET}; or a measurement file. TARGET@BATCH gives one its own batch size")
+    report.add_argument("--predictor", type=_names, metavar="NAME,NAME", help="predictors to compare (default: all)")
+    report.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="how long to time the step (4)")
+    report.add_argument("--format", type=_formats, default=None, metavar="FORMAT,...",
+                        help="text, md, html, csv, json (default: text; with -o all of them)")  # fmt: skip
+    _output(report, "folder to write the reports and plots to", "DIR")
+    _common(report)
+    _what(report)
+
+    run = command("run", "run a training script as it is, and predict it while it runs")
+    run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
+    run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
+    run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    _output(run, "report to write")
+    _common(run, batch_size=False)
+
+    reproduce = command("reproduce", "recompute the papers' tables and print them beside the printed values")
+    reproduce.add_argument("paper", metavar="PAPER", nargs="?", help="one paper (default: all)")
+    _common(reproduce, threads=False, batch_size=False)
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser, threads: bool = True, batch_size: bool = True) -> None:
+    parser.add_argument("--machine", metavar="FILE", help="machine file (default: this machine's, in the user's data folder)")
+    if batch_size:
+        parser.add_argument("--batch-size", type=_count, metavar="B", help="samples of a step (32)")
+    if threads:
+        parser.add_argument("--threads", type=_count, metavar="T", help="threads (default: torch's own number)")
+    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON; - is stdout")
+    parser.add_argument("--force", action="store_true", help="replace what dlperf did not write")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--inference", action="store_true", help="one forward pass instead of a training step")
+    parser.add_argument("--input", type=_counts, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
+
+
+def _output(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -> None:
+    parser.add_argument("-o", "--output", dest="output", metavar=metavar, help=text)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line as a namespace; ``script`` holds what ``run`` passes on. Exits with one line where it cannot be understood."""
+    parser = _parser()
+    own, script = _split_run(parser, list(argv))
+    args = parser.parse_args(own)
+    args.script = script
+    if args.command == "run" and not script:
+        _fail(args, "names no script; dlperf run --help shows how")
+    if args.command in ("trace", "measure"):
+        if args.output is None and args.json is None:
+            _fail(args, "names no file to write; give -o FILE (or --json -)")
+        if args.output == "-":
+            args.output, args.json = None, "-"
+    if args.command == "report" and args.output == "-":
+        _fail(args, "-o - is no folder; without -o the report goes to stdout")
+    if args.command == "predict" and args.samples is None:
+        for name in ("epochs", "val_samples", "test_samples", "loader_workers"):
+            if getattr(args, name) is not None:
+                _fail(args, f"--{name.replace('_', '-')} forecasts an epoch and needs --samples N")
+    return args
+
+
+def _fail(args: argparse.Namespace, message: str) -> NoReturn:
+    print(f"dlperf {args.command}: error: {message}", file=sys.stderr)
+    raise SystemExit(UNUSABLE)
+
+
+def _split_run(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], list[str]]:
+    """dlperf's own arguments and, for ``run``, the script with its: they part at the first word that is no option of dlperf."""
+    if not argv or argv[0] != "run":
+        return argv, []
+    with_value = {"-o", "--output", "--machine", "--threads", "--json"}
+    place = 1
+    while place < len(argv) and argv[place].startswith("-"):
+        word = argv[place]
+        place += 2 if word in with_value else 1
+        if word in ("-m", "--"):
+            break
+    return [word for word in argv[:place] if word != "--"], argv[place:]
+
+
+# -- what comes of it -----------------------------------------------------------------------------------------------------
+
+
+class _Interrupts:
+    """Notices Ctrl-C. A compiled module that is interrupted while it is imported turns KeyboardInterrupt into another error."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._before: object = None
+
+    def __enter__(self) -> _Interrupts:
+        with contextlib.suppress(ValueError):  # not the main thread: nothing to install
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Put Python's own handler back."""
+        if self._before is not None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._before = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; a failure is one line on stderr."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args: argparse.Namespace | None = None
+    with _Interrupts() as interrupts:
+        try:
+            try:
+                args = parse(argv)
+                status = _dispatch(args, interrupts.release)
+            except SystemExit as stop:
+                if args is not None and args.command == "run":
+                    raise
+                status = stop.code if isinstance(stop.code, int) else UNUSABLE if stop.code else OK
+            sys.stdout.flush()
+            return status
+        except SystemExit:
+            raise
+        except BaseException as error:
+            return _explain(error, args, interrupts.seen)
+
+
+def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) -> int:
+    if args.command == "run":
+        return _run(args, release_interrupts)
+    if args.json is not None:
+        from dlperf.files import check_writable
+
+        check_writable(args.json, args.force)
+    with contextlib.redirect_stdout(sys.stderr), _short_warnings(args.debug):  # what a target prints is narration
+        from dlperf import commands
+
+        answer = commands.COMMANDS[args.command](args)
+    if args.json is not None:
+        from dlperf.files import write_json
+
+        write_json(args.json, answer.data, indent=answer.indent)
+    if args.json != "-" and answer.text:
+        print(answer.text)
+    return answer.status
+
+
+def _run(args: argparse.Namespace, release_interrupts: Callable[[], None]) -> int:
+    """The script gets this process: its stdout, its warnings and its Ctrl-C are its own."""
+    from dlperf import commands
+    from dlperf.files import check_writable
+
+    for path in (args.json, args.output):
+        if path is not None:
+            check_writable(path, args.force)
+    run_script = commands.prepare_run(args)
+    release_interrupts()
+    return run_script()
+
+
+@contextlib.contextmanager
+def _short_warnings(debug: bool) -> Iterator[None]:
+    """Python's warnings as one line each; with --debug as they are."""
+    import warnings
+
+    before = warnings.formatwarning
+    if not debug:
+
+        def one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+            return f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n"
+
+        warnings.formatwarning = one_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+def _explain(error: BaseException, args: argparse.Namespace | None, interrupted: bool) -> int:
+    """Say in one line what went wrong, and give the exit status for it."""
+    name = "dlperf" if args is None else f"dlperf {args.command}"
+    if args is not None and args.debug and not isinstance(error, BrokenPipeError):
+        import traceback
+
+        traceback.print_exception(type(error), error, error.__traceback__)
+    _drop_stdout(error)
+    status, line = FAILED, ""
+    if interrupted or isinstance(error, KeyboardInterrupt):
+        kept = "; what was measured is kept, and the same command goes on" if args is not None and args.command == "calibrate" else ""
+        status, line = INTERRUPTED, f"dlperf: interrupted{kept}"
+    elif isinstance(error, BrokenPipeError):  # the reader has seen enough
+        status = OK
+    elif isinstance(error, DlperfError):
+        status, line = (FAILED if isinstance(error, WorkFailed) else UNUSABLE), f"{name}: error: {error}"
+    elif isinstance(error, MemoryError):
+        line = f"{name}: error: out of memory; a smaller --batch-size needs less"
+    elif isinstance(error, OSError):
+        line = f"{name}: error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+    else:
+        line = f"{name}: internal error: {type(error).__name__}: {error}; --debug shows where"
+    if line:
+        with contextlib.suppress(OSError):
+            print(_one_line(line), file=sys.stderr)
+    return status
+
+
+def _drop_stdout(error: BaseException) -> None:
+    """Where stdout refuses, what is left in its buffer must not fail once more when Python ends."""
+    if isinstance(error, OSError):
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,158 @@
+"""What each command does. The command line (:mod:`dlperf.cli`) parses, emits the answer and explains failures.
+
+Every command takes the parsed arguments and returns an :class:`Answer`; heavy modules are imported where they are needed.
+"""
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlperf.commands.inputs import (
+    Answer,
+    default_threads,
+    is_trace,
+    load_machine,
+    machine_path,
+    make_folder,
+    predict_aloud,
+    read_or_record,
+    resolve,
+    run_calibration,
+    split_batch,
+    use_threads,
+    warn,
+    warn_of_threads,
+)
+from dlperf.commands.reporting import report
+from dlperf.errors import DlperfError
+from dlperf.files import check_writable
+
+if TYPE_CHECKING:
+    from dlperf.machine import Machine
+
+
+def calibrate(args: Namespace) -> Answer:
+    """Measure this machine."""
+    from dlperf.inspection import summarize
+
+    path = Path(args.output) if args.output else machine_path(args)
+    if not args.output and not args.machine:
+        make_folder(path.parent)
+    check_writable(path, args.force)
+    threads = args.threads or default_threads(use_threads(None))
+    traces = [read_or_record(args, target, size) for spec in args.targets for target, size in split_batch(spec)]
+    machine = replace(run_calibration(path, args.mode, threads, traces, args.force), path=str(path))
+    summary = summarize(machine)
+    return Answer(summary.to_text(), summary.to_json())
+
+
+def machine(args: Namespace) -> Answer:
+    """Show, check or compare machine files."""
+    from dlperf import host, inspection
+
+    if args.action == "diff":
+        difference = inspection.compare_machines(*(load_machine(args, file) for file in args.files))
+        return Answer(difference.to_text(), difference.to_json())
+    file = load_machine(args, args.files)
+    if args.action == "show":
+        summary = inspection.summarize(file, _held_out_errors())
+        return Answer(summary.to_text(), summary.to_json())
+    problems = inspection.find_problems(file, host.this_cpu(), host.versions())
+    verdict = "cannot be trusted here" if problems else "can be trusted here"
+    text = "\n".join([f"{file.path}: {verdict}", *(f"  {problem}" for problem in problems)])
+    data = {"schema": "dlperf.machine-check", "schema_version": 1, "machine": file.path, "trusted": not problems, "problems": problems}
+    return Answer(text, data, status=1 if problems else 0)
+
+
+def _held_out_errors() -> Callable[[Machine, int], dict[str, float]] | None:
+    from dlperf.predictors import calibrated
+
+    return getattr(calibrated, "held_out_errors", None)
+
+
+def trace(args: Namespace) -> Answer:
+    """Record a step."""
+    _check_outputs(args)
+    recorded = read_or_record(args, args.target)
+    if args.output is not None:
+        recorded.save(args.output)
+    what = f"a {'forward pass' if recorded.inference else 'training step'} at batch size {recorded.batch_size}"
+    sizes = f"{len(recorded.layers)} layers, {recorded.n_parameters:,} parameters, {len(recorded.ops)} ops"
+    text = f"{recorded.target}: {what}, {sizes}, recorded on {recorded.recorded_on}"
+    return Answer(text + (f"; written to {args.output}" if args.output else ""), recorded.to_json(), indent=None)
+
+
+def predict(args: Namespace) -> Answer:
+    """Predict a step and an epoch."""
+    from dlperf.report import prediction_to_text
+
+    machine = load_machine(args)
+    recorded = read_or_record(args, args.target)
+    threads = args.threads or use_threads(None)
+    prediction = predict_aloud(recorded, machine, threads, args.predictor)
+    epoch = None
+    if args.samples is not None:
+        evaluation = None
+        if (args.val_samples or args.test_samples) and not recorded.inference and not is_trace(args.target):
+            from dlperf import recorder
+            from dlperf.prediction import predict as predict_trace
+
+            evaluation = predict_trace(recorder.record_target(resolve(args, args.target, inference=True)), machine, threads, args.predictor)
+        if args.loader_workers is not None:
+            warn(f"the loading of data is not part of the forecast; --loader-workers {args.loader_workers} changes nothing")
+        epoch = prediction.epoch(args.samples, args.epochs or 1, args.val_samples or 0, args.test_samples or 0, evaluation)
+    return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
+
+
+def measure(args: Namespace) -> Answer:
+    """Time a step and its layers, in this fresh process."""
+    _check_outputs(args)
+    if is_trace(args.target):
+        raise DlperfError(f"{args.target}: a trace file has no code to run; measure the target it was recorded from")
+    threads = use_threads(args.threads)
+    warn_of_threads(threads)
+    target = resolve(args, args.target)
+    from dlperf import stopwatch
+    from dlperf.report import measurement_to_text
+
+    measurement = stopwatch.measure_target(target, seconds=args.seconds)
+    if args.output is not None:
+        measurement.save(args.output)
+    for note in measurement.notes:
+        warn(note)
+    return Answer(measurement_to_text(measurement), measurement.to_json())
+
+
+def _check_outputs(args: Namespace) -> None:
+    if args.output is not None:
+        check_writable(args.output, args.force)
+
+
+def reproduce(args: Namespace) -> Answer:
+    """Recompute the papers' tables."""
+    from dlperf import reproduce
+
+    tables = reproduce.reproduce(args.paper)
+    data = {"schema": "dlperf.reproduction", "schema_version": 1, "tables": [table.to_json() for table in tables]}
+    return Answer("\n\n".join(table.to_text() for table in tables), data)
+
+
+def prepare_run(args: Namespace) -> Callable[[], int]:
+    """Everything before the script starts; the result runs it and returns its exit status."""
+    if args.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    from dlperf.runner import run_script
+
+    return lambda: run_script(
+        args.script, module=args.module, machine_path=args.machine, threads=args.threads, output=args.output, json_path=args.json, debug=args.debug
+    )
+
+
+COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
+    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "reproduce": reproduce,
+}  # fmt: skip
+"""The commands but ``run``, which has the process to itself."""

@@ -1,0 +1,183 @@
+"""What commands work on, as the user named it: threads, targets, machine files; and what is said while they work."""
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlperf.errors import DlperfError
+from dlperf.files import check_writable, schema_of
+
+if TYPE_CHECKING:
+    from dlperf.machine import Machine
+    from dlperf.prediction import Prediction
+    from dlperf.targets import Target
+    from dlperf.trace import Trace
+
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: `text` for stdout, `data` for ``--json`` (written with `indent`), and the exit status."""
+
+    text: str
+    data: dict[str, Any]
+    status: int = 0
+    indent: int | None = 1
+
+
+def narrate(line: str) -> None:
+    """Tell the user on stderr what is going on."""
+    print(f"dlperf: {line}", file=sys.stderr, flush=True)
+
+
+def warn(line: str) -> None:
+    """A warning, one line on stderr; the exit status stays 0."""
+    narrate("warning: " + " ".join(line.split()))
+
+
+def use_threads(threads: int | None) -> int:
+    """Make torch use so many threads, and say how many it uses. OMP_NUM_THREADS must stand before torch is imported."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return int(torch.get_num_threads())
+
+
+def warn_of_threads(threads: int) -> None:
+    """Warn of more threads than cores."""
+    from dlperf.host import available_cores
+
+    if threads > available_cores():
+        warn(f"{threads} threads asked for, this process may use {available_cores()} core(s)")
+
+
+def resolve(args: Namespace, spec: str, batch_size: int | None = None, inference: bool | None = None) -> Target:
+    """The target as the options say; `batch_size` and `inference` come before them."""
+    from dlperf import targets
+
+    size = batch_size or args.batch_size or BATCH_SIZE
+    return targets.resolve(spec, size, inference=args.inference if inference is None else inference, input_shape=args.input)
+
+
+def is_trace(spec: str) -> bool:
+    """Whether a target is a trace file (known without torch)."""
+    from dlperf import trace
+
+    return spec.endswith(".json") or schema_of(spec) == trace.SCHEMA
+
+
+def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) -> Trace:
+    """The step of a target: read where the target is a trace file, recorded otherwise."""
+    if not is_trace(spec):
+        from dlperf import recorder
+
+        trace = recorder.record_target(resolve(args, spec, batch_size))
+        for note in trace.notes:
+            narrate(note)
+        return trace
+    from dlperf.trace import Trace
+
+    trace = Trace.load(spec)
+    asked = batch_size or args.batch_size
+    if asked not in (None, trace.batch_size):
+        raise DlperfError(f"{spec}: was recorded at batch size {trace.batch_size}, not {asked}; record it anew with dlperf trace --batch-size {asked}")
+    if args.inference and not trace.inference:
+        raise DlperfError(f"{spec}: is a training step; record the forward pass with dlperf trace --inference")
+    if args.input:
+        raise DlperfError(f"{spec}: --input {','.join(map(str, args.input))} is for a bare nn.Module; a trace file has its shapes")
+    return trace
+
+
+def split_batch(spec: str) -> list[tuple[str, int | None]]:
+    """``TARGET@32,128`` -> (TARGET, 32), (TARGET, 128); without ``@`` the batch size is None."""
+    target, at, sizes = spec.rpartition("@")
+    if not at or not target or not sizes.replace(",", "").isdigit():
+        return [(spec, None)]
+    found = [int(size) for size in sizes.split(",") if size]
+    if not all(found):
+        raise DlperfError(f"{spec}: batch size is 0; it must be at least 1")
+    return [(target, size) for size in found]
+
+
+def machine_path(args: Namespace) -> Path:
+    """The machine file that was named, or this machine's."""
+    from dlperf.machine import default_path
+
+    return Path(args.machine) if args.machine else default_path()
+
+
+def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
+    """The machine file asked for, or this machine's. Raises DlperfError naming the command that makes it."""
+    from dlperf.machine import Machine, default_path
+
+    path = Path(path) if path else machine_path(args)
+    if not path.exists():
+        where = "" if path == default_path() else f" -o {path}"
+        raise DlperfError(f"{path}: there is no such machine file; dlperf calibrate{where} makes it (with --quick in less than a minute)")
+    return Machine.load(path)
+
+
+def run_calibration(path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False) -> Machine:
+    """Measure this machine; see :func:`microbench.suite.calibrate`."""
+    from microbench.suite import calibrate
+
+    return calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), force=force)
+
+
+def default_threads(threads: int) -> tuple[int, ...]:
+    """What is calibrated without a wish: one thread, and the number that torch uses."""
+    return (1,) if threads == 1 else (1, threads)
+
+
+def load_or_make_machine(args: Namespace, threads: int) -> Machine:
+    """This machine's file; where there is none yet, a quick calibration makes it. A file that was named must exist."""
+    path = machine_path(args)
+    if args.machine or path.exists():
+        return load_machine(args)
+    narrate(f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate makes a better one)")
+    make_folder(path.parent)
+    check_writable(path)
+    return replace(run_calibration(path, "quick", default_threads(threads)), path=str(path))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it. Raises DlperfError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DlperfError(f"{folder}: cannot be made ({error.strerror or error}); choose another place") from error
+
+
+def warn_of_machine(machine: Machine, trace: Trace) -> None:
+    """Warn where the machine file does not speak of this machine or this trace."""
+    from dlperf import host, inspection
+
+    for line in inspection.find_mismatches(machine, host.this_cpu(), host.versions()):
+        warn(line)
+    for line in inspection.find_missing_dtypes(machine, trace):
+        warn(line)
+    if not machine.complete:
+        warn(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
+
+
+def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: str) -> Prediction:
+    """A prediction, with everything that makes it doubtful said on stderr."""
+    from dlperf.prediction import predict as predict_trace
+
+    prediction = predict_trace(recorded, machine, threads, predictor)
+    warn_of_machine(machine, recorded)
+    for line in prediction.warnings:
+        warn(line)
+    if prediction.unpriced:
+        ops = ", ".join(f"{name} x{count}" for name, count in prediction.unpriced.items())
+        warn(f"no measured kernel speaks for {ops}: {100 * (1 - prediction.priced_time_frac):.1f} % of the time is unpriced")
+    return prediction

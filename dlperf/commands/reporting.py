@@ -1,0 +1,117 @@
+"""``dlperf report``: predict, measure, compare, and write it all down."""
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlperf.commands.inputs import (
+    Answer,
+    is_trace,
+    load_or_make_machine,
+    narrate,
+    predict_aloud,
+    read_or_record,
+    resolve,
+    split_batch,
+    use_threads,
+)
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.files import schema_of
+
+if TYPE_CHECKING:
+    from dlperf.machine import Machine
+    from dlperf.measurement import Measurement
+    from dlperf.prediction import Prediction
+    from dlperf.report.comparison import Report
+    from dlperf.trace import Trace
+
+
+def report(args: Namespace) -> Answer:
+    """Predicted against actual for each target or measurement."""
+    from dlperf.report import writing
+    from dlperf.report.exchange import reports_to_json
+
+    if args.output is not None:
+        writing.check_folder(args.output, args.force)
+    threads = use_threads(args.threads)
+    reports = []
+    for spec in args.targets:
+        if schema_of(spec) == "dlperf.measurement":
+            reports.append(_report_measurement(args, spec))
+        else:
+            reports += [_report_target(args, target, size, threads) for target, size in split_batch(spec)]
+    if args.output is None:
+        text = "\n\n".join(writing.render(reports, form) for form in args.format or ("text",))
+    else:
+        written = writing.write(reports, args.output, args.format or writing.FORMATS, args.force)
+        text = writing.render(reports, "text")
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(text, reports_to_json(reports))
+
+
+def _report_target(args: Namespace, spec: str, batch_size: int | None, threads: int) -> Report:
+    if is_trace(spec):
+        raise DlperfError(f"{spec}: a trace file has no code to measure; name the target it was recorded from, or a measurement file")
+    recorded = read_or_record(args, spec, batch_size)  # before anything slow: a target that does not work is known at once
+    machine = load_or_make_machine(args, threads)
+    predictions = _predict_all(args, recorded, machine, threads)
+    narrate(f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process of its own")
+    return _compare(predictions, _measure_apart(args, spec, recorded.batch_size, threads))
+
+
+def _report_measurement(args: Namespace, path: str) -> Report:
+    from dlperf import recorder
+    from dlperf.measurement import Measurement
+
+    measurement = Measurement.load(path)
+    recorded = recorder.record_target(resolve(args, measurement.target, measurement.batch_size, measurement.inference))
+    machine = load_or_make_machine(args, measurement.threads)
+    return _compare(_predict_all(args, recorded, machine, measurement.threads), measurement)
+
+
+def _compare(predictions: list[Prediction], measurement: Measurement) -> Report:
+    from dlperf.report.comparison import compare
+
+    return compare(predictions, measurement, command=shlex.join(["dlperf", *sys.argv[1:]]))
+
+
+def _predict_all(args: Namespace, recorded: Trace, machine: Machine, threads: int) -> list[Prediction]:
+    """The predictors asked for; without a wish calibrated, roofline, and gemm-table where it can speak."""
+    from dlperf.prediction import predict as predict_trace
+
+    first, *others = args.predictor or ("calibrated", "roofline", "gemm-table")
+    predictions = [predict_aloud(recorded, machine, threads, first)]
+    for name in others:
+        try:
+            prediction = predict_trace(recorded, machine, threads, name)
+        except DlperfError:
+            if args.predictor:
+                raise
+            continue
+        if args.predictor or prediction.layers["forward_s"].notna().any():
+            predictions.append(prediction)
+    return predictions
+
+
+def _measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> Measurement:
+    """A measurement from a fresh process, whose memory no recording has touched."""
+    from dlperf.measurement import Measurement
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "measurement.json")
+        command = [sys.executable, "-m", "dlperf", "measure", spec, "--batch-size", str(batch_size), "--threads", str(threads)]
+        command += ["--seconds", str(args.seconds), "--json", out, *(["--inference"] if args.inference else [])]
+        command += ["--input", ",".join(map(str, args.input))] if args.input else []
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        lines = done.stderr.splitlines()
+        if done.returncode:
+            reason = lines[-1].partition("error: ")[2] or lines[-1] if lines else f"the measuring process ended with status {done.returncode}"
+            raise (DlperfError if done.returncode == 2 else WorkFailed)(reason)
+        for line in lines:
+            print(line, file=sys.stderr)
+        return Measurement.load(out)

@@ -1,0 +1,107 @@
+"""dlperf's own JSON files: read with kind errors, written whole or not at all."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dlperf.errors import DlperfError, WorkFailed
+
+
+def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
+    """The JSON object in `path`, which must carry `schema` and a `schema_version` up to `version`.
+
+    Raises DlperfError naming the file and what is wrong: missing, truncated, another schema, a newer version.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise DlperfError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DlperfError(f"{path}: is no {schema} file (not text)") from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DlperfError(f"{path}: is truncated or no JSON (line {error.lineno}: {error.msg}); make it again") from error
+    if not isinstance(data, dict) or data.get("schema") != schema:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise DlperfError(f"{path}: is no {schema} file (schema is {found!r})")
+    found = data.get("schema_version")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise DlperfError(f"{path}: schema_version is {found!r}; expected a whole number up to {version}")
+    if found > version:
+        raise DlperfError(f"{path}: schema_version is {found}, this dlperf reads up to {version}; update dlperf or make the file again")
+    if found < version:
+        raise DlperfError(f"{path}: schema_version is {found}, this dlperf writes {version}; make the file again")
+    return data
+
+
+def schema_of(path: str | Path) -> str | None:
+    """The schema that a JSON file declares; None where it is not one of dlperf's files."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except (OSError, ValueError):
+        return None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    return schema if isinstance(schema, str) and schema.startswith("dlperf.") else None
+
+
+def check_writable(path: str | Path, force: bool = False) -> None:
+    """Refuse early what could not be written at the end, or would destroy what dlperf did not write.
+
+    Raises DlperfError if `path` is a folder, lies in none that can be written, or (without `force`) is a file that is not dlperf's.
+    """
+    if str(path) == "-":
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise DlperfError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise DlperfError(f"{path}: its folder does not exist; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise DlperfError(f"{path}: cannot be written; choose another place")
+    if path.exists() and path.stat().st_size and not force and path.is_file() and schema_of(path) is None:
+        raise DlperfError(f"{path}: exists and was not written by dlperf; choose another name, or give --force")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file as a whole or not at all (temporary file, then rename); ``-`` is stdout.
+
+    Raises WorkFailed when the disk refuses; a file that stood there before is then unharmed.
+    """
+    if str(path) == "-":
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+        return
+    path = Path(path)
+    if path.exists() and not path.is_file():  # a device such as /dev/stdout or a pipe cannot be renamed over
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
+        return
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def write_json(path: str | Path, data: dict[str, Any], indent: int | None = 1) -> None:
+    """`data` as JSON, as :func:`write_text` writes; NaN is refused."""
+    write_text(path, json.dumps(data, indent=indent, allow_nan=False))

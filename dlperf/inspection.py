@@ -1,0 +1,257 @@
+"""What a machine file says, whether it can be trusted, and how two of them differ."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from dlperf import work
+from dlperf.machine import Cpu, Machine
+from dlperf.trace import Trace
+from dlperf.units import format_bytes, format_percent, format_seconds, format_si
+
+LEVELS = ("L1", "L2", "L3", "DRAM")
+_GEMMS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.linear", "aten.baddbmm")
+UNSTEADY_SPREAD_FRAC = 0.25
+"""A series whose 10th and 90th percentile lie further apart than this share of its median says little of the machine."""
+UNSTEADY_SHARE = 0.10
+"""More unsteady series than this share, and the machine was not quiet while it was measured."""
+
+_DISTURBANCES = ("busy", "were running", "disturbed")
+"""Words of the notes in which a calibration says that it was not alone."""
+
+HeldOut = Callable[[Machine, int], "dict[str, float]"]
+
+
+# -- show -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kernels of one family at one thread count: how many, their median spread, and the error of predicting each from the others."""
+
+    name: str
+    threads: int
+    n_points: int
+    spread_frac: float
+    held_out_frac: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A machine file in numbers people ask for.
+
+    `peaks` hold (dtype, threads, FLOP/s) of the fastest matrix product, `bandwidths` (level, threads, bytes/s) of the
+    STREAM triad, `costs` (name, threads, seconds each), all from the file's own samples.
+    """
+
+    machine: Machine
+    peaks: tuple[tuple[str, int, float], ...]
+    bandwidths: tuple[tuple[str, int, float], ...]
+    costs: tuple[tuple[str, int, float], ...]
+    families: tuple[Family, ...]
+
+    def to_text(self) -> str:
+        """A page to read."""
+        machine, cpu, threads = self.machine, self.machine.cpu, self.machine.threads
+        sizes = [f"{name} {format_bytes(size)}" for name, size in zip(LEVELS, cpu.caches_bytes) if size]
+        sizes += [f"memory {format_bytes(cpu.memory_bytes)}"] if cpu.memory_bytes else []
+        made = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}, made {machine.created or 'at an unknown time'}"
+        lines = [
+            f"{machine.path or 'machine'}: {made}",
+            f"  {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}; {', '.join(sizes) or 'sizes of caches and memory unknown'}",
+            f"  {' '.join(cpu.flags) or 'no known vector extensions'}",
+            "  " + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+        ]
+        for title, rows, form in (
+            ("matrix product, best", self.peaks, lambda value: format_si(value, "FLOP/s")),
+            ("memory, STREAM triad", self.bandwidths, lambda value: format_si(value, "B/s")),
+            ("costs, median each", self.costs, format_seconds),
+        ):
+            if rows:
+                values = {(name, t): form(value) for name, t, value in rows}
+                names = dict.fromkeys(name for name, _, _ in rows)
+                lines += ["", *_table([title, *_thread_titles(threads)], [[name, *(values.get((name, t), "-") for t in threads)] for name in names])]
+        if self.families:
+            found = [[f.name, str(f.threads), str(f.n_points), format_percent(f.spread_frac), format_percent(f.held_out_frac)] for f in self.families]
+            lines += ["", *_table(["kernels", "threads", "points", "spread", "held-out error"], found)]
+        lines += [f"note: {note}" for note in machine.notes]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The page as JSON data."""
+        machine, cpu = self.machine, self.machine.cpu
+        return {
+            "schema": "dlperf.machine-summary", "schema_version": 1, "machine": machine.path, "created": machine.created, "mode": machine.mode,
+            "complete": machine.complete, "versions": dict(machine.versions), "threads": list(machine.threads), "notes": list(machine.notes),
+            "cpu": {
+                "model": cpu.model, "n_cores": cpu.n_cores, "caches_bytes": list(cpu.caches_bytes), "memory_bytes": cpu.memory_bytes, "flags": list(cpu.flags),
+            },
+            "peaks": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.peaks],
+            "bandwidths": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.bandwidths],
+            "costs": [{"name": name, "threads": t, "time_s": value} for name, t, value in self.costs],
+            "families": [
+                {"family": f.name, "threads": f.threads, "points": f.n_points, "spread_frac": f.spread_frac, "held_out_frac": f.held_out_frac}
+                for f in self.families
+            ],
+        }  # fmt: skip
+
+
+def summarize(machine: Machine, held_out_errors: HeldOut | None = None) -> Summary:
+    """A machine file's summary; `held_out_errors(machine, threads)` gives each family's error, without it these stay unknown."""
+    peaks: dict[tuple[str, int], float] = {}
+    for kernel in machine.kernels:
+        if kernel.op.packet in _GEMMS and kernel.op.inputs and (flops := work.op_flops(kernel.op)) and kernel.samples.minimum:
+            key = kernel.op.inputs[0].dtype, kernel.threads
+            peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
+    measured = {b.threads for b in machine.bandwidths}
+    bandwidths = [(level, t, rate) for level in LEVELS for t in machine.threads if t in measured and (rate := machine.level_bytes_per_s(level, t)) is not None]
+    families = []
+    for threads in machine.threads:
+        errors = held_out_errors(machine, threads) if held_out_errors else {}
+        for name in machine.families(threads):
+            kernels = machine.family(name, threads)
+            families.append(Family(name, threads, len(kernels), median(k.samples.spread_frac for k in kernels), errors.get(name)))
+    return Summary(
+        machine,
+        tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),
+        tuple(bandwidths),
+        tuple((c.name, c.threads, c.samples.median) for c in sorted(machine.costs, key=lambda c: (c.name, c.threads))),
+        tuple(sorted(families, key=lambda f: (f.name, f.threads))),
+    )
+
+
+# -- check ----------------------------------------------------------------------------------------------------------------
+
+
+def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
+    """In what the machine that was measured is not this one: processor, cores, torch. One line each."""
+    found = []
+    name = machine.path or "machine file"
+    if (machine.cpu.model, machine.cpu.family) != (cpu.model, cpu.family):
+        found.append(f"{name} was measured on another CPU ({machine.cpu.model}; this is {cpu.model}): extrapolated")
+    elif machine.cpu.n_cores != cpu.n_cores:
+        found.append(f"{name} was measured with {machine.cpu.n_cores} cores, this process may use {cpu.n_cores}: extrapolated")
+    theirs, ours = machine.versions.get("torch"), versions.get("torch")
+    if theirs and ours and theirs.partition("+")[0] != ours.partition("+")[0]:
+        found.append(f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated; dlperf calibrate measures anew")
+    return found
+
+
+def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
+    """Which floating-point types the trace computes with and the machine file has no kernel for. One line each."""
+    held = {spec.dtype for kernel in machine.kernels for spec in kernel.op.inputs}
+    asked = dict.fromkeys(spec.dtype for op in trace.ops for spec in op.inputs if spec.dtype.startswith(("float", "bfloat", "complex")))
+    return [f"{machine.path or 'machine file'} holds no kernels in {dtype}: extrapolated" for dtype in asked if dtype not in held]
+
+
+def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
+    """Why a machine file should not be trusted here, one line each; empty if it can be."""
+    found = find_mismatches(machine, cpu, versions)
+    if not machine.complete:
+        found.append("the calibration did not finish; dlperf calibrate resumes it")
+    series = [k.samples for k in machine.kernels] + [b.samples for b in machine.bandwidths]
+    if not series:
+        found.append("it holds no measurements; run dlperf calibrate")
+    unsteady = sum(samples.spread_frac > UNSTEADY_SPREAD_FRAC for samples in series)
+    if unsteady > UNSTEADY_SHARE * len(series):
+        found.append(f"{unsteady} of {len(series)} series spread by more than {format_percent(UNSTEADY_SPREAD_FRAC)}; calibrate anew on a quiet machine")
+    found += [f"it says itself: {note}" for note in machine.notes if any(word in note for word in _DISTURBANCES)]
+    return found
+
+
+# -- diff -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time in the second machine file / time in the first, of what both hold: the geometric mean over `n_shared` points, and its extremes."""
+
+    what: str
+    threads: int
+    ratio: float
+    low: float
+    high: float
+    n_shared: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two machine files differ: `ratios` of what both hold, `notes` on what only one holds."""
+
+    first: Machine
+    second: Machine
+    ratios: tuple[Ratio, ...]
+    notes: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """A table; below 1 the second machine is faster."""
+        rows = [[r.what, str(r.threads), f"{r.ratio:.3f}", f"{r.low:.3f}", f"{r.high:.3f}", str(r.n_shared)] for r in self.ratios]
+        head = [f"time in {self.second.path or 'the second'} / time in {self.first.path or 'the first'}; below 1 the second is faster"]
+        table = _table(["what", "threads", "ratio", "least", "most", "points"], rows) if rows else ["nothing is in both"]
+        return "\n".join([*head, "", *table, *(f"note: {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The difference as JSON data."""
+        return {
+            "schema": "dlperf.machine-diff", "schema_version": 1, "first": self.first.path, "second": self.second.path, "notes": list(self.notes),
+            "ratios": [{"what": r.what, "threads": r.threads, "ratio": r.ratio, "low": r.low, "high": r.high, "points": r.n_shared} for r in self.ratios],
+        }  # fmt: skip
+
+
+def compare_machines(first: Machine, second: Machine) -> Difference:
+    """Ratios of times by family, bandwidth level and cost, over what both files hold."""
+    ratios = []
+    theirs = {(k.op.signature, k.threads): k for k in second.kernels}
+    shared: dict[tuple[str, int], list[float]] = {}
+    for kernel in first.kernels:
+        if other := theirs.get((kernel.op.signature, kernel.threads)):
+            shared.setdefault((kernel.family, kernel.threads), []).append(other.samples.median / kernel.samples.median)
+    ratios += [_ratio(name, threads, values) for (name, threads), values in sorted(shared.items())]
+    for threads in sorted(set(first.threads) & set(second.threads)):
+        for level in LEVELS:
+            a, b = first.level_bytes_per_s(level, threads), second.level_bytes_per_s(level, threads)
+            if a and b:
+                ratios.append(_ratio(f"memory {level}", threads, [a / b]))
+    costs = {(c.name, c.threads): c.samples.median for c in second.costs}
+    for cost in sorted(first.costs, key=lambda c: (c.name, c.threads)):
+        other_s = costs.get((cost.name, cost.threads))
+        if other_s and cost.samples.median:
+            ratios.append(_ratio(f"cost {cost.name}", cost.threads, [other_s / cost.samples.median]))
+    return Difference(first, second, tuple(ratios), tuple(_only_in_one(first, second)))
+
+
+def _ratio(what: str, threads: int, values: Sequence[float]) -> Ratio:
+    return Ratio(what, threads, math.exp(fmean(map(math.log, values))), min(values), max(values), len(values))
+
+
+def _only_in_one(first: Machine, second: Machine) -> Iterable[str]:
+    if first.cpu.identity != second.cpu.identity:
+        yield f"other machines: {first.cpu.model} ({first.cpu.n_cores} cores), {second.cpu.model} ({second.cpu.n_cores} cores)"
+    for name in sorted(set(first.versions) | set(second.versions)):
+        a, b = first.versions.get(name, "none"), second.versions.get(name, "none")
+        if a != b:
+            yield f"{name} {a}, {b}"
+    if first.mode != second.mode:
+        yield f"calibrations of other depth: {first.mode}, {second.mode}"
+    if first.threads != second.threads:
+        yield f"thread counts {', '.join(map(str, first.threads)) or 'none'}; {', '.join(map(str, second.threads)) or 'none'}"
+    a_keys, b_keys = ({(k.op.signature, k.threads) for k in machine.kernels} for machine in (first, second))
+    if a_keys ^ b_keys:
+        yield f"{len(a_keys - b_keys)} points are only in the first, {len(b_keys - a_keys)} only in the second"
+
+
+# -- text -----------------------------------------------------------------------------------------------------------------
+
+
+def _thread_titles(threads: Iterable[int]) -> list[str]:
+    return [f"{t} thread{'s' * (t != 1)}" for t in threads]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Columns as wide as they need, the first to the left, the others to the right."""
+    widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
+    aligned = [[cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(zip(row, widths))] for row in [head, *rows]]
+    return [("  " + "  ".join(row)).rstrip() for row in aligned]

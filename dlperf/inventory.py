@@ -1,0 +1,148 @@
+"""What takes part in a step: the layers as they are called, and the tensors that are there before it, with their owners."""
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from dlperf.attribution import ModuleStack, Owners, layer_names
+from dlperf.guard import Interrupts
+from dlperf.tape import Tape, tensors_of
+from dlperf.trace import LOSS, Layer, TensorSpec
+
+
+def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer and those that it wraps."""
+    waiting, seen = [optimizer] if optimizer is not None else [], set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        for value in vars(part).values():
+            waiting += [item for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, torch.optim.Optimizer)]
+
+
+class Known:
+    """What is there before the recorded step: whose the parameters, gradients and optimizer states are, and what the memory is for."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any, tape: Tape, stack: ModuleStack) -> None:
+        self._tape, self._stack = tape, stack
+        self._trained: list[tuple[torch.Tensor, str]] = []
+        self._states: list[tuple[int, str]] = []
+        self.notes: list[str] = []
+        self.parameters: dict[str, tuple[tuple[str, TensorSpec], ...]] = {}
+        owner: dict[int, str] = {}
+        for module, layer in layer_names(model).items():
+            rows = []
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    owner.setdefault(id(parameter), layer)
+                    tape.set_kind(parameter, "parameter")
+                    rows.append((name, tape.spec(parameter)))
+                    self._trained.append((parameter, owner[id(parameter)]))
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    tape.set_kind(buffer, "buffer")
+            self.parameters[layer] = tuple(rows)
+        for tensor in tensors_of(inputs):
+            tape.set_kind(tensor, "input")
+        n_outside = 0
+        for part in optimizers_in(optimizer):
+            for group in part.param_groups:
+                for trained in group["params"]:
+                    if id(trained) not in owner:
+                        owner[id(trained)] = LOSS
+                        tape.set_kind(trained, "parameter")
+                        self._trained.append((trained, LOSS))
+                        n_outside += 1
+            for trained, state in part.state.items():
+                for tensor in tensors_of(state):
+                    layer = owner.get(id(trained), stack.root)
+                    self._states.append((tape.set_kind(tensor, "optimizer"), layer))
+        if n_outside:
+            self.notes.append(f"{n_outside} parameter(s) of the optimizer are not the model's; their work stands under {LOSS}")
+        for trained, _ in self._trained:
+            if trained.grad is not None:
+                tape.set_kind(trained.grad, "gradient")
+
+    def owners(self) -> Owners:
+        """Who owns the memory that the optimizer works on, as things are now."""
+        owners = Owners(self._stack.root)
+        for parameter, layer in self._trained:
+            owners.add(self._tape.spec(parameter).storage, layer)
+            if parameter.grad is not None:
+                owners.add(self._tape.set_kind(parameter.grad, "gradient"), layer)
+        for storage, layer in self._states:
+            owners.add(storage, layer)
+        return owners
+
+
+@dataclass
+class _Seen:
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+
+@dataclass
+class Calls:
+    """The layers as they are called: order, callers, shapes of the first call."""
+
+    stack: ModuleStack
+    tape: Tape
+    _first: dict[str, _Seen] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def watching(self, interrupts: Interrupts) -> Iterator[None]:
+        """Every module's call is seen inside; the modules themselves are not touched."""
+        stack, tape, first = self.stack, self.tape, self._first
+
+        thread = threading.get_ident()
+
+        def before(module: nn.Module, args: Any) -> None:
+            name = stack.name(module)
+            if name is None or threading.get_ident() != thread:
+                return
+            interrupts.check()
+            stack.enter(name, counted=tape.phase == "forward")
+            first.setdefault(name, _Seen())
+
+        def after(module: nn.Module, args: Any, *rest: Any) -> None:
+            *kwargs, output = rest  # torch leaves the keywords out where the forward raised
+            name = stack.name(module)
+            if name is None or threading.get_ident() != thread:
+                return
+            stack.leave(name)
+            seen = first.get(name)
+            if seen is not None and not seen.inputs and not seen.outputs:
+                try:
+                    seen.inputs = tuple([tape.spec(tensor) for tensor in tensors_of((args, kwargs))])
+                    seen.outputs = tuple([tape.spec(tensor) for tensor in tensors_of(output)])
+                except Exception as error:
+                    tape.error = tape.error or error
+
+        handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, with_kwargs=True, always_call=True)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def layers(self, model: nn.Module, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]) -> tuple[Layer, ...]:
+        """In the order of first execution; then those that were not called but own parameters."""
+        modules = {name: module for module, name in reversed(layer_names(model).items())}
+        names = list(self._first) + [name for name, rows in parameters.items() if rows and name not in self._first]
+        rows = []
+        for name in names:
+            module, seen = modules[name], self._first.get(name, _Seen())
+            is_leaf = not any(child is not None for child in module._modules.values())
+            callers = tuple(self.stack.callers.get(name, {}).items())
+            rows.append(Layer(name, type(module).__name__, is_leaf, callers, seen.inputs, seen.outputs, parameters.get(name, ())))
+        return tuple(rows)

@@ -1,0 +1,311 @@
+"""A measured machine as data: what it is, how fast its kernels, memory and framework are, and how that was found out.
+
+Nothing here imports torch. A machine file keeps raw samples and provenance; whatever is fitted is fitted from it
+when it is used, so a better predictor needs no new measurement.
+"""
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dlperf.clock import Samples
+from dlperf.errors import DlperfError
+from dlperf.files import read_json, write_json
+from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
+
+SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
+STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
+"""Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not counted)."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What the machine is. Sizes in bytes; `caches` are per core (L1, L2) and per socket (L3), 0 where unknown."""
+
+    model: str
+    n_cores: int
+    caches_bytes: tuple[int, int, int] = (0, 0, 0)
+    memory_bytes: int = 0
+    flags: tuple[str, ...] = ()
+    family: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What makes two machines the same one for a machine file."""
+        return self.model, self.family, self.n_cores
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One aten op timed at one shape: seconds a call, called as a user's Python calls it, caches warm."""
+
+    op: Op
+    family: str
+    threads: int
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A memory kernel at one working set: `kernel` is ``copy``, ``scale``, ``add``, ``triad`` or ``read``; samples in seconds a sweep that moves `moved_bytes`."""
+
+    kernel: str
+    threads: int
+    working_set_bytes: int
+    moved_bytes: int
+    samples: Samples
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """The highest rate seen (STREAM reports the best run)."""
+        return self.moved_bytes / self.samples.minimum
+
+    @property
+    def median_bytes_per_s(self) -> float:
+        """The usual rate."""
+        return self.moved_bytes / self.samples.median
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A framework or system cost by name (``dispatch``, ``page_fault``, ...), in seconds each."""
+
+    name: str
+    threads: int
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything known of one machine.
+
+    `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the plan that are
+    finished (a calibration resumes after them), `notes` what the measuring noticed, such as a busy neighbour.
+    """
+
+    cpu: Cpu
+    kernels: tuple[Kernel, ...] = ()
+    bandwidths: tuple[Bandwidth, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    mode: str = "full"
+    groups: tuple[str, ...] = ()
+    complete: bool = False
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    path: str = ""
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def threads(self) -> tuple[int, ...]:
+        """The thread counts that were measured."""
+        return tuple(sorted({k.threads for k in self.kernels} | {b.threads for b in self.bandwidths} | {c.threads for c in self.costs}))
+
+    def nearest_threads(self, threads: int) -> int:
+        """The measured thread count nearest to `threads` (the lower one of two). Raises DlperfError if nothing was measured."""
+        if not self.threads:
+            raise DlperfError(f"{self.path or 'machine'}: holds no measurements; run dlperf calibrate")
+        return min(self.threads, key=lambda t: (abs(math.log(t / threads)), t))
+
+    @cached_property
+    def _by_family(self) -> dict[tuple[str, int], tuple[Kernel, ...]]:
+        found: dict[tuple[str, int], list[Kernel]] = defaultdict(list)
+        for kernel in self.kernels:
+            found[kernel.family, kernel.threads].append(kernel)
+        return {key: tuple(value) for key, value in found.items()}
+
+    def family(self, name: str, threads: int) -> tuple[Kernel, ...]:
+        """The kernels of one family at exactly `threads` threads."""
+        return self._by_family.get((name, threads), ())
+
+    def families(self, threads: int) -> tuple[str, ...]:
+        """The names of the families that were measured with `threads` threads."""
+        return tuple(sorted(name for name, t in self._by_family if t == threads))
+
+    @cached_property
+    def _by_signature(self) -> dict[tuple[str, int], Kernel]:
+        return {(kernel.op.signature, kernel.threads): kernel for kernel in self.kernels}
+
+    def exact(self, signature: str, threads: int) -> Kernel | None:
+        """The measurement of this very op, if there is one."""
+        return self._by_signature.get((signature, threads))
+
+    @cached_property
+    def _costs(self) -> dict[tuple[str, int], Cost]:
+        return {(cost.name, cost.threads): cost for cost in self.costs}
+
+    def cost_s(self, name: str, threads: int, default: float | None = None) -> float:
+        """Median seconds of a named cost at the nearest measured thread count.
+
+        Raises DlperfError if it was never measured and no default is given.
+        """
+        at = [t for n, t in self._costs if n == name]
+        if not at:
+            if default is None:
+                raise DlperfError(f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate")
+            return default
+        nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
+        return self._costs[name, nearest].samples.median
+
+    def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
+        """The sweep of one memory kernel at the nearest measured thread count, by rising working set."""
+        at = {b.threads for b in self.bandwidths if b.kernel == kernel}
+        if not at:
+            return []
+        nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
+        return sorted((b for b in self.bandwidths if b.kernel == kernel and b.threads == nearest), key=lambda b: b.working_set_bytes)
+
+    def dram_bytes_per_s(self, threads: int) -> float:
+        """STREAM's answer: the best rate of the best kernel on arrays far larger than the last cache, bytes per second.
+
+        Raises DlperfError where the file holds no memory measurement.
+        """
+        rates = [curve[-1].best_bytes_per_s for kernel in STREAM_BYTES_PER_ELEMENT if (curve := self.bandwidth_curve(kernel, threads))]
+        if not rates:
+            raise DlperfError(f"{self.path or 'machine'}: holds no memory bandwidth; run dlperf calibrate")
+        return max(rates)
+
+    def level_of(self, working_set_bytes: float) -> str:
+        """``L1``, ``L2``, ``L3`` or ``DRAM``: the nearest memory that holds so many bytes."""
+        for name, size in zip(("L1", "L2", "L3"), self.cpu.caches_bytes):
+            if size and working_set_bytes <= size:
+                return name
+        return "DRAM"
+
+    def level_bytes_per_s(self, level: str, threads: int, kernel: str = "triad") -> float | None:
+        """The bandwidth of one level: the median rate over working sets well inside it; None where none was measured."""
+        sizes = dict(zip(("L1", "L2", "L3"), self.cpu.caches_bytes))
+        curve = self.bandwidth_curve(kernel, threads)
+        if level == "DRAM":
+            floor = 2 * max(self.cpu.caches_bytes, default=0)
+            rates = [b.best_bytes_per_s for b in curve if b.working_set_bytes > floor] or [b.best_bytes_per_s for b in curve[-1:]]
+        else:
+            order = ["L1", "L2", "L3"]
+            below = max((sizes[name] for name in order[: order.index(level)]), default=0)
+            rates = [b.best_bytes_per_s for b in curve if 1.3 * below < b.working_set_bytes <= 0.7 * sizes[level]]
+        return sorted(rates)[len(rates) // 2] if rates else None
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def with_kernels(self, kernels: Iterable[Kernel]) -> Machine:
+        """The machine with more kernels; a newer measurement of the same op replaces the older."""
+        merged = {(k.op.signature, k.threads): k for k in self.kernels}
+        merged.update({(k.op.signature, k.threads): k for k in kernels})
+        return replace(self, kernels=tuple(merged.values()))
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine file, whole or not at all."""
+        write_json(path, self.to_json(), indent=None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Machine:
+        """Read a machine file.
+
+        Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer schema,
+        negative or NaN values.
+        """
+        data = read_json(path, SCHEMA, SCHEMA_VERSION)
+        try:
+            return replace(cls.from_json(data), path=str(path))
+        except DlperfError as error:
+            raise DlperfError(f"{path}: {error}. Recalibrate, or edit the file.") from error
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}). Recalibrate.") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine as JSON data."""
+        table = TensorTable()
+        kernels = []
+        for kernel in self.kernels:
+            name, args, kwargs, *_ = op_to_json(kernel.op, table)
+            kernels.append({"family": kernel.family, "op": [name, args, kwargs], "threads": kernel.threads, **_samples_to_json(kernel.samples)})
+        return {
+            "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "created": self.created, "versions": dict(self.versions),
+            "cpu": {
+                "model": self.cpu.model, "family": self.cpu.family, "n_cores": self.cpu.n_cores, "caches_bytes": list(self.cpu.caches_bytes),
+                "memory_bytes": self.cpu.memory_bytes, "flags": list(self.cpu.flags),
+            },
+            "mode": self.mode, "groups": list(self.groups), "complete": self.complete, "notes": list(self.notes),
+            "bandwidths": [
+                {"kernel": b.kernel, "threads": b.threads, "working_set_bytes": b.working_set_bytes, "moved_bytes": b.moved_bytes, **_samples_to_json(b.samples)}
+                for b in self.bandwidths
+            ],
+            "costs": [{"name": c.name, "threads": c.threads, **_samples_to_json(c.samples)} for c in self.costs],
+            "kernels": kernels, "tensors": table.to_json(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Machine:
+        """The machine that :meth:`to_json` wrote. Raises DlperfError naming the entry that no measurement can have made."""
+        tensors = TensorTable.from_json(data["tensors"])
+        for number, spec in enumerate(tensors):
+            if any(size < 0 for size in spec.shape):
+                raise DlperfError(f"tensors[{number}] has shape {spec.shape}; sizes are positive")
+        cpu = data["cpu"]
+        for name in ("n_cores", "memory_bytes"):
+            _check_number(f"cpu.{name}", cpu[name])
+        for place, size in enumerate(cpu["caches_bytes"]):
+            _check_number(f"cpu.caches_bytes[{place}]", size)
+        bandwidths = []
+        for number, row in enumerate(data["bandwidths"]):
+            where = f"bandwidths[{number}]"
+            for name in ("threads", "working_set_bytes", "moved_bytes"):
+                _check_number(f"{where}.{name}", row[name], positive=True)
+            bandwidths.append(Bandwidth(row["kernel"], row["threads"], row["working_set_bytes"], row["moved_bytes"], _samples_from_json(row, where, positive=True)))
+        costs = []
+        for number, row in enumerate(data["costs"]):
+            where = f"costs[{number}]"
+            _check_number(f"{where}.threads", row["threads"], positive=True)
+            costs.append(Cost(row["name"], row["threads"], _samples_from_json(row, where)))
+        kernels = []
+        for number, row in enumerate(data["kernels"]):
+            where = f"kernels[{number}]"
+            _check_number(f"{where}.threads", row["threads"], positive=True)
+            op = op_from_json([*row["op"], [], "forward", "", -1, False, []], tensors)
+            kernels.append(Kernel(op, row["family"], row["threads"], _samples_from_json(row, where, positive=True)))
+        return cls(
+            cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"]),
+            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), mode=data["mode"], groups=tuple(data["groups"]),
+            complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
+        )  # fmt: skip
+
+
+def default_path() -> Path:
+    """This machine's file in the user's data folder (``DLPERF_MACHINE`` names another)."""
+    if named := os.environ.get("DLPERF_MACHINE"):
+        return Path(named)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "dlperf" / "machine.json"
+
+
+def _samples_to_json(samples: Samples) -> dict[str, Any]:
+    return {"samples_s": [float(f"{value:.6g}") for value in samples.values], "disturbed": samples.n_disturbed}
+
+
+def _samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -> Samples:
+    values = row["samples_s"]
+    if not isinstance(values, list) or not values:
+        raise DlperfError(f"{where}.samples_s is {values!r}; expected a list of seconds")
+    for place, value in enumerate(values):
+        _check_number(f"{where}.samples_s[{place}]", value, positive)
+    return Samples(tuple(float(v) for v in values), row["disturbed"])
+
+
+def _check_number(where: str, value: Any, positive: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")

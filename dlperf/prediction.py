@@ -1,0 +1,207 @@
+"""Trace x Machine x predictor -> Prediction: items of time gathered into ops, layers, the step."""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dlperf import predictors, work
+from dlperf.errors import DlperfError
+from dlperf.files import write_json
+from dlperf.machine import Machine
+from dlperf.predictors.base import Prices
+from dlperf.trace import LOSS, Trace
+
+if TYPE_CHECKING:
+    from dlperf.epoch import Epoch
+
+SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
+_SPOKEN = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's predicted time by phase, in seconds; None where the predictor does not speak of a phase.
+
+    `low_s`..`high_s` is a 90 % interval for the median step of a fresh process on a quiet machine.
+    """
+
+    forward_s: float | None
+    backward_s: float | None
+    optimizer_s: float | None
+    zero_grad_s: float | None
+    total_s: float | None
+    low_s: float | None
+    high_s: float | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a predictor says of a trace on a machine.
+
+    >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
+    """
+
+    trace: Trace
+    machine: Machine
+    threads: int
+    predictor: str
+    prices: Prices
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def step(self) -> Step:
+        """The sums of the items by phase."""
+        sums: dict[str, float | None] = {}
+        for phase in ("zero_grad", *_SPOKEN):
+            terms = [item.seconds for item in self.prices.items if item.phase == phase]
+            sums[phase] = math.fsum(terms) if phase in self.prices.phases else None
+        if self.prices.unspoken:
+            for phase in _SPOKEN:
+                sums[phase] = None
+        needed = ("forward",) if self.trace.inference else ("zero_grad", *_SPOKEN)
+        parts = [sums[phase] for phase in needed]
+        total = None if any(part is None for part in parts) else math.fsum(part for part in parts if part is not None)
+        low, high = self.prices.low_factor, self.prices.high_factor
+        return Step(
+            sums["forward"], sums["backward"], sums["optimizer"], sums["zero_grad"], total,
+            None if total is None or low is None else low * total, None if total is None or high is None else high * total,
+            self.prices.peak_memory_bytes,
+        )  # fmt: skip
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """One row per module that did work, in the order of first execution, the loss last.
+
+        Columns: layer, type, forward_s, backward_s, optimizer_s (NaN where the predictor does not speak), flops,
+        bytes (of all phases), bound and source (those of the row's largest share of time).
+        """
+        order = {layer.name: (place, layer.type) for place, layer in enumerate(self.trace.layers)}
+        seconds: dict[str, dict[str, float]] = {}
+        shares: dict[str, dict[tuple[str, str], float]] = {}
+        for item in self.prices.items:
+            if item.phase == "zero_grad":
+                continue
+            row = seconds.setdefault(item.layer, dict.fromkeys(_SPOKEN, 0.0))
+            row[item.phase] += item.seconds
+            share = shares.setdefault(item.layer, defaultdict(float))
+            share[item.bound, item.source] += item.seconds
+        flops: dict[str, float] = defaultdict(float)
+        n_bytes: dict[str, float] = defaultdict(float)
+        for op, op_flops, op_bytes in zip(self.trace.ops, *work.totals(self.trace)):
+            if op.phase == "zero_grad":
+                continue
+            for layer, share_frac in op.shares or ((op.layer, 1.0),):
+                flops[layer] += share_frac * op_flops
+                n_bytes[layer] += share_frac * op_bytes
+        for layer in self.prices.unspoken:
+            seconds.setdefault(layer, dict.fromkeys(_SPOKEN, math.nan))
+        rows = []
+        for layer in sorted(seconds, key=lambda name: order.get(name, (len(order), ""))[0]):
+            by_phase = {
+                phase: math.nan if phase not in self.prices.phases or layer in self.prices.unspoken else seconds[layer][phase] for phase in _SPOKEN
+            }
+            both = shares.get(layer)
+            bound = _largest(both, 0) if both else None
+            source = _largest(both, 1) if both else None
+            rows.append(
+                {
+                    "layer": layer, "type": "Loss" if layer == LOSS else order.get(layer, (0, ""))[1],
+                    **{f"{phase}_s": value for phase, value in by_phase.items()},
+                    "flops": round(flops[layer]), "bytes": round(n_bytes[layer]), "bound": bound, "source": source,
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows, columns=["layer", "type", "forward_s", "backward_s", "optimizer_s", "flops", "bytes", "bound", "source"])
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """One row per item of time: op (name or what it is), layer, phase, seconds, what, bound, source, flops, bytes."""
+        flops, n_bytes = work.totals(self.trace)
+        rows = []
+        for item in self.prices.items:
+            with_op = item.op >= 0
+            rows.append(
+                {
+                    "op": self.trace.ops[item.op].name if with_op else item.what, "layer": item.layer, "phase": item.phase,
+                    "seconds": item.seconds, "what": item.what, "bound": item.bound, "source": item.source,
+                    "flops": flops[item.op] if with_op else 0, "bytes": n_bytes[item.op] if with_op else 0, "index": item.op,
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows, columns=["op", "layer", "phase", "seconds", "what", "bound", "source", "flops", "bytes", "index"])
+
+    @cached_property
+    def unpriced(self) -> dict[str, int]:
+        """The ops that could not be priced, by name, with their number."""
+        found: dict[str, int] = defaultdict(int)
+        for index in {item.op for item in self.prices.items if item.source == "unpriced" and item.op >= 0}:
+            found[self.trace.ops[index].packet] += 1
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def priced_time_frac(self) -> float:
+        """1 less the share of the time that stands on unpriced ops."""
+        total = math.fsum(item.seconds for item in self.prices.items)
+        unpriced = math.fsum(item.seconds for item in self.prices.items if item.source == "unpriced")
+        return 1.0 - unpriced / total if total else 1.0
+
+    def epoch(self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None) -> Epoch:
+        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`."""
+        from dlperf.epoch import forecast
+
+        return forecast(self, samples=samples, epochs=epochs, val_samples=val_samples, test_samples=test_samples, evaluation=evaluation)
+
+    def to_json(self, epoch: Epoch | None = None) -> dict[str, Any]:
+        """The prediction as JSON data (schema in the README)."""
+        step = self.step
+        return {
+            "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.trace.target, "batch_size": self.trace.batch_size,
+            "threads": self.threads, "inference": self.trace.inference, "machine": self.machine.path or self.machine.cpu.model, "predictor": self.predictor,
+            "step": {
+                "forward_s": step.forward_s, "backward_s": step.backward_s, "optimizer_s": step.optimizer_s, "zero_grad_s": step.zero_grad_s,
+                "total_s": step.total_s, "low_s": step.low_s, "high_s": step.high_s, "peak_memory_bytes": step.peak_memory_bytes,
+            },
+            "layers": [
+                {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+                for row in self.layers.astype(object).to_dict("records")
+            ],
+            "epoch": None if epoch is None else {"samples": epoch.samples, "epoch_s": epoch.epoch_s, "total_s": epoch.total_s},
+            "coverage": {"priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()]},
+            "warnings": list(self.warnings), "notes": [*self.trace.notes, *self.prices.notes],
+            "versions": {**self.trace.versions, "machine": self.machine.cpu.model},
+        }  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """Write the prediction as JSON, whole or not at all."""
+        write_json(path, self.to_json())
+
+
+def _largest(shares: dict[tuple[str, str], float], place: int) -> str:
+    sums: dict[str, float] = defaultdict(float)
+    for key, value in shares.items():
+        sums[key[place]] += value
+    return max(sums, key=lambda name: sums[name])
+
+
+def predict(trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated") -> Prediction:
+    """Predict a recorded step on a measured machine without running it.
+
+    `threads` defaults to the least number that the machine file holds. Raises DlperfError for an unknown predictor, for
+    threads below 1, or where the machine file lacks what the predictor needs.
+    """
+    if threads is None:
+        threads = min(machine.threads, default=1)
+    if threads < 1:
+        raise DlperfError(f"threads is {threads}; it must be at least 1")
+    warnings = []
+    if threads > machine.cpu.n_cores:
+        warnings.append(f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores: extrapolated")
+    if machine.threads and threads not in machine.threads:
+        warnings.append(f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; dlperf calibrate --threads {threads} measures it")
+    prices = predictors.get(predictor).price(trace, machine, threads)
+    return Prediction(trace, machine, threads, predictor, prices, tuple(warnings))

@@ -1,0 +1,108 @@
+"""What a trace says of itself, whatever the machine: descriptions of its ops, how far away their operands are, what malloc does."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dlperf import allocator, work
+from dlperf.predictors.families import Description, describe
+from dlperf.predictors.onednn import scratch
+from dlperf.trace import Trace
+
+_KEPT = "_analysis"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Per op, aligned with ``trace.ops``: description (None if no family knows it), FLOP, bytes, whether it is the first op of its autograd node.
+
+    `code_distance[i]` is how many bytes the step touched since the same operator last ran; `step_bytes` are all that it touches.
+    `operands[i]` lists (bytes, distance) of op i's tensors: how many bytes the step touched since that memory was last
+    touched (infinite if it never was). `replay` is malloc's view.
+    """
+
+    descriptions: tuple[Description | None, ...]
+    flops: npt.NDArray[np.float64]
+    n_bytes: npt.NDArray[np.float64]
+    first_of_node: tuple[bool, ...]
+    operands: tuple[tuple[tuple[int, float], ...], ...]
+    code_distance: tuple[float, ...]
+    step_bytes: float
+    replay: allocator.Replay
+
+
+def analyse(trace: Trace) -> Analysis:
+    """The analysis of a trace; made once and kept with it."""
+    kept: Analysis | None = trace.__dict__.get(_KEPT)
+    if kept is None:
+        kept = _analyse(trace)
+        trace.__dict__[_KEPT] = kept  # as functools.cached_property does; the trace's own fields stay untouched
+    return kept
+
+
+def _analyse(trace: Trace) -> Analysis:
+    replay = allocator.replay(trace, scratch)
+    flops, n_bytes = work.totals(trace)
+    seen_nodes: set[int] = set()
+    first = []
+    for op in trace.ops:
+        first.append(op.node >= 0 and op.node not in seen_nodes)
+        seen_nodes.add(op.node)
+    shared: dict[str, Description | None] = {}
+    descriptions = []
+    for op in trace.ops:
+        signature = op.signature
+        if signature not in shared:
+            shared[signature] = describe(op)
+        descriptions.append(shared[signature])
+    operands = _operand_distances(trace, replay)
+    touched = [float(sum(size for size, _ in parts)) for parts in operands]
+    return Analysis(
+        tuple(descriptions), np.array(flops, dtype=float), np.array(n_bytes, dtype=float), tuple(first), operands, _code_distances(trace, touched),
+        sum(touched), replay,
+    )  # fmt: skip
+
+
+def _operand_distances(trace: Trace, replay: allocator.Replay) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Reuse distances over two steps, so that what the first step left in the caches is there for the second.
+
+    The distance counts every byte touched in between, also twice; it errs high, so operands may seem colder than they are.
+    """
+    touched: dict[int, float] = {}
+    clock_bytes = 0.0
+    found: list[tuple[tuple[int, float], ...]] = []
+    for _ in range(2):
+        found = []
+        for op in trace.ops:
+            operands = []
+            for spec in op.inputs:
+                if spec.storage >= 0 and spec.numel:
+                    operands.append((spec.nbytes, clock_bytes - touched.get(spec.storage, -np.inf)))
+            read = {spec.storage for spec in op.inputs}
+            for spec in op.outputs:
+                if spec.storage >= 0 and spec.storage not in read and spec.numel:
+                    before = replay.predecessor[spec.storage] if trace.storages[spec.storage].born >= 0 else spec.storage
+                    # Pages fresh from the kernel were zeroed just now: they are in the cache.
+                    distance = 0.0 if before < 0 else clock_bytes - touched.get(before, -np.inf)
+                    operands.append((spec.nbytes, distance))
+            found.append(tuple(operands))
+            clock_bytes += sum(size for size, _ in operands)
+            for spec in (*op.inputs, *op.outputs):
+                touched[spec.storage] = clock_bytes
+    return tuple(found)
+
+
+def _code_distances(trace: Trace, touched: list[float]) -> tuple[float, ...]:
+    """Bytes that went through the caches since the same operator last ran, in a step that repeats."""
+    last: dict[str, float] = {}
+    passed = 0.0
+    found: list[float] = []
+    for _ in range(2):
+        found = []
+        for op, size in zip(trace.ops, touched):
+            found.append(passed - last.get(op.packet, passed))
+            passed += size
+            last[op.packet] = passed
+    return tuple(found)

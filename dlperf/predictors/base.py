@@ -1,0 +1,83 @@
+"""What a predictor is: a name, and a price list for a trace on a machine."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlperf.errors import DlperfError
+from dlperf.machine import Machine
+from dlperf.trace import Trace
+
+BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
+SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One piece of a step's time.
+
+    `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's loop, page
+    faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module call``, ``page faults``,
+    ``optimizer loop``, ...).
+    """
+
+    layer: str
+    phase: str
+    seconds: float
+    bound: str
+    source: str
+    what: str = "kernel"
+    op: int = -1
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a predictor says of a trace.
+
+    `items` add up to the step. `phases` are the phases it speaks of; the others are null in the prediction.
+    `unspoken` names the layers it cannot express (their rows are null in every phase). `low_factor` and
+    `high_factor` times the step's time are the 90 % interval; None if the predictor gives none.
+    """
+
+    items: tuple[Item, ...]
+    phases: tuple[str, ...] = ("zero_grad", "forward", "backward", "optimizer")
+    unspoken: tuple[str, ...] = ()
+    low_factor: float | None = None
+    high_factor: float | None = None
+    notes: tuple[str, ...] = ()
+    peak_memory_bytes: int | None = None
+
+
+class Predictor(Protocol):
+    """Prices the work of a trace on a machine."""
+
+    name: str
+
+    def price(self, trace: Trace, machine: Machine, threads: int) -> Prices:
+        """The price list. Raises DlperfError where the machine file lacks what the predictor lives on."""
+        ...
+
+
+_REGISTRY: dict[str, type[Predictor]] = {}
+
+
+def register(cls: type[Predictor]) -> type[Predictor]:
+    """Class decorator: make a predictor known under its name. A name taken twice is an error."""
+    if cls.name in _REGISTRY:
+        raise DlperfError(f"predictor {cls.name!r} is registered twice")
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def names() -> Iterable[str]:
+    """The known predictors."""
+    return tuple(sorted(_REGISTRY))
+
+
+def get(name: str) -> Predictor:
+    """The predictor called `name`. Raises DlperfError that lists the known ones."""
+    try:
+        return _REGISTRY[name]()
+    except KeyError:
+        raise DlperfError(f"predictor {name!r} is unknown; known are {', '.join(names())}") from None

@@ -1,0 +1,214 @@
+"""dlperf's own predictor: op by op from the machine file, with the framework's costs, the caches and malloc.
+
+The time of a step is the sum of
+- each op's kernel, measured at this very shape or interpolated over its family's surface,
+- what its operands cost for lying farther away than in the micro-benchmark (reuse distance against cache sizes),
+- the framework: recording for autograd, running nodes, module calls, parameter look-ups, the optimizer's loop,
+- page faults, by replaying malloc on the trace's allocations.
+"""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from dlperf.errors import DlperfError
+from dlperf.machine import Machine
+from dlperf.predictors.analysis import Analysis, analyse
+from dlperf.predictors.base import Item, Prices, register
+from dlperf.predictors.book import Book, book_of
+from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
+from dlperf.trace import LOSS, Op, Trace
+
+_LEAST_KERNEL_S = 2e-7
+_Z90 = 1.645
+PROCESS_SPREAD = 0.05
+"""Standard deviation, as a fraction, of one step's median from process to process where nothing else is known."""
+
+
+@register
+class Calibrated:
+    """Prices every op of a trace from a machine file; see the module."""
+
+    name = "calibrated"
+
+    def price(self, trace: Trace, machine: Machine, threads: int) -> Prices:
+        """The price list. Raises DlperfError where the file holds no kernels or no memory bandwidth."""
+        if not machine.kernels:
+            raise DlperfError(f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate")
+        book, analysis = book_of(machine, threads), analyse(trace)
+        priced = _Priced(trace, book, analysis, measured_threads=book.threads == threads)
+        items = [*priced.kernels(), *priced.page_faults(), *priced.modules(), *priced.calls()]
+        total = math.fsum(item.seconds for item in items)
+        low, high = _interval(items, analysis, book, total)
+        notes = tuple(sorted(priced.notes))
+        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=analysis.replay.peak_bytes)
+
+
+class _Priced:
+    """The items of one trace on one machine."""
+
+    def __init__(self, trace: Trace, book: Book, analysis: Analysis, measured_threads: bool) -> None:
+        self.trace, self.book, self.analysis = trace, book, analysis
+        self.measured_threads = measured_threads
+        self.notes: set[str] = set()
+        self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
+        self.kernel_s, self.source = self._kernel_times()
+
+    def _kernel_times(self) -> tuple[list[float], list[str]]:
+        """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
+        ops, descriptions = self.trace.ops, self.analysis.descriptions
+        seconds, source = [0.0] * len(ops), ["unpriced"] * len(ops)
+        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for index, op in enumerate(ops):
+            exact = self.book.machine.exact(op.signature, self.book.threads)
+            if exact is not None:
+                seconds[index], source[index] = exact.samples.median, "measured"
+                continue
+            description = descriptions[index]
+            key = None if description is None else self.book.resolve(description)
+            if key is None:
+                seconds[index] = self._unpriced_s(op, index)
+            else:
+                groups[key].append(index)
+        for key, indices in groups.items():
+            rows = [descriptions[index] for index in indices]
+            places = np.array([d.place for d in rows if d is not None], dtype=float).reshape(len(rows), -1)
+            terms = np.array([d.terms for d in rows if d is not None], dtype=float)
+            surface = self.book.surface(key)
+            if places.shape[1] != surface.places.shape[1] or terms.shape[1] != len(surface.weights):
+                for index in indices:
+                    seconds[index] = self._unpriced_s(ops[index], index)
+                continue
+            times, inside = surface.predict(places, terms)
+            for index, time_s, within, row in zip(indices, times, inside, rows):
+                seconds[index] = float(time_s)
+                own_key = row is not None and row.key == key
+                source[index] = "interpolated" if within and own_key else "extrapolated"
+        if not self.measured_threads:
+            source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
+        return seconds, source
+
+    def _unpriced_s(self, op: Op, index: int) -> float:
+        self.notes.add(f"{op.packet} has no curve: priced as bytes / bandwidth + dispatch")
+        level = self.book.machine.level_of(self.analysis.n_bytes[index])
+        return float(self.analysis.n_bytes[index] / self.book.bytes_per_s[level]) + self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+
+    def _overhead_s(self, op: Op, index: int) -> float:
+        """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it."""
+        called = self.book.cold_s("call", self.analysis.code_distance[index]) - self.book.cost_s("boxed_call")
+        if op.phase == "backward":
+            return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
+        return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
+
+    def _distance_s(self, index: int) -> float:
+        """Seconds for operands that lie farther away than the op's own working set does when it is repeated."""
+        rates = self.book.bytes_per_s
+        machine = self.book.machine
+        near = rates[machine.level_of(float(sum(size for size, _ in self.analysis.operands[index])))]
+        extra = 0.0
+        for size, distance in self.analysis.operands[index]:
+            far = rates[machine.level_of(distance)]
+            if far < near:
+                extra += size * (1.0 / far - 1.0 / near)
+        return extra
+
+    def kernels(self) -> Iterator[Item]:
+        """One item an op (several where it serves several layers)."""
+        machine, rates, peaks = self.book.machine, self.book.bytes_per_s, self.book.peak_flops_per_s
+        for index, op in enumerate(self.trace.ops):
+            warm_s = self.kernel_s[index]
+            if op.phase == "optimizer" and self.optimizer is not None:
+                floor_s = self.optimizer.floor_s(op, index)
+                warm_s, overhead_s = max(0.0, warm_s - floor_s), 0.0
+            else:
+                overhead_s = self._overhead_s(op, index)
+            distance_s = self._distance_s(index)
+            seconds = max(warm_s + overhead_s, _LEAST_KERNEL_S if op.phase != "optimizer" else 0.0) + distance_s
+            moved = self.analysis.n_bytes[index]
+            farthest = max((distance for _, distance in self.analysis.operands[index]), default=0.0)
+            level = machine.level_of(max(moved, farthest))
+            memory_s = moved / rates[level]
+            dtype = op.inputs[0].dtype if op.inputs else "float32"
+            peak = peaks.get(dtype) or max(peaks.values(), default=math.inf)
+            compute_s = self.analysis.flops[index] / peak
+            if max(memory_s, compute_s) < 0.25 * seconds and seconds < 1e-5:
+                bound = "overhead"
+            elif memory_s >= 0.4 * seconds and memory_s >= compute_s:
+                bound = level
+            else:
+                bound = "compute"
+            for layer, share in op.shares or ((op.layer, 1.0),):
+                yield Item(layer, op.phase, seconds * share, bound, self.source[index], "kernel", index)
+
+    def page_faults(self) -> Iterator[Item]:
+        """First touches of memory that malloc got anew from the system."""
+        fault_s = self.book.cost_s("page_fault")
+        for index, n_faults in enumerate(self.analysis.replay.faults):
+            op = self.trace.ops[index]
+            if n_faults and fault_s:
+                for layer, share in op.shares or ((op.layer, 1.0),):
+                    yield Item(layer, op.phase, n_faults * fault_s * share, "page-faults", "interpolated", "page faults")
+
+    def modules(self) -> Iterator[Item]:
+        """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""
+        call_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in ("module_call", "parameter_lookup", "accumulate_grad"))
+        worked = {op.layer for op in self.trace.ops if op.phase == "backward"}
+        root = self.trace.layers[0].name if self.trace.layers else ""
+        for layer in self.trace.layers:
+            for caller, count in layer.callers:
+                yield Item(caller or root, "forward", count * call_s, "overhead", "measured", "module call")
+            if layer.parameters:
+                yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", "measured", "parameter look-up")
+                if not self.trace.inference and layer.name in worked:
+                    yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", "measured", "gradient accumulation")
+
+    def calls(self) -> Iterator[Item]:
+        """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""
+        if self.trace.inference:
+            return
+        step_bytes = self.analysis.step_bytes
+        yield Item(LOSS, "backward", self.book.cost_s("backward_call") + self.book.cold_s("backward", step_bytes), "overhead", "measured", "backward call")
+        if self.optimizer is None or self.trace.optimizer is None:
+            return
+        n_tensors = self.trace.optimizer.n_tensors
+        zero_s = self.book.cost_s("zero_grad_call") + n_tensors * self.book.cost_s("zero_grad_tensor")
+        yield Item(LOSS, "zero_grad", zero_s, "overhead", "measured", "zero_grad")
+        loop_s = self.optimizer.call_s + self.book.cold_s("optimizer", step_bytes) + n_tensors * self.optimizer.tensor_s
+        owners = [(layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters]
+        n_owned = sum(count for _, count in owners)
+        for name, count in owners:
+            yield Item(name, "optimizer", loop_s * count / n_owned, "overhead", self.optimizer.source, "optimizer loop")
+
+
+def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -> tuple[float, float]:
+    """Factors of the 90 % interval: errors of one curve are common to all its ops, those of different curves independent.
+
+    A curve's standard deviation is its held-out median error / 0.6745 (a normal law's median absolute deviation);
+    an extrapolated op counts twice that, an unpriced one 100 %. Both histories of malloc lie inside.
+    """
+    if total <= 0:
+        return 1.0, 1.0
+    by_curve: dict[tuple[str, ...], float] = defaultdict(float)
+    for item in items:
+        if item.op < 0 or item.source == "measured":
+            continue
+        description = analysis.descriptions[item.op]
+        key = None if description is None or item.source == "unpriced" else book.resolve(description)
+        error = 1.0 if key is None else book.surface(key).held_out_error
+        sigma = (0.2 if math.isnan(error) else error / 0.6745) * (2.0 if item.source == "extrapolated" else 1.0)
+        by_curve[key or ("unpriced",)] += sigma * item.seconds
+    variance = sum(value**2 for value in by_curve.values()) / total**2 + PROCESS_SPREAD**2
+    half = _Z90 * math.sqrt(variance)
+    replay = analysis.replay
+    fault_s = book.cost_s("page_fault")
+    now = sum(replay.faults)
+    fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
+    return max(0.05, 1.0 - half - fewer), 1.0 + half + more
+
+
+def held_out_errors(machine: Machine, threads: int) -> dict[str, float]:
+    """Median error of every family's kernels, each predicted from the others, as fractions; what ``dlperf machine show`` prints."""
+    return dict(book_of(machine, threads).held_out)

@@ -1,0 +1,72 @@
+"""Which convolutions go to oneDNN, and what they allocate on the way: PyTorch's and oneDNN's conditions as functions of shapes."""
+from __future__ import annotations
+
+import math
+
+from dlperf.trace import Op, TensorSpec
+
+BLOCK = 16
+"""Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
+_PLAIN_CHANNELS = 4
+"""Up to so many input channels the image is read as it is (jit:avx512_core kernels for the first layer)."""
+
+
+def takes_onednn(image: TensorSpec, weight: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int, threads: int = 1) -> bool:
+    """Whether Conv2d in float32 goes to oneDNN (ConvParams::use_mkldnn, ATen/native/Convolution.cpp).
+
+    >>> one = TensorSpec.contiguous(1, 16, 8, 8); small = TensorSpec.contiguous(8, 16, 1, 1)
+    >>> takes_onednn(one, small, (1, 1), (1, 1), 1)
+    False
+    """
+    kernel = weight.shape[2:]
+    moved = max(stride) > 1 or max(dilation) > 1 or image.shape[0] >= 16 or any(side != 1 for side in kernel) or threads > 1
+    large = groups > 1 or all(side > 3 for side in kernel) or image.shape[0] > 1 or image.numel > 20480
+    return moved and large
+
+
+def _blocked(spec: TensorSpec) -> int:
+    """Bytes of an activation in blocked layout."""
+    n, c = spec.shape[:2]
+    return n * BLOCK * math.ceil(c / BLOCK) * math.prod(spec.shape[2:]) * spec.item_bytes
+
+
+def _blocked_weight(spec: TensorSpec) -> int:
+    c_out, c_in = spec.shape[:2]
+    padded_in = c_in if c_in <= _PLAIN_CHANNELS else BLOCK * math.ceil(c_in / BLOCK)
+    return BLOCK * math.ceil(c_out / BLOCK) * padded_in * math.prod(spec.shape[2:]) * spec.item_bytes
+
+
+def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
+    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op without such.
+
+    A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and converts back; its
+    backward does so once for the gradient of the input and once for that of the weight.
+    """
+    if op.packet == "aten.convolution":
+        image, weight = op.args[0], op.args[1]
+        if not (isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and op.outputs):
+            return ()
+        if not _goes(image, weight, op.args[3:9]):
+            return ()
+        incoming = (_blocked(image),) if image.shape[1] > _PLAIN_CHANNELS else ()
+        return ((*incoming, _blocked_weight(weight), _blocked(op.outputs[0])),)
+    if op.packet == "aten.convolution_backward":
+        gradient, image, weight = op.args[:3]
+        mask = op.args[10]
+        if not (isinstance(gradient, TensorSpec) and isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and isinstance(mask, tuple)):
+            return ()
+        if not _goes(image, weight, op.args[4:10]):
+            return ()
+        incoming = (_blocked(image),) if image.shape[1] > _PLAIN_CHANNELS else ()
+        by_weight = (_blocked(gradient), *incoming, _blocked_weight(weight))
+        by_input = (_blocked(gradient), _blocked_weight(weight), _blocked(image))
+        return (by_input, by_weight) if mask[0] else (by_weight,)
+    return ()
+
+
+def _goes(image: TensorSpec, weight: TensorSpec, args: tuple[object, ...]) -> bool:
+    stride, _, dilation, _, _, groups = args
+    assert isinstance(stride, tuple)
+    assert isinstance(dilation, tuple)
+    assert isinstance(groups, int)
+    return takes_onednn(image, weight, stride, dilation, groups)

@@ -1,0 +1,93 @@
+"""What an optimizer's loop costs beyond the sizes of its tensors."""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlperf.predictors.book import Book
+from dlperf.predictors.families import describe
+from dlperf.trace import Op, OptimizerInfo, TensorSpec, Trace
+
+_TINY = 16
+
+
+@dataclass(frozen=True)
+class OptimizerCosts:
+    """Seconds a step (`call_s`) and a parameter tensor (`tensor_s`), kernels on tiny tensors included; `source` says if this very loop was measured."""
+
+    call_s: float
+    tensor_s: float
+    source: str
+    book: Book
+
+    def floor_s(self, op: Op, index: int) -> float:
+        """Seconds of the op on a tiny tensor: what the loop's cost holds already."""
+        del index
+        tiny = Op(op.name, _shrink(op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
+        signature = f"{op.packet} {len(tiny.inputs)}"
+        known: dict[str, float] = self.book.__dict__.setdefault("_floors", {})
+        if signature not in known:
+            description = describe(tiny)
+            key = None if description is None else self.book.resolve(description)
+            if description is None or key is None:
+                known[signature] = self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+            else:
+                times, _ = self.book.surface(key).predict(np.array([description.place]).reshape(1, -1), np.array([description.terms]))
+                known[signature] = float(times[0])
+        return known[signature]
+
+
+def _shrink(argument: object) -> object:
+    """The argument with every tensor cut to a few elements; of a list of tensors one is left."""
+    if isinstance(argument, TensorSpec):
+        return TensorSpec.contiguous(*([_TINY] if argument.shape else []), dtype=argument.dtype)
+    if isinstance(argument, tuple):
+        shrunk = tuple(_shrink(item) for item in argument)
+        return shrunk[:1] if shrunk and isinstance(shrunk[0], TensorSpec) else shrunk
+    return argument
+
+
+def optimizer_costs(trace: Trace, book: Book) -> OptimizerCosts:
+    """The costs of the trace's optimizer: measured for its class and loop, else from a line through the measured ones over ops a tensor."""
+    info = trace.optimizer
+    assert info is not None
+    n_ops = sum(op.phase == "optimizer" for op in trace.ops)
+    per_tensor = n_ops / max(info.n_tensors, 1) if info.implementation == "for-loop" else n_ops
+    measured = _measured(book)
+    own = {ops: seconds for (kind, implementation, ops), seconds in measured.items() if (kind, implementation) == (info.type, info.implementation)}
+    call_s = _call_s(info, book)
+    if own:
+        nearest = min(own, key=lambda ops: abs(ops - per_tensor))
+        # Another variant of the same class (weight decay, amsgrad) has a few ops more or less.
+        return OptimizerCosts(call_s, max(0.0, own[nearest] + (per_tensor - nearest) * _slope(measured, info)), "measured", book)
+    alike = [(ops, seconds) for (_, implementation, ops), seconds in measured.items() if implementation == info.implementation]
+    if not alike:
+        return OptimizerCosts(call_s, per_tensor * book.cost_s("native_call"), "extrapolated", book)
+    return OptimizerCosts(call_s, float(np.median([seconds / max(ops, 1) for ops, seconds in alike])) * per_tensor, "interpolated", book)
+
+
+def _measured(book: Book) -> dict[tuple[str, str, int], float]:
+    found = {}
+    for cost in book.machine.costs:
+        match = re.fullmatch(r"optimizer_tensor/([^/]+)/([^/]+)/(\d+)", cost.name)
+        if match and cost.threads == book.threads:
+            found[match.group(1), match.group(2), int(match.group(3))] = cost.samples.median
+    return found
+
+
+def _slope(measured: dict[tuple[str, str, int], float], info: OptimizerInfo) -> float:
+    """Seconds that one more op a tensor takes in a for-loop; 0 for the others, whose ops serve all tensors at once."""
+    if info.implementation != "for-loop":
+        return 0.0
+    points = [(ops, seconds) for (_, implementation, ops), seconds in measured.items() if implementation == "for-loop"]
+    return float(np.median([seconds / max(ops, 1) for ops, seconds in points]))
+
+
+def _call_s(info: OptimizerInfo, book: Book) -> float:
+    own = book.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
+    if own:
+        return own
+    calls = [cost.samples.median for cost in book.machine.costs if cost.name.startswith("optimizer_call/") and cost.threads == book.threads]
+    return float(np.median(calls)) if calls else 0.0

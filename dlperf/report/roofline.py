@@ -1,0 +1,144 @@
+"""The roofline with every level of the memory hierarchy, and a report's layers under it."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from dlperf.report.drawing import DIM, INK, PHASE_COLORS, PHASE_MARKS, PointLabel, label_points, new_figure, plain
+from dlperf.report.rows import phases_of
+from dlperf.units import format_si
+
+if TYPE_CHECKING:
+    from dlperf.machine import Machine
+    from dlperf.report.comparison import Report
+
+LEVELS = ("L1", "L2", "L3", "DRAM")
+MAX_NAMED = 15
+"""Points that may get a number and a line in the legend: those that take longest."""
+
+_LEVEL_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A layer in one phase: FLOP per byte of its operands, the rate it reached, and the seconds it took."""
+
+    layer: str
+    phase: str
+    intensity: float
+    flops_per_s: float
+    seconds: float
+
+
+def peaks_of(machine: Machine, threads: int) -> dict[str, float]:
+    """The best measured rate of matrix multiplication by dtype, in FLOP/s, the highest first.
+
+    Taken at the measured thread count nearest to `threads`: 2 m n k over the least time seen, the maximum over all sizes.
+    """
+    from dlperf import work
+
+    if not machine.threads:
+        return {}
+    best: dict[str, float] = {}
+    for kernel in machine.family("gemm", machine.nearest_threads(threads)):
+        flops = work.op_flops(kernel.op)
+        if not flops or not kernel.op.inputs:
+            continue
+        dtype = kernel.op.inputs[-1].dtype
+        best[dtype] = max(best.get(dtype, 0.0), flops / kernel.samples.minimum)
+    return dict(sorted(best.items(), key=lambda pair: -pair[1]))
+
+
+def roofs_of(machine: Machine, threads: int) -> dict[str, float]:
+    """The measured bandwidth of every memory level that the machine file knows, bytes per second."""
+    found = {level: machine.level_bytes_per_s(level, threads) for level in LEVELS}
+    return {level: rate for level, rate in found.items() if rate}
+
+
+def points_of(report: Report) -> tuple[list[Point], int]:
+    """The layers' measured points by phase, the longest first, and how many have no FLOPs or no bytes to stand on.
+
+    FLOPs and bytes are those of the first prediction's trace; bytes count each operand of each op once, wherever it lies.
+    """
+    points, n_without = [], 0
+    for row in report.rows[0]:
+        for phase in phases_of(report.inference):
+            if phase == "optimizer":
+                continue
+            times = row.phase(phase)
+            flops, n_bytes = (row.forward_flops, row.forward_bytes) if phase == "forward" else (row.backward_flops, row.backward_bytes)
+            if times is None or not times.actual_s:
+                continue
+            if not flops or not n_bytes:
+                n_without += 1
+                continue
+            points.append(Point(row.layer, phase, flops / n_bytes, flops / times.actual_s, times.actual_s))
+    return sorted(points, key=lambda point: -point.seconds), n_without
+
+
+def roofline_figure(report: Report) -> Figure | None:
+    """The hierarchical roofline (Yang et al. 2019) with the measured layers; None where the machine file holds no bandwidth and no peak.
+
+    attainable = min(peak, bandwidth x intensity) (Williams et al. 2009), one roof per level and one ceiling per dtype, all measured.
+    """
+    prediction = report.predictions[0]
+    machine, threads = prediction.machine, report.measurement.threads
+    peaks, roofs = peaks_of(machine, threads), roofs_of(machine, threads)
+    if not peaks or not roofs:
+        return None
+    points, n_without = points_of(report)
+    top = max(peaks.values())
+    xs = [point.intensity for point in points] + [top / rate for rate in roofs.values()]
+    x_low, x_high = min(xs) / 4, max(xs) * 6
+    ys = [point.flops_per_s for point in points] + [min(top, min(roofs.values()) * x_low)]
+    y_low, y_high = min(ys) / 2, max([top, *(point.flops_per_s for point in points)]) * 2.5
+
+    figure = new_figure(10.0, 6.0)
+    ax = figure.subplots()
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(x_low, x_high)
+    ax.set_ylim(y_low, y_high)
+    handles: list[Any] = []
+    for level, rate in roofs.items():
+        x_ridge = top / rate
+        (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=_LEVEL_STYLES[level], linewidth=1.3, zorder=2)
+        line.set_label(f"{level}  {format_si(rate, 'B/s')}")
+        handles.append(line)
+    for number, (dtype, rate) in enumerate(peaks.items()):
+        start = rate / max(roofs.values())
+        ax.plot([start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2)
+        name = f"{dtype} {format_si(rate, 'FLOP/s')}"
+        ax.annotate(name, (x_high, rate), xytext=(-3, 3), textcoords="offset points", ha="right", va="bottom", fontsize=8, annotation_clip=False)
+    for phase in phases_of(report.inference):
+        mine = [point for point in points if point.phase == phase]
+        if mine:
+            marks = ax.plot(
+                [p.intensity for p in mine], [p.flops_per_s for p in mine], marker=PHASE_MARKS[phase], color=PHASE_COLORS[phase], markeredgecolor=INK,
+                markeredgewidth=0.7, markersize=7, linestyle="", label=f"{phase} of a layer", zorder=4,
+            )  # fmt: skip
+            handles.append(marks[0])
+    named = points[:MAX_NAMED]
+    numbers: dict[str, int] = {}
+    for point in named:
+        numbers.setdefault(point.layer, len(numbers) + 1)
+    names = {str(number): ax.plot([], [], linestyle="", label=f"{number}  {plain(layer, 34)}")[0] for layer, number in numbers.items()}
+    legend = figure.legend(handles=[*handles, *names.values()], loc="outside right upper", handlelength=2.4)
+    ax.set_xlabel("operational intensity (FLOP per byte of operands)")
+    ax.set_ylabel("rate (FLOP/s)")
+    ax.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
+    ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.grid(True)
+    subtitle = f"{n_without} points without FLOPs or bytes are not drawn" if n_without else ""
+    ax.set_title(f"{plain(report.target, 50)}, batch size {report.batch_size}, on {plain(machine.cpu.model, 50)}" + (f"\n{subtitle}" if subtitle else ""))
+    labels = [PointLabel(point.intensity, point.flops_per_s, str(numbers[point.layer])) for point in named]
+    placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points])
+    if len(placed) < len(names):  # a number that found no place among the points explains nothing
+        legend.remove()
+        figure.legend(handles=[*handles, *(handle for text, handle in names.items() if text in placed)], loc="outside right upper", handlelength=2.4)
+    if not points:
+        ax.text(0.5, 0.5, "no measured layer has FLOPs and bytes to draw", ha="center", va="center", transform=ax.transAxes, color=DIM)
+    return figure

@@ -1,0 +1,191 @@
+"""A layer's predicted and measured times side by side: the rows that every report is made of."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlperf.measurement import LayerTimes
+from dlperf.trace import LOSS, Trace
+
+if TYPE_CHECKING:
+    from dlperf.measurement import Measurement
+    from dlperf.prediction import Prediction
+
+PHASES = ("forward", "backward", "optimizer")
+BOTH, PREDICTED, MEASURED = "both", "predicted only", "measured only"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What one piece of a step was predicted to take and took, in seconds; None where a side does not know.
+
+    `spread_frac` is (90th - 10th percentile) / median of the measured samples. `has_work` is False where nothing
+    runs, so that an unknown is no gap (a ReLU in the optimizer). `predicted_is_part` and `actual_is_part` mark
+    sums that lack an unknown part, hence lower bounds.
+    """
+
+    predicted_s: float | None = None
+    actual_s: float | None = None
+    spread_frac: float | None = None
+    has_work: bool = True
+    predicted_is_part: bool = False
+    actual_is_part: bool = False
+
+    @property
+    def error_frac(self) -> float | None:
+        """predicted / actual - 1; None unless both sides are known and whole.
+
+        >>> Times(1.5, 1.0).error_frac, Times(1.5, None).error_frac
+        (0.5, None)
+        """
+        if self.predicted_s is None or not self.actual_s or self.predicted_is_part or self.actual_is_part:
+            return None
+        return self.predicted_s / self.actual_s - 1
+
+    @property
+    def whole_predicted_s(self) -> float | None:
+        """The predicted time; None for a sum that lacks a part."""
+        return None if self.predicted_is_part else self.predicted_s
+
+    @property
+    def whole_actual_s(self) -> float | None:
+        """The measured time; None for a sum that lacks a part."""
+        return None if self.actual_is_part else self.actual_s
+
+
+def add(parts: Iterable[Times]) -> Times:
+    """The sum of times: what is known is summed, and marked as a part where something unknown is missing.
+
+    >>> total = add([Times(1.0, 2.0), Times(None, 3.0)])
+    >>> total.predicted_s, total.predicted_is_part, total.actual_s, total.actual_is_part
+    (1.0, True, 5.0, False)
+    """
+    parts = tuple(parts)
+    predicted = [t.predicted_s for t in parts if t.predicted_s is not None]
+    actual = [t.actual_s for t in parts if t.actual_s is not None]
+    return Times(
+        math.fsum(predicted) if predicted else None,
+        math.fsum(actual) if actual else None,
+        has_work=any(t.has_work for t in parts),
+        predicted_is_part=any(t.predicted_is_part or (t.predicted_s is None and t.has_work) for t in parts),
+        actual_is_part=any(t.actual_is_part or (t.actual_s is None and t.has_work) for t in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layer as one predictor sees it, beside its measurement.
+
+    `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases, the
+    ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `side` says who named the layer: ``both``,
+    ``predicted only`` or ``measured only``.
+    """
+
+    layer: str
+    type: str
+    predictor: str
+    forward: Times
+    backward: Times | None
+    optimizer: Times | None
+    bound: str | None = None
+    source: str | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    forward_flops: int | None = None
+    forward_bytes: int | None = None
+    backward_flops: int | None = None
+    backward_bytes: int | None = None
+    side: str = BOTH
+
+    def phase(self, name: str) -> Times | None:
+        """The times of ``forward``, ``backward`` or ``optimizer``."""
+        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[name]
+
+    @property
+    def total(self) -> Times:
+        """The sum of the phases."""
+        return add(t for t in (self.forward, self.backward, self.optimizer) if t is not None)
+
+
+def phases_of(inference: bool) -> tuple[str, ...]:
+    """The phases that a report has columns for."""
+    return ("forward",) if inference else PHASES
+
+
+def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: str) -> tuple[Row, ...]:
+    """One row a layer, the predicted ones in the order of execution, then those that only the measurement names; the loss last.
+
+    `predictor` is the name under which the rows go. A layer that the measurement names twice counts once, its times summed.
+    """
+    from dlperf import work
+
+    trace = prediction.trace
+    phases = phases_of(trace.inference)
+    counts: dict[tuple[str, str], tuple[float, float]] = {}
+    for op, flops, n_bytes in zip(trace.ops, *work.totals(trace)):
+        for layer, share_frac in op.shares or ((op.layer, 1.0),):
+            before = counts.get((layer, op.phase), (0.0, 0.0))
+            counts[layer, op.phase] = (before[0] + share_frac * flops, before[1] + share_frac * n_bytes)
+    measured: dict[str, list[LayerTimes]] = {}
+    for entry in measurement.layers if measurement is not None else ():
+        measured.setdefault(entry.layer, []).append(entry)
+
+    rows = []
+    for data in prediction.layers.astype(object).to_dict("records"):
+        layer = str(data["layer"])
+        entries = measured.pop(layer, [])
+        times: dict[str, Times | None] = dict.fromkeys(PHASES)
+        for phase in phases:
+            predicted_s = _known(data[f"{phase}_s"])
+            actual_s, spread_frac = _actual(entries, phase)
+            has_work = (layer, phase) in counts or bool(predicted_s)
+            times[phase] = Times(predicted_s, actual_s, spread_frac, has_work)
+        forward, backward = counts.get((layer, "forward"), (0.0, 0.0)), counts.get((layer, "backward"), (0.0, 0.0))
+        rows.append(
+            Row(
+                layer, str(data["type"]), predictor, times["forward"] or Times(), times["backward"], times["optimizer"],
+                bound=_text(data["bound"]), source=_text(data["source"]), flops=int(data["flops"]), bytes=int(data["bytes"]),
+                forward_flops=round(forward[0]), forward_bytes=round(forward[1]), backward_flops=round(backward[0]), backward_bytes=round(backward[1]),
+                side=BOTH if entries or measurement is None else PREDICTED,
+            )
+        )  # fmt: skip
+    for layer, entries in measured.items():
+        found = {phase: _actual(entries, phase) for phase in phases}
+        times = {phase: Times(None, *found[phase], has_work=found[phase][0] is not None) if phase in phases else None for phase in PHASES}
+        rows.append(Row(layer, entries[0].type, predictor, times["forward"] or Times(), times["backward"], times["optimizer"], side=MEASURED))
+    rows.sort(key=lambda row: row.layer == LOSS)
+    return tuple(rows)
+
+
+def root_of(trace: Trace) -> str:
+    """The name of the root's row: the first module that the step itself called.
+
+    >>> root_of(Trace("t", 1, (), ()))
+    'model'
+    """
+    for layer in trace.layers:
+        if layer.name != LOSS and any(caller == "" for caller, _ in layer.callers):
+            return layer.name
+    return "model"
+
+
+def names_of(rows: Sequence[Row], side: str) -> tuple[str, ...]:
+    """The layers that only one side names, each once."""
+    return tuple(dict.fromkeys(row.layer for row in rows if row.side == side))
+
+
+def _known(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _actual(entries: Sequence[LayerTimes], phase: str) -> tuple[float | None, float | None]:
+    samples = [found for entry in entries if (found := entry.phase(phase)) is not None]
+    if not samples:
+        return None, None
+    return math.fsum(s.median for s in samples), max(s.spread_frac for s in samples)

@@ -1,0 +1,231 @@
+"""Reports and predictions as text for a terminal."""
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dlperf.report.accuracy import PhaseAccuracy
+from dlperf.report.layers import error_columns, layer_columns
+from dlperf.report.outline import FOLDED, REST, Line, outline
+from dlperf.report.rows import phases_of, root_of, rows_of
+from dlperf.report.table import Column, format_error, format_table, printable, terminal_width
+from dlperf.trace import Trace
+from dlperf.units import format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from dlperf.epoch import Epoch
+    from dlperf.measurement import Measurement
+    from dlperf.prediction import Prediction, Step
+    from dlperf.report.comparison import Report
+
+MAX_LINES = 60
+"""Lines of a layer table in text; longer ones are folded."""
+
+
+def report_to_text(report: Report, width: int | None = None, max_lines: int | None = MAX_LINES) -> str:
+    """The report as plain text, at most `width` columns wide (default: the terminal's, at least 80).
+
+    With several predictors, the first one's layers in full, then all predictors' errors side by side. A table of more than `max_lines`
+    lines is folded (None: never); the sums stay whole.
+    """
+    width = terminal_width() if width is None else max(80, width)
+    phases = phases_of(report.inference)
+    blocks = [wrap(heading(report), width), _summary(report, width)]
+    outlines = [(label, report.outline(label, max_lines)) for label in report.predictors]
+    label, lines = outlines[0]
+    title = f"layers, {printable(label)}" + (" (times of forward, backward and optimizer)" if not report.inference else "")
+    blocks.append(f"{title}\n{format_table(layer_columns(lines, phases, measured=True), width)}{_folding_note(lines)}")
+    if len(outlines) > 1:
+        blocks.append(f"layers, error of each predictor\n{format_table(error_columns(outlines, phases), width)}")
+    blocks.append(f"accuracy\n{format_table(accuracy_columns(report.accuracy), width)}")
+    blocks.append(wrap(ACCURACY_NOTE, min(width, 120)))
+    blocks += _remarks(report.remarks, width)
+    blocks.append("\n".join(wrap(line, width) for line in report.provenance))
+    return "\n\n".join(blocks) + "\n"
+
+
+ACCURACY_NOTE = (
+    "err: predicted / actual - 1. MAPE: mean |err| over the layers that take >= 1 % of their phase (in brackets how many), "
+    "and over all measured layers. floor: what a repeated measurement of the step differed by. "
+    "spread: mean (90th - 10th percentile) / median of those layers' samples. weighted: sum |predicted - actual| / sum actual. "
+    "seen: share of the phase that the measurement attributes to layers."
+)
+
+
+def wrap(text: str, width: int, indent: str = "") -> str:
+    """The text in lines of at most `width` characters, unless a single word is longer; later lines are indented."""
+    return textwrap.fill(printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _remarks(remarks: Sequence[str], width: int) -> list[str]:
+    return ["\n".join(wrap(f"- {remark}", width, "  ") for remark in remarks)] if remarks else []
+
+
+def heading(report: Report) -> str:
+    """What was compared, in one line."""
+    what = "inference" if report.inference else "training step"
+    threads = report.measurement.threads
+    return f"{printable(report.target)}: {what}, batch size {report.batch_size}, {threads} thread{'s' if threads != 1 else ''}, on {report.machine}"
+
+
+def _summary(report: Report, width: int) -> str:
+    lines = []
+    for prediction, label in zip(report.predictions, report.predictors):
+        sentence = step_sentence(prediction.step, report.measurement.step["total"].median, report.measurement.floor_frac)
+        lines.append(wrap(f"{label}: {sentence}", width, "  "))
+    return "\n".join(lines)
+
+
+def step_sentence(step: Step, actual_s: float, floor_frac: float | None) -> str:
+    """The step predicted and measured, in words."""
+    measured = f"measured {format_seconds(actual_s)}" + (f" (repeats within {format_percent(floor_frac)})" if floor_frac is not None else "")
+    if step.total_s is None:
+        return f"no whole step predicted; {measured}"
+    text = f"step predicted {format_seconds(step.total_s)}"
+    if step.low_s is not None and step.high_s is not None:
+        inside = "inside" if step.low_s <= actual_s <= step.high_s else "outside"
+        text += f" (90 %: {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
+        return f"{text}, {measured}: {format_error(step.total_s / actual_s - 1)}, {inside} the interval"
+    return f"{text}, {measured}: {format_error(step.total_s / actual_s - 1)}"
+
+
+def accuracy_columns(accuracy: Sequence[PhaseAccuracy]) -> list[Column]:
+    """The accuracy table's columns; phases that a predictor does not speak of are left out."""
+    accuracy = [a for a in accuracy if a.predicted_s is not None or a.mape_frac is not None or a.phase == "step"]
+
+    def percent(value: float | None) -> str:
+        return format_percent(value)
+
+    return [
+        Column("predictor", tuple(printable(a.predictor) for a in accuracy), align_left=True),
+        Column("phase", tuple(a.phase for a in accuracy), align_left=True),
+        Column("pred", tuple(format_seconds(a.predicted_s) for a in accuracy)),
+        Column("actual", tuple(format_seconds(a.actual_s) for a in accuracy)),
+        Column("err", tuple(format_error(a.error_frac) for a in accuracy)),
+        Column("floor", tuple(percent(a.floor_frac) for a in accuracy)),
+        Column("MAPE >= 1 %", tuple(_with_count(a.mape_frac, a.n_layers) for a in accuracy)),
+        Column("MAPE all", tuple(_with_count(a.mape_all_frac, a.n_all) for a in accuracy), rank=1),
+        Column("spread", tuple(percent(a.spread_frac) for a in accuracy), rank=2),
+        Column("weighted", tuple(percent(a.weighted_frac) for a in accuracy), rank=4),
+        Column("seen", tuple("-" if a.seen_frac is None else f"{100 * a.seen_frac:.0f} %" for a in accuracy), rank=3),
+    ]
+
+
+def _with_count(value: float | None, count: int) -> str:
+    return "-" if value is None else f"{format_percent(value)} ({count})"
+
+
+def _folding_note(lines: Sequence[Line]) -> str:
+    n_hidden = sum(line.n_layers for line in lines if line.kind in (FOLDED, REST))
+    return f"\n{n_hidden} layers stand in folded lines; CSV, JSON and HTML have each of them" if n_hidden else ""
+
+
+def prediction_to_text(prediction: Prediction, epoch: Epoch | None = None, width: int | None = None, max_lines: int | None = MAX_LINES) -> str:
+    """A prediction alone as plain text: layers, step with its 90 % interval, memory, coverage, warnings, and the epoch if one was forecast."""
+    width = terminal_width() if width is None else max(80, width)
+    trace, step = prediction.trace, prediction.step
+    rows = rows_of(prediction, None, prediction.predictor)
+    phases = phases_of(trace.inference)
+    lines = outline(rows, root_of(trace), types_of(trace), max_lines)
+    what = "inference" if trace.inference else "training step"
+    blocks = [
+        wrap(
+            f"{trace.target or root_of(trace)}: {what}, batch size {trace.batch_size}, {prediction.threads} thread{'s' if prediction.threads != 1 else ''}, "
+            f"on {prediction.machine.cpu.model}, predictor {prediction.predictor}",
+            width,
+        ),
+        format_table(layer_columns(lines, phases, measured=False), width) + _folding_note(lines),
+        "\n".join(wrap(f"{name:<12} {value}", width, " " * 13) for name, value in _step_lines(step, prediction, epoch)),
+    ]
+    remarks = [*coverage_remarks(prediction), *(f"warning: {w}" for w in prediction.warnings), *trace.notes, *prediction.prices.notes]
+    blocks += _remarks(remarks, width)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list[tuple[str, str]]:
+    parts = [("forward", step.forward_s)]
+    if not prediction.trace.inference:
+        parts += [("backward", step.backward_s), ("optimizer", step.optimizer_s), ("zero_grad", step.zero_grad_s)]
+    total = format_seconds(step.total_s)
+    if step.low_s is not None and step.high_s is not None:
+        total += f"   (90 % interval {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
+    lines = [(name, format_seconds(seconds)) for name, seconds in parts] + [("step", total)]
+    if step.total_s:
+        lines.append(("throughput", _rate(prediction.trace.batch_size / step.total_s)))
+    if step.peak_memory_bytes is not None:
+        lines.append(("peak memory", f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch"))
+    if bounds := bound_shares(prediction):
+        lines.append(("limited by", ", ".join(f"{name} {100 * share:.0f} %" for name, share in bounds.items())))
+    if epoch is not None:
+        lines.append(("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples in {epoch.steps_per_epoch} steps)"))
+        lines.append(("run", f"{format_seconds(epoch.total_s)}   ({epoch.epochs} epoch{'s' if epoch.epochs != 1 else ''})"))
+    return lines
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 100 else f"{samples_per_s:.3g} samples/s"
+
+
+def bound_shares(prediction: Prediction) -> Mapping[str, float]:
+    """The share of the predicted time that each resource bounds, the largest first."""
+    sums: dict[str, float] = {}
+    for item in prediction.prices.items:
+        sums[item.bound] = sums.get(item.bound, 0.0) + item.seconds
+    total_s = sum(sums.values())
+    return {name: seconds / total_s for name, seconds in sorted(sums.items(), key=lambda pair: -pair[1])} if total_s else {}
+
+
+def coverage_remarks(prediction: Prediction, prefix: str = "") -> list[str]:
+    """What the predictor could not price or express, by name."""
+    remarks = []
+    if prediction.unpriced:
+        names = ", ".join(f"{op} x{count}" for op, count in prediction.unpriced.items())
+        share = format_percent(1 - prediction.priced_time_frac)
+        remarks.append(f"{prefix}{share} of the predicted time stands on {sum(prediction.unpriced.values())} ops without a price: {names}")
+    if prediction.prices.unspoken:
+        remarks.append(f"{prefix}does not speak of {len(prediction.prices.unspoken)} layers: {some(prediction.prices.unspoken)}")
+    silent = [phase for phase in phases_of(prediction.trace.inference) if phase not in prediction.prices.phases]
+    if silent:
+        remarks.append(f"{prefix}does not speak of the {' and the '.join(silent)}")
+    return remarks
+
+
+def some(names: Sequence[str], most: int = 12) -> str:
+    """The names, the first ones of many."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def types_of(trace: Trace) -> dict[str, str]:
+    """The modules' types by qualified name."""
+    return {layer.name: layer.type for layer in trace.layers}
+
+
+def measurement_to_text(measurement: Measurement, width: int | None = None) -> str:
+    """A measurement alone as plain text: its layers' medians with their spread, and the step."""
+    width = terminal_width() if width is None else max(80, width)
+    phases = phases_of(measurement.inference)
+    columns = [
+        Column("layer", tuple(printable(times.layer) for times in measurement.layers), align_left=True),
+        Column("type", tuple(printable(times.type) for times in measurement.layers), rank=1, align_left=True),
+    ]
+    for phase in phases:
+        samples = [times.phase(phase) for times in measurement.layers]
+        columns.append(Column("median", tuple("-" if s is None else format_seconds(s.median) for s in samples), phase))
+        columns.append(Column("spread", tuple("-" if s is None else f"{100 * s.spread_frac:.0f} %" for s in samples), phase))
+    what = "inference" if measurement.inference else "training step"
+    step = [
+        f"{name:<12} {format_seconds(samples.median):>8}   (spread {format_percent(samples.spread_frac)}, {len(samples.values)} samples)"
+        for name, samples in measurement.step.items()
+    ]
+    if measurement.floor_frac is not None:
+        step.append(f"{'repetition':<12} {format_percent(measurement.floor_frac):>8}   (distance of a second measurement of the step)")
+    threads = f"{measurement.threads} thread{'s' if measurement.threads != 1 else ''}"
+    where = f"batch size {measurement.batch_size}, {threads}, on {measurement.machine or 'this machine'}"
+    blocks = [wrap(f"{measurement.target or 'model'}: {what}, {where}", width)]
+    if measurement.layers:
+        blocks.append(format_table(columns, width))
+    blocks.append("\n".join(step))
+    blocks += _remarks(measurement.notes, width)
+    return "\n\n".join(blocks) + "\n"

@@ -1,0 +1,121 @@
+"""Printed tables beside recomputed ones, as data."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dlperf.errors import DlperfError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One number of a paper.
+
+    `printed` is the text as it stands there, with its decimals; "" where the paper does not print the number.
+    `recomputed` is ours, not rounded, in the printed unit.
+    """
+
+    printed: str
+    recomputed: float
+
+    @property
+    def decimals(self) -> int:
+        """Decimals of the printed number; 3 where none is printed."""
+        if not self.printed:
+            return 3
+        return len(self.printed.partition(".")[2])
+
+    @property
+    def text(self) -> str:
+        """The recomputed number at the printed precision."""
+        return f"{self.recomputed:.{self.decimals}f}"
+
+    @property
+    def matches(self) -> bool | None:
+        """Whether both agree at the printed precision; None where nothing is printed."""
+        return self.text == self.printed if self.printed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row: what it is about (the paper's own columns of inputs and names), and its numbers in the order of the table's quantities."""
+
+    keys: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a paper: printed against recomputed.
+
+    `keys` head the columns that identify a row, `quantities` those that are recomputed. `notes` say which reading of the paper was taken.
+    Raises DlperfError for rows of another width.
+    """
+
+    paper: str
+    title: str
+    keys: tuple[str, ...]
+    quantities: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.keys) != len(self.keys) or len(row.entries) != len(self.quantities):
+                expected = f"{len(self.keys)} + {len(self.quantities)}"
+                raise DlperfError(f"{self.title}: row {row.keys} has {len(row.keys)} + {len(row.entries)} columns; expected {expected}")
+
+    @property
+    def n_printed(self) -> int:
+        """How many numbers the paper prints."""
+        return sum(entry.matches is not None for row in self.rows for entry in row.entries)
+
+    @property
+    def n_matches(self) -> int:
+        """How many of them come out the same at the printed precision."""
+        return sum(entry.matches is True for row in self.rows for entry in row.entries)
+
+    def to_text(self) -> str:
+        """The table for a terminal: for each quantity the printed and the recomputed number, and ``*`` where they differ.
+
+        >>> print(Table("A paper", "Table 1", ("x",), ("y",), (Row(("1",), (Entry("2.0", 2.04),)), Row(("2",), (Entry("4.0", 3.9),)))).to_text())
+        A paper: Table 1
+        x  y printed  y recomputed
+        1        2.0           2.0
+        2        4.0          3.9*
+        1 of 2 printed values match
+        """
+        only_ours = [all(not row.entries[place].printed for row in self.rows) for place in range(len(self.quantities))]
+        header = list(self.keys)
+        for place, quantity in enumerate(self.quantities):
+            header += [quantity] if only_ours[place] else [f"{quantity} printed", f"{quantity} recomputed"]
+        lines = [header]
+        for row in self.rows:
+            cells = list(row.keys)
+            for place, entry in enumerate(row.entries):
+                recomputed = entry.text + ("*" if entry.matches is False else "")
+                cells += [recomputed] if only_ours[place] else [entry.printed or "-", recomputed]
+            lines.append(cells)
+        widths = [max(len(cells[column]) for cells in lines) for column in range(len(header))]
+        body = [
+            "  ".join(cell.ljust(width) if column < len(self.keys) else cell.rjust(width) for column, (cell, width) in enumerate(zip(cells, widths))).rstrip()
+            for cells in lines
+        ]
+        verdict = [f"{self.n_matches} of {self.n_printed} printed values match"] if self.n_printed else []
+        return "\n".join([f"{self.paper}: {self.title}", *body, *verdict, *self.notes])
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON data; recomputed numbers are not rounded."""
+        return {
+            "paper": self.paper, "title": self.title, "notes": list(self.notes), "printed": self.n_printed, "matches": self.n_matches,
+            "rows": [
+                {
+                    **dict(zip(self.keys, row.keys)),
+                    **{
+                        quantity: {"printed": entry.printed or None, "recomputed": entry.recomputed, "matches": entry.matches}
+                        for quantity, entry in zip(self.quantities, row.entries)
+                    },
+                }
+                for row in self.rows
+            ],
+        }  # fmt: skip

@@ -1,0 +1,437 @@
+"""Finds the training in a program that knows nothing of dlperf, watches a few of its steps, and goes away.
+
+Nothing is registered on the program's objects. Global hooks find the outermost module that is called for training and
+the optimizer that steps its parameters. After warm-up a few steps are timed with time stamps alone (one hook call a
+forward), a few more with :class:`dlperf.probe.LayerProbe`; then every hook is taken out but two that see the start of an
+epoch and count steps. Whatever fails inside a hook is remembered, takes all hooks out, and never reaches the program.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils import data
+
+from dlperf.clock import Clock
+from dlperf.epochs import EpochLog
+from dlperf.loss_replay import LossRecorder, LossReplay
+from dlperf.probe import LayerProbe, ProbeCosts, StepTimes, probe_costs
+from dlperf.seeking import Found, Seeker
+
+SEEK, WARM, PLAIN, LAYERED, DONE = range(5)
+
+
+@dataclass(frozen=True)
+class WatchPlan:
+    """How many optimizer steps are watched: after `warm`, `plain` ones with time stamps alone and `layered` ones with the probe."""
+
+    warm: int = 3
+    plain: int = 8
+    layered: int = 6
+
+
+@dataclass
+class WatchedStep:
+    """One optimizer step of the program, in seconds; forward and backward summed over its passes.
+
+    `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
+    where something else than training lay between.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    zero_grad_s: float = 0.0
+    loading_s: float = 0.0
+    interval_s: float | None = None
+    n_passes: int = 0
+    disturbed: bool = False
+
+
+@dataclass
+class Watched:
+    """What was seen of a training: who trained, the steps by kind, and what is needed to record a step afterwards.
+
+    The model and its optimizer are held, since most scripts let go of them before they end.
+    """
+
+    root: nn.Module
+    optimizer: Any
+    root_type: str
+    optimizer_type: str
+    plain: list[WatchedStep] = field(default_factory=list)
+    layered: list[StepTimes] = field(default_factory=list)
+    probe: LayerProbe | None = None
+    inputs: Any = None
+    loss: LossReplay | None = None
+    flags: Mapping[nn.Module, bool] | None = None
+    with_gradient: frozenset[int] = frozenset()
+    threads: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+class Watcher:
+    """Watches one training; see the module. `model`: watch this one instead of looking for one."""
+
+    def __init__(
+        self, model: nn.Module | None = None, *, clock: Clock = Clock(), plan: WatchPlan = WatchPlan(), on_watched: Callable[[Watcher], None] | None = None
+    ) -> None:
+        self.clock, self.plan = clock, plan
+        self.stage = SEEK
+        self.watched: Watched | None = None
+        self.error: BaseException | None = None
+        self.reason: str | None = None
+        self.epochs = EpochLog(clock)
+        self._on_watched = on_watched
+        self._thread = threading.get_ident()
+        self._undo: list[Callable[[], None]] = []
+        self._step_hooks: list[Any] = []
+        self._root_handle: Any = None
+        self._seeker = Seeker(model)
+        # the step that is running
+        self._root: nn.Module | None = None
+        self._optimizer: Any = None
+        self._step = WatchedStep()
+        self._count = 0
+        self._pass_began: float | None = None
+        self._after_backward = False
+        self._stepping: float | None = None
+        self._last_end: float | None = None
+        self._switches = 0
+        self._spoilt = False
+        self._depth = 0
+        self._tape: LossRecorder | None = None
+        self._taping: tuple[Any, ...] | None = None
+        self._costs = ProbeCosts()
+
+    # -- setting and removing -------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Set the hooks."""
+        self._step_hooks = [
+            register_optimizer_step_pre_hook(self._guard(self._before_step)), register_optimizer_step_post_hook(self._guard(self._after_step))
+        ]  # fmt: skip
+        self._undo += [
+            _removal(register_module_forward_pre_hook(self._guard(self._seek_enter))),
+            _removal(register_module_forward_hook(self._guard(self._seek_leave), always_call=True)),
+            _replace(torch.autograd, "backward", self._timed_backward),
+            _replace(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
+        ]
+        iterator = getattr(data.dataloader, "_BaseDataLoaderIter", None)
+        if iterator is not None:
+            self._undo.append(_replace(iterator, "__next__", self._timed("loading_s")))
+        self.epochs.install()
+
+    def remove(self) -> None:
+        """Take every hook out; nothing happens the second time. Not to be called from within an optimizer's step."""
+        self._stop_watching()
+        self._remove_step_hooks()
+        self.epochs.remove()
+
+    def _remove_step_hooks(self) -> None:
+        for handle in self._step_hooks:
+            handle.remove()
+        self._step_hooks = []
+
+    def _remove_step_hooks_later(self) -> None:
+        """An optimizer that is stepping goes through its hooks, none may leave: the next module that is called takes them out."""
+        handle: list[Any] = []
+
+        def leave(_module: nn.Module, _args: Any) -> None:
+            if threading.get_ident() == self._thread:
+                handle[0].remove()
+                self._remove_step_hooks()
+
+        handle.append(register_module_forward_pre_hook(leave))
+        self._step_hooks.append(handle[0])
+
+    def _stop_watching(self) -> None:
+        self._close_tape()
+        if self._root_handle is not None:
+            self._root_handle.remove()
+            self._root_handle = None
+        if self.watched is not None and self.watched.probe is not None:
+            self.watched.probe.detach()
+        for undo in reversed(self._undo):
+            undo()
+        self._undo = []
+        if self.stage != DONE:
+            self.stage = DONE
+            self._remove_step_hooks_later()
+
+    def give_up(self, reason: str) -> None:
+        """Stop watching because the training is of a kind that cannot be watched."""
+        self.reason = reason
+        self._stop_watching()
+
+    def fail(self, error: BaseException) -> None:
+        """Remember an error of our own and get out of the program's way."""
+        self.error = error
+        try:
+            self._stop_watching()
+        except Exception:  # nothing of ours may reach the program
+            self._undo = []
+
+    def _guard(self, hook: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(hook)
+        def guarded(*args: Any) -> None:
+            if threading.get_ident() != self._thread or self.stage == DONE:
+                return
+            try:
+                hook(*args)
+            except Exception as error:
+                self.fail(error)
+
+        return guarded
+
+    def _seek_enter(self, module: nn.Module, _args: Any) -> None:
+        self._seeker.enter(module)
+
+    def _seek_leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        self._seeker.leave(module)
+
+    def _seek_step(self, optimizer: Any) -> None:
+        found = self._seeker.stepped(optimizer)
+        if found is not None:
+            self._begin(found)
+        elif self._seeker.is_exhausted:
+            self.give_up("no module was called in training mode whose parameters the optimizer steps")
+
+    def _begin(self, found: Found) -> None:
+        """The training is known: from here on only its own calls matter."""
+        self._root, self._optimizer = found.called, found.optimizer
+        self.epochs.optimizer = found.optimizer
+        self.watched = Watched(found.root, found.optimizer, type(found.root).__name__, type(found.optimizer).__name__, threads=torch.get_num_threads())
+        self.watched.notes += found.notes
+        self._seeker = Seeker()
+        for undo in self._undo[:2]:
+            undo()
+        del self._undo[:2]
+        self.stage, self._count = WARM, 0
+        self._await_root()
+
+    # -- one step of the program ----------------------------------------------------------------------------------
+
+    def _await_root(self) -> None:
+        """One global hook until the root is called next; the rest of its forward runs as if there were none."""
+        if self._root_handle is None and self.stage in (WARM, PLAIN, LAYERED):
+            self._root_handle = register_module_forward_pre_hook(self._guard(self._root_enter))
+
+    def _root_enter(self, module: nn.Module, _args: Any) -> None:
+        if module is not self._root:
+            return
+        if not (module.training and torch.is_grad_enabled()):
+            pass
+            return
+        if self._stepping is not None:
+            self.give_up(f"{type(self._optimizer).__name__} calls the model from within its step (a closure); such training is not watched")
+            return
+        self._root_handle.remove()
+        self._root_handle = None
+        if self._pass_began is not None and not self._after_backward:
+            return  # called again before the backward: the same pass
+        self._close_pass()
+        if self.stage == WARM and self._count == self.plan.warm - 1 and self._taping is None:
+            self._open_tape()
+        if self.stage == LAYERED and self.watched is not None and self.watched.probe is not None:
+            # the root's own hook has run already; a wrapper's (DDP) inner module is entered in its own time
+            self.watched.probe.start(inside_root=module is self.watched.root)
+        self._after_backward = False
+        self._step.n_passes += 1
+        self._pass_began = self.clock.now()
+
+    def _timed_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = self._depth == 0 and threading.get_ident() == self._thread and self._pass_began is not None
+            if not outermost:
+                return original(tensors, *args, **kwargs)
+            began = self.clock.now()
+            self._quietly(lambda: self._backward_begins(tensors, began))
+            self._depth += 1
+            began = self.clock.now()
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                ended = self.clock.now()
+                self._depth -= 1
+                self._quietly(lambda: self._backward_ended(ended - began, ended))
+
+        return backward
+
+    def _backward_begins(self, tensors: Any, at: float) -> None:
+        if self._pass_began is not None:
+            self._step.forward_s += at - self._pass_began
+        if self._tape is not None and self._tape.is_open and self.watched is not None and self._taping and isinstance(tensors, torch.Tensor):
+            self.watched.loss = self._tape.close(self._taping[0], tensors)
+
+    def _backward_ended(self, seconds: float, at: float) -> None:
+        self._step.backward_s += seconds
+        self._pass_began, self._after_backward = at, True
+        self._await_root()
+
+    def _close_pass(self) -> None:
+        """The pass before is over: its layers' times."""
+        probe = None if self.watched is None else self.watched.probe
+        if self._after_backward and self.stage == LAYERED and probe is not None and self.watched is not None:
+            probe.stop()
+            self.watched.layered.append(probe.finish())
+        self._pass_began, self._after_backward = None, False
+
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self.stage == SEEK:
+            return
+        if optimizer is self._optimizer and self._stepping is None:
+            self._close_tape()
+            self._close_pass()
+            self._stepping = self.clock.now()
+            self._await_root()  # to notice a closure
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        now = self.clock.now()
+        if self.stage == SEEK:
+            self._seek_step(optimizer)
+            self._last_end = None
+            return
+        if optimizer is not self._optimizer:
+            # another model's turn: what the root did for it is none of its own training
+            self._close_pass()
+            self._step.n_passes, self._step.forward_s, self._step.backward_s = 0, 0.0, 0.0
+            return
+        if self._stepping is None:
+            return
+        step = self._step
+        step.optimizer_s = now - self._stepping
+        self._stepping = None
+        switches = self.clock.switches()
+        step.disturbed = switches != self._switches
+        if self._last_end is not None and not self._spoilt:
+            step.interval_s = now - self._last_end
+        if step.n_passes:
+            self._keep(step)
+        self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
+        if self.stage != DONE:
+            self._await_root()
+        self._last_end = self.clock.now()
+
+    def _keep(self, step: WatchedStep) -> None:
+        assert self.watched is not None
+        self._count += 1
+        if self.stage == WARM and self._count >= self.plan.warm:
+            self._costs = probe_costs(self.clock, n_calls=300, n_backwards=3)
+            self.stage, self._count = PLAIN, 0
+        elif self.stage == PLAIN:
+            self.watched.plain.append(step)
+            if self._count >= self.plan.plain:
+                self._begin_layers()
+        elif self.stage == LAYERED and self._count >= self.plan.layered:
+            self._finish()
+
+    def _begin_layers(self) -> None:
+        assert self.watched is not None
+        root = self.watched.root
+        if any(type(module).__name__ == "OptimizedModule" for module in root.modules()) or getattr(self._root, "_compiled_call_impl", None):
+            self.watched.notes.append("the model is compiled: its layers run as one and are not timed")
+            self._finish()
+            return
+        self.watched.probe = LayerProbe(root, self.clock, self._costs)
+        self.watched.probe.attach()
+        self.stage, self._count = LAYERED, 0
+
+    def _finish(self) -> None:
+        assert self.watched is not None
+        self.watched.with_gradient = frozenset(id(p) for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None)
+        self._stop_watching()
+        self._root = self._optimizer = None
+        if self._on_watched is not None:
+            self._on_watched(self)
+
+    # -- the loss -------------------------------------------------------------------------------------------------
+
+    def _open_tape(self) -> None:
+        """In one warm step: the root's inputs, and what the program makes of its output."""
+        self._taping = ()
+        handle: list[Any] = []
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if module is not self._taped() or self._taping or threading.get_ident() != self._thread:
+                return
+            handle[0].remove()
+            self._quietly(lambda: self._tape_from(args, kwargs, output))
+
+        handle.append(register_module_forward_hook(leave, with_kwargs=True))
+        self._undo.append(_removal(handle[0]))
+
+    def _taped(self) -> nn.Module | None:
+        return None if self.watched is None else self.watched.root
+
+    def _tape_from(self, args: Any, kwargs: Any, output: Any) -> None:
+        assert self.watched is not None
+        root = self.watched.root
+        self.watched.inputs = _detached((args, kwargs))
+        self.watched.flags = {module: module.training for module in root.modules()}
+        self._taping = (output,)
+        self._tape = LossRecorder()
+        self._tape.__enter__()  # type: ignore[no-untyped-call]
+
+    def _close_tape(self) -> None:
+        if self._tape is not None:
+            tape, self._tape, self._taping = self._tape, None, (None,)
+            tape.is_open = False
+            tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    # -- wrappers -------------------------------------------------------------------------------------------------
+
+    def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Add what a method takes to a field of the running step."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                began = self.clock.now()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    step = self._step
+                    setattr(step, name, getattr(step, name) + self.clock.now() - began)
+
+            return timed
+
+        return wrap
+
+    def _quietly(self, action: Callable[[], None]) -> None:
+        if self.stage == DONE:
+            return
+        try:
+            action()
+        except Exception as error:
+            self.fail(error)
+
+
+def _detached(tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) and not leaf.is_leaf else leaf, tree)
+
+
+def _removal(handle: Any) -> Callable[[], None]:
+    return lambda: handle.remove()
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Put a wrapper in an attribute's place; the result undoes it, unless somebody else has replaced it since."""
+    original = getattr(owner, name)
+    wrapper = wrap(original)
+    setattr(owner, name, wrapper)
+
+    def undo() -> None:
+        if getattr(owner, name, None) is wrapper:
+            setattr(owner, name, original)
+
+    return undo

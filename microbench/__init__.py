@@ -1,0 +1,1 @@
+"""Measures one machine and writes what it finds to a machine file."""

@@ -1,0 +1,145 @@
+"""Convolutions, forward and backward: dense, pointwise, strided, depthwise, grouped, transposed, 1d and 3d."""
+from __future__ import annotations
+
+from dlperf.trace import Op, TensorSpec
+from microbench.plan import Group, Point, design, log_pick, pick, repeats, share
+
+_MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
+_MAX_ELEMENTS = 2**23
+
+
+def convolution(
+    n: int, c_in: int, c_out: int, size: tuple[int, ...], kernel: tuple[int, ...], stride: int = 1, padding: int = 0, groups: int = 1,
+    bias: bool = True, transposed: bool = False, dtype: str = "float32",
+) -> Op:  # fmt: skip
+    """``aten.convolution`` of n images of c_in channels."""
+    image = TensorSpec.contiguous(n, c_in, *size, dtype=dtype)
+    weight_shape = (c_in, c_out // groups, *kernel) if transposed else (c_out, c_in // groups, *kernel)
+    d = len(size)
+    return Op(
+        "aten.convolution.default",
+        (image, TensorSpec.contiguous(*weight_shape, dtype=dtype), TensorSpec.contiguous(c_out, dtype=dtype) if bias else None,
+         (stride,) * d, (padding,) * d, (1,) * d, transposed, (0,) * d, groups),
+    )  # fmt: skip
+
+
+def output_size(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int, transposed: bool = False) -> tuple[int, ...]:
+    """Spatial size of a convolution's output.
+
+    >>> output_size((28, 28), (5, 5), 1, 2)
+    (28, 28)
+    """
+    if transposed:
+        return tuple((s - 1) * stride - 2 * padding + k for s, k in zip(size, kernel))
+    return tuple((s + 2 * padding - k) // stride + 1 for s, k in zip(size, kernel))
+
+
+def backward_of(forward: Op, input_needed: bool = True) -> Op:
+    """The backward that autograd runs for a convolution; the first layer needs no gradient of its input."""
+    image, weight, bias, stride, padding, dilation, transposed, output_padding, n_groups = forward.args
+    assert isinstance(image, TensorSpec)
+    assert isinstance(weight, TensorSpec)
+    assert isinstance(stride, tuple)
+    assert isinstance(padding, tuple)
+    assert isinstance(n_groups, int)
+    kernel = weight.shape[2:]
+    first_stride, first_padding = stride[0], padding[0]
+    assert isinstance(first_stride, int)
+    assert isinstance(first_padding, int)
+    c_out = weight.shape[1] * n_groups if transposed else weight.shape[0]
+    out = output_size(image.shape[2:], kernel, first_stride, first_padding, bool(transposed))
+    gradient = TensorSpec.contiguous(image.shape[0], c_out, *out, dtype=image.dtype)
+    return Op(
+        "aten.convolution_backward.default",
+        (gradient, image, weight, (c_out,) if bias is not None else None, stride, padding, dilation, transposed, output_padding, n_groups,
+         (input_needed, True, bias is not None)),
+    )  # fmt: skip
+
+
+def _fits(op: Op, mode: str) -> bool:
+    image, weight, _, stride, padding, _, transposed, *_ = op.args
+    assert isinstance(image, TensorSpec)
+    assert isinstance(weight, TensorSpec)
+    assert isinstance(stride, tuple)
+    assert isinstance(padding, tuple)
+    out = output_size(image.shape[2:], weight.shape[2:], int(stride[0]), int(padding[0]), bool(transposed))  # type: ignore[arg-type]
+    if min(out) < 1:
+        return False
+    positions = image.shape[0] * (image.numel // (image.shape[0] * image.shape[1]) if transposed else 1)
+    for size in () if transposed else out:
+        positions *= size
+    flop = 2.0 * positions * weight.numel
+    c_out = weight.shape[1] if transposed else weight.shape[0]
+    elements = image.shape[0] * c_out
+    for size in out:
+        elements *= size
+    return flop <= _MAX_FLOP[mode] and max(image.numel, elements) <= _MAX_ELEMENTS
+
+
+def _channels(u: float, low: int, high: int, tidy: bool) -> int:
+    """Channel counts: multiples of 8 or 16 as in most networks, or whatever comes."""
+    c = log_pick(u, low, high)
+    return max(8, 16 * round(c / 16) or 8) if tidy else c
+
+
+def _dense(mode: str, count: int) -> list[Op]:
+    found: list[Op] = []
+    for index, (a, b, c, d, e, f, g) in enumerate(design(7)):
+        if len(found) >= count:
+            break
+        tidy = index % 5 < 3
+        kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
+        size = log_pick(b, max(kernel, 3), 128)
+        c_in = pick(c * 8 % 1, (1, 3, 3)) if c < 0.125 else _channels((c - 0.125) / 0.875, 4, 512, tidy)
+        stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
+        padding = pick(f, (0, kernel // 2, kernel // 2))
+        op = convolution(log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=index % 2 == 0)
+        if _fits(op, mode):
+            found.append(op)
+    return found
+
+
+def _depthwise(mode: str, count: int) -> list[Op]:
+    found: list[Op] = []
+    for index, (a, b, c, d) in enumerate(design(4)):
+        if len(found) >= count:
+            break
+        kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 8, 512, index % 4 != 0), log_pick(c, 7, 112)
+        n_groups = channels if index % 4 != 3 else max(1, channels // 8)
+        if channels % n_groups == 0:
+            op = convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), 1 + index % 3 // 2, kernel // 2, n_groups, index % 2 == 0)
+            if _fits(op, mode):
+                found.append(op)
+    return found
+
+
+def _others(mode: str, count: int) -> list[Op]:
+    """Transposed, 1d and 3d convolutions."""
+    found: list[Op] = []
+    for index, (a, b, c, d, e) in enumerate(design(5)):
+        if len(found) >= count:
+            break
+        n, c_in, c_out = log_pick(a, 1, 64), _channels(b, 4, 256, True), _channels(c, 4, 256, True)
+        kernel = pick(d, (2, 3, 4, 5))
+        if index % 4 < 2:
+            size = log_pick(e, 4, 48)
+            op = convolution(n, c_in, c_out, (size, size), (kernel, kernel), pick(d, (2, 1, 2, 2)), 0 if kernel == 2 else 1, transposed=True)
+        elif index % 4 == 2:
+            op = convolution(n, c_in, c_out, (log_pick(e, 16, 4096),), (2 * kernel - 1,), 1, kernel - 1)
+        else:
+            size = log_pick(e, 4, 24)
+            op = convolution(n, c_in, c_out, (size,) * 3, (3, 3, 3), 1, 1)
+        if _fits(op, mode):
+            found.append(op)
+    return found
+
+
+def groups(mode: str) -> list[Group]:
+    """Dense, depthwise and other convolutions, forward and backward."""
+    found = []
+    parts = (("dense", _dense(mode, share(mode, 36, 330))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))))
+    for name, ops in parts:
+        found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
+        backward = [Point("conv_backward", backward_of(op, input_needed=not (name == "dense" and index % 6 == 5))) for index, op in enumerate(ops)]
+        found.append(Group(f"convolution {name} backward", tuple(backward), repeats(mode)))
+    return found

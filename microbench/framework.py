@@ -1,0 +1,283 @@
+"""What PyTorch itself costs: calls, autograd nodes, modules, optimizers, gradients put back to none.
+
+Every cost is the slope of a time against a count (two counts, so that what is common cancels), on tensors so small
+that their kernels cost next to nothing. Two recipes bring the numbers near to what a training step pays: tensors
+and modules are distinct (a loop over one tensor keeps everything in the first cache), and operators alternate.
+"""
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlperf.clock import Clock, Repeats, Sampler, Samples
+from dlperf.machine import Cost
+
+_FEW, _MANY = 8, 72
+Call = Callable[[], object]
+
+
+def _samples(calls: list[Call], repeats: Repeats, clock: Clock) -> list[Samples]:
+    """The calls sampled in turn, so that drift meets all of them alike."""
+    samplers = [Sampler(call, repeats, clock) for call in calls]
+    for _ in range(repeats.n_samples):
+        for sampler in samplers:
+            sampler.take()
+    return [sampler.result() for sampler in samplers]
+
+
+def _slope(make: Callable[[int], Call], repeats: Repeats, clock: Clock) -> Samples:
+    """Seconds that one more adds: (t(many) - t(few)) / (many - few)."""
+    few, many = _samples([make(_FEW), make(_MANY)], repeats, clock)
+    return Samples(tuple(max(0.0, value - few.median) / (_MANY - _FEW) for value in many.values), few.n_disturbed + many.n_disturbed)
+
+
+def _less(samples: Samples, amount_s: float) -> Samples:
+    return Samples(tuple(max(0.0, value - amount_s) for value in samples.values), samples.n_disturbed)
+
+
+def _loop(calls: list[Call]) -> Call:
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def _calls(repeats: Repeats, clock: Clock) -> tuple[dict[str, Samples], float]:
+    """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by the engine."""
+    ops = torch.ops.aten
+    few = [torch.rand(4, 4) for _ in range(3)]
+    x, y, z = few
+
+    def native(n: int) -> Call:
+        return _loop(([lambda: torch.relu(x), lambda: torch.add(x, y), lambda: torch.mul(y, z), lambda: torch.tanh(z)] * n)[:n])
+
+    def boxed(n: int) -> Call:
+        return _loop(([lambda: ops.relu.default(x), lambda: ops.add.Tensor(x, y), lambda: ops.mul.Tensor(y, z), lambda: ops.tanh.default(z)] * n)[:n])
+
+    with torch.no_grad():
+        native_s, boxed_s = _slope(native, repeats, clock), _slope(boxed, repeats, clock)
+    leaf = torch.rand(4, 4, requires_grad=True)
+
+    def recorded(n: int) -> Call:
+        return _loop(([lambda: torch.relu(leaf), lambda: torch.add(leaf, y), lambda: torch.mul(leaf, z), lambda: torch.tanh(leaf)] * n)[:n])
+
+    recorded_s = _slope(recorded, repeats, clock)
+    found = {
+        "boxed_call": _less(boxed_s, native_s.median),
+        "native_call": native_s,
+        "autograd_record": _less(recorded_s, native_s.median),
+    }
+    return found, native_s.median
+
+
+def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+    """Costs of the engine: a node beyond its kernel, a gradient put into a parameter, the call of backward."""
+    ops = torch.ops.aten
+    y = torch.rand(4, 4)
+
+    def graph(n: int, leaves: bool) -> torch.Tensor:
+        out = torch.rand(4, 4, requires_grad=True) * 1.0
+        for index in range(n):
+            out = torch.tanh(out) if index % 2 else torch.relu(out)
+            if leaves:
+                out = out + torch.rand(4, 4, requires_grad=True)
+        return out.sum()
+
+    def backward_s(n: int, leaves: bool) -> Samples:
+        values, disturbed = [], 0
+        for _ in range(4 * repeats.n_samples):
+            root = graph(n, leaves)
+            switched, begin = clock.switches(), clock.now()
+            root.backward()
+            took = clock.now() - begin
+            if clock.switches() == switched:
+                values.append(took)
+            else:
+                disturbed += 1
+        return Samples(tuple(values) or (took,), disturbed)
+
+    few, many, few_leaves, many_leaves = backward_s(_FEW, False), backward_s(_MANY, False), backward_s(_FEW, True), backward_s(_MANY, True)
+    span = _MANY - _FEW
+    with torch.no_grad():
+        kernels = _samples([lambda: ops.threshold_backward.default(y, y, 0), lambda: ops.tanh_backward.default(y, y)], repeats, clock)
+        boxed, native = _samples([lambda: ops.relu.default(y), lambda: torch.relu(y)], repeats, clock)
+    kernel_s = sum(k.median for k in kernels) / 2 - (boxed.median - native.median)
+    node_s = (many.median - few.median) / span
+    # With leaves each round adds the node of an addition (no kernel of its own) and one accumulation.
+    leaf_s = (many_leaves.median - few_leaves.median) / span - node_s - (node_s - kernel_s)
+    return {
+        "autograd_node": Samples(tuple(max(0.0, (value - few.median) / span - kernel_s) for value in many.values), many.n_disturbed),
+        "accumulate_grad": Samples((max(0.0, leaf_s),)),
+        "backward_call": _less(few, node_s * _FEW),
+    }
+
+
+def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+    """Costs of a module's call and of each of its parameters' look-up."""
+    x = torch.rand(4, 4)
+
+    def identities(n: int) -> Call:
+        modules = [torch.nn.Identity() for _ in range(n)]
+
+        def run() -> None:
+            for module in modules:
+                module(x)
+
+        return run
+
+    def linears(n: int) -> Call:
+        modules = [torch.nn.Linear(4, 4) for _ in range(n)]
+
+        def run() -> None:
+            for module in modules:
+                module(x)
+
+        return run
+
+    def functionals(n: int) -> Call:
+        pairs = [(torch.rand(4, 4, requires_grad=True), torch.rand(4, requires_grad=True)) for _ in range(n)]
+
+        def run() -> None:
+            for weight, bias in pairs:
+                F.linear(x, weight, bias)
+
+        return run
+
+    call, module, functional = (_slope(make, repeats, clock) for make in (identities, linears, functionals))
+    lookup = tuple(max(0.0, value - functional.median - call.median) / 2 for value in module.values)
+    return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the operators of an optimizer's step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.n += not str(func).startswith("profiler.")
+        return func(*args, **(kwargs or {}))
+
+
+OPTIMIZERS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("SGD", {"lr": 0.01}), ("SGD", {"lr": 0.01, "momentum": 0.9}), ("SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
+    ("SGD", {"lr": 0.01, "momentum": 0.9, "foreach": True}), ("SGD", {"lr": 0.01, "momentum": 0.9, "fused": True}),
+    ("Adam", {"lr": 1e-3}), ("Adam", {"lr": 1e-3, "amsgrad": True}), ("Adam", {"lr": 1e-3, "foreach": True}), ("Adam", {"lr": 1e-3, "fused": True}),
+    ("AdamW", {"lr": 1e-3}), ("AdamW", {"lr": 1e-3, "foreach": True}), ("AdamW", {"lr": 1e-3, "fused": True}),
+    ("RMSprop", {"lr": 1e-3}), ("Adagrad", {"lr": 1e-3}), ("Adadelta", {"lr": 1e-3}), ("NAdam", {"lr": 1e-3}), ("RAdam", {"lr": 1e-3}), ("Adamax", {"lr": 1e-3}),
+)  # fmt: skip
+
+
+def implementation(options: dict[str, object]) -> str:
+    """How an optimizer of these options loops over its tensors."""
+    return "fused" if options.get("fused") else "foreach" if options.get("foreach") else "for-loop"
+
+
+def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+    """``optimizer_tensor/TYPE/IMPLEMENTATION/OPS`` seconds a parameter tensor, its tiny kernels included, and ``optimizer_call/...`` seconds a step."""
+    found: dict[str, Samples] = {}
+    for type_name, options in OPTIMIZERS[:: 3 if mode == "quick" else 1]:
+        made = []
+        for n in (_FEW, _MANY):
+            parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
+            for parameter in parameters:
+                parameter.grad = torch.zeros(4)
+            optimizer = getattr(torch.optim, type_name)(parameters, **options)
+            optimizer.step()
+            made.append(optimizer)
+        with _Counter() as counter:
+            made[0].step()
+        few, many = _samples([made[0].step, made[1].step], repeats, clock)
+        span = _MANY - _FEW
+        each = Samples(tuple(max(0.0, value - few.median) / span for value in many.values), many.n_disturbed)
+        kind = f"{type_name}/{implementation(options)}"
+        n_ops = round(counter.n / _FEW) if implementation(options) == "for-loop" else counter.n
+        found[f"optimizer_tensor/{kind}/{n_ops}"] = each
+        found.setdefault(f"optimizer_call/{kind}", _less(few, each.median * _FEW))
+
+    values: dict[int, list[float]] = {_FEW: [], _MANY: []}
+    for _ in range(4 * repeats.n_samples):
+        for n in (_FEW, _MANY):
+            parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
+            for parameter in parameters:
+                parameter.grad = torch.zeros(4)
+            optimizer = torch.optim.SGD(parameters, lr=0.01)
+            begin = clock.now()
+            optimizer.zero_grad()
+            values[n].append(clock.now() - begin)
+    few, many = Samples(tuple(values[_FEW])), Samples(tuple(values[_MANY]))
+    each = Samples(tuple(max(0.0, value - few.median) / (_MANY - _FEW) for value in many.values))
+    found["zero_grad_tensor"] = each
+    found["zero_grad_call"] = _less(few, each.median * _FEW)
+    return found
+
+
+COLD_BYTES = (2**20, 2**22, 2**24, 2**26, 2**27)
+"""How much memory passes by between two measured calls, so that the code and data of the call have left the nearer caches."""
+
+
+def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
+    """``cold/WHAT/BYTES``: seconds that one call takes more after so many bytes of other work than when it is repeated.
+
+    A step runs every operator's code once between megabytes of data; the interpreter, the dispatcher and the kernels come
+    back from farther caches, as data do. For `call` (an operator from Python) the bytes are streamed. The optimizer
+    and the backward start after a whole step, which also maps and unmaps memory: there the bytes are written to
+    fresh pages.
+    """
+    leaf = torch.rand(4, 4, requires_grad=True)
+    parameters = [torch.rand(4, requires_grad=True) for _ in range(_FEW)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(4)
+    sgd, adam = torch.optim.SGD(parameters, lr=0.01, momentum=0.9), torch.optim.Adam(parameters)
+
+    def backward() -> Call:
+        root = torch.relu(torch.tanh(leaf * 1.0)).sum()
+        return root.backward
+
+    makes: tuple[tuple[str, Callable[[], Call]], ...] = (
+        ("call", lambda: lambda: torch.relu(leaf)), ("call", lambda: lambda: torch.tanh(leaf)), ("optimizer", lambda: sgd.step), ("optimizer", lambda: adam.step), ("backward", backward),
+    )  # fmt: skip
+    found: dict[str, list[float]] = {}
+    for n_bytes in COLD_BYTES[:: 2 if mode == "quick" else 1]:
+        stream = torch.zeros(n_bytes // 4)
+        for name, make in makes:
+            values: dict[bool, list[float]] = {False: [], True: []}
+            for _ in range(5 if mode == "quick" else 15):
+                for cold in (False, True):
+                    make()()
+                    call = make()
+                    if cold and name == "call":
+                        stream.add_(1.0)
+                    elif cold:
+                        _churn(n_bytes)
+                    switched, begin = clock.switches(), clock.now()
+                    call()
+                    took = clock.now() - begin
+                    if clock.switches() == switched or not values[cold]:
+                        values[cold].append(took)
+            warm = sorted(values[False])[len(values[False]) // 2]
+            found.setdefault(f"cold/{name}/{n_bytes}", []).extend(max(0.0, value - warm) for value in values[True])
+    return {name: Samples(tuple(values)) for name, values in found.items()}
+
+
+def _churn(n_bytes: int) -> None:
+    """Write to fresh pages and give them back."""
+    with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
+        torch.frombuffer(region, dtype=torch.float32).fill_(1.0)
+
+
+def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
+    """Every cost of the framework, in seconds each."""
+    repeats = Repeats(sample_s=2e-4 if mode == "quick" else 5e-4, n_samples=5 if mode == "quick" else 11)
+    found, _ = _calls(repeats, clock)
+    found |= _backward(repeats, clock)
+    found |= _modules(repeats, clock)
+    found |= _optimizers(mode, repeats, clock)
+    found |= _cold(mode, clock)
+    return [Cost(name, threads, samples) for name, samples in found.items()]

@@ -1,0 +1,86 @@
+"""The GEMM table f(M, N, K): rates of matrix products as PyTorch reaches them, by dtype, orientation and threads.
+
+Orientation names the memory order of the two operands, row-major N or transposed T. A Linear layer's forward is NT
+(``addmm(bias, x, weight.t())``), its gradients NN (with respect to the input) and TN (to the weight).
+"""
+from __future__ import annotations
+
+from dlperf.clock import Repeats
+from dlperf.trace import Op, TensorSpec
+from microbench.plan import Group, Point, design, log_pick, repeats, share
+
+ORIENTATIONS = ("NN", "NT", "TN")
+_MAX_FLOP = {"quick": 6e8, "full": 6e9, "thorough": 3e10}
+_MAX_ELEMENTS = 2**24
+
+
+def operand(rows: int, columns: int, transposed: bool, dtype: str) -> TensorSpec:
+    """A rows x columns matrix, row-major or (transposed) column-major."""
+    return TensorSpec((rows, columns), (1, rows) if transposed else (columns, 1), dtype)
+
+
+def product(m: int, n: int, k: int, orientation: str = "NN", dtype: str = "float32") -> Op:
+    """(m x k)(k x n) without bias."""
+    return Op("aten.mm.default", (operand(m, k, orientation[0] == "T", dtype), operand(k, n, orientation[1] == "T", dtype)))
+
+
+def linear(m: int, n: int, k: int, dtype: str = "float32", orientation: str = "NT") -> Op:
+    """A Linear layer's forward for a batch of m: bias (n) + (m x k)(k x n)."""
+    bias = TensorSpec.contiguous(n, dtype=dtype)
+    return Op("aten.addmm.default", (bias, operand(m, k, False, dtype), operand(k, n, orientation[1] == "T", dtype)))
+
+
+def batched(b: int, m: int, n: int, k: int, transposed: bool, dtype: str = "float32") -> Op:
+    """b independent products (m x k)(k x n), the second operand transposed or not."""
+    second = TensorSpec((b, k, n), (k * n, 1, k) if transposed else (k * n, n, 1), dtype)
+    return Op("aten.bmm.default", (TensorSpec.contiguous(b, m, k, dtype=dtype), second))
+
+
+def _fits(m: int, n: int, k: int, mode: str) -> bool:
+    return 2.0 * m * n * k <= _MAX_FLOP[mode] and max(m * n, n * k, m * k) <= _MAX_ELEMENTS
+
+
+def _sizes(mode: str, per_mode: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Shapes (m, n, k): corners and the powers of four that networks are full of, then an even filling; skinny and batch-1 ones included."""
+    grid = [1, 8, 64, 512, 4096]
+    lattice = [(m, n, k) for m in grid for n in grid for k in grid if _fits(m, n, k, mode)]
+    if mode == "quick":
+        lattice = [shape for shape in lattice if sum(size in (1, 64, 512) for size in shape) == 3]
+    filling = []
+    for u, v, w in design(3):
+        if len(filling) >= share(mode, *per_mode):
+            break
+        shape = (log_pick(u, 1, 4096), log_pick(v, 1, 4096), log_pick(w, 1, 4096))
+        # Every other point has the multiples of 16 that people choose; the rest falls where it falls.
+        if len(filling) % 2:
+            shape = tuple(max(16, 16 * round(size / 16)) if size > 8 else size for size in shape)  # type: ignore[assignment]
+        if _fits(*shape, mode):
+            filling.append(shape)
+    return lattice + filling
+
+
+def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
+    """One group a dtype and orientation, and the batched products."""
+    found = []
+    for dtype in dtypes:
+        main = dtype == "float32"
+        if mode == "quick" and not main:
+            continue
+        sizes = _sizes(mode, (24, 300) if main else (0, 60))
+        for orientation in ORIENTATIONS:
+            points = [Point("gemm", linear(*s, dtype) if orientation == "NT" else product(*s, orientation, dtype)) for s in sizes]
+            if main and orientation == "NT":
+                points += [Point("gemm", product(*s, "NT", dtype)) for s in sizes[:: 4 if mode != "quick" else 8]]
+            found.append(Group(f"gemm {dtype} {orientation}", tuple(points), repeats(mode)))
+    small = []
+    for u, v, w, x in design(4):
+        if len(small) >= share(mode, 12, 90):
+            break
+        b, m, n, k = log_pick(u, 2, 512), log_pick(v, 1, 512), log_pick(w, 1, 512), log_pick(x, 4, 512)
+        if 2.0 * b * m * n * k <= _MAX_FLOP[mode] / 4 and b * max(m * n, n * k, m * k) <= _MAX_ELEMENTS / 2:
+            small.append(Point("bmm", batched(b, m, n, k, len(small) % 2 == 1)))
+    found.append(Group("batched gemm", tuple(small), repeats(mode)))
+    # The peak: large square products, long enough to reach it; every mode needs this ceiling.
+    peak = tuple(Point("gemm", product(n, n, n, "NN", dtype)) for dtype in dtypes for n in (768, 1280) + ((2048,) if mode != "quick" else ()))
+    found.append(Group("gemm peak", peak, Repeats(sample_s=1e-3, n_samples=5 if mode == "quick" else 9)))
+    return found

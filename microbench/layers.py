@@ -1,0 +1,170 @@
+"""Kernels with a shape of their own: normalisation, pooling, softmax, losses, embeddings, reductions, joins, attention, recurrent layers."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlperf.trace import Op, Symbol, TensorSpec
+from microbench.plan import Group, Point, design, log_pick, log_sizes, pick, repeats, share
+
+T = TensorSpec.contiguous
+_MAX_ELEMENTS = 2**22
+_FLOAT32 = Symbol("dtype", "float32")
+
+
+def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
+    n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 512), log_pick(w, 1, 96)
+    image, channel = T(n, c, size, size), T(c)
+    if index % 3 == 2:
+        image = T(max(2, n * 4), c)
+    training = [
+        Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, True, 0.1, 1e-5)),
+        Op("aten.native_batch_norm_backward.default", (image, image, channel, channel, channel, channel, channel, True, 1e-5, (True, True, True))),
+    ]
+    if index % 3 == 0:
+        training.append(Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, False, 0.1, 1e-5)))
+    rows, width = log_pick(u, 1, 8192), log_pick(v, 16, 4096)
+    lines, per_row = T(rows, width), T(rows, 1)
+    layer = [
+        Op("aten.native_layer_norm.default", (lines, (width,), T(width), T(width), 1e-5)),
+        Op("aten.native_layer_norm_backward.default", (lines, lines, (width,), per_row, per_row, T(width), T(width), (True, True, True))),
+    ] if rows * width <= _MAX_ELEMENTS else []  # fmt: skip
+    group = []
+    if index % 3 == 1 and c % 4 == 0:
+        stats = T(n, 4)
+        group = [
+            Op("aten.native_group_norm.default", (image, channel, channel, n, c, size * size, 4, 1e-5)),
+            Op("aten.native_group_norm_backward.default", (image, image, stats, stats, channel, n, c, size * size, 4, (True, True, True))),
+        ]
+    return (training + group if image.numel <= _MAX_ELEMENTS else []) + layer
+
+
+def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
+    n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 256), log_pick(w, 6, 112)
+    kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[index % 5]
+    image = T(n, c, size, size)
+    if image.numel > _MAX_ELEMENTS:
+        return []
+    out = (size + 2 * padding - kernel) // stride + 1
+    pooled, window = T(n, c, out, out), ((kernel,) * 2, (stride,) * 2, (padding,) * 2)
+    indices = T(n, c, out, out, dtype="int64")
+    found = [
+        Op("aten.max_pool2d_with_indices.default", (image, *window)),
+        Op("aten.max_pool2d_with_indices_backward.default", (pooled, image, *window, (1, 1), False, indices)),
+    ]
+    if index % 2 == 0:
+        found += [
+            Op("aten.avg_pool2d.default", (image, *window)),
+            Op("aten.avg_pool2d_backward.default", (pooled, image, *window, False, True, None)),
+            Op("aten.mean.dim", (image, (-1, -2), True)),
+            Op("aten._adaptive_avg_pool2d.default", (image, (1 + index % 7,) * 2)),
+            Op("aten._adaptive_avg_pool2d_backward.default", (T(n, c, *(1 + index % 7,) * 2), image)),
+        ]
+    return found
+
+
+def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
+    rows, width = log_pick(u, 1, 8192), log_pick(v, 2, 8192)
+    if rows * width > _MAX_ELEMENTS:
+        return []
+    lines = T(rows, width)
+    found = [
+        Op("aten._log_softmax.default", (lines, 1, False)), Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
+        Op("aten._softmax.default", (lines, -1, False)), Op("aten._softmax_backward_data.default", (lines, lines, -1, _FLOAT32)),
+        Op("aten.sum.dim_IntList", (lines, (0,), True)), Op("aten.sum.dim_IntList", (lines, (1,), True)), Op("aten.mean.dim", (lines, (1,))),
+    ]  # fmt: skip
+    if index % 3 == 0:
+        found += [Op("aten.sum.default", (lines,)), Op("aten.mean.default", (lines,)), Op("aten.max.dim", (lines, 1)), Op("aten.amax.default", (lines, (1,))),
+                  Op("aten.argmax.default", (lines, 1)), Op("aten.var.correction", (lines, (1,))), Op("aten.cumsum.default", (lines, 1)),
+                  Op("aten.linalg_vector_norm.default", (lines,))]  # fmt: skip
+    target = T(rows, dtype="int64")
+    found += [Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)), Op("aten.nll_loss_backward.default", (T(), lines, target, None, 1, -100, T()))]
+    return found
+
+
+def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
+    rows, width, table = log_pick(u, 1, 8192), log_pick(v, 4, 1024), log_pick(w, 16, 50000)
+    found = []
+    tokens = T(rows, dtype="int64")
+    if rows * width <= _MAX_ELEMENTS and table * width <= 4 * _MAX_ELEMENTS:
+        found += [Op("aten.embedding.default", (T(table, width), tokens)),
+                  Op("aten.embedding_dense_backward.default", (T(rows, width), tokens, table, -1, False))]  # fmt: skip
+    if rows * width <= _MAX_ELEMENTS:
+        lines = T(rows, width)
+        found += [Op("aten.cat.default", ((lines, lines), 0)), Op("aten.cat.default", ((lines, lines), 1)), Op("aten.stack.default", ((lines, lines),)),
+                  Op("aten.index_select.default", (lines, 0, tokens)), Op("aten.gather.default", (lines, 0, T(rows, width, dtype="int64"))),
+                  Op("aten.slice_backward.default", (T(rows, max(1, width // 2)), (rows, width), 1, 0, max(1, width // 2), 1)),
+                  Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)), Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0))]  # fmt: skip
+    if index % 4 == 0:
+        n, c, size = log_pick(u, 1, 32), log_pick(v, 4, 128), log_pick(w, 4, 48)
+        image = T(n, c, size, size)
+        if 4 * image.numel <= _MAX_ELEMENTS:
+            found += [Op("aten.upsample_nearest2d.vec", (image, None, (2.0, 2.0))), Op("aten.upsample_bilinear2d.vec", (image, None, False, (2.0, 2.0)))]
+    return found
+
+
+def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
+    b, h, t, d = log_pick(u, 1, 64), log_pick(v, 1, 16), log_pick(w, 8, 1024), pick(index * 0.3819660 % 1, (16, 32, 64, 64, 128))
+    if b * h * t * d > 2**21 or 4.0 * b * h * t * t * d > 2e9:
+        return []
+    # Queries, keys and values are views of one projection in most networks: heads are interleaved in memory.
+    q = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1)) if index % 2 else T(b, h, t, d)
+    causal = index % 3 == 1
+    forward = Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, q, q, 0.0, causal))
+    lse = TensorSpec((b, h, t), (h * t, 1, h))
+    out = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1))
+    return [forward, Op("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", (out, q, q, q, out, lse, 0.0, causal))]
+
+
+def recurrent(t: int, b: int, inputs: int, hidden: int, mode: int = 2, train: bool = True) -> tuple[Op, Op]:
+    """One oneDNN recurrent layer, forward and backward; mode 2 is LSTM, 3 GRU. Time-major input (t, b, inputs)."""
+    gates = {2: 4, 3: 3}[mode]
+    x, state = T(t, b, inputs), T(1, b, hidden)
+    weights = (T(gates * hidden, inputs), T(gates * hidden, hidden), T(gates * hidden), T(gates * hidden))
+    out = T(t, b, hidden)
+    shared = (mode, hidden, 1, True)
+    forward = Op("aten.mkldnn_rnn_layer.default", (x, *weights, state, state, False, (), *shared, False, False, train))
+    backward = Op(
+        "aten.mkldnn_rnn_layer_backward.default",
+        (x, *weights, state, state, out, state, state, out, state, state, False, *shared, True, False, (), False, T(1, dtype="uint8")),
+    )
+    return forward, backward
+
+
+def _recurrent(u: float, v: float, w: float, index: int) -> list[Op]:
+    t, b, hidden = log_pick(u, 1, 128), log_pick(v, 1, 128), log_pick(w, 16, 512)
+    inputs = pick(index * 0.618 % 1, (hidden, max(8, hidden // 2), 64, 32))
+    if 16.0 * t * b * hidden * (inputs + hidden) > 2e9:
+        return []
+    return list(recurrent(t, b, inputs, hidden))
+
+
+def _fill(make: Callable[[float, float, float, int], list[Op]], count: int) -> list[Op]:
+    found: list[Op] = []
+    taken = 0
+    for index, (u, v, w) in enumerate(design(3)):
+        ops = make(u, v, w, index)
+        taken += bool(ops)
+        found += ops
+        if taken >= count or index > 50 * count:
+            return found
+    return found
+
+
+def groups(mode: str) -> list[Group]:
+    """One group a kind of layer."""
+    plan = (
+        ("normalisation", "norm", _norms, 8, 70), ("pooling", "pool", _pools, 8, 60), ("rows", "rows", _rows, 8, 60),
+        ("moves", "moves", _moves, 5, 48), ("attention", "attention", _attention, 6, 60), ("recurrent", "recurrent", _recurrent, 5, 40),
+    )  # fmt: skip
+    found = [
+        Group(title, tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))), repeats(mode)) for title, family, make, quick, full in plan
+    ]
+    views = [Op("aten.view.default", (T(64, 64), (4096,))), Op("aten.t.default", (T(64, 64),)), Op("aten.transpose.int", (T(4, 8, 16), 1, 2)),
+             Op("aten.expand.default", (T(1, 64), (64, 64))), Op("aten.permute.default", (T(4, 8, 16), (2, 0, 1))), Op("aten.unsqueeze.default", (T(64), 0)),
+             Op("aten.select.int", (T(8, 8), 0, 1)), Op("aten.slice.Tensor", (T(8, 8), 0, 1, 4)), Op("aten.detach.default", (T(8),)),
+             Op("aten._unsafe_view.default", (T(64, 64), (4096,))), Op("aten.squeeze.dim", (T(1, 8), 0)), Op("aten.split.Tensor", (T(8, 8), 2)),
+             Op("aten._local_scalar_dense.default", (T(),)), Op("aten.empty.memory_format", ((8,),)), Op("aten.empty_like.default", (T(8),)),
+             Op("aten.zeros.default", ((8,),)), Op("aten.alias.default", (T(8),)), Op("aten.as_strided.default", (T(64), (8, 8), (8, 1)))]  # fmt: skip
+    found.append(Group("views", tuple(Point("view", op) for op in views), repeats(mode)))
+    found.append(Group("fills", tuple(Point("pointwise", Op("aten.zeros.default", ((n,),))) for n in log_sizes(64, 2**22, 0.25)), repeats(mode)))
+    return found

@@ -1,0 +1,95 @@
+"""What a calibration consists of: groups of kernels to time, in an order in which every prefix covers the space."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dlperf.clock import Repeats
+from dlperf.trace import Op
+
+MODES = ("quick", "full", "thorough")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kernel to time and the family under which the machine file keeps it."""
+
+    family: str
+    op: Op
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points measured together, interleaved, and written together; `repeats` says how each is sampled."""
+
+    name: str
+    points: tuple[Point, ...]
+    repeats: Repeats
+
+
+def repeats(mode: str) -> Repeats:
+    """How kernels are sampled: raw samples of at least a millisecond (less when quick), several of each."""
+    return {
+        "quick": Repeats(sample_s=2e-4, n_samples=3, prime_below=4),
+        "full": Repeats(sample_s=1e-3, n_samples=5, prime_below=8),
+        "thorough": Repeats(sample_s=2e-3, n_samples=9, warmup=2, prime_below=8),
+    }[mode]
+
+
+def share(mode: str, quick: int, full: int) -> int:
+    """How many points of a design a mode takes; thorough takes twice those of full."""
+    return {"quick": quick, "full": full, "thorough": 2 * full}[mode]
+
+
+def halton(index: int, base: int) -> float:
+    """The van der Corput sequence in `base`: fills [0, 1) evenly at every length (Halton 1960).
+
+    >>> [halton(i, 2) for i in (1, 2, 3)]
+    [0.5, 0.25, 0.75]
+    """
+    fraction, value = 1.0, 0.0
+    while index > 0:
+        fraction /= base
+        value += fraction * (index % base)
+        index //= base
+    return value
+
+
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+
+
+def design(n_dimensions: int, start: int = 1) -> Iterator[tuple[float, ...]]:
+    """Points of a Halton sequence in the unit cube, for ever."""
+    index = start
+    while True:
+        yield tuple(halton(index, base) for base in _PRIMES[:n_dimensions])
+        index += 1
+
+
+def log_pick(u: float, low: float, high: float) -> int:
+    """A whole number in [low, high], uniform in its logarithm.
+
+    >>> log_pick(0.5, 1, 100)
+    10
+    """
+    return max(1, round(low * (high / low) ** u))
+
+
+def pick(u: float, choices: Sequence[int]) -> int:
+    """One of the choices, each with equal weight.
+
+    >>> pick(0.99, (1, 3, 5))
+    5
+    """
+    return choices[min(len(choices) - 1, int(u * len(choices)))]
+
+
+def log_sizes(low: int, high: int, per_octave: float) -> list[int]:
+    """Sizes from `low` to `high`, evenly spaced in the logarithm, both ends included.
+
+    >>> log_sizes(64, 1024, 0.5)
+    [64, 256, 1024]
+    """
+    steps = max(1, round(per_octave * math.log2(high / low)))
+    return sorted({round(low * (high / low) ** (i / steps)) for i in range(steps + 1)})

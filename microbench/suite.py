@@ -1,0 +1,192 @@
+"""The plan and its execution: fresh process per thread count, a file written after every group, resume where it stopped."""
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from dlperf import host
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.files import check_writable, schema_of
+from dlperf.machine import SCHEMA, Bandwidth, Cost, Machine
+from dlperf.trace import Trace
+from microbench.plan import MODES, Group
+from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_group
+
+BUSY_SWITCHES_PER_S = 40.0
+"""Involuntary context switches a second from which a group counts as measured on a busy machine: a neighbour on the same
+core takes it away every scheduler quantum (some 4 ms), an idle system a few times a second."""
+_SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
+_DEGREE = {"quick": 0, "full": 1, "thorough": 2}
+
+
+def calibrate(
+    path: str | Path, *, mode: str = "full", threads: Sequence[int] = (1,), traces: Sequence[Trace] = (), force: bool = False, progress: bool | None = None
+) -> Machine:
+    """Measure this machine into `path`: create the file, resume an interrupted one, or extend a finished one.
+
+    `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact operations. What is
+    finished stays in the file whatever happens. `progress` shows a bar on stderr (default: if that is a terminal).
+
+    Raises DlperfError for an unknown mode, threads below 1, a file of another machine or not of dlperf (without `force`);
+    WorkFailed when a worker dies or the disk refuses.
+    """
+    path = Path(path)
+    if mode not in MODES:
+        raise DlperfError(f"mode {mode!r} is unknown; known are {', '.join(MODES)}")
+    for count in threads:
+        if count < 1:
+            raise DlperfError(f"threads is {count}; it must be at least 1")
+    machine = _start(path, mode, force)
+    if max(threads) > machine.cpu.n_cores:
+        narrate(f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for each other")
+    work = [(count, _missing(machine, count, mode, traces)) for count in dict.fromkeys(threads)]
+    if not any(groups for _, groups in work):
+        narrate(f"{path} holds all of this already; nothing to measure")
+    machine = _note_neighbours(machine)
+    total = sum(weight for _, groups in work for _, weight in groups)
+    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+        files = []
+        for number, trace in enumerate(traces):
+            files.append(str(Path(folder) / f"trace{number}.json"))
+            trace.save(files[-1])
+        with tqdm(total=total, unit="kernel", desc=f"calibrating ({mode})", disable=None if progress is None else not progress, file=sys.stderr, smoothing=0.1) as bar:
+            for count, groups in work:
+                if groups:
+                    machine = _run_worker(machine, path, mode, count, groups, files, bar)
+    machine = replace(machine, complete=True)
+    machine.save(path)
+    return machine
+
+
+def narrate(text: str) -> None:
+    """One line on stderr, above a progress bar if there is one."""
+    tqdm.write(f"dlperf: {text}", file=sys.stderr)
+
+
+def _start(path: Path, mode: str, force: bool) -> Machine:
+    check_writable(path, force)
+    fresh = Machine(host.this_cpu(), mode=mode, versions=host.versions(), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
+    if not path.exists() or path.stat().st_size == 0:
+        return fresh
+    found = schema_of(path)
+    if found != SCHEMA:
+        if force or found is not None:
+            return fresh
+        raise DlperfError(f"{path}: is no machine file; choose another name, or give --force")
+    try:
+        old = Machine.load(path)
+    except DlperfError as error:
+        if force:
+            return fresh
+        raise DlperfError(f"{error} Or give --force to measure anew.") from error
+    if old.cpu.identity != fresh.cpu.identity:
+        if force:
+            return fresh
+        raise DlperfError(f"{path}: is of another machine ({old.cpu.model}, {old.cpu.n_cores} cores); choose another name, or give --force to replace it")
+    if old.versions.get("torch") != fresh.versions.get("torch"):
+        narrate(f"{path} was made with torch {old.versions.get('torch')}; measuring anew with {fresh.versions.get('torch')}")
+        return fresh
+    deeper = max(old.mode, mode, key=lambda name: _DEGREE.get(name, 0))
+    return replace(old, mode=deeper, complete=False)
+
+
+def _done_name(mode: str, threads: int, group: str) -> str:
+    return f"{mode}/{threads}/{group}"
+
+
+def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace]) -> list[tuple[str, int]]:
+    """The groups still to measure, each with its weight in the progress bar."""
+    planned: list[tuple[str, int]] = [(name, _SYSTEM_WEIGHT) for name in SYSTEM_GROUPS]
+    kernels: list[Group] = planned_groups(mode, machine.cpu.flags)
+    planned += [(group.name, len(group.points)) for group in kernels]
+    exact = [trace_group(trace, mode) for trace in traces]
+    planned += [(group.name, len(group.points)) for group in exact]
+    # What was measured at this depth or deeper is not measured again.
+    deep_enough = [m for m in MODES if _DEGREE[m] >= _DEGREE[mode]]
+    done = set(machine.groups)
+    return [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
+
+
+def _note_neighbours(machine: Machine) -> Machine:
+    running = _running_processes()
+    if running <= 1:
+        return machine
+    note = f"{running - 1} other process(es) were running when the measuring began; times may be too long"
+    narrate(f"warning: the machine is busy: {note}")
+    return replace(machine, notes=(*machine.notes, note))
+
+
+def _running_processes() -> int:
+    """Runnable processes now, this one included; 1 where the system does not tell. The least of a few looks counts."""
+    counts = []
+    for _ in range(3):
+        try:
+            counts.append(int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
+        except (OSError, ValueError, IndexError):
+            return 1
+        time.sleep(0.05)
+    return max(1, min(counts))
+
+
+def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: list[tuple[str, int]], traces: list[str], bar: Any) -> Machine:
+    job = {"threads": threads, "mode": mode, "groups": [name for name, _ in groups], "traces": traces}
+    weights = dict(groups)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "microbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(threads)}, text=True
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.close()
+        bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {groups[0][0]}")
+        reported = 0
+        for line in process.stdout:
+            message = json.loads(line)
+            if "progress" in message:
+                reported += message["progress"]
+                bar.update(message["progress"])
+                continue
+            bar.update(weights[message["group"]] - reported)
+            reported = 0
+            machine = _merge(machine, Machine.from_json(message["part"]), message, mode, threads)
+            machine.save(path)
+            place = job["groups"].index(message["group"]) + 1  # type: ignore[attr-defined]
+            if place < len(groups):
+                bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {groups[place][0]}")
+        if process.wait() == 130:
+            raise KeyboardInterrupt
+        if process.returncode != 0:
+            raise WorkFailed(f"the measuring process ended with status {process.returncode}; {path} keeps the finished groups, run the same command again to go on")
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    return machine
+
+
+def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:
+    notes = list(machine.notes)
+    if message["switches_per_s"] > BUSY_SWITCHES_PER_S:
+        note = f"busy while measuring {message['group']} with {threads} thread(s): the core was taken away {message['switches_per_s']:.0f} times a second"
+        notes.append(note)
+        narrate(f"warning: {note}")
+    if message["refused"]:
+        notes.append(f"{message['group']}: not measured: {'; '.join(sorted(set(message['refused'])))}")
+    bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}
+    costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs)}
+    return replace(
+        machine.with_kernels(part.kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
+        groups=(*machine.groups, _done_name(mode, threads, message["group"])), notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The networks of the papers, in plain torch; nothing here knows dlperf."""

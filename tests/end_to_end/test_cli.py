@@ -1,0 +1,261 @@
+"""The command line where all goes well: what stands on stdout, in files, and in warnings."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlperf.machine import Machine
+
+ROOFLINE = ("--predictor", "roofline", "--threads", "1")
+
+
+@pytest.fixture
+def net(targets_file: Path) -> str:
+    return f"{targets_file}:net"
+
+
+def test_predict_prints_a_table(dlperf: Callable, net: str, machine_file: Path) -> None:
+    done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE)
+    assert done.status == 0
+    assert "Linear" in done.out
+    assert done.err == ""
+
+
+def test_predict_json_is_alone_on_stdout(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    """Even where the target prints: what it says is narration."""
+    done = dlperf("predict", f"{targets_file}:talkative", "--machine", machine_file, *ROOFLINE, "--batch-size", "16", "--json", "-")
+    assert done.status == 0
+    data = json.loads(done.out)
+    assert (data["schema"], data["schema_version"], data["batch_size"], data["threads"], data["predictor"]) == ("dlperf.prediction", 1, 16, 1, "roofline")
+    assert [row["layer"] for row in data["layers"]] == ["0", "1", "2", "(loss)"]
+    assert "built" in done.err
+
+
+def test_predict_json_to_a_file_keeps_the_table(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prediction.json"
+    done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", path)
+    assert "Linear" in done.out
+    assert json.loads(path.read_text())["target"] == net
+
+
+def test_predict_epoch(dlperf: Callable, net: str, machine_file: Path) -> None:
+    """60 samples in batches of 32 are 2 steps, 40 validation samples 2 passes, 32 test samples 1 pass."""
+
+    def step_s(*options: str) -> float:
+        return json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)["step"]["total_s"]
+
+    options = ("--samples", "60", "--epochs", "3", "--val-samples", "40", "--test-samples", "32")
+    epoch = json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)["epoch"]
+    train_s, evaluation_s = step_s(), step_s("--inference")
+    assert epoch["samples"] == 60
+    assert epoch["epoch_s"] == pytest.approx(2 * train_s + 2 * evaluation_s)
+    assert epoch["total_s"] == pytest.approx(3 * (2 * train_s + 2 * evaluation_s) + evaluation_s)
+
+
+def test_a_bare_module_takes_its_input(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    done = dlperf("predict", f"{targets_file}:Bare", "--input", "8", "--machine", machine_file, *ROOFLINE, "--json", "-")
+    assert done.status == 0, done.err
+    assert [row["layer"] for row in json.loads(done.out)["layers"]] == ["Bare", "(loss)"]
+
+
+def test_a_trace_file_is_the_same_target(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    traced = dlperf("trace", net, "-o", path, "--batch-size", "16")
+    assert traced.status == 0
+    assert "batch size 16" in traced.out
+    assert "46 parameters" in traced.out  # (8 + 1) 4 + (4 + 1) 2
+    from_code = json.loads(dlperf("predict", net, "--batch-size", "16", "--machine", machine_file, *ROOFLINE, "--json", "-").out)
+    from_file = json.loads(dlperf("predict", path, "--machine", machine_file, *ROOFLINE, "--json", "-").out)
+    assert from_file == from_code
+
+
+def test_trace_to_stdout(dlperf: Callable, net: str) -> None:
+    for option in ("-o", "--json"):
+        done = dlperf("trace", net, option, "-")
+        assert json.loads(done.out)["schema"] == "dlperf.trace"
+
+
+# -- warnings -------------------------------------------------------------------------------------------------------------
+
+
+def change(path: Path, **changes: object) -> None:
+    machine = Machine.load(path)
+    replace(machine, **changes).save(path)  # type: ignore[arg-type]
+
+
+def warnings_of(done: object) -> list[str]:
+    assert done.status == 0  # type: ignore[attr-defined]
+    lines = done.err.splitlines()  # type: ignore[attr-defined]
+    assert all(line.startswith("dlperf: warning: ") for line in lines), lines
+    return lines
+
+
+def test_another_cpu_is_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
+    change(machine_file, cpu=replace(Machine.load(machine_file).cpu, model="Other 1"))
+    (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
+    assert "another CPU (Other 1" in line
+    assert "extrapolated" in line
+
+
+def test_another_torch_is_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
+    change(machine_file, versions={"torch": "1.0.0"})
+    (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
+    assert "torch 1.0.0" in line
+
+
+def test_other_threads_are_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
+    change(machine_file, cpu=replace(Machine.load(machine_file).cpu, n_cores=2))
+    lines = warnings_of(dlperf("predict", net, "--machine", machine_file, "--predictor", "roofline", "--threads", "64"))
+    assert any("2 cores" in line for line in lines)
+    assert any("not 64: extrapolated" in line for line in lines)
+
+
+def test_another_dtype_is_a_warning(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    lines = warnings_of(dlperf("predict", f"{targets_file}:half", "--machine", machine_file, *ROOFLINE))
+    assert any("float16: extrapolated" in line for line in lines)
+
+
+def test_an_unfinished_calibration_is_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
+    change(machine_file, complete=False)
+    (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
+    assert "did not finish" in line
+
+
+# -- machine files --------------------------------------------------------------------------------------------------------
+
+
+def test_machine_show(dlperf: Callable, machine_file: Path) -> None:
+    done = dlperf("machine", "show", machine_file)
+    assert done.status == 0
+    for part in ("100 GFLOP/s", "10.0 GB/s", "dispatch", "1.00 us"):
+        assert part in done.out
+    data = json.loads(dlperf("machine", "show", "--machine", machine_file, "--json", "-").out)
+    assert data["peaks"] == [{"dtype": "float32", "threads": 1, "flops_per_s": pytest.approx(100e9, rel=1e-5)}]
+
+
+def test_machine_check(dlperf: Callable, machine_file: Path) -> None:
+    assert dlperf("machine", "check", machine_file).status == 0
+    change(machine_file, complete=False)
+    done = dlperf("machine", "check", machine_file)
+    assert done.status == 1
+    assert "did not finish" in done.out
+
+
+def test_machine_diff(dlperf: Callable, machine_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    machine = Machine.load(machine_file)
+    kernels = tuple(replace(k, samples=replace(k.samples, values=tuple(2 * v for v in k.samples.values))) for k in machine.kernels)
+    replace(machine, kernels=kernels).save(other)
+    data = json.loads(dlperf("machine", "diff", machine_file, other, "--json", "-").out)
+    assert {row["what"]: row["ratio"] for row in data["ratios"]}["gemm"] == pytest.approx(2.0, rel=1e-5)
+
+
+# -- measure, report, reproduce -------------------------------------------------------------------------------------------
+
+
+def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+    path, folder = tmp_path / "measurement.json", tmp_path / "reports"
+    measured = dlperf("measure", net, "-o", path, "--batch-size", "4", "--threads", "1", "--seconds", "0.2")
+    assert measured.status == 0, measured.err
+    assert json.loads(path.read_text())["batch_size"] == 4
+    for _ in range(2):  # the second time the folder is dlperf's own
+        reported = dlperf("report", path, "--machine", machine_file, "--predictor", "roofline", "-o", folder, "--format", "html,md,csv")
+        assert reported.status == 0, reported.err
+    assert "roofline: step predicted" in reported.out
+    names = {file.name for file in folder.iterdir()}
+    assert {"report.html", "report.md", "report.csv"} <= names
+    assert any(name.endswith(".png") for name in names)
+    assert "report.txt" not in names
+
+
+def test_what_a_model_prints_while_it_is_measured_is_no_data(dlperf: Callable, targets_file: Path) -> None:
+    done = dlperf("measure", f"{targets_file}:chatty", "--json", "-", "--threads", "1", "--seconds", "0.05")
+    assert done.status == 0
+    assert json.loads(done.out)["schema"] == "dlperf.measurement"
+    assert "forward" in done.err
+
+
+def test_report_measures_in_a_process_of_its_own(dlperf: Callable, net: str, machine_file: Path) -> None:
+    done = dlperf("report", f"{net}@4", "--machine", machine_file, *ROOFLINE, "--seconds", "0.2", "--json", "-")
+    assert done.status == 0, done.err
+    data = json.loads(done.out)
+    assert data["batch_size"] == 4
+    assert data["schema"] == "dlperf.report"
+
+
+def test_reproduce(dlperf: Callable) -> None:
+    done = dlperf("reproduce", "cardwell")
+    assert done.status == 0
+    assert done.err == ""
+    assert "3.6" in done.out
+    assert json.loads(dlperf("reproduce", "--json", "-").out)["schema"] == "dlperf.reproduction"
+
+
+# -- the process ----------------------------------------------------------------------------------------------------------
+
+
+def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "dlperf", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload,no-any-return]
+
+
+SLOW = """
+import sys, time
+print("here", flush=True, file=sys.stderr)
+time.sleep(60)
+def net(batch_size): ...
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupted_while_importing(tmp_path: Path, machine_file: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = start("predict", f"{tmp_path / 'slow.py'}:net", "--machine", machine_file)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "dlperf: interrupted\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("delay_s", [0.1, 0.3, 0.6, 1.0, 1.5])
+def test_interrupted_at_any_time(machine_file: Path, net: str, delay_s: float) -> None:
+    process = start("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-")
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT, 0)  # before Python is up its own death; or it was done before
+    if process.returncode == 130:
+        assert err == "dlperf: interrupted\n"
+        assert out == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_reader_that_leaves_is_no_error(machine_file: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_stdout_is_failed_work(machine_file: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "dlperf machine: error: No space left on device\n"

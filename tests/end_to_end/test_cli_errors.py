@@ -1,0 +1,251 @@
+"""Every bad input: the contract's exit status, exactly one line on stderr that names what is wrong, nothing on stdout, no traceback."""
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+UNUSABLE, FAILED = 2, 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], "COMMAND"),
+        (["foretell"], "foretell"),
+        (["predict"], "TARGET"),
+        (["predict", "x:y", "--batch-size", "0"], "--batch-size: '0'"),
+        (["predict", "x:y", "--batch-size", "-3"], "--batch-size: '-3'"),
+        (["predict", "x:y", "--batch-size", "many"], "--batch-size: 'many'"),
+        (["predict", "x:y", "--threads", "0"], "--threads: '0'"),
+        (["predict", "x:y", "--samples", "0"], "--samples: '0'"),
+        (["predict", "x:y", "--epochs", "3"], "--samples"),
+        (["predict", "x:y", "--input", "3,0"], "--input: '0'"),
+        (["predict", "x:y", "--batch", "3"], "--batch"),
+        (["calibrate", "--threads", "1,0"], "--threads: '0'"),
+        (["calibrate", "--quick", "--thorough"], "--thorough"),
+        (["machine"], "ACTION"),
+        (["machine", "diff", "a.json"], "FILE"),
+        (["trace", "x:y"], "-o FILE"),
+        (["measure", "x:y", "-o", "a.json", "--seconds", "nan"], "--seconds: 'nan'"),
+        (["report", "x:y", "--format", "pdf"], "'pdf' is unknown"),
+        (["run"], "script"),
+        (["run", "--threads", "1", "-m"], "script"),
+        (["run", "--threads", "none", "script.py"], "--threads: 'none'"),
+        (["reproduce", "nobody"], "'nobody' is unknown; known are"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage(dlperf: Callable, arguments: list[str], names: str) -> None:
+    done = dlperf(*arguments)
+    assert done.status == UNUSABLE
+    assert names in done.line
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "names"),
+    [
+        ("missing.py:net", UNUSABLE, "missing.py"),
+        ("no.such.module:net", UNUSABLE, "no.such"),
+        ("no_short_name", UNUSABLE, "no_short_name"),
+        ("{file}:absent", UNUSABLE, "absent"),
+        ("{file}:number", UNUSABLE, "number"),
+        ("{file}", UNUSABLE, "sample_targets.py"),
+        ("{file}:nothing", UNUSABLE, "nothing"),
+        ("{file}:pair", UNUSABLE, "pair"),
+        ("{file}:no_arguments", UNUSABLE, "no_arguments"),
+        ("{file}:no_parameters", UNUSABLE, "--inference"),
+        ("{file}:frozen", UNUSABLE, "--inference"),
+        ("{file}:vector_loss", UNUSABLE, "scalar"),
+        ("{file}:raises", FAILED, "no such weather"),
+        ("{file}:broken", FAILED, "the model is tired"),
+        ("{file}:wrong_shape", FAILED, "wrong_shape"),
+    ],
+)
+def test_unusable_target(dlperf: Callable, targets_file: Path, machine_file: Path, target: str, status: int, names: str) -> None:
+    done = dlperf("predict", target.format(file=targets_file), "--machine", machine_file, "--predictor", "roofline", "--threads", "1")
+    assert done.status == status
+    assert names in done.line
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("command", ["trace", "measure"])
+@pytest.mark.parametrize(("name", "status"), [("absent", UNUSABLE), ("frozen", UNUSABLE), ("broken", FAILED)])
+def test_unusable_target_elsewhere(dlperf: Callable, targets_file: Path, tmp_path: Path, command: str, name: str, status: int) -> None:
+    out = tmp_path / "out.json"
+    done = dlperf(command, f"{targets_file}:{name}", "-o", out, "--threads", "1")
+    assert done.status == status
+    assert name in done.line
+    assert not out.exists()
+
+
+def edited(path: Path, change: Callable[[dict], object]) -> Path:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+BAD_MACHINES = {
+    "missing": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_text(path.read_text()[:200]),
+    "empty": lambda path: path.write_text(""),
+    "binary": lambda path: path.write_bytes(bytes(range(256))),
+    "a list": lambda path: path.write_text("[]"),
+    "a trace": lambda path: edited(path, lambda data: data.update(schema="dlperf.trace")),
+    "newer": lambda path: edited(path, lambda data: data.update(schema_version=99)),
+    "negative time": lambda path: edited(path, lambda data: data["kernels"][0].update(samples_s=[-1e-3])),
+    "NaN time": lambda path: edited(path, lambda data: data["kernels"][1].update(samples_s=[math.nan])),
+    "zero time": lambda path: edited(path, lambda data: data["bandwidths"][0].update(samples_s=[0.0])),
+    "negative threads": lambda path: edited(path, lambda data: data["kernels"][0].update(threads=-1)),
+    "negative size": lambda path: edited(path, lambda data: data["tensors"][0].__setitem__(0, [-3, 4])),
+    "no kernels": lambda path: edited(path, lambda data: data.pop("kernels")),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_MACHINES)
+def test_unusable_machine_file(dlperf: Callable, targets_file: Path, machine_file: Path, fault: str) -> None:
+    BAD_MACHINES[fault](machine_file)
+    for arguments in (["predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1"], ["machine", "show", machine_file]):
+        done = dlperf(*arguments)
+        assert done.status == UNUSABLE
+        assert "machine.json" in done.line
+        assert done.out == ""
+
+
+def test_predict_without_a_machine_names_the_command_that_makes_it(dlperf: Callable, targets_file: Path) -> None:
+    done = dlperf("predict", f"{targets_file}:net")
+    assert done.status == UNUSABLE
+    assert "dlperf calibrate" in done.line
+
+
+def test_unknown_predictor_lists_the_known(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    done = dlperf("predict", f"{targets_file}:net", "--machine", machine_file, "--predictor", "tea-leaves", "--threads", "1")
+    assert done.status == UNUSABLE
+    assert "tea-leaves" in done.line
+    assert "calibrated" in done.line
+
+
+def test_report_with_a_machine_file_that_is_missing_makes_none(dlperf: Callable, targets_file: Path, tmp_path: Path) -> None:
+    done = dlperf("report", f"{targets_file}:net", "--machine", tmp_path / "none.json", "--threads", "1")
+    assert done.status == UNUSABLE
+    assert "none.json" in done.line
+    assert not (tmp_path / "none.json").exists()
+
+
+# -- outputs --------------------------------------------------------------------------------------------------------------
+
+
+def write_foreign(folder: Path) -> Path:
+    path = folder / "thesis.json"
+    path.write_text("three years of work")
+    return path
+
+
+@pytest.mark.parametrize("option", ["-o", "--json"])
+def test_a_foreign_file_is_not_replaced(dlperf: Callable, targets_file: Path, tmp_path: Path, option: str) -> None:
+    path = write_foreign(tmp_path)
+    done = dlperf("trace", f"{targets_file}:net", option, path)
+    assert done.status == UNUSABLE
+    assert "thesis.json" in done.line
+    assert "--force" in done.line
+    assert path.read_text() == "three years of work"
+
+
+def test_force_replaces_and_dlperfs_own_file_needs_none(dlperf: Callable, targets_file: Path, tmp_path: Path) -> None:
+    path = write_foreign(tmp_path)
+    assert dlperf("trace", f"{targets_file}:net", "-o", path, "--force").status == 0
+    assert dlperf("trace", f"{targets_file}:net", "-o", path, "--batch-size", "7").status == 0
+    assert json.loads(path.read_text())["batch_size"] == 7
+
+
+def test_calibrate_leaves_a_foreign_file(dlperf: Callable, tmp_path: Path) -> None:
+    path = write_foreign(tmp_path)
+    done = dlperf("calibrate", "--quick", "-o", path, "--threads", "1")
+    assert done.status == UNUSABLE
+    assert "--force" in done.line
+    assert path.read_text() == "three years of work"
+
+
+def test_report_leaves_a_foreign_folder(dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.md").write_text("three years of work")
+    done = dlperf("report", f"{targets_file}:net", "--machine", machine_file, "-o", folder, "--threads", "1")
+    assert done.status == UNUSABLE
+    assert "--force" in done.line
+    assert [path.name for path in folder.iterdir()] == ["chapter.md"]
+
+
+@pytest.mark.parametrize("command", [["trace"], ["predict", "--predictor", "roofline", "--machine", "{machine}"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("place", ["no/such/folder/out.json", "."])
+def test_unwritable_output(dlperf: Callable, targets_file: Path, machine_file: Path, command: list[str], place: str) -> None:
+    name, *options = command
+    done = dlperf(name, f"{targets_file}:net", *(option.format(machine=machine_file) for option in options), "--json", place, "--threads", "1")
+    assert done.status == UNUSABLE
+    assert place in done.line
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission(dlperf: Callable, targets_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    done = dlperf("trace", f"{targets_file}:net", "-o", folder / "out.json")
+    assert done.status == UNUSABLE
+    assert "locked" in done.line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_failed_work(dlperf: Callable, targets_file: Path) -> None:
+    done = dlperf("trace", f"{targets_file}:net", "-o", "/dev/full")
+    assert done.status == FAILED
+    assert "/dev/full: No space left on device" in done.line
+
+
+# -- trace files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trace_file(dlperf: Callable, targets_file: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    assert dlperf("trace", f"{targets_file}:net", "-o", path, "--batch-size", "16").status == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [(["--batch-size", "8"], "batch size 16, not 8"), (["--inference"], "--inference"), (["--input", "8"], "--input 8")],
+    ids=["batch size", "inference", "input"],
+)
+def test_what_a_trace_file_fixes(dlperf: Callable, trace_file: Path, machine_file: Path, options: list[str], names: str) -> None:
+    done = dlperf("predict", trace_file, "--machine", machine_file, "--threads", "1", *options)
+    assert done.status == UNUSABLE
+    assert names in done.line
+
+
+def test_a_trace_file_cannot_be_measured(dlperf: Callable, trace_file: Path, machine_file: Path, tmp_path: Path) -> None:
+    for arguments in (["measure", trace_file, "-o", tmp_path / "m.json"], ["report", trace_file, "--machine", machine_file]):
+        done = dlperf(*arguments)
+        assert done.status == UNUSABLE
+        assert "no code" in done.line
+
+
+@pytest.mark.parametrize("fault", ["missing", "truncated", "newer", "empty"])
+def test_unusable_trace_file(dlperf: Callable, trace_file: Path, machine_file: Path, fault: str) -> None:
+    BAD_MACHINES[fault](trace_file)
+    done = dlperf("predict", trace_file, "--machine", machine_file, "--threads", "1")
+    assert done.status == UNUSABLE
+    assert "trace.json" in done.line
+
+
+def test_debug_shows_the_traceback(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    done = dlperf("predict", f"{targets_file}:broken", "--machine", machine_file, "--threads", "1", "--debug")
+    assert done.status == FAILED
+    assert "Traceback" in done.err
+    assert "the model is tired" in done.err

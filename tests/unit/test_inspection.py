@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dlperf.clock import Samples
+from dlperf.inspection import compare_machines, find_mismatches, find_missing_dtypes, find_problems, summarize
+from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine
+from dlperf.trace import Op, TensorSpec, Trace
+
+CPU = Cpu("Testor 9000", 2, (32 * 2**10, 2**20, 32 * 2**20), 8 * 2**30, ("avx2", "fma"), "test/1")
+VERSIONS = {"dlperf": "0.1.0", "torch": "2.13.0+cpu"}
+
+
+def product(n: int, dtype: str = "float32") -> Op:
+    square = TensorSpec.contiguous(n, n, dtype=dtype)
+    return Op("aten.mm.default", (square, square), outputs=(square,))
+
+
+def machine_of(scale: float = 1.0, **changes: object) -> Machine:
+    """Times are `scale` times those of a machine with 100 GFLOP/s, 10 GB/s and 1 us of dispatch."""
+    kernels = tuple(Kernel(product(n), "gemm", 1, Samples((scale * 2 * n**3 / 100e9,) * 3)) for n in (64, 128, 256))
+    sweep = tuple(Bandwidth("triad", 1, size, size, Samples((scale * size / 10e9,) * 3)) for size in (16 * 2**10, 2**19, 2**23, 2**28))
+    costs = (Cost("dispatch", 1, Samples((scale * 1e-6,))),)
+    machine = Machine(CPU, kernels, sweep, costs, complete=True, versions=VERSIONS, created="2026-01-01", path="one.json")
+    return replace(machine, **changes)  # type: ignore[arg-type]
+
+
+def test_summary_holds_the_rates_of_the_samples() -> None:
+    summary = summarize(machine_of(), lambda machine, threads: {"gemm": 0.05})
+    assert summary.peaks == (("float32", 1, pytest.approx(100e9)),)
+    assert [(level, rate) for level, _, rate in summary.bandwidths] == [(level, pytest.approx(10e9)) for level in ("L1", "L2", "L3", "DRAM")]
+    assert summary.costs == (("dispatch", 1, 1e-6),)
+    (family,) = summary.families
+    assert (family.name, family.threads, family.n_points, family.spread_frac, family.held_out_frac) == ("gemm", 1, 3, 0.0, 0.05)
+
+
+def test_summary_text_names_what_it_holds() -> None:
+    text = summarize(machine_of(notes=("the machine was busy",)), lambda machine, threads: {"gemm": 0.05}).to_text()
+    for part in ("one.json", "Testor 9000, 2 cores", "L3 32.0 MiB", "torch 2.13.0+cpu", "100 GFLOP/s", "10.0 GB/s", "1.00 us", "5.0 %"):
+        assert part in text
+    assert "note: the machine was busy" in text
+
+
+def test_summary_of_an_empty_file() -> None:
+    assert "incomplete" in summarize(Machine(CPU)).to_text()
+
+
+def test_this_machine_matches() -> None:
+    assert find_mismatches(machine_of(), CPU, VERSIONS) == []
+    assert find_problems(machine_of(), CPU, VERSIONS) == []
+    assert find_mismatches(machine_of(), CPU, {"torch": "2.13.0"}) == []  # the build's suffix is no other version
+
+
+@pytest.mark.parametrize(
+    ("cpu", "versions", "says"),
+    [
+        (replace(CPU, model="Other 1"), VERSIONS, "another CPU"),
+        (replace(CPU, n_cores=1), VERSIONS, "with 2 cores, this process may use 1"),
+        (CPU, {"torch": "2.11.0"}, "torch 2.13.0+cpu, this is torch 2.11.0"),
+    ],
+)
+def test_another_machine_is_named(cpu: Cpu, versions: dict[str, str], says: str) -> None:
+    (line,) = find_mismatches(machine_of(), cpu, versions)
+    assert says in line
+    assert "extrapolated" in line
+    assert line in find_problems(machine_of(), cpu, versions)
+
+
+def test_problems_of_the_measuring() -> None:
+    assert "did not finish" in find_problems(machine_of(complete=False), CPU, VERSIONS)[0]
+    assert "no measurements" in find_problems(Machine(CPU, complete=True), CPU, VERSIONS)[0]
+    assert "busy" in find_problems(machine_of(notes=("the machine was busy: 30 % disturbed",)), CPU, VERSIONS)[0]
+    # 10th and 90th percentile of (1, 1, 2) are 1 and 1.8: spread 80 % of the median, in 3 of 7 series
+    unsteady = tuple(replace(kernel, samples=Samples((1e-3, 1e-3, 2e-3))) for kernel in machine_of().kernels)
+    assert "3 of 7 series" in find_problems(machine_of(kernels=unsteady), CPU, VERSIONS)[0]
+
+
+def test_missing_dtypes_are_named_once() -> None:
+    trace = Trace("t", 1, (), (product(4, "bfloat16"), product(8, "bfloat16"), product(4), product(4, "int64")))
+    (line,) = find_missing_dtypes(machine_of(), trace)
+    assert "bfloat16" in line
+
+
+def test_difference_is_a_ratio_of_times() -> None:
+    difference = compare_machines(machine_of(), machine_of(2.0, path="two.json"))
+    assert {ratio.what: ratio.ratio for ratio in difference.ratios} == {
+        what: pytest.approx(2.0) for what in ("gemm", "memory L1", "memory L2", "memory L3", "memory DRAM", "cost dispatch")
+    }
+    assert difference.ratios[0].n_shared == 3
+    assert difference.notes == ()
+    assert "two.json / time in one.json" in difference.to_text()
+
+
+def test_difference_names_what_is_not_shared() -> None:
+    first = machine_of()
+    second = machine_of(cpu=replace(CPU, model="Other 1"), versions={**VERSIONS, "torch": "2.11.0"}, kernels=first.kernels[1:], mode="quick")
+    notes = " | ".join(compare_machines(first, second).notes)
+    for part in ("other machines: Testor 9000 (2 cores), Other 1 (2 cores)", "torch 2.13.0+cpu, 2.11.0", "full, quick"):
+        assert part in notes
+    assert "1 points are only in the first, 0 only in the second" in notes

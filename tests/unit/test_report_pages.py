@@ -1,0 +1,205 @@
+"""The HTML page, the plots, and writing them into a folder."""
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import pytest
+import report_cases as cases
+from PIL import Image
+
+from dlperf.errors import DlperfError
+from dlperf.report.comparison import Report, compare
+from dlperf.report.html import reports_to_html
+from dlperf.report.plots import figures_of
+from dlperf.report.roofline import peaks_of, points_of, roofs_of
+from dlperf.report.writing import FORMATS, check_folder, render, slug, write
+
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+EVIL = "<b>bold</b><script>alert('x')</script>\"&$x_1$" + ".long_name" * 12
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and keeps the text and the attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return compare([cases.cnn()[0], cases.gemm_table()], cases.cnn_measurement())
+
+
+def test_page_is_whole_and_needs_nothing_else(report: Report) -> None:
+    page = Page(report.to_html())
+    assert page.text.count("classifier") >= 3
+    for layer in ("Conv2d", "ReLU", "(loss)", "calibrated", "gemm-table"):
+        assert layer in page.text
+    assert "script" not in page.tags
+    assert page.tags.count("img") == 4
+    assert all(link.startswith(("data:image/png;base64,", "#case")) for link in page.links)
+    assert "http" not in report.to_html().replace("http-equiv", "")
+    assert "url(" not in report.to_html()
+
+
+def test_page_holds_every_layer_of_a_large_network() -> None:
+    prediction, measurement = cases.wide(60)
+    html = compare(prediction, measurement).to_html()
+    assert all(f'title="{layer.name}"' in html for layer in prediction.trace.layers)
+
+
+def test_page_escapes_names() -> None:
+    page = Page(compare(*cases.hostile(EVIL)).to_html())
+    assert "script" not in page.tags
+    assert page.tags.count("b") == 1  # the predictor's name in the summary
+    assert "alert" in page.text
+
+
+def test_page_of_several_reports(report: Report) -> None:
+    page = Page(reports_to_html([report, compare(*cases.single())]))
+    assert "Cases" in page.text
+    assert page.tags.count("section") == 2
+    assert "#case2" in page.links
+
+
+ODD = {
+    "several": lambda: compare([cases.cnn()[0], cases.gemm_table()], cases.cnn_measurement()),
+    "null phases": lambda: compare(cases.gemm_table(), cases.cnn_measurement()),
+    "one layer, inference": lambda: compare(*cases.single()),
+    "60 layers": lambda: compare(*cases.wide(60)),
+    "hostile name": lambda: compare(*cases.hostile(EVIL)),
+    "glyphs that no font has": lambda: compare(*cases.hostile("層\x1b")),
+    "nothing on both sides": lambda: compare(cases.cnn()[0], cases.cnn_measurement(without=list(cases.CNN))),
+    "five predictors": lambda: compare([cases.cnn()[0]] * 5, cases.cnn_measurement()),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_plots_are_drawn(name: str) -> None:
+    pngs = ODD[name]().pngs
+    assert list(pngs) == ["layers", "scatter", "roofline", "time"]
+    for png in pngs.values():
+        image = Image.open(io.BytesIO(png)).convert("L")
+        assert min(image.size) > 150
+        shades = image.histogram()
+        assert sum(shades[:100]) > 500  # something dark stands on the white
+
+
+def test_bars_of_a_large_network_say_what_they_leave_out() -> None:
+    figure = figures_of(compare(*cases.wide(60)))["layers"]
+    assert "25 longest of 60 layers" in figure.get_suptitle()
+    assert "35" in figure.get_suptitle()
+    assert len(figure.axes[0].get_yticklabels()) == 25
+
+
+def test_roofline_numbers() -> None:
+    machine = cases.machine()
+    assert peaks_of(machine, 1) == pytest.approx({"float32": 80e9, "float64": 40e9})
+    assert roofs_of(machine, 1) == pytest.approx({"L1": 200e9, "L2": 100e9, "L3": 40e9, "DRAM": 10e9})
+    points, n_without = points_of(compare(*cases.cnn()))
+    # features.0: 2 x 32 x 64 x 128 FLOP in 250 us; operands 4 x (32 x 128 + 128 x 64 + 32 x 64) bytes
+    conv = next(point for point in points if point.layer == "features.0" and point.phase == "forward")
+    assert conv.flops_per_s == pytest.approx(2 * 32 * 64 * 128 / 250e-6)
+    assert conv.intensity == pytest.approx(2 * 32 * 64 * 128 / (4 * (32 * 128 + 128 * 64 + 32 * 64)))
+    assert len(points) + n_without == 8
+
+
+def test_no_roofline_without_roofs() -> None:
+    for machine in (cases.machine(with_gemm=False), cases.machine(with_bandwidth=False), cases.machine(with_gemm=False, with_bandwidth=False)):
+        report = compare(cases.prediction(cases.cnn_trace(), cases.cnn_items(), on=machine), cases.cnn_measurement())
+        assert list(figures_of(report)) == ["layers", "scatter", "time"]
+
+
+def test_the_users_matplotlib_is_left_alone(report: Report) -> None:
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "axes.grid": True}):
+        before = dict(matplotlib.rcParams)
+        pngs = compare(*cases.cnn()).pngs
+        assert dict(matplotlib.rcParams) == before
+    assert pngs["time"] == compare(*cases.cnn()).pngs["time"] or len(pngs["time"]) > 1000
+
+
+def test_plot_writes_files(report: Report, tmp_path: Path) -> None:
+    files = report.plot(tmp_path / "new" / "folder", "lenet-")
+    assert [path.name for path in files] == ["lenet-layers.png", "lenet-scatter.png", "lenet-roofline.png", "lenet-time.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
+
+
+def test_write_and_write_again(report: Report, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    reports = [report, report, compare(*cases.hostile("../../etc/pass wd"))]
+    files = write(reports, folder)
+    assert [path.name for path in files[:5]] == ["report.txt", "report.md", "report.html", "report.csv", "report.json"]
+    assert len(files) == 5 + 3 * 4
+    assert {path.parent for path in files} == {folder}
+    assert len(set(files)) == len(files)
+    assert json.loads((folder / "report.json").read_text())["schema"] == "dlperf.reports"
+    links = (folder / "report.md").read_text()
+    assert all(path.name in links for path in files[5:])
+    assert sorted(folder.iterdir()) == sorted(files)  # nothing temporary stays
+    assert write(reports, folder) == files  # its own files may be replaced
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "report.html", "data.json", "photo.png", "sub/"])
+def test_foreign_files_are_safe(report: Report, tmp_path: Path, foreign: str) -> None:
+    path = tmp_path / foreign
+    if foreign.endswith("/"):
+        path.mkdir()
+    else:
+        path.write_text("mine")
+    with pytest.raises(DlperfError, match=r"did not write.*--force"):
+        write([report], tmp_path, ["csv"])
+    assert not (tmp_path / "report.csv").exists()
+    write([report], tmp_path, ["csv"], force=True)
+    assert (tmp_path / "report.csv").exists()
+    assert path.is_dir() or path.read_text() == "mine"
+
+
+def test_folders_that_cannot_be(report: Report, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(DlperfError, match="is a file"):
+        check_folder(file)
+    with pytest.raises(DlperfError, match="cannot be made"):
+        check_folder(file / "below")
+    with pytest.raises(DlperfError, match="unknown"):
+        write([report], tmp_path / "out", ["pdf"])
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DlperfError, match="nothing to report"):
+        render([], "text")
+
+
+def test_every_file_says_where_it_comes_from(tmp_path: Path) -> None:
+    report = compare(*cases.cnn(), command="dlperf report nets.py:cnn", created="2020-01-02T03:04:05+00:00")
+    for path in write([report], tmp_path, FORMATS):
+        data = path.read_bytes()
+        for mark in (b"2020-01-02T03:04:05", b"dlperf report nets.py:cnn", b"Made-up CPU"):
+            assert mark in data or mark.replace(b"_", b"\\_") in data, (path, mark)
+
+
+def test_slug() -> None:
+    assert "/" not in slug("../../x")
+    assert slug("...") == "report"
+    assert len(slug("x" * 500)) == 80

@@ -1,0 +1,284 @@
+"""Watching a loop from inside the same process: `dlperf.profile`, the loss written down, the forecast's arithmetic."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dlperf.clock import Clock
+from dlperf.errors import DlperfError
+from dlperf.findings import Findings, inputs_of, typical_s
+from dlperf.loss_replay import LossRecorder
+from dlperf.runner import profile
+from dlperf.seeking import Seeker
+from dlperf.watcher import DONE, Watcher
+
+
+def hooks() -> tuple[Any, ...]:
+    module = nn.modules.module
+    optimizer = __import__("sys").modules["torch.optim.optimizer"]
+    return (
+        dict(module._global_forward_hooks), dict(module._global_forward_pre_hooks), dict(optimizer._global_optimizer_pre_hooks),
+        dict(optimizer._global_optimizer_post_hooks), torch.autograd.backward, torch.optim.Optimizer.zero_grad, DataLoader.__iter__,
+        torch.utils.data.dataloader._BaseDataLoaderIter.__next__, torch._C._len_torch_function_stack(),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_hook_stays() -> Iterator[None]:
+    before = hooks()
+    yield
+    assert hooks() == before
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.last(self.act(self.first(x * scale)))
+
+
+def train(model: nn.Module, n: int, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], call: Any = None, accumulate: int = 1) -> list[str]:
+    optimizer = torch.optim.Adam(model.parameters())
+    seen = []
+    for step in range(n):
+        x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+        value = loss((call or model)(x), y)
+        value.backward()
+        if (step + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(value.item().hex())
+    return seen
+
+
+def test_profile_measures_and_records_the_users_own_loop() -> None:
+    model = Net()
+    with profile(model) as watching:
+        train(model, 40, nn.CrossEntropyLoss())
+    assert [row.layer for row in watching.measurement.layers] == ["Net", "first", "act", "last", "(loss)"]
+    assert all(row.backward is not None for row in watching.measurement.layers)
+    trace = watching.trace
+    assert trace is not None
+    assert trace.batch_size == 5
+    assert "aten.nll_loss_forward.default" in [op.name for op in trace.ops if op.layer == "(loss)"]
+    assert trace.optimizer is not None
+    assert trace.optimizer.type == "Adam"
+
+
+def test_hooks_are_gone_while_the_loop_goes_on() -> None:
+    model = Net()
+    watcher = Watcher()
+    before = hooks()
+    watcher.install()
+    try:
+        train(model, 40, nn.CrossEntropyLoss())
+        assert watcher.stage == DONE
+        changed = [place for place, (a, b) in enumerate(zip(before, hooks())) if a != b]
+        assert changed == [3, 6]  # the counter of steps and the start of epochs
+    finally:
+        watcher.remove()
+
+
+def test_training_is_the_same_to_the_bit() -> None:
+    ends = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(Net(), nn.Dropout(0.3))
+        if watched:
+            with profile(model) as watching:
+                seen = train(model, 40, nn.CrossEntropyLoss())
+            _ = watching.measurement, watching.trace
+        else:
+            seen = train(model, 40, nn.CrossEntropyLoss())
+        ends.append((seen, [p.detach().clone() for p in model.parameters()], torch.rand(1)))
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1]))
+    assert torch.equal(ends[0][2], ends[1][2])
+
+
+def test_keyword_inputs_and_a_model_inside_another() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x, scale=0.5) * 2
+
+    wrapper = Wrapper()
+    with profile(wrapper.net) as watching:
+        train(wrapper, 40, nn.CrossEntropyLoss())
+    assert [row.layer for row in watching.measurement.layers][:2] == ["Net", "first"]
+
+
+def test_evaluation_between_steps_is_no_training() -> None:
+    model = Net()
+    calls = 0
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            model.eval()
+            with torch.no_grad():
+                model(x)
+            model.train()
+        return model(x)
+
+    with profile(model) as watching:
+        train(model, 60, nn.CrossEntropyLoss(), call)
+    steps = watching.findings._watched.plain
+    assert {step.n_passes for step in steps} == {1}
+    assert sum(step.interval_s is None for step in steps) in (2, 3)  # of eight steps in a row, those with an evaluation before
+
+
+def test_accumulation_counts_passes() -> None:
+    model = Net()
+    with profile(model) as watching:
+        train(model, 120, nn.CrossEntropyLoss(), accumulate=3)
+    assert watching.findings.n_passes == 3
+    assert any("3 passes" in note for note in watching.measurement.notes)
+
+
+def test_a_loop_that_raises_raises_its_own_error() -> None:
+    with pytest.raises(ValueError, match="mine"), profile(Net()):
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_too_short_a_loop_says_so(n: int) -> None:
+    model = Net()
+    with profile(model) as watching:
+        train(model, n, nn.CrossEntropyLoss())
+    with pytest.raises(DlperfError, match=r"no training was found|too early"):
+        watching.report()
+
+
+def test_report_without_a_machine_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "absent.json"))
+    model = Net()
+    with profile(model) as watching:
+        train(model, 30, nn.CrossEntropyLoss())
+    with pytest.raises(DlperfError, match="dlperf calibrate"):
+        watching.report()
+
+
+def test_epochs_are_passes_of_the_training_loader() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(50, 6), torch.randint(0, 3, (50,))), batch_size=2)
+    checks = DataLoader(TensorDataset(torch.randn(10, 6)), batch_size=5)
+    with profile(model) as watching:
+        for _ in range(3):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for (x,) in checks:
+                    model(x)
+    forecast = watching.findings.forecast
+    assert forecast is not None
+    assert forecast.n_steps == 25  # 50 samples in batches of 2
+    assert len(forecast.real_s) == 3
+    assert forecast.is_epoch
+    assert 0 < (watching.findings.loading_frac or 0) < 1
+
+
+def test_forecast_is_steps_times_interval() -> None:
+    """Every reading of the clock is a second later: a step has as many seconds as readings, each step the same."""
+    ticks = iter(range(10**9))
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(60, 6), torch.randint(0, 3, (60,))), batch_size=2)
+    watcher = Watcher(clock=Clock(now=lambda: float(next(ticks)), switches=lambda: 0))
+    watcher.install()
+    try:
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    finally:
+        watcher.remove()
+    findings = Findings(watcher)
+    (interval_s,) = set(findings.intervals_s)
+    forecast = findings.forecast
+    assert forecast is not None
+    assert forecast.from_steps_s == 30 * interval_s
+    # between two steps: one reading before and one after the loader's next, the same for zero_grad, forward from enter to backward, and so on
+    assert {(s.zero_grad_s, s.loading_s, s.forward_s, s.backward_s) for s in findings._watched.plain} == {(1.0, 1.0, 1.0, 1.0)}
+
+
+def test_typical_leaves_out_what_happens_once() -> None:
+    assert typical_s([1.0, 1.0, 1.0, 1.0, 50.0]) == 1.0
+    assert typical_s([]) is None
+    assert typical_s([2.0, 4.0]) == 3.0
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+def _mixed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    _ = (output.argmax(1) == target).float().mean().item()  # a metric: no part of the loss
+    shifted = output - output.mean(dim=1, keepdim=True)
+    shifted += 0.5
+    return 0.3 * nn.functional.cross_entropy(shifted, target, label_smoothing=0.1) + nn.functional.mse_loss(shifted[:, 0], target.float())
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), _mixed, lambda o, t: o.sum(), lambda o, t: -torch.log_softmax(o, 1).gather(1, t[:, None]).mean()])
+def test_a_replayed_loss_is_the_loss(loss: Any) -> None:
+    output, target = torch.randn(4, 3, requires_grad=True) * 1.0, torch.tensor([0, 1, 2, 0])
+    recorder = LossRecorder()
+    with recorder:
+        value = loss(output, target)
+    replay = recorder.close(output, value)
+    assert replay is not None
+    assert torch.equal(replay(output.detach().requires_grad_()), value)
+    other = torch.randn(4, 3)
+    assert torch.equal(replay(other.clone()), loss(other.clone(), target))
+    assert not {"item", "argmax", "float"} & {call.function.__name__ for call in replay.calls} - ({"float"} if loss is _mixed else set())
+
+
+def test_a_loss_that_does_not_come_from_the_output_is_none() -> None:
+    recorder = LossRecorder()
+    with recorder:
+        value = torch.randn(3, requires_grad=True).sum()
+    assert recorder.close(torch.randn(2), value) is None
+
+
+def test_positional_and_keyword_inputs_become_one() -> None:
+    net = Net()
+    x = torch.ones(1, 6)
+    assert inputs_of(net, ((x,), {})) == (x,)
+    assert inputs_of(net, ((x,), {"scale": 2.0})) == {"x": x, "scale": 2.0}
+    assert inputs_of(net, ((), {"x": x})) == {"x": x}
+
+
+def test_a_loss_module_with_parameters_of_its_own_is_beside_the_model() -> None:
+    class Centre(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centre = nn.Parameter(torch.zeros(1, 3))
+
+        def forward(self, output: torch.Tensor) -> torch.Tensor:
+            return (output - self.centre).pow(2).mean()
+
+    model, loss = Net(), Centre()
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    seeker = Seeker()
+    found = None
+    for _ in range(2):
+        for module in (model, loss):
+            seeker.enter(module)
+            seeker.leave(module)
+        found = seeker.stepped(optimizer)
+    assert found is not None
+    assert found.root is model
+    assert "Centre" in found.notes[0]
