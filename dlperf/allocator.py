@@ -6,6 +6,7 @@ Smaller requests come from the heap: best fit among free chunks, which coalesce,
 the system once it exceeds ``trim_threshold``, and faults again when it grows. Assumed: one arena, every chunk is
 touched whole; bins' order among equal sizes and chunks below 1 KiB are not modelled.
 """
+
 from __future__ import annotations
 
 import bisect
@@ -133,12 +134,12 @@ class Heap:
 class Replay:
     """A steady step as malloc sees it.
 
-    `faults` are page faults by op, `faults_end` those of nothing else; `predecessor[s]` is the storage whose memory
+    `faults` are page faults by op (means over histories, so not whole); `predecessor[s]` is the storage whose memory
     storage `s` took over (-1: memory fresh from the system, or never used before). `peak_bytes` is the most that was resident.
     `fewest_faults` and `most_faults` are totals a step over the replayed histories of a process.
     """
 
-    faults: tuple[int, ...]
+    faults: tuple[float, ...]
     predecessor: tuple[int, ...]
     peak_bytes: int
     fewest_faults: int
@@ -149,20 +150,20 @@ def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch]) -> Replay:
     """Replay the trace's storages for some steps, and tell the last ones.
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces).
-    Two histories are replayed: a process whose thresholds are glibc's first ones, and one in which a large block was
-    freed before (as loading data or building a model may do); what they differ by is the uncertainty.
+    Two histories are replayed: in one nothing else lives on the heap, and its top is given back after each step; in the
+    other some small block that stays (the engine's, a cached primitive's, the script's own) came to lie at the top
+    when it was highest, and what is below stays. Processes of the same step are seen in either state, so the faults are
+    the mean of both, and what they differ by is uncertain.
     """
-    runs = [_run(trace, scratch_bytes, pinned, freed) for freed in (0, 4 * MIB) for pinned in (True, False)]
-    totals = [sum(run.faults) for run in runs]
-    plain = runs[0]
-    return Replay(plain.faults, plain.predecessor, plain.peak_bytes, min(totals), max(totals))
+    runs = [_run(trace, scratch_bytes, pinned) for pinned in (False, True)]
+    totals = [round(sum(run.faults)) for run in runs]
+    faults = tuple((one + other) / 2 for one, other in zip(*(run.faults for run in runs)))
+    return Replay(faults, runs[0].predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals))
 
 
-def _run(trace: Trace, scratch_bytes: Callable[[Op], Scratch], pinned: bool, freed_before: int = 0) -> Replay:
+def _run(trace: Trace, scratch_bytes: Callable[[Op], Scratch], pinned: bool) -> Replay:
     storages, n_ops = trace.storages, len(trace.ops)
     heap = Heap()
-    if freed_before:
-        heap.free(heap.allocate(freed_before)[0])
     address: dict[int, int] = {}
     born: dict[int, list[int]] = defaultdict(list)
     dying: dict[int, list[int]] = defaultdict(list)
@@ -194,7 +195,7 @@ def _run(trace: Trace, scratch_bytes: Callable[[Op], Scratch], pinned: bool, fre
                     heap.free(address.pop(storage_index))
             if index == n_ops:
                 break
-            if step == 0 and index == first_backward and pinned:
+            if pinned and step == 1 and index == first_backward:
                 heap.pin()
             if step == 0 and index == first_optimizer:
                 for storage_index in late:

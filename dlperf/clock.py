@@ -1,4 +1,5 @@
 """Sampling: warm-up, adaptive repeats, disturbed samples, statistics. The clock is a parameter, so that tests can hold it."""
+
 from __future__ import annotations
 
 import statistics

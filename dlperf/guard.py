@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -187,19 +188,26 @@ class Interrupts:
 
 @contextlib.contextmanager
 def undisturbed_surroundings() -> Iterator[None]:
-    """Random states, default dtype, grad mode and autocast caches come back as they were; what the model prints goes to stderr."""
+    """Random states, default dtype and autocast caches come back as they were; what the model prints goes to stderr.
+
+    The garbage collector rests, so that it does not end the life of a tensor at a moment of its own choosing.
+    """
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_random = sys.modules.get("numpy.random")
     numpy_state = numpy_random.get_state() if numpy_random is not None else None
     dtype = torch.get_default_dtype()
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it logs every error that we are about to report ourselves
     disabled = log.disabled
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             log.disabled = True
             yield
     finally:
+        if collecting:
+            gc.enable()
         log.disabled = disabled
         torch.set_default_dtype(dtype)
         torch.set_rng_state(torch_state)

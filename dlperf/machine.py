@@ -3,6 +3,7 @@
 Nothing here imports torch. A machine file keeps raw samples and provenance; whatever is fitted is fitted from it
 when it is used, so a better predictor needs no new measurement.
 """
+
 from __future__ import annotations
 
 import math
@@ -54,7 +55,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A memory kernel at one working set: `kernel` is ``copy``, ``scale``, ``add``, ``triad`` or ``read``; samples in seconds a sweep that moves `moved_bytes`."""
+    """A memory kernel at one working set.
+
+    `kernel` is ``copy``, ``scale``, ``add``, or ``triad``; samples in seconds a sweep that moves `moved_bytes`.
+    """
 
     kernel: str
     threads: int
@@ -237,7 +241,10 @@ class Machine:
             },
             "mode": self.mode, "groups": list(self.groups), "complete": self.complete, "notes": list(self.notes),
             "bandwidths": [
-                {"kernel": b.kernel, "threads": b.threads, "working_set_bytes": b.working_set_bytes, "moved_bytes": b.moved_bytes, **_samples_to_json(b.samples)}
+                {
+                    "kernel": b.kernel, "threads": b.threads, "working_set_bytes": b.working_set_bytes, "moved_bytes": b.moved_bytes,
+                    **_samples_to_json(b.samples),
+                }
                 for b in self.bandwidths
             ],
             "costs": [{"name": c.name, "threads": c.threads, **_samples_to_json(c.samples)} for c in self.costs],
@@ -261,7 +268,9 @@ class Machine:
             where = f"bandwidths[{number}]"
             for name in ("threads", "working_set_bytes", "moved_bytes"):
                 _check_number(f"{where}.{name}", row[name], positive=True)
-            bandwidths.append(Bandwidth(row["kernel"], row["threads"], row["working_set_bytes"], row["moved_bytes"], _samples_from_json(row, where, positive=True)))
+            bandwidths.append(
+                Bandwidth(row["kernel"], row["threads"], row["working_set_bytes"], row["moved_bytes"], _samples_from_json(row, where, positive=True))
+            )
         costs = []
         for number, row in enumerate(data["costs"]):
             where = f"costs[{number}]"

@@ -1,4 +1,5 @@
 """Trace x Machine x predictor -> Prediction: items of time gathered into ops, layers, the step."""
+
 from __future__ import annotations
 
 import math
@@ -104,9 +105,7 @@ class Prediction:
             seconds.setdefault(layer, dict.fromkeys(_SPOKEN, math.nan))
         rows = []
         for layer in sorted(seconds, key=lambda name: order.get(name, (len(order), ""))[0]):
-            by_phase = {
-                phase: math.nan if phase not in self.prices.phases or layer in self.prices.unspoken else seconds[layer][phase] for phase in _SPOKEN
-            }
+            by_phase = {phase: math.nan if phase not in self.prices.phases or layer in self.prices.unspoken else seconds[layer][phase] for phase in _SPOKEN}
             both = shares.get(layer)
             bound = _largest(both, 0) if both else None
             source = _largest(both, 1) if both else None
@@ -130,7 +129,7 @@ class Prediction:
                 {
                     "op": self.trace.ops[item.op].name if with_op else item.what, "layer": item.layer, "phase": item.phase,
                     "seconds": item.seconds, "what": item.what, "bound": item.bound, "source": item.source,
-                    "flops": flops[item.op] if with_op else 0, "bytes": n_bytes[item.op] if with_op else 0, "index": item.op,
+                    "flops": item.share * flops[item.op] if with_op else 0, "bytes": item.share * n_bytes[item.op] if with_op else 0, "index": item.op,
                 }
             )  # fmt: skip
         return pd.DataFrame(rows, columns=["op", "layer", "phase", "seconds", "what", "bound", "source", "flops", "bytes", "index"])
@@ -202,6 +201,9 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
     if threads > machine.cpu.n_cores:
         warnings.append(f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores: extrapolated")
     if machine.threads and threads not in machine.threads:
-        warnings.append(f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; dlperf calibrate --threads {threads} measures it")
+        warnings.append(
+            f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; "
+            f"dlperf calibrate --threads {threads} measures it"
+        )
     prices = predictors.get(predictor).price(trace, machine, threads)
     return Prediction(trace, machine, threads, predictor, prices, tuple(warnings))

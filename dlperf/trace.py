@@ -357,4 +357,6 @@ def _argument_from_json(value: Any, tensors: list[TensorSpec]) -> Argument:
         if kind == "tensor":
             return tensors[name]
         return float(name) if kind == "float" else Symbol(kind, name)
-    return value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"an argument is {value!r}")

@@ -229,7 +229,7 @@ class Watcher:
         if module is not self._root:
             return
         if not (module.training and torch.is_grad_enabled()):
-            pass
+            self._spoilt = True  # an evaluation pass: this interval is no training step's
             return
         if self._stepping is not None:
             self.give_up(f"{type(self._optimizer).__name__} calls the model from within its step (a closure); such training is not watched")

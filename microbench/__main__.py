@@ -1,4 +1,5 @@
 """``python -m microbench``: measure this machine without the rest of dlperf's commands."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
 """Convolutions, forward and backward: dense, pointwise, strided, depthwise, grouped, transposed, 1d and 3d."""
+
 from __future__ import annotations
 
 from dlperf.trace import Op, TensorSpec

@@ -4,10 +4,11 @@ Every cost is the slope of a time against a count (two counts, so that what is c
 that their kernels cost next to nothing. Two recipes bring the numbers near to what a training step pays: tensors
 and modules are distinct (a loop over one tensor keeps everything in the first cache), and operators alternate.
 """
+
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -39,7 +40,7 @@ def _less(samples: Samples, amount_s: float) -> Samples:
     return Samples(tuple(max(0.0, value - amount_s) for value in samples.values), samples.n_disturbed)
 
 
-def _loop(calls: list[Call]) -> Call:
+def _loop(calls: Sequence[Call]) -> Call:
     def run() -> None:
         for call in calls:
             call()
@@ -93,7 +94,7 @@ def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
         for _ in range(4 * repeats.n_samples):
             root = graph(n, leaves)
             switched, begin = clock.switches(), clock.now()
-            root.backward()
+            root.backward()  # type: ignore[no-untyped-call]
             took = clock.now() - begin
             if clock.switches() == switched:
                 values.append(took)
@@ -153,11 +154,11 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators of an optimizer's step."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.n = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -166,12 +167,25 @@ class _Counter(TorchDispatchMode):
 
 
 OPTIMIZERS: tuple[tuple[str, dict[str, object]], ...] = (
-    ("SGD", {"lr": 0.01}), ("SGD", {"lr": 0.01, "momentum": 0.9}), ("SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
-    ("SGD", {"lr": 0.01, "momentum": 0.9, "foreach": True}), ("SGD", {"lr": 0.01, "momentum": 0.9, "fused": True}),
-    ("Adam", {"lr": 1e-3}), ("Adam", {"lr": 1e-3, "amsgrad": True}), ("Adam", {"lr": 1e-3, "foreach": True}), ("Adam", {"lr": 1e-3, "fused": True}),
-    ("AdamW", {"lr": 1e-3}), ("AdamW", {"lr": 1e-3, "foreach": True}), ("AdamW", {"lr": 1e-3, "fused": True}),
-    ("RMSprop", {"lr": 1e-3}), ("Adagrad", {"lr": 1e-3}), ("Adadelta", {"lr": 1e-3}), ("NAdam", {"lr": 1e-3}), ("RAdam", {"lr": 1e-3}), ("Adamax", {"lr": 1e-3}),
-)  # fmt: skip
+    ("SGD", {"lr": 0.01}),
+    ("SGD", {"lr": 0.01, "momentum": 0.9}),
+    ("SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
+    ("SGD", {"lr": 0.01, "momentum": 0.9, "foreach": True}),
+    ("SGD", {"lr": 0.01, "momentum": 0.9, "fused": True}),
+    ("Adam", {"lr": 1e-3}),
+    ("Adam", {"lr": 1e-3, "amsgrad": True}),
+    ("Adam", {"lr": 1e-3, "foreach": True}),
+    ("Adam", {"lr": 1e-3, "fused": True}),
+    ("AdamW", {"lr": 1e-3}),
+    ("AdamW", {"lr": 1e-3, "foreach": True}),
+    ("AdamW", {"lr": 1e-3, "fused": True}),
+    ("RMSprop", {"lr": 1e-3}),
+    ("Adagrad", {"lr": 1e-3}),
+    ("Adadelta", {"lr": 1e-3}),
+    ("NAdam", {"lr": 1e-3}),
+    ("RAdam", {"lr": 1e-3}),
+    ("Adamax", {"lr": 1e-3}),
+)
 
 
 def implementation(options: dict[str, object]) -> str:
@@ -241,8 +255,12 @@ def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
         return root.backward
 
     makes: tuple[tuple[str, Callable[[], Call]], ...] = (
-        ("call", lambda: lambda: torch.relu(leaf)), ("call", lambda: lambda: torch.tanh(leaf)), ("optimizer", lambda: sgd.step), ("optimizer", lambda: adam.step), ("backward", backward),
-    )  # fmt: skip
+        ("call", lambda: lambda: torch.relu(leaf)),
+        ("call", lambda: lambda: torch.tanh(leaf)),
+        ("optimizer", lambda: sgd.step),
+        ("optimizer", lambda: adam.step),
+        ("backward", backward),
+    )
     found: dict[str, list[float]] = {}
     for n_bytes in COLD_BYTES[:: 2 if mode == "quick" else 1]:
         stream = torch.zeros(n_bytes // 4)

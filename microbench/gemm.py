@@ -3,6 +3,7 @@
 Orientation names the memory order of the two operands, row-major N or transposed T. A Linear layer's forward is NT
 (``addmm(bias, x, weight.t())``), its gradients NN (with respect to the input) and TN (to the weight).
 """
+
 from __future__ import annotations
 
 from dlperf.clock import Repeats
@@ -46,7 +47,7 @@ def _sizes(mode: str, per_mode: tuple[int, int]) -> list[tuple[int, int, int]]:
     lattice = [(m, n, k) for m in grid for n in grid for k in grid if _fits(m, n, k, mode)]
     if mode == "quick":
         lattice = [shape for shape in lattice if sum(size in (1, 64, 512) for size in shape) == 3]
-    filling = []
+    filling: list[tuple[int, int, int]] = []
     for u, v, w in design(3):
         if len(filling) >= share(mode, *per_mode):
             break
@@ -72,7 +73,7 @@ def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
             if main and orientation == "NT":
                 points += [Point("gemm", product(*s, "NT", dtype)) for s in sizes[:: 4 if mode != "quick" else 8]]
             found.append(Group(f"gemm {dtype} {orientation}", tuple(points), repeats(mode)))
-    small = []
+    small: list[Point] = []
     for u, v, w, x in design(4):
         if len(small) >= share(mode, 12, 90):
             break

@@ -1,4 +1,5 @@
 """Kernels with a shape of their own: normalisation, pooling, softmax, losses, embeddings, reductions, joins, attention, recurrent layers."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,10 +25,14 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
         training.append(Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, False, 0.1, 1e-5)))
     rows, width = log_pick(u, 1, 8192), log_pick(v, 16, 4096)
     lines, per_row = T(rows, width), T(rows, 1)
-    layer = [
-        Op("aten.native_layer_norm.default", (lines, (width,), T(width), T(width), 1e-5)),
-        Op("aten.native_layer_norm_backward.default", (lines, lines, (width,), per_row, per_row, T(width), T(width), (True, True, True))),
-    ] if rows * width <= _MAX_ELEMENTS else []  # fmt: skip
+    layer = (
+        [
+            Op("aten.native_layer_norm.default", (lines, (width,), T(width), T(width), 1e-5)),
+            Op("aten.native_layer_norm_backward.default", (lines, lines, (width,), per_row, per_row, T(width), T(width), (True, True, True))),
+        ]
+        if rows * width <= _MAX_ELEMENTS
+        else []
+    )
     group = []
     if index % 3 == 1 and c % 4 == 0:
         stats = T(n, 4)
@@ -68,16 +73,30 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
         return []
     lines = T(rows, width)
     found = [
-        Op("aten._log_softmax.default", (lines, 1, False)), Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
-        Op("aten._softmax.default", (lines, -1, False)), Op("aten._softmax_backward_data.default", (lines, lines, -1, _FLOAT32)),
-        Op("aten.sum.dim_IntList", (lines, (0,), True)), Op("aten.sum.dim_IntList", (lines, (1,), True)), Op("aten.mean.dim", (lines, (1,))),
-    ]  # fmt: skip
+        Op("aten._log_softmax.default", (lines, 1, False)),
+        Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
+        Op("aten._softmax.default", (lines, -1, False)),
+        Op("aten._softmax_backward_data.default", (lines, lines, -1, _FLOAT32)),
+        Op("aten.sum.dim_IntList", (lines, (0,), True)),
+        Op("aten.sum.dim_IntList", (lines, (1,), True)),
+        Op("aten.mean.dim", (lines, (1,))),
+    ]
     if index % 3 == 0:
-        found += [Op("aten.sum.default", (lines,)), Op("aten.mean.default", (lines,)), Op("aten.max.dim", (lines, 1)), Op("aten.amax.default", (lines, (1,))),
-                  Op("aten.argmax.default", (lines, 1)), Op("aten.var.correction", (lines, (1,))), Op("aten.cumsum.default", (lines, 1)),
-                  Op("aten.linalg_vector_norm.default", (lines,))]  # fmt: skip
+        found += [
+            Op("aten.sum.default", (lines,)),
+            Op("aten.mean.default", (lines,)),
+            Op("aten.max.dim", (lines, 1)),
+            Op("aten.amax.default", (lines, (1,))),
+            Op("aten.argmax.default", (lines, 1)),
+            Op("aten.var.correction", (lines, (1,))),
+            Op("aten.cumsum.default", (lines, 1)),
+            Op("aten.linalg_vector_norm.default", (lines,)),
+        ]
     target = T(rows, dtype="int64")
-    found += [Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)), Op("aten.nll_loss_backward.default", (T(), lines, target, None, 1, -100, T()))]
+    found += [
+        Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)),
+        Op("aten.nll_loss_backward.default", (T(), lines, target, None, 1, -100, T())),
+    ]
     return found
 
 
@@ -86,14 +105,22 @@ def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
     found = []
     tokens = T(rows, dtype="int64")
     if rows * width <= _MAX_ELEMENTS and table * width <= 4 * _MAX_ELEMENTS:
-        found += [Op("aten.embedding.default", (T(table, width), tokens)),
-                  Op("aten.embedding_dense_backward.default", (T(rows, width), tokens, table, -1, False))]  # fmt: skip
+        found += [
+            Op("aten.embedding.default", (T(table, width), tokens)),
+            Op("aten.embedding_dense_backward.default", (T(rows, width), tokens, table, -1, False)),
+        ]
     if rows * width <= _MAX_ELEMENTS:
         lines = T(rows, width)
-        found += [Op("aten.cat.default", ((lines, lines), 0)), Op("aten.cat.default", ((lines, lines), 1)), Op("aten.stack.default", ((lines, lines),)),
-                  Op("aten.index_select.default", (lines, 0, tokens)), Op("aten.gather.default", (lines, 0, T(rows, width, dtype="int64"))),
-                  Op("aten.slice_backward.default", (T(rows, max(1, width // 2)), (rows, width), 1, 0, max(1, width // 2), 1)),
-                  Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)), Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0))]  # fmt: skip
+        found += [
+            Op("aten.cat.default", ((lines, lines), 0)),
+            Op("aten.cat.default", ((lines, lines), 1)),
+            Op("aten.stack.default", ((lines, lines),)),
+            Op("aten.index_select.default", (lines, 0, tokens)),
+            Op("aten.gather.default", (lines, 0, T(rows, width, dtype="int64"))),
+            Op("aten.slice_backward.default", (T(rows, max(1, width // 2)), (rows, width), 1, 0, max(1, width // 2), 1)),
+            Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)),
+            Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0)),
+        ]
     if index % 4 == 0:
         n, c, size = log_pick(u, 1, 32), log_pick(v, 4, 128), log_pick(w, 4, 48)
         image = T(n, c, size, size)
@@ -153,18 +180,34 @@ def _fill(make: Callable[[float, float, float, int], list[Op]], count: int) -> l
 def groups(mode: str) -> list[Group]:
     """One group a kind of layer."""
     plan = (
-        ("normalisation", "norm", _norms, 8, 70), ("pooling", "pool", _pools, 8, 60), ("rows", "rows", _rows, 8, 60),
-        ("moves", "moves", _moves, 5, 48), ("attention", "attention", _attention, 6, 60), ("recurrent", "recurrent", _recurrent, 5, 40),
-    )  # fmt: skip
-    found = [
-        Group(title, tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))), repeats(mode)) for title, family, make, quick, full in plan
+        ("normalisation", "norm", _norms, 8, 70),
+        ("pooling", "pool", _pools, 8, 60),
+        ("rows", "rows", _rows, 8, 60),
+        ("moves", "moves", _moves, 5, 48),
+        ("attention", "attention", _attention, 6, 60),
+        ("recurrent", "recurrent", _recurrent, 5, 40),
+    )
+    found = [Group(title, tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))), repeats(mode)) for title, family, make, quick, full in plan]
+    views = [
+        Op("aten.view.default", (T(64, 64), (4096,))),
+        Op("aten.t.default", (T(64, 64),)),
+        Op("aten.transpose.int", (T(4, 8, 16), 1, 2)),
+        Op("aten.expand.default", (T(1, 64), (64, 64))),
+        Op("aten.permute.default", (T(4, 8, 16), (2, 0, 1))),
+        Op("aten.unsqueeze.default", (T(64), 0)),
+        Op("aten.select.int", (T(8, 8), 0, 1)),
+        Op("aten.slice.Tensor", (T(8, 8), 0, 1, 4)),
+        Op("aten.detach.default", (T(8),)),
+        Op("aten._unsafe_view.default", (T(64, 64), (4096,))),
+        Op("aten.squeeze.dim", (T(1, 8), 0)),
+        Op("aten.split.Tensor", (T(8, 8), 2)),
+        Op("aten._local_scalar_dense.default", (T(),)),
+        Op("aten.empty.memory_format", ((8,),)),
+        Op("aten.empty_like.default", (T(8),)),
+        Op("aten.zeros.default", ((8,),)),
+        Op("aten.alias.default", (T(8),)),
+        Op("aten.as_strided.default", (T(64), (8, 8), (8, 1))),
     ]
-    views = [Op("aten.view.default", (T(64, 64), (4096,))), Op("aten.t.default", (T(64, 64),)), Op("aten.transpose.int", (T(4, 8, 16), 1, 2)),
-             Op("aten.expand.default", (T(1, 64), (64, 64))), Op("aten.permute.default", (T(4, 8, 16), (2, 0, 1))), Op("aten.unsqueeze.default", (T(64), 0)),
-             Op("aten.select.int", (T(8, 8), 0, 1)), Op("aten.slice.Tensor", (T(8, 8), 0, 1, 4)), Op("aten.detach.default", (T(8),)),
-             Op("aten._unsafe_view.default", (T(64, 64), (4096,))), Op("aten.squeeze.dim", (T(1, 8), 0)), Op("aten.split.Tensor", (T(8, 8), 2)),
-             Op("aten._local_scalar_dense.default", (T(),)), Op("aten.empty.memory_format", ((8,),)), Op("aten.empty_like.default", (T(8),)),
-             Op("aten.zeros.default", ((8,),)), Op("aten.alias.default", (T(8),)), Op("aten.as_strided.default", (T(64), (8, 8), (8, 1)))]  # fmt: skip
     found.append(Group("views", tuple(Point("view", op) for op in views), repeats(mode)))
     found.append(Group("fills", tuple(Point("pointwise", Op("aten.zeros.default", ((n,),))) for n in log_sizes(64, 2**22, 0.25)), repeats(mode)))
     return found

@@ -1,4 +1,5 @@
 """What a page costs at its first touch, and what giving memory back costs."""
+
 from __future__ import annotations
 
 import mmap

@@ -1,4 +1,5 @@
 """What a calibration consists of: groups of kernels to time, in an order in which every prefix covers the space."""
+
 from __future__ import annotations
 
 import math
@@ -73,7 +74,7 @@ def log_pick(u: float, low: float, high: float) -> int:
     >>> log_pick(0.5, 1, 100)
     10
     """
-    return max(1, round(low * (high / low) ** u))
+    return max(1, round(low * float(high / low) ** u))
 
 
 def pick(u: float, choices: Sequence[int]) -> int:

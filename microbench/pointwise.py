@@ -1,4 +1,5 @@
 """Elementwise and transcendental kernels, copies, fills, dropout masks, and the optimizers' kernels: time against size."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,45 +24,123 @@ def _ternary(packet: str, *scalars: Argument) -> Make:
 
 
 UNARY: tuple[Make, ...] = (
-    _unary("relu.default"), _unary("relu_.default"), _unary("sigmoid.default"), _unary("tanh.default"), _unary("exp.default"), _unary("log.default"),
-    _unary("gelu.default"), _unary("silu.default"), _unary("hardtanh.default", 0.0, 6.0), _unary("hardswish.default"), _unary("hardsigmoid.default"),
-    _unary("leaky_relu.default", 0.01), _unary("elu.default"), _unary("softplus.default"), _unary("mish.default"), _unary("sqrt.default"), _unary("rsqrt.default"),
-    _unary("neg.default"), _unary("abs.default"), _unary("sin.default"), _unary("erf.default"), _unary("reciprocal.default"), _unary("clamp.default", -1.0, 1.0),
-    _unary("pow.Tensor_Scalar", 2), _unary("pow.Tensor_Scalar", 3), _unary("mul.Tensor", 0.5), _unary("add.Tensor", 0.5), _unary("div.Tensor", 3.0),
-    _unary("mul_.Tensor", 0.5), _unary("add_.Tensor", 0.5), _unary("div_.Scalar", 0.9), _unary("clone.default"), _unary("fill_.Scalar", 0.0), _unary("zero_.default"),
-    _unary("bernoulli_.float", 0.9), _unary("normal_.default"), _unary("uniform_.default"), _unary("zeros_like.default"), _unary("ones_like.default"),
-    lambda t: Op("aten.native_dropout.default", (t, 0.1, True)), _unary("gt.Scalar", 0.0),
-)  # fmt: skip
+    _unary("relu.default"),
+    _unary("relu_.default"),
+    _unary("sigmoid.default"),
+    _unary("tanh.default"),
+    _unary("exp.default"),
+    _unary("log.default"),
+    _unary("gelu.default"),
+    _unary("silu.default"),
+    _unary("hardtanh.default", 0.0, 6.0),
+    _unary("hardswish.default"),
+    _unary("hardsigmoid.default"),
+    _unary("leaky_relu.default", 0.01),
+    _unary("elu.default"),
+    _unary("softplus.default"),
+    _unary("mish.default"),
+    _unary("sqrt.default"),
+    _unary("rsqrt.default"),
+    _unary("neg.default"),
+    _unary("abs.default"),
+    _unary("sin.default"),
+    _unary("erf.default"),
+    _unary("reciprocal.default"),
+    _unary("clamp.default", -1.0, 1.0),
+    _unary("pow.Tensor_Scalar", 2),
+    _unary("pow.Tensor_Scalar", 3),
+    _unary("mul.Tensor", 0.5),
+    _unary("add.Tensor", 0.5),
+    _unary("div.Tensor", 3.0),
+    _unary("mul_.Tensor", 0.5),
+    _unary("add_.Tensor", 0.5),
+    _unary("div_.Scalar", 0.9),
+    _unary("clone.default"),
+    _unary("fill_.Scalar", 0.0),
+    _unary("zero_.default"),
+    _unary("bernoulli_.float", 0.9),
+    _unary("normal_.default"),
+    _unary("uniform_.default"),
+    _unary("zeros_like.default"),
+    _unary("ones_like.default"),
+    lambda t: Op("aten.native_dropout.default", (t, 0.1, True)),
+    _unary("gt.Scalar", 0.0),
+)
 BINARY: tuple[Make, ...] = (
-    _binary("add.Tensor"), _binary("mul.Tensor"), _binary("sub.Tensor"), _binary("div.Tensor"), _binary("add_.Tensor"), _binary("mul_.Tensor"), _binary("div_.Tensor"),
-    _binary("maximum.default"), _binary("copy_.default"), _binary("lerp_.Scalar", 0.1), _binary("threshold_backward.default", 0), _binary("tanh_backward.default"),
-    _binary("sigmoid_backward.default"), _binary("gelu_backward.default"), _binary("silu_backward.default"), _binary("hardtanh_backward.default", 0.0, 6.0),
-    _binary("hardswish_backward.default"), _binary("hardsigmoid_backward.default"), _binary("leaky_relu_backward.default", 0.01, False),
-    lambda t: Op("aten.elu_backward.default", (t, 1.0, 1.0, 1.0, False, t)), _binary("softplus_backward.default", 1.0, 20.0), _binary("mish_backward.default"),
+    _binary("add.Tensor"),
+    _binary("mul.Tensor"),
+    _binary("sub.Tensor"),
+    _binary("div.Tensor"),
+    _binary("add_.Tensor"),
+    _binary("mul_.Tensor"),
+    _binary("div_.Tensor"),
+    _binary("maximum.default"),
+    _binary("copy_.default"),
+    _binary("lerp_.Scalar", 0.1),
+    _binary("threshold_backward.default", 0),
+    _binary("tanh_backward.default"),
+    _binary("sigmoid_backward.default"),
+    _binary("gelu_backward.default"),
+    _binary("silu_backward.default"),
+    _binary("hardtanh_backward.default", 0.0, 6.0),
+    _binary("hardswish_backward.default"),
+    _binary("hardsigmoid_backward.default"),
+    _binary("leaky_relu_backward.default", 0.01, False),
+    lambda t: Op("aten.elu_backward.default", (t, 1.0, 1.0, 1.0, False, t)),
+    _binary("softplus_backward.default", 1.0, 20.0),
+    _binary("mish_backward.default"),
     lambda t: Op("aten.native_dropout_backward.default", (t, TensorSpec(t.shape, t.strides, "bool"), 1.1)),
     lambda t: Op("aten.masked_fill.Scalar", (t, TensorSpec(t.shape, t.strides, "bool"), 0.0)),
-    _binary("mse_loss.default", 1), lambda t: Op("aten.mse_loss_backward.default", (T(), t, t, 1)),
-    _binary("binary_cross_entropy_with_logits.default", None, None, 1), _binary("smooth_l1_loss.default", 1, 1.0),
-)  # fmt: skip
+    _binary("mse_loss.default", 1),
+    lambda t: Op("aten.mse_loss_backward.default", (T(), t, t, 1)),
+    _binary("binary_cross_entropy_with_logits.default", None, None, 1),
+    _binary("smooth_l1_loss.default", 1, 1.0),
+)
 TERNARY: tuple[Make, ...] = (
-    lambda t: Op("aten.addcmul_.default", (t, t, t), (("value", 0.1),)), lambda t: Op("aten.addcdiv_.default", (t, t, t), (("value", -0.001),)),
-    lambda t: Op("aten.addcmul.default", (t, t, t)), lambda t: Op("aten.addcdiv.default", (t, t, t)), lambda t: Op("aten.where.self", (TensorSpec(t.shape, t.strides, "bool"), t, t)),
+    lambda t: Op("aten.addcmul_.default", (t, t, t), (("value", 0.1),)),
+    lambda t: Op("aten.addcdiv_.default", (t, t, t), (("value", -0.001),)),
+    lambda t: Op("aten.addcmul.default", (t, t, t)),
+    lambda t: Op("aten.addcdiv.default", (t, t, t)),
+    lambda t: Op("aten.where.self", (TensorSpec(t.shape, t.strides, "bool"), t, t)),
     lambda t: Op("aten.add_.Tensor", (t, t), (("alpha", -0.01),)),
     lambda t: Op("aten._fused_adam_.default", ((t,), (t,), (t,), (t,), (), (T(),)), _adam()),
     lambda t: Op("aten._fused_adamw_.default", ((t,), (t,), (t,), (t,), (), (T(),)), _adam()),
-    lambda t: Op("aten._fused_sgd_.default", ((t,), (t,), (t,)), (("weight_decay", 0.0), ("momentum", 0.9), ("lr", 0.01), ("dampening", 0.0), ("nesterov", False), ("maximize", False), ("is_first_step", False))),
-    lambda t: Op("aten._foreach_add_.List", ((t,), (t,)), (("alpha", -0.01),)), lambda t: Op("aten._foreach_mul_.Scalar", ((t,), 0.9)),
-    lambda t: Op("aten._foreach_lerp_.Scalar", ((t,), (t,), 0.1)), lambda t: Op("aten._foreach_addcmul_.Scalar", ((t,), (t,), (t,), 0.1)),
-    lambda t: Op("aten._foreach_addcdiv_.ScalarList", ((t,), (t,), (t,), (-0.001,))), lambda t: Op("aten._foreach_sqrt.default", ((t,),)),
-    lambda t: Op("aten._foreach_div_.ScalarList", ((t,), (1.5,))), lambda t: Op("aten._foreach_add_.Scalar", ((t,), 1e-8)),
-)  # fmt: skip
+    lambda t: Op(
+        "aten._fused_sgd_.default",
+        ((t,), (t,), (t,)),
+        (("weight_decay", 0.0), ("momentum", 0.9), ("lr", 0.01), ("dampening", 0.0), ("nesterov", False), ("maximize", False), ("is_first_step", False)),
+    ),
+    lambda t: Op("aten._foreach_add_.List", ((t,), (t,)), (("alpha", -0.01),)),
+    lambda t: Op("aten._foreach_mul_.Scalar", ((t,), 0.9)),
+    lambda t: Op("aten._foreach_lerp_.Scalar", ((t,), (t,), 0.1)),
+    lambda t: Op("aten._foreach_addcmul_.Scalar", ((t,), (t,), (t,), 0.1)),
+    lambda t: Op("aten._foreach_addcdiv_.ScalarList", ((t,), (t,), (t,), (-0.001,))),
+    lambda t: Op("aten._foreach_sqrt.default", ((t,),)),
+    lambda t: Op("aten._foreach_div_.ScalarList", ((t,), (1.5,))),
+    lambda t: Op("aten._foreach_add_.Scalar", ((t,), 1e-8)),
+)
 
 
 def _adam() -> tuple[tuple[str, Argument], ...]:
     return (("lr", 1e-3), ("beta1", 0.9), ("beta2", 0.999), ("weight_decay", 0.0), ("eps", 1e-8), ("amsgrad", False), ("maximize", False))
 
 
-_IN_LOW_PRECISION = ("relu", "gelu", "silu", "sigmoid", "tanh", "threshold_backward", "gelu_backward", "silu_backward", "add.Tensor", "mul.Tensor", "copy_", "clone", "add_.Tensor", "native_dropout")
+_IN_LOW_PRECISION = (
+    "relu",
+    "gelu",
+    "silu",
+    "sigmoid",
+    "tanh",
+    "threshold_backward",
+    "gelu_backward",
+    "silu_backward",
+    "add.Tensor",
+    "mul.Tensor",
+    "copy_",
+    "clone",
+    "add_.Tensor",
+    "native_dropout",
+)
 
 
 def _patterns(size: int) -> list[Op]:
@@ -93,7 +172,7 @@ def groups(mode: str, low_precision: bool) -> list[Group]:
         found.append(Group(f"pointwise {name}", tuple(Point("pointwise", make(T(size))) for make in makes for size in sizes), repeats(mode)))
     found.append(Group("pointwise patterns", tuple(Point("pointwise", op) for size in sizes for op in _patterns(size)), repeats(mode)))
     if low_precision and mode != "quick":
-        makes = [make for make in (*UNARY, *BINARY) if make(T(1)).name.removeprefix("aten.").startswith(_IN_LOW_PRECISION)]
-        points = tuple(Point("pointwise", make(T(size, dtype="bfloat16"))) for make in makes for size in sizes[::2])
+        chosen = [make for make in (*UNARY, *BINARY) if make(T(1)).name.removeprefix("aten.").startswith(_IN_LOW_PRECISION)]
+        points = tuple(Point("pointwise", make(T(size, dtype="bfloat16"))) for make in chosen for size in sizes[::2])
         found.append(Group("pointwise bfloat16", points, repeats(mode)))
     return found

@@ -1,4 +1,5 @@
 """An op as data -> a call on real tensors: what lets one timer measure every kernel, and any op of any trace."""
+
 from __future__ import annotations
 
 import math
@@ -147,7 +148,9 @@ def _rnn_backward(_op: Op, args: list[Any]) -> None:
     inputs, (hx, cx) = args[:5], args[5:7]
     reverse, mode, hidden_size, num_layers, has_biases, train, bidirectional, batch_sizes, batch_first = args[13:22]
     with torch.enable_grad():  # only then does the forward keep the workspace that its backward needs
-        made = torch.ops.aten.mkldnn_rnn_layer(*inputs, hx, cx, reverse, batch_sizes, mode, hidden_size, num_layers, has_biases, bidirectional, batch_first, train)
+        made = torch.ops.aten.mkldnn_rnn_layer(
+            *inputs, hx, cx, reverse, batch_sizes, mode, hidden_size, num_layers, has_biases, bidirectional, batch_first, train
+        )
     args[7], args[8], args[9], args[22] = made
 
 

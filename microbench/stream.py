@@ -4,6 +4,7 @@ copy b = a, scale b = s a, add c = a + b, triad c = a + s b (McCalpin). The byte
 write-allocate is not counted. The cost of the call itself, measured on one element, is subtracted, so that small
 working sets show their cache and not the dispatcher.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable

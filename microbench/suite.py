@@ -1,4 +1,5 @@
 """The plan and its execution: fresh process per thread count, a file written after every group, resume where it stopped."""
+
 from __future__ import annotations
 
 import datetime
@@ -60,7 +61,9 @@ def calibrate(
         for number, trace in enumerate(traces):
             files.append(str(Path(folder) / f"trace{number}.json"))
             trace.save(files[-1])
-        with tqdm(total=total, unit="kernel", desc=f"calibrating ({mode})", disable=None if progress is None else not progress, file=sys.stderr, smoothing=0.1) as bar:
+        with tqdm(
+            total=total, unit="kernel", desc=f"calibrating ({mode})", disable=None if progress is None else not progress, file=sys.stderr, smoothing=0.1
+        ) as bar:
             for count, groups in work:
                 if groups:
                     machine = _run_worker(machine, path, mode, count, groups, files, bar)
@@ -168,7 +171,9 @@ def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: l
         if process.wait() == 130:
             raise KeyboardInterrupt
         if process.returncode != 0:
-            raise WorkFailed(f"the measuring process ended with status {process.returncode}; {path} keeps the finished groups, run the same command again to go on")
+            raise WorkFailed(
+                f"the measuring process ended with status {process.returncode}; {path} keeps the finished groups, run the same command again to go on"
+            )
     finally:
         if process.poll() is None:
             process.terminate()

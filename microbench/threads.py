@@ -1,4 +1,5 @@
 """What waking a team of threads costs."""
+
 from __future__ import annotations
 
 import torch

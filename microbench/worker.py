@@ -3,6 +3,7 @@
 ``python -m microbench.worker`` reads a job from stdin. What decides the timing (OMP and malloc settings) is in its
 environment before torch is imported.
 """
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """What a trace says of itself, whatever the machine: descriptions of its ops, how far away their operands are, what malloc does."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

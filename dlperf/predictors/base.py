@@ -1,4 +1,5 @@
 """What a predictor is: a name, and a price list for a trace on a machine."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ class Item:
 
     `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's loop, page
     faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module call``, ``page faults``,
-    ``optimizer loop``, ...).
+    ``optimizer loop``, ...). `share` is the fraction of the op that belongs to the layer.
     """
 
     layer: str
@@ -29,6 +30,7 @@ class Item:
     source: str
     what: str = "kernel"
     op: int = -1
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 """A machine's measurements as curves: surfaces fitted to its kernels when they are first needed, bandwidths, costs."""
+
 from __future__ import annotations
 
 import math

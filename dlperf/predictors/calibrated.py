@@ -6,6 +6,7 @@ The time of a step is the sum of
 - the framework: recording for autograd, running nodes, module calls, parameter look-ups, the optimizer's loop,
 - page faults, by replaying malloc on the trace's allocations.
 """
+
 from __future__ import annotations
 
 import math
@@ -141,7 +142,7 @@ class _Priced:
             else:
                 bound = "compute"
             for layer, share in op.shares or ((op.layer, 1.0),):
-                yield Item(layer, op.phase, seconds * share, bound, self.source[index], "kernel", index)
+                yield Item(layer, op.phase, seconds * share, bound, self.source[index], "kernel", index, share)
 
     def page_faults(self) -> Iterator[Item]:
         """First touches of memory that malloc got anew from the system."""

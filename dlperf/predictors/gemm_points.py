@@ -1,4 +1,5 @@
 """The matrix products in a machine file, as points of a table: size, precision, orientation, time."""
+
 from __future__ import annotations
 
 import math

@@ -11,6 +11,7 @@ It says nothing of other layers, of the loss, of the backward pass, or of the op
 One thing is added, since the paper says nothing of sizes that are not in its table: the rate is then interpolated between
 the nearest measured sizes, and such an op says ``interpolated`` (``extrapolated`` outside the measured range).
 """
+
 from __future__ import annotations
 
 import math

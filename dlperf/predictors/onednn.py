@@ -1,4 +1,5 @@
 """Which convolutions go to oneDNN, and what they allocate on the way: PyTorch's and oneDNN's conditions as functions of shapes."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """What an optimizer's loop costs beyond the sizes of its tensors."""
+
 from __future__ import annotations
 
 import re
@@ -8,7 +9,7 @@ import numpy as np
 
 from dlperf.predictors.book import Book
 from dlperf.predictors.families import describe
-from dlperf.trace import Op, OptimizerInfo, TensorSpec, Trace
+from dlperf.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
 
 _TINY = 16
 
@@ -25,7 +26,7 @@ class OptimizerCosts:
     def floor_s(self, op: Op, index: int) -> float:
         """Seconds of the op on a tiny tensor: what the loop's cost holds already."""
         del index
-        tiny = Op(op.name, _shrink(op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
+        tiny = Op(op.name, tuple(_shrink(value) for value in op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
         signature = f"{op.packet} {len(tiny.inputs)}"
         known: dict[str, float] = self.book.__dict__.setdefault("_floors", {})
         if signature not in known:
@@ -39,7 +40,7 @@ class OptimizerCosts:
         return known[signature]
 
 
-def _shrink(argument: object) -> object:
+def _shrink(argument: Argument) -> Argument:
     """The argument with every tensor cut to a few elements; of a list of tensors one is left."""
     if isinstance(argument, TensorSpec):
         return TensorSpec.contiguous(*([_TINY] if argument.shape else []), dtype=argument.dtype)

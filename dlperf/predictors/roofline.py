@@ -4,6 +4,7 @@ Williams, Waterman, Patterson, "Roofline: an insightful visual performance model
 The yardstick that other predictors are held against, not a good predictor: it errs low where an op is small (no dispatch,
 no autograd, no page faults) or its kernel slow, and high where the data is in cache.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -49,7 +50,7 @@ class Roofline:
             bound = "compute" if flops[place] and compute_bound[place] else "DRAM"
             source = "unpriced" if place in unknown else "interpolated"
             for layer, share_frac in op.shares or ((op.layer, 1.0),):
-                items.append(Item(layer, op.phase, share_frac * float(seconds[place]), bound, source, op=place))
+                items.append(Item(layer, op.phase, share_frac * float(seconds[place]), bound, source, op=place, share=share_frac))
         missing = sorted({dtype for dtype, count in zip(dtypes, flops) if count and dtype not in peaks and dtype.startswith(("float", "bfloat", "complex"))})
         notes = tuple(f"roofline: no {dtype} matrix product in the machine file; the peak of {fallback} stands for it" for dtype in missing)
         return Prices(tuple(items), notes=notes)

@@ -1,4 +1,5 @@
 """A time as a function of shape, learnt from the kernels of one family: a physical first approximation, corrected by its neighbours."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

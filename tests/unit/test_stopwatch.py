@@ -118,6 +118,22 @@ def test_known_times_come_out_exactly() -> None:
     assert got.batch_size == 3
 
 
+def test_the_optimizer_is_shared_by_what_each_layer_adds() -> None:
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Parameter(torch.ones(2)) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.a + self.b + self.c
+
+    time = FakeTime()
+    model = nn.Sequential(Slow(time, 1.0, 1.0), Offset())
+    got = rows(measure(model, (torch.ones(3, 2),), optimizer=FakeSGD(model.parameters(), time), clock=time.clock(), seconds=1.0))
+    # one and three parameters of a second each; the common half second goes with them: 4.5 s x 1/4 and 3/4
+    assert (got["0"][2], got["1"][2]) == (1.125, 3.375)
+
+
 def test_inference_is_forward_only() -> None:
     time = FakeTime()
     got = measure(Branching(time), {"x": torch.ones(3, 2)}, inference=True, clock=time.clock(), seconds=1.0)

@@ -1,0 +1,135 @@
+"""How true the micro-benchmarks are: STREAM through torch against a compiled C triad, and the GEMM peak against a direct BLAS call, in one run.
+
+    python benchmarks/fidelity.py [--threads 1]
+
+The C triad is compiled here (cc -O3 -march=native, OpenMP above one thread) and runs on the same arrays' sizes; the BLAS is the one that torch itself carries,
+called through ctypes without torch. Both pairs are timed in turn, so that drift meets them alike; the best of each is compared. Prints ratios, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TRIAD_C = r"""
+#include <stddef.h>
+void triad(float *restrict c, const float *restrict a, const float *restrict b, float s, size_t n) {
+#pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) c[i] = a[i] + s * b[i];
+}
+"""
+
+
+def best_of(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Least seconds of each call, taken in turn."""
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+def compile_triad(folder: Path) -> ctypes.CDLL | None:
+    """The C triad as a library; None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    source, library = folder / "triad.c", folder / "triad.so"
+    source.write_text(TRIAD_C)
+    subprocess.run([compiler, "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def pointer(tensor: object) -> ctypes.c_void_p:
+    """The address of a tensor's data."""
+    return ctypes.c_void_p(tensor.data_ptr())  # type: ignore[attr-defined]
+
+
+def compare_triad(rounds: int) -> None:
+    """STREAM triad as microbench.stream times it against the same loop in C."""
+    import torch
+
+    from dlperf import host
+    from microbench import stream
+
+    arrays, item = 3, 4
+    working_set = stream.working_sets("full", host.this_cpu().caches_bytes[2])[-1]
+    n = working_set // (arrays * item)
+    with tempfile.TemporaryDirectory() as folder:
+        library = compile_triad(Path(folder))
+        if library is None:
+            print("triad: no C compiler here; not compared")
+            return
+        a, b, c = torch.rand(n), torch.rand(n), torch.zeros(n)
+        calls = {
+            "torch": stream.kernel("triad", n),
+            "C": lambda: library.triad(pointer(c), pointer(a), pointer(b), ctypes.c_float(3.0), ctypes.c_size_t(n)),
+        }
+        best_of(calls, 2)
+        best = best_of(calls, rounds)
+    rate = {name: arrays * item * n / seconds / 1e9 for name, seconds in best.items()}
+    print(f"STREAM triad, {working_set / 2**20:.0f} MiB: through torch {rate['torch']:.2f} GB/s, compiled C {rate['C']:.2f} GB/s, ratio {rate['torch'] / rate['C']:.3f}")
+
+
+def compare_gemm(rounds: int) -> None:
+    """The GEMM peak as microbench.gemm times it against sgemm of the same BLAS called directly."""
+    import torch
+
+    from microbench import gemm, replay
+
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / ("libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so")))
+    try:
+        sgemm = library.sgemm_
+    except AttributeError:
+        print("GEMM: this torch exports no sgemm_; not compared")
+        return
+    n = 1280
+    a, b, c = torch.rand(n, n), torch.rand(n, n), torch.empty(n, n)
+    size, one, zero = ctypes.c_int(n), ctypes.c_float(1.0), ctypes.c_float(0.0)
+    ref = ctypes.byref
+
+    def direct() -> None:
+        # Column-major BLAS sees row-major operands transposed: (B^T A^T) = (A B)^T.
+        plain = ctypes.c_char(b"N")
+        sgemm(ref(plain), ref(plain), ref(size), ref(size), ref(size), ref(one), pointer(b), ref(size), pointer(a), ref(size), ref(zero), pointer(c), ref(size))
+
+    direct()
+    if not torch.allclose(c, a @ b, rtol=1e-3):
+        raise SystemExit("the direct BLAS call computes something else")
+    calls: dict[str, Callable[[], object]] = {"torch": replay.build(gemm.product(n, n, n)), "BLAS": direct}
+    best_of(calls, 2)
+    best = best_of(calls, rounds)
+    rate = {name: 2.0 * n**3 / seconds / 1e9 for name, seconds in best.items()}
+    print(f"SGEMM {n}^3: through torch {rate['torch']:.1f} GFLOP/s, direct BLAS call {rate['BLAS']:.1f} GFLOP/s, ratio {rate['torch'] / rate['BLAS']:.3f}")
+
+
+def main() -> None:
+    """Compare both pairs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    import torch
+
+    from dlperf import host
+
+    torch.set_num_threads(options.threads)
+    versions = host.versions()
+    print(f"{host.this_cpu().model}, {options.threads} thread(s), torch {versions.get('torch')}, python {versions['python']}; best of {options.rounds}, in turn")
+    compare_triad(options.rounds)
+    compare_gemm(options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Families of contractions: matrix products and convolutions."""
+
+from __future__ import annotations
+
+import math
+
+from dlperf.predictors.description import Description, family, ints, log2, tensor
+from dlperf.predictors.onednn import BLOCK, takes_onednn
+from dlperf.trace import Argument, Op, TensorSpec
+
+# -- matrix products ----------------------------------------------------------------------------------------------
+
+
+def orientation(a: TensorSpec, b: TensorSpec) -> str:
+    """Memory order of two matrix operands: N for row-major, T for transposed."""
+
+    def one(spec: TensorSpec) -> str:
+        rows, columns = spec.strides[-2:]
+        return "T" if columns != 1 and rows == 1 and spec.shape[-1] > 1 else "N"
+
+    return one(a) + one(b)
+
+
+def _matrix(a: TensorSpec, b: TensorSpec, kind: str) -> Description:
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    batch = math.prod(a.shape[:-2])
+    order = orientation(a, b)
+    terms = (1.0, float(batch), float(batch * m * n * k), float(batch * m * n), float(batch * m * k), float(batch * n * k))
+    if kind == "bmm":
+        return Description(("bmm", a.dtype, order), (log2(batch), log2(m), log2(n), log2(k)), terms, tuple(("bmm", a.dtype, o) for o in ("NN", "NT")))
+    other = "addmm" if kind == "mm" else "mm"
+    fallbacks = [(other, a.dtype, order), *(("mm", a.dtype, o) for o in ("NN", "NT", "TN")), ("addmm", a.dtype, "NT")]
+    return Description((kind, a.dtype, order), (log2(m), log2(n), log2(k)), terms, tuple(fallbacks))
+
+
+@family("aten.mm")
+def _mm(op: Op) -> Description:
+    return _matrix(tensor(op.args[0]), tensor(op.args[1]), "mm")
+
+
+@family("aten.addmm", "aten._addmm_activation")
+def _addmm(op: Op) -> Description:
+    return _matrix(tensor(op.args[1]), tensor(op.args[2]), "addmm")
+
+
+@family("aten.bmm")
+def _bmm(op: Op) -> Description:
+    return _matrix(tensor(op.args[0]), tensor(op.args[1]), "bmm")
+
+
+@family("aten.baddbmm")
+def _baddbmm(op: Op) -> Description:
+    return _matrix(tensor(op.args[1]), tensor(op.args[2]), "bmm")
+
+
+@family("aten.mv", "aten.addmv", "aten.dot", "aten.vdot")
+def _mv(op: Op) -> Description:
+    a, v = op.inputs[-2:]
+    if len(a.shape) == 1:
+        a = TensorSpec((1, *a.shape), (a.numel, *a.strides), a.dtype)
+    return _matrix(a, TensorSpec((*v.shape, 1), (*v.strides, 1), v.dtype), "mm")
+
+
+# -- convolutions ---------------------------------------------------------------------------------------------------
+
+
+def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], what: str) -> Description:
+    stride, _, dilation, transposed, _, groups_ = args
+    groups = int(groups_)  # type: ignore[arg-type]
+    n, c_in = image.shape[:2]
+    c_out = weight.shape[1] * groups if transposed else weight.shape[0]
+    kernel, out = math.prod(weight.shape[2:]), math.prod(output)
+    in_size = math.prod(image.shape[2:])
+    c_in_g, c_out_g = c_in // groups, c_out // groups
+    positions = n * (in_size if transposed else out)
+    multiply_adds = float(positions * groups * c_in_g * c_out_g * kernel)
+    d = len(weight.shape) - 2
+    if transposed:
+        kind = f"transposed{d}d"
+    elif groups > 1:
+        kind = f"depthwise{d}d" if c_in_g == 1 else f"grouped{d}d"
+    else:
+        kind = f"1x1 {d}d" if kernel == 1 else f"dense{d}d"
+    regime = "onednn" if takes_onednn(image, weight, ints(stride), ints(dilation), groups) else "native"
+    # oneDNN computes on blocks of channels; up to 4 input channels have kernels of their own.
+    padded_in = c_in_g if c_in_g <= 4 else BLOCK * math.ceil(c_in_g / BLOCK)
+    padded_out = BLOCK * math.ceil(c_out_g / BLOCK)
+    if groups > 1:
+        padded_in, padded_out = c_in_g, c_out_g
+    padded = float(positions * groups * padded_in * padded_out * kernel)
+    place = (
+        log2(n), log2(c_in_g), log2(c_out_g), log2(kernel), log2(out), 2.0 * (max(ints(stride)) > 1), log2(groups) * 0.5,
+        1.5 * (c_in_g % BLOCK != 0 and c_in_g > 4), 1.5 * (c_out_g % BLOCK != 0),
+    )  # fmt: skip
+    terms = (1.0, multiply_adds, padded, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), float(positions * c_in * kernel))
+    dtype = image.dtype
+    keys = [(what, dtype, kind, regime), (what, dtype, kind, "onednn"), (what, dtype, kind, "native")]
+    similar = {"grouped": f"depthwise{d}d", "1x1 ": f"dense{d}d", "depthwise": f"grouped{d}d"}
+    for start, alternative in similar.items():
+        if kind.startswith(start):
+            keys += [(what, dtype, alternative, regime), (what, dtype, alternative, "onednn")]
+    keys += [(what, dtype, "dense2d", "onednn"), (what, "float32", kind, regime), (what, "float32", kind, "onednn"), (what, "float32", "dense2d", "onednn")]
+    return Description(keys[0], place, terms, tuple(keys[1:]))
+
+
+@family("aten.convolution", "aten._convolution", "aten.mkldnn_convolution", "aten.thnn_conv2d", "aten._slow_conv2d_forward")
+def _conv_forward(op: Op) -> Description | None:
+    if op.packet != "aten.convolution":
+        return None
+    image, weight = tensor(op.args[0]), tensor(op.args[1])
+    return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], "conv")
+
+
+def output_shape(op: Op) -> tuple[int, ...]:
+    """Shape of the output of ``aten.convolution``: that of its record, or computed where the op has none."""
+    if op.outputs:
+        return op.outputs[0].shape
+    image, weight = tensor(op.args[0]), tensor(op.args[1])
+    stride, padding, dilation = (ints(op.args[place]) for place in (3, 4, 5))
+    transposed, extra, groups = bool(op.args[6]), ints(op.args[7]), int(op.args[8])  # type: ignore[arg-type]
+    d = len(weight.shape) - 2
+    stride, padding, dilation, extra = (values * d if len(values) == 1 else values for values in (stride, padding, dilation, extra))
+    sizes = []
+    for axis in range(d):
+        size, kernel = image.shape[2 + axis], weight.shape[2 + axis]
+        reach = dilation[axis] * (kernel - 1)
+        if transposed:
+            sizes.append((size - 1) * stride[axis] - 2 * padding[axis] + reach + extra[axis] + 1)
+        else:
+            sizes.append((size + 2 * padding[axis] - reach - 1) // stride[axis] + 1)
+    return (image.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
+
+
+@family("aten.convolution_backward")
+def _conv_backward(op: Op) -> Description:
+    gradient, image, weight = (tensor(a) for a in op.args[:3])
+    mask = op.args[10]
+    assert isinstance(mask, tuple)
+    what = "conv_backward" if mask[0] else "conv_backward weight"
+    found = _convolution(image, weight, op.args[4:10], gradient.shape[2:], what)
+    if mask[0]:
+        return found
+    return Description(found.key, found.place, found.terms, (*found.fallbacks, *((("conv_backward"), *key[1:]) for key in (found.key, *found.fallbacks))))

@@ -1,0 +1,141 @@
+"""Families without a shape of their own: views, elementwise kernels, an optimizer's many tensors."""
+
+from __future__ import annotations
+
+import math
+
+from dlperf.predictors.description import Description, family, ints, log2
+from dlperf.trace import Op, TensorSpec
+
+# -- views: no kernel at all ----------------------------------------------------------------------------------------
+
+_VIEWS = """
+    view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias as_strided _local_scalar_dense empty empty_like
+    _reshape_alias unbind split_with_sizes chunk unfold diagonal view_as_real view_as_complex lift_fresh new_empty empty_strided new_empty_strided
+    _conj resolve_conj swapaxes movedim narrow expand_as view_as reshape flatten detach_ set_ resize_ is_same_size sym_size sym_numel item
+    unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_ _has_compatible_shallow_copy_type result_type
+""".split()
+VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
+"""Operators that make a view or read a size: a call and no kernel."""
+
+
+@family(*VIEWS)
+def _view(op: Op) -> Description:
+    name = op.packet.removeprefix("aten.")
+    return Description(("view", name), (), (1.0,), (("view", "view"),))
+
+
+# -- elementwise ----------------------------------------------------------------------------------------------------
+
+_CHEAP = """
+    relu hardtanh hardswish hardsigmoid leaky_relu neg abs sqrt rsqrt reciprocal clamp pow mul add sub div rsub clone fill zero bernoulli normal
+    uniform zeros_like ones_like native_dropout gt maximum copy lerp threshold_backward hardtanh_backward hardswish_backward hardsigmoid_backward
+    leaky_relu_backward native_dropout_backward masked_fill mse_loss mse_loss_backward addcmul addcdiv where _to_copy clamp_min clamp_max minimum ge
+    lt le eq ne sign floor ceil round logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or full_like full ones zeros new_zeros
+    new_ones new_full arange square threshold tril triu dropout floor_divide remainder fmod smooth_l1_loss smooth_l1_loss_backward huber_loss
+    huber_loss_backward l1_loss fill_diagonal prelu _prelu_kernel _prelu_kernel_backward flip roll repeat _fused_dropout scalar_tensor rand_like
+    randn_like rand randn random exponential masked_scatter isnan isfinite isinf sgn trunc frac copy nan_to_num hardshrink softshrink pixel_shuffle
+    pixel_unshuffle channel_shuffle bernoulli_ contiguous to linspace triu_indices tril_indices randint randint_like randperm
+""".split()
+_DEAR = """
+    sigmoid tanh exp log gelu silu elu softplus mish sin cos tan erf tanh_backward sigmoid_backward gelu_backward silu_backward elu_backward
+    softplus_backward mish_backward binary_cross_entropy_with_logits binary_cross_entropy binary_cross_entropy_backward log1p expm1 exp2 log2 log10
+    atan atan2 sinh cosh asin acos erfc erfinv celu selu log_sigmoid_forward log_sigmoid_backward kl_div logit xlogy logaddexp lgamma digamma
+    softplus_ logsigmoid poisson_nll_loss
+""".split()
+_FUSED = """
+    _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_
+""".split()
+_FOREACH = """
+    add_ mul_ lerp_ addcmul_ addcdiv_ sqrt div_ sub_ neg_ neg zero_ sqrt_ add mul div sub maximum_ maximum reciprocal reciprocal_ abs copy_ sign sign_
+    pow pow_ addcdiv addcmul clamp_min_ clamp_max_ norm
+""".split()
+
+
+_ELEMENTWISE = tuple(dict.fromkeys(f"aten.{name}{mark}" for name in (*_CHEAP, *_DEAR) for mark in ("", "_") if not (name.endswith("_") and mark)))
+_REDUCING = {
+    "aten.mse_loss",
+    "aten.smooth_l1_loss",
+    "aten.huber_loss",
+    "aten.l1_loss",
+    "aten.binary_cross_entropy_with_logits",
+    "aten.binary_cross_entropy",
+    "aten.kl_div",
+}
+
+
+def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int, ...]) -> str:
+    orders = {spec.is_contiguous for spec in full}
+    if others and any(spec.numel > 1 for spec in others):
+        vector = next(spec for spec in others if spec.numel > 1)
+        last = vector.shape[-1] if vector.shape else 1
+        return "row" if last == shape[-1] and vector.numel == last else "column"
+    if orders == {True} or (len({spec.strides for spec in full}) == 1 and all(spec.is_dense for spec in full)):
+        return "flat"
+    if all(0 in spec.strides for spec in full):
+        return "broadcast"
+    return "strided"
+
+
+def elementwise(op: Op) -> Description:
+    """Kernels that pass once over their operands: by operator, number of full-sized operands, dtype and access pattern; place is log2 of the elements."""
+    name = op.packet.removeprefix("aten.")
+    tensors = op.inputs
+    created = op.outputs[0] if op.outputs else None
+    largest = max(tensors, key=lambda spec: spec.numel, default=None)
+    if created is not None and (largest is None or created.numel > largest.numel):
+        largest = created
+    if largest is None:  # zeros((n,)) without its record
+        numel, shape, dtype = math.prod(ints(op.args[0])) if op.args else 1, (1,), "float32"
+    else:
+        numel, shape, dtype = largest.numel, largest.shape, largest.dtype
+    full = [spec for spec in tensors if spec.numel == numel and spec.dtype != "bool"]
+    others = [spec for spec in tensors if spec.numel != numel]
+    memory_format = dict(op.kwargs).get("memory_format")
+    reordered = memory_format is not None and bool(full) and not full[0].is_contiguous
+    pattern = "flat" if not full else "strided" if reordered else _pattern(full, others, shape)
+    if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
+        arguments = f"pow {op.args[1]}"  # squares and cubes are products, other powers are not
+        return Description(
+            (arguments, "1", dtype, pattern), (log2(numel),), (1.0, float(numel)), (("pow 3", "1", dtype, "flat"), ("pow 3", "1", "float32", "flat"))
+        )
+    kind = f"cast {tensors[0].dtype}" if name == "_to_copy" and tensors else dtype
+    arity = str(len(full))
+    keys = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
+    twin = name.rstrip("_") if name.endswith("_") else name + "_"
+    keys += [(twin, arity, kind, pattern), (twin, arity, kind, "flat")]
+    if pattern in ("strided", "broadcast"):
+        keys.insert(1, ("clone", "1", dtype, pattern))
+    if pattern in ("row", "column"):
+        keys[1:1] = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
+    base = name.rstrip("_")
+    proxy = (
+        {"0": "zeros_like", "1": "relu", "2": "add", "3": "addcmul"}.get(arity, "addcmul")
+        if base in _CHEAP
+        else ("sigmoid" if arity in ("0", "1") else "sigmoid_backward")
+    )
+    arity = arity if proxy not in ("sigmoid_backward", "sigmoid") else ("1" if proxy == "sigmoid" else "2")
+    for precision in dict.fromkeys((dtype, "float32")):
+        keys += [
+            (name, str(len(full)), precision, "flat"),
+            (twin, str(len(full)), precision, "flat"),
+            (proxy, arity, precision, "flat"),
+            (proxy, "1", precision, "flat"),
+        ]
+    keys += [("add", "2", "float32", "flat"), ("clone", "1", "float32", "flat")]
+    return Description(keys[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(keys[1:])))
+
+
+family(*_ELEMENTWISE)(elementwise)
+
+
+@family(*(f"aten.{name}" for name in _FUSED), *(f"aten._foreach_{name}" for name in _FOREACH))
+def _many_tensors(op: Op) -> Description:
+    name = op.packet.removeprefix("aten.")
+    first = op.args[0]
+    specs = [spec for spec in (first if isinstance(first, tuple) else (first,)) if isinstance(spec, TensorSpec)]
+    numel = sum(spec.numel for spec in specs)
+    lists = sum(1 for a in op.args if isinstance(a, tuple) and a and isinstance(a[0], TensorSpec))
+    dtype = specs[0].dtype if specs else "float32"
+    fallbacks = ((name, str(lists), "float32"), ("_foreach_add_", "2", "float32"), ("_foreach_mul_", "1", "float32"))
+    return Description((name, str(lists), dtype), (log2(numel),), (1.0, float(numel)), fallbacks)

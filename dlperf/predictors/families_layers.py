@@ -1,0 +1,290 @@
+"""Families of layers' kernels: normalisation, pooling, rows, moves, attention, recurrent layers."""
+
+from __future__ import annotations
+
+import math
+
+from dlperf.predictors.description import Description, family, ints, log2, tensor
+from dlperf.predictors.families_elements import elementwise
+from dlperf.trace import Op, TensorSpec
+
+# -- normalisation, pooling -----------------------------------------------------------------------------------------
+
+
+@family(
+    "aten.native_batch_norm", "aten.native_batch_norm_backward", "aten._native_batch_norm_legit", "aten._batch_norm_with_update", "aten.batch_norm_backward"
+)
+def _batch_norm(op: Op) -> Description:
+    backward = "backward" in op.packet
+    image = tensor(op.args[1 if backward else 0])
+    flags = [a for a in op.args if isinstance(a, bool)]
+    training = flags[0] if flags else True
+    n, c = image.shape[0], image.shape[1] if len(image.shape) > 1 else 1
+    inner = math.prod(image.shape[2:])
+    kind = "batch_norm_backward" if backward else "batch_norm"
+    terms = (1.0, float(n * c * inner), float(n * c), float(c))
+    key = (kind, image.dtype, "training" if training else "evaluation")
+    return Description(key, (log2(n), log2(c), log2(inner)), terms, ((kind, image.dtype, "training"), (kind, "float32", key[2]), (kind, "float32", "training")))
+
+
+@family("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
+def _layer_norm(op: Op) -> Description:
+    backward = "backward" in op.packet
+    spec = tensor(op.args[1 if backward else 0])
+    width = math.prod(ints(op.args[2 if backward else 1]))
+    rows = spec.numel // max(width, 1)
+    kind = "layer_norm_backward" if backward else "layer_norm"
+    return Description((kind, spec.dtype), (log2(rows), log2(width)), (1.0, float(spec.numel), float(rows), float(width)), ((kind, "float32"),))
+
+
+@family("aten.native_group_norm", "aten.native_group_norm_backward")
+def _group_norm(op: Op) -> Description:
+    backward = "backward" in op.packet
+    spec = tensor(op.args[1 if backward else 0])
+    n, c, inner = (int(a) for a in (op.args[5:8] if backward else op.args[3:6]))  # type: ignore[arg-type]
+    kind = "group_norm_backward" if backward else "group_norm"
+    return Description((kind, spec.dtype), (log2(n), log2(c), log2(inner)), (1.0, float(n * c * inner), float(n * c)), ((kind, "float32"),))
+
+
+@family(
+    "aten.max_pool2d_with_indices",
+    "aten.max_pool2d_with_indices_backward",
+    "aten.avg_pool2d",
+    "aten.avg_pool2d_backward",
+    "aten.max_pool3d_with_indices",
+    "aten.max_pool3d_with_indices_backward",
+    "aten.avg_pool3d",
+    "aten.avg_pool3d_backward",
+)
+def _pool(op: Op) -> Description:
+    backward = op.packet.endswith("backward")
+    image = tensor(op.args[1 if backward else 0])
+    place = 2 if backward else 1
+    window = ints(op.args[place])
+    d = 3 if "3d" in op.packet else 2
+    window = window * d if len(window) == 1 else window
+    stride = ints(op.args[place + 1]) if len(op.args) > place + 1 else window
+    stride = (stride or window) * d if len(stride or window) == 1 else (stride or window)
+    if backward:
+        out = tensor(op.args[0]).numel
+    elif op.outputs:
+        out = op.outputs[0].numel
+    else:
+        padding = ints(op.args[place + 2]) if len(op.args) > place + 2 else (0,)
+        padding = padding * d if len(padding) == 1 else padding
+        out = math.prod(image.shape[:-d])
+        for size, side, step, pad in zip(image.shape[-d:], window, stride, padding):
+            out *= (size + 2 * pad - side) // step + 1
+    planes = math.prod(image.shape[:-d])
+    area = math.prod(window)
+    name = op.packet.removeprefix("aten.").replace("3d", "2d")
+    terms = (1.0, float(out), float(out * area), float(image.numel), float(planes))
+    key = (name, image.dtype)
+    return Description(key, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),))
+
+
+@family("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward")
+def _adaptive_pool(op: Op) -> Description:
+    backward = op.packet.endswith("backward")
+    image = tensor(op.args[1 if backward else 0])
+    out = tensor(op.args[0]).numel if backward else math.prod(image.shape[:-2]) * math.prod(ints(op.args[1]))
+    planes = math.prod(image.shape[:-2])
+    name = op.packet.removeprefix("aten.")
+    return Description(
+        (name, image.dtype), (log2(planes), log2(image.numel / max(planes, 1))), (1.0, float(image.numel), float(out), float(planes)), ((name, "float32"),)
+    )
+
+
+# -- rows: softmax, reductions, losses ------------------------------------------------------------------------------
+
+
+def _split(spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int, int, int]:
+    """(outer, reduced, inner) sizes of a reduction over `dims`; all dims if none."""
+    rank = len(spec.shape)
+    axes = sorted({d % rank for d in dims}) if dims and rank else list(range(rank))
+    if not axes:
+        return 1, 1, 1
+    reduced = math.prod(spec.shape[a] for a in axes)
+    inner = math.prod(spec.shape[axes[-1] + 1 :])
+    return spec.numel // max(reduced * inner, 1), reduced, inner
+
+
+def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> Description:
+    side = "last" if inner == 1 else "first"
+    terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer))
+    key = (name, spec.dtype, side)
+    return Description(key, (log2(outer), log2(reduced), log2(inner)), terms, ((name, spec.dtype, "last"), (name, "float32", side), (name, "float32", "last")))
+
+
+@family("aten._log_softmax", "aten._softmax", "aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten._safe_softmax")
+def _softmax(op: Op) -> Description:
+    backward = op.packet.endswith("backward_data")
+    spec = tensor(op.args[0])
+    dims = ints(op.args[2 if backward else 1])
+    return _rows(op.packet.removeprefix("aten.").replace("_safe", ""), spec, *_split(spec, dims))
+
+
+_REDUCTIONS = {
+    "aten.sum": "sum",
+    "aten.mean": "mean",
+    "aten.max": "max",
+    "aten.min": "max",
+    "aten.amax": "amax",
+    "aten.amin": "amax",
+    "aten.argmax": "argmax",
+    "aten.argmin": "argmax",
+    "aten.var": "var",
+    "aten.std": "var",
+    "aten.var_mean": "var",
+    "aten.std_mean": "var",
+    "aten.cumsum": "cumsum",
+    "aten.cumprod": "cumsum",
+    "aten.prod": "sum",
+    "aten.linalg_vector_norm": "norm",
+    "aten.norm": "norm",
+    "aten.any": "amax",
+    "aten.all": "amax",
+    "aten.logsumexp": "var",
+    "aten.nansum": "sum",
+    "aten.count_nonzero": "sum",
+}
+
+
+@family(*_REDUCTIONS)
+def _reduction(op: Op) -> Description:
+    spec = tensor(op.args[0])
+    if len(op.args) > 1 and isinstance(op.args[1], TensorSpec):  # max(a, b): elementwise
+        return elementwise(op)
+    dims: tuple[int, ...] = ()
+    named = dict(op.kwargs).get("dim")
+    if (len(op.args) > 1 and not op.name.endswith((".default", ".ScalarOpt_dim"))) or op.packet in (
+        "aten.amax",
+        "aten.amin",
+        "aten.argmax",
+        "aten.cumsum",
+        "aten.cumprod",
+        "aten.any",
+        "aten.all",
+    ):
+        dims = ints(op.args[1]) if len(op.args) > 1 else ()
+    if op.packet == "aten.linalg_vector_norm" and len(op.args) > 2:
+        dims = ints(op.args[2])
+    if named is not None:
+        dims = ints(named)
+    return _rows(_REDUCTIONS[op.packet], spec, *_split(spec, dims))
+
+
+@family("aten.nll_loss_forward", "aten.nll_loss_backward", "aten.nll_loss2d_forward", "aten.nll_loss2d_backward")
+def _nll(op: Op) -> Description:
+    backward = "backward" in op.packet
+    spec = tensor(op.args[1 if backward else 0])
+    classes = spec.shape[1] if len(spec.shape) > 1 else spec.numel
+    rows = spec.numel // max(classes, 1)
+    return Description(
+        ("nll_backward" if backward else "nll", "float32"), (log2(rows), log2(classes)), (1.0, float(rows), float(spec.numel) if backward else 0.0)
+    )
+
+
+# -- moves: embeddings, joins, gathers ------------------------------------------------------------------------------
+
+
+@family(
+    "aten.embedding",
+    "aten.index_select",
+    "aten.gather",
+    "aten.embedding_dense_backward",
+    "aten.scatter",
+    "aten.scatter_add",
+    "aten.index",
+    "aten.index_add",
+    "aten.scatter_add_",
+    "aten.index_put",
+    "aten.index_put_",
+    "aten.index_add_",
+    "aten._index_put_impl_",
+)
+def _gather(op: Op) -> Description:
+    names = {
+        "embedding": "embedding",
+        "embedding_dense_backward": "embedding_dense_backward",
+        "gather": "gather",
+        "index_select": "index_select",
+        "index": "index_select",
+    }
+    name = names.get(op.packet.removeprefix("aten."), "gather")
+    if name == "embedding_dense_backward":
+        gradient, table = tensor(op.args[0]), int(op.args[2])  # type: ignore[arg-type]
+        width = gradient.shape[-1]
+        moved, whole = gradient.numel, table * width
+    else:
+        source = tensor(op.args[0])
+        width = source.shape[-1] if source.shape else 1
+        whole = source.numel
+        indices = [spec for spec in op.inputs if spec.dtype in ("int64", "int32")]
+        picked = max((spec.numel for spec in indices), default=1)
+        moved = picked if name == "gather" else picked * width
+    rows = moved // max(width, 1)
+    place = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
+    terms = (1.0, float(rows), float(moved), float(whole) if name == "embedding_dense_backward" else 0.0)
+    return Description((name, "float32"), place, terms)
+
+
+@family("aten.cat", "aten.stack")
+def _join(op: Op) -> Description:
+    parts = op.args[0]
+    assert isinstance(parts, tuple)
+    specs = [tensor(part) for part in parts]
+    dim = int(op.args[1]) if len(op.args) > 1 else 0  # type: ignore[arg-type]
+    numel = sum(spec.numel for spec in specs)
+    rank = max(len(specs[0].shape), 1)
+    run = math.prod(specs[0].shape[(dim % rank) :]) if op.packet == "aten.cat" else math.prod(specs[0].shape[dim if dim >= 0 else rank + 1 + dim :])
+    runs = numel / max(run, 1)
+    return Description(("join", specs[0].dtype), (log2(numel), log2(run)), (1.0, float(numel), runs, float(len(specs))), (("join", "float32"),))
+
+
+@family("aten.slice_backward", "aten.select_backward", "aten.constant_pad_nd", "aten.slice_scatter", "aten.select_scatter", "aten.as_strided_scatter")
+def _scatter_into_zeros(op: Op) -> Description:
+    name = op.packet.removeprefix("aten.")
+    gradient = tensor(op.args[0])
+    whole = op.outputs[0].numel if op.outputs else (math.prod(ints(op.args[1])) if name.endswith("backward") else gradient.numel)
+    name = "slice_backward" if name.endswith("scatter") else name
+    return Description((name, "float32"), (log2(whole),), (1.0, float(whole), float(gradient.numel)))
+
+
+@family("aten.upsample_nearest2d", "aten.upsample_bilinear2d")
+def _upsample(op: Op) -> Description:
+    spec = tensor(op.args[0])
+    name = op.packet.removeprefix("aten.")
+    return Description((name, "float32"), (log2(spec.numel),), (1.0, float(spec.numel)))
+
+
+# -- attention, recurrent layers ------------------------------------------------------------------------------------
+
+
+@family("aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward")
+def _attention(op: Op) -> Description:
+    backward = op.packet.endswith("backward")
+    query, key = (tensor(a) for a in (op.args[1:3] if backward else op.args[:2]))
+    b, h, t, d = query.shape
+    s = key.shape[2]
+    flags = [a for a in op.args if isinstance(a, bool)]
+    causal = "causal" if flags and flags[0] else "full"
+    name = "attention_backward" if backward else "attention"
+    half = 0.5 if causal == "causal" else 1.0
+    terms = (1.0, half * b * h * t * s * d, float(b * h * t * d), half * b * h * t * s, float(b * h))
+    place = (log2(b * h), log2(t), log2(s), log2(d))
+    return Description((name, query.dtype, causal), place, terms, ((name, query.dtype, "full"), (name, "float32", causal), (name, "float32", "full")))
+
+
+@family("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
+def _recurrent(op: Op) -> Description:
+    backward = op.packet.endswith("backward")
+    x, w_input = tensor(op.args[0]), tensor(op.args[1])
+    hidden = tensor(op.args[2]).shape[1]
+    gates = w_input.shape[0] // max(hidden, 1)
+    t, b = x.shape[0], x.shape[1]
+    inputs = x.shape[2]
+    name = "rnn_backward" if backward else "rnn"
+    weights = gates * hidden * (inputs + hidden)
+    terms = (1.0, float(t), float(t * b) * weights, float(weights), float(t * gates * hidden * hidden), float(t * b * (gates * hidden + inputs)))
+    return Description((name, x.dtype, str(gates)), (log2(t), log2(b), log2(inputs), log2(hidden)), terms, ((name, x.dtype, "4"), (name, "float32", "4")))
