@@ -20,9 +20,11 @@ from dlperf.units import KIB, MIB
 
 PAGE_BYTES = 4096
 _MMAP_THRESHOLD, _MMAP_THRESHOLD_MAX = 128 * KIB, 32 * MIB
-_TOP_PAD, _CONSOLIDATE = 128 * KIB, 64 * KIB
+_TOP_PAD = 128 * KIB
 _OVERHEAD = 64 + 48  # posix_memalign(64) asks for the alignment and a smallest chunk on top (c10/core/impl/alloc_cpu.cpp)
 _SMALL = 1024
+FREE_TOP_WEIGHT = 1 / 3
+"""Weight of the history in which the heap's top is free, against that in which it is pinned."""
 N_STEPS = 6
 """Steps replayed; the thresholds settle within the first few, the last two are counted."""
 
@@ -108,7 +110,7 @@ class Heap:
             size += after
         if address + size == self._top:
             self._top = address
-            if size >= _CONSOLIDATE and self._break - self._top >= self.trim_threshold:
+            if self._break - self._top >= self.trim_threshold:
                 self._break = math.ceil((self._top + _TOP_PAD) / PAGE_BYTES) * PAGE_BYTES
                 self._touched = min(self._touched, self._break)
         else:
@@ -151,14 +153,15 @@ def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch]) -> Replay:
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces).
     Two histories are replayed: in one nothing else lives on the heap, and its top is given back after each step; in the
-    other some small block that stays (the engine's, a cached primitive's, the script's own) came to lie at the top
-    when it was highest, and what is below stays. Processes of the same step are seen in either state, so the faults are
-    the mean of both, and what they differ by is uncertain.
+    other small blocks that stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it
+    was highest, and what is below stays. Processes of the same step are seen in either state and between them: the
+    faults are a mean of both, with the weight that counting the faults of random networks gave
+    (benchmarks/page_faults.py), and what the histories differ by is uncertain.
     """
-    runs = [_run(trace, scratch_bytes, pinned) for pinned in (False, True)]
-    totals = [round(sum(run.faults)) for run in runs]
-    faults = tuple((one + other) / 2 for one, other in zip(*(run.faults for run in runs)))
-    return Replay(faults, runs[0].predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals))
+    free, pinned = (_run(trace, scratch_bytes, pinned) for pinned in (False, True))
+    totals = [round(sum(run.faults)) for run in (free, pinned)]
+    faults = tuple(FREE_TOP_WEIGHT * one + (1.0 - FREE_TOP_WEIGHT) * other for one, other in zip(free.faults, pinned.faults))
+    return Replay(faults, free.predecessor, max(free.peak_bytes, pinned.peak_bytes), min(totals), max(totals))
 
 
 def _run(trace: Trace, scratch_bytes: Callable[[Op], Scratch], pinned: bool) -> Replay:
@@ -219,6 +222,8 @@ def _run(trace: Trace, scratch_bytes: Callable[[Op], Scratch], pinned: bool) -> 
                 for place in blocks:
                     heap.free(place)
         counted.append(faults)
+        if pinned and step < 2:
+            heap.pin()
         # Survivors of this step stand where the next step expects what was there before it.
         for new, old in survivors.items():
             if new in address and old not in address:

@@ -110,8 +110,9 @@ class Machine:
 
     @cached_property
     def threads(self) -> tuple[int, ...]:
-        """The thread counts that were measured."""
-        return tuple(sorted({k.threads for k in self.kernels} | {b.threads for b in self.bandwidths} | {c.threads for c in self.costs}))
+        """The thread counts that were measured: those of the kernels, as without kernels nothing can be predicted."""
+        others = {b.threads for b in self.bandwidths} | {c.threads for c in self.costs}
+        return tuple(sorted({k.threads for k in self.kernels} or others))
 
     def nearest_threads(self, threads: int) -> int:
         """The measured thread count nearest to `threads` (the lower one of two). Raises DlperfError if nothing was measured."""
@@ -255,9 +256,6 @@ class Machine:
     def from_json(cls, data: dict[str, Any]) -> Machine:
         """The machine that :meth:`to_json` wrote. Raises DlperfError naming the entry that no measurement can have made."""
         tensors = TensorTable.from_json(data["tensors"])
-        for number, spec in enumerate(tensors):
-            if any(size < 0 for size in spec.shape):
-                raise DlperfError(f"tensors[{number}] has shape {spec.shape}; sizes are positive")
         cpu = data["cpu"]
         for name in ("n_cores", "memory_bytes"):
             _check_number(f"cpu.{name}", cpu[name])

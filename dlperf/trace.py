@@ -254,6 +254,8 @@ class Trace:
         data = read_json(path, SCHEMA, SCHEMA_VERSION)
         try:
             return cls.from_json(data)
+        except DlperfError as error:
+            raise DlperfError(f"{path}: {error}; record it again") from error
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}); record it again") from error
 
@@ -279,8 +281,14 @@ class Trace:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Trace:
-        """The trace that :meth:`to_json` wrote."""
+        """The trace that :meth:`to_json` wrote. Raises DlperfError naming the entry that no recording can have made."""
         tensors = TensorTable.from_json(data["tensors"])
+        for number, spec in enumerate(tensors):
+            if spec.storage >= len(data["storages"]):
+                raise DlperfError(f"tensors[{number}] lies in storage {spec.storage}, of which there are {len(data['storages'])}")
+        for number, (n_bytes, *_) in enumerate(data["storages"]):
+            if isinstance(n_bytes, bool) or not isinstance(n_bytes, int) or n_bytes < 0:
+                raise DlperfError(f"storages[{number}] has {n_bytes!r} bytes; sizes are whole and not negative")
         layers = tuple(
             Layer(
                 row["name"], row["type"], row["leaf"], tuple((name, count) for name, count in row["callers"]),
@@ -313,7 +321,12 @@ class TensorTable:
 
     @staticmethod
     def from_json(rows: list[Any]) -> list[TensorSpec]:
-        """The tensors in order of their numbers."""
+        """The tensors in order of their numbers. Raises DlperfError for sizes that no tensor has."""
+        for number, (shape, strides, *_) in enumerate(rows):
+            if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape):
+                raise DlperfError(f"tensors[{number}] has shape {shape}; sizes are whole and not negative")
+            if strides is not None and len(strides) != len(shape):
+                raise DlperfError(f"tensors[{number}] has shape {shape} and strides {strides}; they must be of one length")
         return [
             TensorSpec.contiguous(*shape, dtype=dtype, storage=storage) if strides is None else TensorSpec(tuple(shape), tuple(strides), dtype, storage)
             for shape, strides, dtype, storage in rows

@@ -91,7 +91,8 @@ def _dense(mode: str, count: int) -> list[Op]:
         tidy = index % 5 < 3
         kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
         size = log_pick(b, max(kernel, 3), 128)
-        c_in = pick(c * 8 % 1, (1, 3, 3)) if c < 0.125 else _channels((c - 0.125) / 0.875, 4, 512, tidy)
+        # A quarter are first layers: images of one to four channels, which have kernels of their own.
+        c_in = pick(c * 4 % 1, (1, 1, 3, 3, 3, 4)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 512, tidy)
         stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
         padding = pick(f, (0, kernel // 2, kernel // 2))
         op = convolution(log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=index % 2 == 0)
@@ -138,7 +139,7 @@ def _others(mode: str, count: int) -> list[Op]:
 def groups(mode: str) -> list[Group]:
     """Dense, depthwise and other convolutions, forward and backward."""
     found = []
-    parts = (("dense", _dense(mode, share(mode, 36, 330))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))))
+    parts = (("dense", _dense(mode, share(mode, 40, 380))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))))
     for name, ops in parts:
         found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
         backward = [Point("conv_backward", backward_of(op, input_needed=not (name == "dense" and index % 6 == 5))) for index, op in enumerate(ops)]

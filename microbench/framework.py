@@ -114,7 +114,9 @@ def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     return {
         "autograd_node": Samples(tuple(max(0.0, (value - few.median) / span - kernel_s) for value in many.values), many.n_disturbed),
         "accumulate_grad": Samples((max(0.0, leaf_s),)),
-        "backward_call": _less(few, node_s * _FEW),
+        # The root's sum is one node more, and fills a gradient with ones. The least of the samples, because what a call
+        # costs when its code has left the caches is measured apart.
+        "backward_call": Samples((max(0.0, few.minimum - node_s * (_FEW + 1) - kernel_s),), few.n_disturbed),
     }
 
 
@@ -152,6 +154,41 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     call, module, functional = (_slope(make, repeats, clock) for make in (identities, linears, functionals))
     lookup = tuple(max(0.0, value - functional.median - call.median) / 2 for value in module.values)
     return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
+
+
+def _module_bodies(call_s: float, lookup_s: float, mode: str, repeats: Repeats, clock: Clock) -> Samples:
+    """What a leaf module's forward takes in a training step beyond its call, its look-ups and the function itself repeated alone.
+
+    That is its body's Python, and what alternating with other modules, a backward and an optimizer costs the caches.
+    """
+    modules: list[torch.nn.Module] = []
+    for activation in (torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.Sigmoid()):
+        modules += [torch.nn.Linear(8, 8), activation]
+    modules += [torch.nn.Flatten(), torch.nn.Linear(8, 8)]
+    model = torch.nn.Sequential(*modules)
+    x = torch.rand(4, 8)
+    weight, bias, recorded = torch.rand(8, 8, requires_grad=True), torch.rand(8, requires_grad=True), torch.rand(4, 8, requires_grad=True)
+    functions: list[Call] = [
+        lambda: F.linear(recorded, weight, bias), lambda: torch.relu(recorded), lambda: torch.tanh(recorded), lambda: torch.sigmoid(recorded),
+        lambda: recorded.view(4, 8),
+    ]  # fmt: skip
+    counts = [4, 1, 1, 1, 1]
+    alone_s = sum(count * samples.median for count, samples in zip(counts, _samples(functions, repeats, clock)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    values, disturbed = [], 0
+    for _ in range(60 if mode == "quick" else 300):
+        optimizer.zero_grad()
+        switched, begin = clock.switches(), clock.now()
+        out = model(x)
+        took = clock.now() - begin
+        if clock.switches() == switched:
+            values.append(took)
+        else:
+            disturbed += 1
+        out.sum().backward()
+        optimizer.step()
+    known_s = alone_s + (len(modules) + 1) * call_s + sum(len(list(m.parameters(recurse=False))) for m in modules) * lookup_s
+    return Samples(tuple(max(0.0, value - known_s) / len(modules) for value in values or [took]), disturbed)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -237,12 +274,11 @@ COLD_BYTES = (2**20, 2**22, 2**24, 2**26, 2**27)
 
 
 def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
-    """``cold/WHAT/BYTES``: seconds that one call takes more after so many bytes of other work than when it is repeated.
+    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``: seconds that one call takes more after so many bytes of other work than when it is repeated.
 
     A step runs every operator's code once between megabytes of data; the interpreter, the dispatcher and the kernels come
-    back from farther caches, as data do. For `call` (an operator from Python) the bytes are streamed. The optimizer
-    and the backward start after a whole step, which also maps and unmaps memory: there the bytes are written to
-    fresh pages.
+    back from farther caches, as data do. The other work streams through memory that is there (cold), or writes fresh
+    pages and gives them back (churn), which empties more of the core's tables.
     """
     leaf = torch.rand(4, 4, requires_grad=True)
     parameters = [torch.rand(4, requires_grad=True) for _ in range(_FEW)]
@@ -265,22 +301,24 @@ def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
     for n_bytes in COLD_BYTES[:: 2 if mode == "quick" else 1]:
         stream = torch.zeros(n_bytes // 4)
         for name, make in makes:
-            values: dict[bool, list[float]] = {False: [], True: []}
-            for _ in range(5 if mode == "quick" else 15):
-                for cold in (False, True):
+            others: dict[str, Call] = {"": lambda: None, "cold": lambda stream=stream: stream.add_(1.0)}  # type: ignore[misc]
+            if name != "call":
+                others["churn"] = lambda n_bytes=n_bytes: _churn(n_bytes)  # type: ignore[misc]
+            values: dict[str, list[float]] = {kind: [] for kind in others}
+            for _ in range(5 if mode == "quick" else 13):
+                for kind, other in others.items():
                     make()()
                     call = make()
-                    if cold and name == "call":
-                        stream.add_(1.0)
-                    elif cold:
-                        _churn(n_bytes)
+                    other()
                     switched, begin = clock.switches(), clock.now()
                     call()
                     took = clock.now() - begin
-                    if clock.switches() == switched or not values[cold]:
-                        values[cold].append(took)
-            warm = sorted(values[False])[len(values[False]) // 2]
-            found.setdefault(f"cold/{name}/{n_bytes}", []).extend(max(0.0, value - warm) for value in values[True])
+                    if clock.switches() == switched or not values[kind]:
+                        values[kind].append(took)
+            warm = sorted(values[""])[len(values[""]) // 2]
+            for kind in others:
+                if kind:
+                    found.setdefault(f"{kind}/{name}/{n_bytes}", []).extend(max(0.0, value - warm) for value in values[kind])
     return {name: Samples(tuple(values)) for name, values in found.items()}
 
 
@@ -296,6 +334,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     found, _ = _calls(repeats, clock)
     found |= _backward(repeats, clock)
     found |= _modules(repeats, clock)
+    found["module_body"] = _module_bodies(found["module_call"].median, found["parameter_lookup"].median, mode, repeats, clock)
     found |= _optimizers(mode, repeats, clock)
     found |= _cold(mode, clock)
     return [Cost(name, threads, samples) for name, samples in found.items()]

@@ -156,6 +156,8 @@ def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: l
         bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {groups[0][0]}")
         reported = 0
         for line in process.stdout:
+            if not line.endswith("\n"):
+                break  # the worker died while it wrote
             message = json.loads(line)
             if "progress" in message:
                 reported += message["progress"]

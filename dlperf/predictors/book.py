@@ -77,9 +77,9 @@ class Book:
     def _cold_curves(self) -> dict[str, tuple[list[float], list[float]]]:
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs:
-            if cost.name.startswith("cold/") and cost.threads == self.threads:
-                _, what, n_bytes = cost.name.split("/")
-                found[what].append((math.log2(float(n_bytes)), cost.samples.median))
+            if cost.name.startswith(("cold/", "churn/")) and cost.threads == self.threads:
+                kind, what, n_bytes = cost.name.split("/")
+                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), cost.samples.median))
         curves = {}
         for what, points in found.items():
             points.sort()
@@ -88,12 +88,14 @@ class Book:
             curves[what] = ([points[0][0] - 2.0, *(size for size, _ in points)], [0.0, *map(float, seconds)])
         return curves
 
-    def cold_s(self, what: str, passed_bytes: float) -> float:
-        """Seconds that a call (``call``, ``optimizer``, ``backward``) takes more when so many bytes passed by since it last ran."""
-        curve = self._cold_curves.get(what)
-        if curve is None or passed_bytes <= 0:
-            return 0.0
-        return float(np.interp(math.log2(passed_bytes), *curve))
+    def cold_s(self, what: str, passed_bytes: float, fresh_bytes: float = 0.0) -> float:
+        """Seconds that a ``call``, ``optimizer`` or ``backward`` takes more when `passed_bytes` went by since it last ran, `fresh_bytes` of them on new pages."""
+        seconds = 0.0
+        for kind, n_bytes in (("cold", passed_bytes), ("churn", fresh_bytes)):
+            curve = self._cold_curves.get(f"{kind}/{what}")
+            if curve is not None and n_bytes > 0:
+                seconds = max(seconds, float(np.interp(math.log2(n_bytes), *curve)))
+        return seconds
 
     @cached_property
     def held_out(self) -> dict[str, float]:

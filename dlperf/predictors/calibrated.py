@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dlperf.allocator import PAGE_BYTES
 from dlperf.errors import DlperfError
 from dlperf.machine import Machine
 from dlperf.predictors.analysis import Analysis, analyse
@@ -54,6 +55,7 @@ class _Priced:
     def __init__(self, trace: Trace, book: Book, analysis: Analysis, measured_threads: bool) -> None:
         self.trace, self.book, self.analysis = trace, book, analysis
         self.measured_threads = measured_threads
+        self.cost_source = "measured" if measured_threads else "extrapolated"
         self.notes: set[str] = set()
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
         self.kernel_s, self.source = self._kernel_times()
@@ -147,41 +149,47 @@ class _Priced:
     def page_faults(self) -> Iterator[Item]:
         """First touches of memory that malloc got anew from the system."""
         fault_s = self.book.cost_s("page_fault")
+        source = "interpolated" if self.measured_threads else "extrapolated"
         for index, n_faults in enumerate(self.analysis.replay.faults):
             op = self.trace.ops[index]
             if n_faults and fault_s:
                 for layer, share in op.shares or ((op.layer, 1.0),):
-                    yield Item(layer, op.phase, n_faults * fault_s * share, "page-faults", "interpolated", "page faults")
+                    yield Item(layer, op.phase, n_faults * fault_s * share, "page-faults", source, "page faults")
 
     def modules(self) -> Iterator[Item]:
         """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""
-        call_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in ("module_call", "parameter_lookup", "accumulate_grad"))
+        names = ("module_call", "module_body", "parameter_lookup", "accumulate_grad")
+        call_s, body_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in names)
         worked = {op.layer for op in self.trace.ops if op.phase == "backward"}
         root = self.trace.layers[0].name if self.trace.layers else ""
         for layer in self.trace.layers:
             for caller, count in layer.callers:
-                yield Item(caller or root, "forward", count * call_s, "overhead", "measured", "module call")
+                yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
+            if layer.is_leaf and layer.n_calls:
+                yield Item(layer.name, "forward", layer.n_calls * body_s, "overhead", "measured", "module body")
             if layer.parameters:
-                yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", "measured", "parameter look-up")
+                yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
                 if not self.trace.inference and layer.name in worked:
-                    yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", "measured", "gradient accumulation")
+                    yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", self.cost_source, "gradient accumulation")
 
     def calls(self) -> Iterator[Item]:
         """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""
         if self.trace.inference:
             return
-        step_bytes = self.analysis.step_bytes
-        yield Item(LOSS, "backward", self.book.cost_s("backward_call") + self.book.cold_s("backward", step_bytes), "overhead", "measured", "backward call")
+        passed = self.analysis.step_bytes, PAGE_BYTES * sum(self.analysis.replay.faults)
+        backward_s = self.book.cost_s("backward_call") + self.book.cold_s("backward", *passed)
+        yield Item(LOSS, "backward", backward_s, "overhead", self.cost_source, "backward call")
         if self.optimizer is None or self.trace.optimizer is None:
             return
         n_tensors = self.trace.optimizer.n_tensors
         zero_s = self.book.cost_s("zero_grad_call") + n_tensors * self.book.cost_s("zero_grad_tensor")
-        yield Item(LOSS, "zero_grad", zero_s, "overhead", "measured", "zero_grad")
-        loop_s = self.optimizer.call_s + self.book.cold_s("optimizer", step_bytes) + n_tensors * self.optimizer.tensor_s
+        yield Item(LOSS, "zero_grad", zero_s, "overhead", self.cost_source, "zero_grad")
+        loop_s = self.optimizer.call_s + self.book.cold_s("optimizer", *passed) + n_tensors * self.optimizer.tensor_s
         owners = [(layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters]
         n_owned = sum(count for _, count in owners)
         for name, count in owners:
-            yield Item(name, "optimizer", loop_s * count / n_owned, "overhead", self.optimizer.source, "optimizer loop")
+            source = self.optimizer.source if self.measured_threads else "extrapolated"
+            yield Item(name, "optimizer", loop_s * count / n_owned, "overhead", source, "optimizer loop")
 
 
 def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -> tuple[float, float]:

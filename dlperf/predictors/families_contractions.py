@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlperf.predictors.description import Description, family, ints, log2, tensor
-from dlperf.predictors.onednn import BLOCK, takes_onednn
+from dlperf.predictors.onednn import BLOCK, first_layer_regime, padded, takes_onednn
 from dlperf.trace import Argument, Op, TensorSpec
 
 # -- matrix products ----------------------------------------------------------------------------------------------
@@ -72,8 +72,7 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     kernel, out = math.prod(weight.shape[2:]), math.prod(output)
     in_size = math.prod(image.shape[2:])
     c_in_g, c_out_g = c_in // groups, c_out // groups
-    positions = n * (in_size if transposed else out)
-    multiply_adds = float(positions * groups * c_in_g * c_out_g * kernel)
+    positions = float(n * (in_size if transposed else out) * kernel)
     d = len(weight.shape) - 2
     if transposed:
         kind = f"transposed{d}d"
@@ -81,26 +80,30 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
         kind = f"depthwise{d}d" if c_in_g == 1 else f"grouped{d}d"
     else:
         kind = f"1x1 {d}d" if kernel == 1 else f"dense{d}d"
-    regime = "onednn" if takes_onednn(image, weight, ints(stride), ints(dilation), groups) else "native"
-    # oneDNN computes on blocks of channels; up to 4 input channels have kernels of their own.
-    padded_in = c_in_g if c_in_g <= 4 else BLOCK * math.ceil(c_in_g / BLOCK)
-    padded_out = BLOCK * math.ceil(c_out_g / BLOCK)
-    if groups > 1:
+    onednn = takes_onednn(image, weight, ints(stride), ints(dilation), groups)
+    regime = "native" if not onednn else first_layer_regime(c_in, what == "conv") if kind.startswith("dense") else "blocked"
+    # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels.
+    padded_out = padded(c_out_g) if groups == 1 else c_out_g
+    padded_in = c_in_g if regime == "first" or groups > 1 else padded(c_in_g)
+    if not onednn:
         padded_in, padded_out = c_in_g, c_out_g
-    padded = float(positions * groups * padded_in * padded_out * kernel)
+    lanes = padded(c_in) / c_in if groups > 1 and onednn else 1.0
+    products = positions * groups * padded_in * padded_out * lanes
+    whole_in = padded(c_in_g) if groups == 1 and onednn else padded_in
+    to_input = positions * groups * lanes * whole_in * padded_out if what == "conv_backward" else 0.0
     place = (
-        log2(n), log2(c_in_g), log2(c_out_g), log2(kernel), log2(out), 2.0 * (max(ints(stride)) > 1), log2(groups) * 0.5,
-        1.5 * (c_in_g % BLOCK != 0 and c_in_g > 4), 1.5 * (c_out_g % BLOCK != 0),
+        log2(n), log2(padded_in), log2(padded_out), log2(kernel), log2(out), 2.0 * (max(ints(stride)) > 1), log2(groups) * 0.5,
+        0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0),
     )  # fmt: skip
-    terms = (1.0, multiply_adds, padded, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), float(positions * c_in * kernel))
+    terms = (1.0, products, to_input, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in)
     dtype = image.dtype
-    keys = [(what, dtype, kind, regime), (what, dtype, kind, "onednn"), (what, dtype, kind, "native")]
+    keys = [(what, dtype, kind, regime), (what, dtype, kind, "blocked"), (what, dtype, kind, "first"), (what, dtype, kind, "native")]
     similar = {"grouped": f"depthwise{d}d", "1x1 ": f"dense{d}d", "depthwise": f"grouped{d}d"}
     for start, alternative in similar.items():
         if kind.startswith(start):
-            keys += [(what, dtype, alternative, regime), (what, dtype, alternative, "onednn")]
-    keys += [(what, dtype, "dense2d", "onednn"), (what, "float32", kind, regime), (what, "float32", kind, "onednn"), (what, "float32", "dense2d", "onednn")]
-    return Description(keys[0], place, terms, tuple(keys[1:]))
+            keys += [(what, dtype, alternative, regime), (what, dtype, alternative, "blocked")]
+    keys += [(what, dtype, "dense2d", "blocked"), (what, "float32", kind, regime), (what, "float32", kind, "blocked"), (what, "float32", "dense2d", "blocked")]
+    return Description(keys[0], place, terms, tuple(dict.fromkeys(keys[1:])))
 
 
 @family("aten.convolution", "aten._convolution", "aten.mkldnn_convolution", "aten.thnn_conv2d", "aten._slow_conv2d_forward")

@@ -8,33 +8,59 @@ from dlperf.trace import Op, TensorSpec
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
-_PLAIN_CHANNELS = 4
-"""Up to so many input channels the image is read as it is (jit:avx512_core kernels for the first layer)."""
+_PLAIN_WEIGHT_CHANNELS = 4
+"""Up to so many input channels the gradient of the weight reads the image as it is; up to a block it takes kernels of 8 channels."""
+
+
+def padded(channels: int) -> int:
+    """Channels rounded up to whole blocks.
+
+    >>> padded(20)
+    32
+    """
+    return BLOCK * math.ceil(channels / BLOCK)
+
+
+def first_layer_regime(c_in: int, forward: bool) -> str:
+    """Which kernels a dense convolution of `c_in` channels and more than one tap takes: ``first``, ``half`` or ``blocked``.
+
+    ONEDNN_VERBOSE tells: with fewer channels than a block the forward reads the plain image (wei Acdb16a); the
+    gradient of the weight does so up to 4 channels, and between them and a block uses kernels of 8 lanes (jit:avx2).
+    """
+    if c_in >= BLOCK:
+        return "blocked"
+    return "first" if forward or c_in <= _PLAIN_WEIGHT_CHANNELS else "half"
 
 
 def takes_onednn(image: TensorSpec, weight: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int, threads: int = 1) -> bool:
-    """Whether Conv2d in float32 goes to oneDNN (ConvParams::use_mkldnn, ATen/native/Convolution.cpp).
+    """Whether a convolution, transposed or not, goes to oneDNN (ConvParams::use_mkldnn, ATen/native/Convolution.cpp).
+
+    In bfloat16 and float16 all do, where the processor has instructions for them (assumed); in float64 and complex
+    numbers none. In float32 torch looks at the last two sides of the kernel, and at the first four of the image; a 1d convolution counts as
+    a 2d one of height 1.
 
     >>> one = TensorSpec.contiguous(1, 16, 8, 8); small = TensorSpec.contiguous(8, 16, 1, 1)
     >>> takes_onednn(one, small, (1, 1), (1, 1), 1)
     False
     """
-    kernel = weight.shape[2:]
-    moved = max(stride) > 1 or max(dilation) > 1 or image.shape[0] >= 16 or any(side != 1 for side in kernel) or threads > 1
-    large = groups > 1 or all(side > 3 for side in kernel) or image.shape[0] > 1 or image.numel > 20480
+    if image.dtype != "float32":
+        return image.dtype in ("bfloat16", "float16")
+    sides = (1, *weight.shape[2:])[-2:]
+    size = image.numel if len(image.shape) < 5 else math.prod(image.shape[:4])
+    moved = max(stride) > 1 or max(dilation) > 1 or image.shape[0] >= 16 or any(side != 1 for side in sides) or threads > 1
+    large = groups > 1 or all(side > 3 for side in sides) or image.shape[0] > 1 or size > 20480
     return moved and large
 
 
 def _blocked(spec: TensorSpec) -> int:
     """Bytes of an activation in blocked layout."""
     n, c = spec.shape[:2]
-    return n * BLOCK * math.ceil(c / BLOCK) * math.prod(spec.shape[2:]) * spec.item_bytes
+    return n * padded(c) * math.prod(spec.shape[2:]) * spec.item_bytes
 
 
 def _blocked_weight(spec: TensorSpec) -> int:
     c_out, c_in = spec.shape[:2]
-    padded_in = c_in if c_in <= _PLAIN_CHANNELS else BLOCK * math.ceil(c_in / BLOCK)
-    return BLOCK * math.ceil(c_out / BLOCK) * padded_in * math.prod(spec.shape[2:]) * spec.item_bytes
+    return padded(c_out) * (c_in if c_in < BLOCK else padded(c_in)) * math.prod(spec.shape[2:]) * spec.item_bytes
 
 
 def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
@@ -49,7 +75,8 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
             return ()
         if not _goes(image, weight, op.args[3:9]):
             return ()
-        incoming = (_blocked(image),) if image.shape[1] > _PLAIN_CHANNELS else ()
+        plain = image.shape[1] < BLOCK and math.prod(weight.shape[2:]) > 1 and op.args[8] == 1
+        incoming = () if plain else (_blocked(image),)
         return ((*incoming, _blocked_weight(weight), _blocked(op.outputs[0])),)
     if op.packet == "aten.convolution_backward":
         gradient, image, weight = op.args[:3]
@@ -58,7 +85,7 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
             return ()
         if not _goes(image, weight, op.args[4:10]):
             return ()
-        incoming = (_blocked(image),) if image.shape[1] > _PLAIN_CHANNELS else ()
+        incoming = (_blocked(image),) if image.shape[1] > _PLAIN_WEIGHT_CHANNELS else ()
         by_weight = (_blocked(gradient), *incoming, _blocked_weight(weight))
         by_input = (_blocked(gradient), _blocked_weight(weight), _blocked(image))
         return (by_input, by_weight) if mask[0] else (by_weight,)

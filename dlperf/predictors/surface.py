@@ -31,6 +31,8 @@ class Surface:
     residuals: Array
     held_out_error: float
     """Median |t / t_measured - 1| of each point predicted from the others; NaN for fewer than three."""
+    least_s: float = 0.0
+    """The shortest time measured: what an op costs that has none of the work the terms count (an empty tensor)."""
 
     @classmethod
     def fit(cls, places: Array, terms: Array, times_s: Array) -> Surface:
@@ -39,20 +41,19 @@ class Surface:
         weights, _ = nnls(terms / scale / times_s[:, None], np.ones(len(times_s)))
         weights = weights / scale
         base = terms @ weights
-        # A point that no term explains (all its weights came out 0) falls back on the mean time.
-        base = np.where(base > 0, base, times_s.mean())
-        residuals = np.log(times_s / base)
-        surface = cls(places, weights, residuals, float("nan"))
+        # A point that no term explains (all its weights came out 0) stands for itself.
+        residuals = np.log(times_s / np.where(base > 0, base, times_s))
+        least_s = float(times_s.min())
+        surface = cls(places, weights, residuals, float("nan"), least_s)
         if len(times_s) < 3:
             return surface
         held_out = surface._correction(places, leave_out=True)
-        return cls(places, weights, residuals, float(np.median(np.abs(np.expm1(held_out - residuals)))))
+        return cls(places, weights, residuals, float(np.median(np.abs(np.expm1(held_out - residuals)))), least_s)
 
     def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Times (m,) in seconds, and whether each place lies within the measured range."""
         base = terms @ self.weights
-        base = np.where(base > 0, base, np.exp(np.median(self.residuals)))
-        times = base * np.exp(self._correction(places))
+        times = np.where(base > 0, base * np.exp(self._correction(places)), self.least_s)
         if places.shape[1] == 0:
             return times, np.ones(len(times), dtype=bool)
         inside = np.all((places >= self.places.min(axis=0) - REACH) & (places <= self.places.max(axis=0) + REACH), axis=1)

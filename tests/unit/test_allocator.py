@@ -1,0 +1,249 @@
+"""malloc's policy: hand-worked sequences, a machine's own malloc as oracle, and its replay on traces."""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+
+import pytest
+
+from dlperf.allocator import PAGE_BYTES, Heap, replay
+from dlperf.trace import Op, Storage, TensorSpec, Trace
+
+KIB, MIB = 2**10, 2**20
+PAGES_PER_MIB = MIB // PAGE_BYTES  # 256
+GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+
+
+def faults(heap: Heap, n_bytes: int) -> int:
+    """Faults of a block that is freed at once."""
+    address, n_faults = heap.allocate(n_bytes)
+    heap.free(address)
+    return n_faults
+
+
+# -- by hand ------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_of_32_mib_faults_whenever_it_is_made() -> None:
+    heap = Heap()
+    # 112 bytes of alignment and header make one page more than the block's own 8192
+    assert [faults(heap, 32 * MIB) for _ in range(4)] == [32 * PAGES_PER_MIB + 1] * 4
+    assert heap.resident_bytes == 0
+
+
+def test_a_block_below_the_highest_threshold_moves_to_the_heap_when_first_freed() -> None:
+    heap = Heap()
+    first, second, *rest = [faults(heap, MIB) for _ in range(5)]
+    assert first == PAGES_PER_MIB + 1  # a mapping of its own: 1 MiB and 112 bytes are above the threshold of 128 KiB
+    assert second == PAGES_PER_MIB + 1  # now below the threshold: the heap grows
+    assert rest == [0, 0, 0]  # its 257 pages are below trim_threshold, twice the freed mapping, and stay
+    assert (heap.mmap_threshold, heap.trim_threshold) == (257 * PAGE_BYTES, 2 * 257 * PAGE_BYTES)
+
+
+def test_the_top_is_given_back_when_it_passes_the_threshold() -> None:
+    heap = Heap()
+    sizes = [100 * KIB] * 3
+    blocks = [heap.allocate(size)[0] for size in sizes]
+    for block in blocks:
+        heap.free(block)
+    # All three are free: 300 KiB and the padding are more than 128 KiB, so the top shrinks to the padding of 128 KiB.
+    assert heap.resident_bytes == 128 * KIB
+    assert heap.allocate(100 * KIB)[1] == 0
+    assert heap.allocate(100 * KIB)[1] == 19  # 2 x 102512 bytes end in page 51; 32 of these are resident
+
+
+def test_small_blocks_freed_from_the_top_down_are_given_back_too() -> None:
+    heap = Heap()
+    blocks = [heap.allocate(32 * KIB)[0] for _ in range(40)]
+    for block in reversed(blocks):
+        heap.free(block)
+    assert heap.resident_bytes < 300 * KIB  # of 1.3 MiB; no single block reaches 64 KiB
+
+
+def test_a_pinned_top_is_not_given_back() -> None:
+    heap = Heap()
+    blocks = [heap.allocate(100 * KIB)[0] for _ in range(3)]
+    heap.pin()
+    for block in blocks:
+        heap.free(block)
+    assert [heap.allocate(100 * KIB)[1] for _ in range(3)] == [0, 0, 0]
+
+
+def test_free_neighbours_become_one() -> None:
+    heap = Heap()
+    blocks = [heap.allocate(40 * KIB)[0] for _ in range(4)]
+    for index in (0, 2, 1):  # the last one keeps the top away
+        heap.free(blocks[index])
+    address, n_faults = heap.allocate(115 * KIB)
+    assert (address, n_faults) == (blocks[0], 0)
+
+
+def test_best_fit() -> None:
+    heap = Heap()
+    large, _, small, _ = (heap.allocate(size * KIB)[0] for size in (90, 1, 50, 1))
+    heap.free(large)
+    heap.free(small)
+    assert heap.allocate(45 * KIB)[0] == small
+    assert heap.allocate(45 * KIB)[0] == large
+
+
+def test_what_is_freed_twice_or_was_never_given_is_refused() -> None:
+    heap = Heap()
+    block, _ = heap.allocate(100)
+    heap.free(block)
+    with pytest.raises(KeyError):
+        heap.free(block)
+
+
+# -- the C library as oracle ---------------------------------------------------------------------------------------
+
+ORACLE = """
+import ctypes, gc, json, resource, sys
+gc.disable()
+libc = ctypes.CDLL(None)
+libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+steps = json.load(sys.stdin)
+faults, at = [0] * len(steps), {}
+def minor():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+minor()
+for index, (key, size) in enumerate(steps):
+    before = minor()
+    if size:
+        at[key] = libc.malloc(size)
+        libc.memset(at[key], 1, size)
+    else:
+        libc.free(at.pop(key))
+    faults[index] = minor() - before
+json.dump(faults, sys.stdout)
+"""
+Steps = list[tuple[int, int]]
+"""(block, bytes) allocates and touches a block; (block, 0) frees it."""
+
+
+def rounds(n_rounds: int, *sizes: int, last_first: bool = False) -> Steps:
+    blocks = range(len(sizes))
+    frees = reversed(blocks) if last_first else blocks
+    one = [(block, sizes[block]) for block in blocks] + [(block, 0) for block in frees]
+    return one * n_rounds
+
+
+def random_rounds(seed: int) -> Steps:
+    """A dozen blocks of 4 KiB to 16 MiB, freed in some order, the same for every round, as in training steps."""
+    choose = random.Random(seed)
+    live: list[int] = []
+    one: Steps = []
+    for block in range(12):
+        one.append((block, int(2 ** choose.uniform(12, 24))))
+        live.append(block)
+        if choose.random() < 0.4:
+            one.append((live.pop(choose.randrange(len(live))), 0))
+    return (one + [(block, 0) for block in live]) * 5
+
+
+SEQUENCES = {
+    "40 MiB": rounds(3, 40 * MIB),
+    "31 MiB": rounds(4, 31 * MIB),
+    "1 MiB": rounds(5, MIB),
+    "two sizes": rounds(4, MIB, 2 * MIB),
+    "five of 100 KiB": rounds(4, *[100 * KIB] * 5),
+    "forty of 32 KiB": rounds(4, *[32 * KIB] * 40),
+    "forty of 32 KiB, last first": rounds(4, *[32 * KIB] * 40, last_first=True),
+    "activations": rounds(4, MIB, 4 * MIB, MIB, 2 * MIB, 300 * KIB, 300 * KIB, last_first=True),
+    "large and small": rounds(4, 8 * MIB, 64 * KIB, 64 * KIB, 8 * MIB, 20 * KIB),
+    **{f"random {seed}": random_rounds(seed) for seed in range(5)},
+}
+
+
+@pytest.mark.skipif(not GLIBC, reason="the policy is glibc's")
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_as_glibc_does(name: str) -> None:
+    steps = SEQUENCES[name]
+    settings = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_") and key not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
+    done = subprocess.run([sys.executable, "-S", "-c", ORACLE], input=json.dumps(steps), capture_output=True, text=True, check=True, env=settings)
+    theirs = json.loads(done.stdout)
+    heap, at, ours = Heap(), {}, []
+    for block, size in steps:
+        if size:
+            at[block], n_faults = heap.allocate(size)
+            ours.append(n_faults)
+        else:
+            heap.free(at.pop(block))
+            ours.append(0)
+    # A block's first and last page may be shared with the one beside it, and Python's own small blocks lie between.
+    # Huge pages would fault less often: where the kernel gives them to everyone there is nothing to compare.
+    assert sum(theirs) == pytest.approx(sum(ours), abs=8 + 0.01 * sum(ours))
+    differing = [(index, steps[index], a, b) for index, (a, b) in enumerate(zip(theirs, ours)) if abs(a - b) > 8]
+    assert not differing
+
+
+# -- replay ---------------------------------------------------------------------------------------------------------
+
+
+def no_scratch(_op: Op) -> tuple[tuple[int, ...], ...]:
+    return ()
+
+
+def step(*storages: Storage, n_ops: int, backward_from: int = 10**6) -> Trace:
+    ops = tuple(Op("aten.relu.default", (TensorSpec.contiguous(1),), phase="backward" if i >= backward_from else "forward") for i in range(n_ops))
+    return Trace("t", 1, (), ops, storages, inference=backward_from > n_ops)
+
+
+def test_large_activations_fault_in_every_step_where_they_are_born() -> None:
+    found = replay(step(Storage(40 * MIB, 0, 2), Storage(40 * MIB, 1, 2), n_ops=2), no_scratch)
+    assert found.faults == (40 * PAGES_PER_MIB + 1,) * 2
+    assert found.predecessor == (-1, -1)
+    assert found.peak_bytes == 2 * (40 * MIB + PAGE_BYTES)
+    assert found.fewest_faults == found.most_faults == 2 * (40 * PAGES_PER_MIB + 1)
+
+
+def test_small_activations_settle() -> None:
+    found = replay(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
+    assert found.faults == (0, 0)
+    assert found.predecessor[1] == 0  # the second takes over the memory that the first has just given back
+
+
+def test_scratch_faults_where_the_op_runs() -> None:
+    found = replay(step(n_ops=2), lambda op: ((40 * MIB,), (40 * MIB,)))
+    assert found.faults == (2 * (40 * PAGES_PER_MIB + 1),) * 2
+    assert found.peak_bytes == 40 * MIB + PAGE_BYTES  # the stages follow one another
+
+
+def test_parameters_stay_and_count_in_the_peak() -> None:
+    found = replay(step(Storage(64 * MIB, -1, None, "parameter"), n_ops=1), no_scratch)
+    assert found.faults == (0,)
+    assert found.peak_bytes == 64 * MIB + PAGE_BYTES
+
+
+def test_a_gradient_that_survives_takes_the_place_of_the_last_steps() -> None:
+    """zero_grad frees last step's gradient (born before, dies at op 0); op 1 makes this step's, which outlives it."""
+    found = replay(step(Storage(40 * MIB, -1, 0, "gradient"), Storage(40 * MIB, 1, None, "gradient"), n_ops=2), no_scratch)
+    assert found.faults == (0, 40 * PAGES_PER_MIB + 1)
+    assert found.peak_bytes == 40 * MIB + PAGE_BYTES  # never two of them
+
+
+def test_optimizer_state_is_made_once() -> None:
+    ops = (Op("aten.relu.default", phase="backward"), Op("aten.add_.Tensor", phase="optimizer"))
+    trace = Trace("t", 1, (), ops, (Storage(40 * MIB, -1, None, "optimizer"),))
+    found = replay(trace, no_scratch)
+    assert found.faults == (0, 0)
+    assert found.peak_bytes == 40 * MIB + PAGE_BYTES
+
+
+def test_both_histories_lie_in_the_range() -> None:
+    sizes = [2 * MIB, 3 * MIB, MIB, 4 * MIB]
+    trace = step(*(Storage(size, index, 8 - index) for index, size in enumerate(sizes)), n_ops=8, backward_from=4)
+    found = replay(trace, no_scratch)
+    assert found.fewest_faults <= sum(found.faults) <= found.most_faults
+
+
+def test_storages_below_a_kilobyte_are_left_out() -> None:
+    found = replay(step(Storage(1000, 0, 1), n_ops=1), no_scratch)
+    assert found.faults == (0,)
+    assert found.peak_bytes == 0

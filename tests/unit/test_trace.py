@@ -1,0 +1,172 @@
+"""Traces as data: tensors, signatures, files."""
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlperf.errors import DlperfError
+from dlperf.trace import ITEM_BYTES, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec, Trace
+
+T = TensorSpec.contiguous
+
+
+# -- tensors --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 5), max_size=4), st.permutations(range(4)), st.booleans())
+def test_tensors_are_as_torch_sees_them(shape: list[int], order: list[int], permuted: bool) -> None:
+    real = torch.empty(shape)
+    if permuted:
+        real = real.permute([axis for axis in order if axis < len(shape)])
+    spec = TensorSpec(tuple(real.shape), tuple(real.stride()))
+    assert spec.numel == real.numel()
+    if real.numel():  # of an empty one torch says that it is anything
+        assert spec.is_contiguous == real.is_contiguous()
+        assert spec.is_dense  # no element is missing after a permutation
+    assert T(*shape).strides == torch.empty(shape).stride()
+
+
+def test_gaps_and_overlaps_are_not_dense() -> None:
+    assert not TensorSpec((4, 4), (8, 1)).is_dense
+    assert not TensorSpec((4, 4), (0, 1)).is_dense
+    assert TensorSpec((4, 4), (1, 4)).is_dense
+    assert not TensorSpec((4, 4), (1, 4)).is_contiguous
+
+
+def test_a_broadcast_is_read_once() -> None:
+    assert TensorSpec((64, 10), (0, 1)).nbytes == 4 * 10
+    assert T(64, 10, dtype="float64").nbytes == 8 * 640
+    assert TensorSpec((0, 10), (0, 1)).nbytes == 0
+    assert T().nbytes == 4
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_item_sizes_are_torchs(dtype: str) -> None:
+    real = getattr(torch, dtype, None)
+    if real is not None:
+        assert real.itemsize == ITEM_BYTES[dtype]
+
+
+# -- ops ------------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_found_in_lists_and_keywords() -> None:
+    op = Op("aten.cat.default", ((T(1), (T(2), None)), 3), (("out", T(4)), ("dtype", Symbol("dtype", "float32"))))
+    assert [spec.shape for spec in op.inputs] == [(1,), (2,), (4,)]
+
+
+def test_a_signature_is_what_decides_the_time() -> None:
+    base = Op("aten.add.Tensor", (T(8), T(8)), (("alpha", 1),), layer="a")
+    assert base.signature == Op("aten.add.Tensor", (T(8, storage=3), T(8, storage=4)), (("alpha", 1),), (T(8),), "backward", "b", 7, True).signature
+    others = [
+        Op("aten.add_.Tensor", base.args, base.kwargs), Op(base.name, (T(8), T(9)), base.kwargs), Op(base.name, base.args, (("alpha", 2),)),
+        Op(base.name, (T(8, dtype="float64"), T(8)), base.kwargs), Op(base.name, (T(8), TensorSpec((8,), (2,))), base.kwargs), Op(base.name, base.args),
+    ]  # fmt: skip
+    assert len({op.signature for op in (base, *others)}) == 1 + len(others)
+
+
+def test_layers_count_their_calls() -> None:
+    assert Layer("a", "Linear", True, (("", 1), ("b", 2))).n_calls == 3
+
+
+def test_shared_parameters_count_once() -> None:
+    tied = T(11, 6, storage=0)
+    layers = (Layer("emb", "Embedding", True, parameters=(("weight", tied),)), Layer("out", "Linear", True, parameters=(("weight", tied), ("bias", T(11)))))
+    assert Trace("t", 1, layers, (), (Storage(264),)).n_parameters == 66 + 11
+
+
+@pytest.mark.parametrize(("batch_size", "ops", "message"), [(0, (), "batch size is 0"), (1, (Op("aten.relu.default", phase="warm"),), "phase 'warm'")])
+def test_what_cannot_be_is_refused(batch_size: int, ops: tuple[Op, ...], message: str) -> None:
+    with pytest.raises(DlperfError, match=message):
+        Trace("t", batch_size, (), ops)
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def full_trace() -> Trace:
+    """Every kind of argument and field."""
+    x, weight, view = T(4, 3, storage=0), T(2, 3, storage=1), TensorSpec((3, 2), (1, 3), storage=1)
+    arguments = (x, (view, None, (1, 2)), True, 3, 0.1, math.inf, -math.inf, "mean", Symbol("dtype", "bfloat16"), Symbol("device", "cpu"), ())
+    ops = (
+        Op("aten.mix.default", arguments, (("alpha", 2.5), ("memory_format", Symbol("memory_format", "channels_last"))), (T(4, 2),), "forward", "fc", -1, True),
+        Op("aten._fused_sgd_.default", ((weight,),), phase="optimizer", shares=(("fc", 0.25), ("gc", 0.75))),
+        Op("aten.mm.default", (T(2, 4), x), outputs=(weight,), phase="backward", layer="fc", node=5),
+    )
+    layers = (
+        Layer("Net", "Net", False, (("", 1),), (x,), (T(4, 2),)), Layer("fc", "Linear", True, (("Net", 2),), (x,), (T(4, 2),), (("weight", weight),)),
+    )  # fmt: skip
+    storages = (Storage(48, kind="input"), Storage(24, kind="parameter"), Storage(32, 0, 3), Storage(8, 1, None, "gradient"))
+    return Trace(
+        "file.py:net", 4, layers, ops, storages, OptimizerInfo("SGD", "fused", 1), recorded_on="real tensors", notes=("a note",), versions={"torch": "2"}
+    )
+
+
+def test_a_file_gives_back_the_trace(tmp_path: Path) -> None:
+    trace = full_trace()
+    trace.save(tmp_path / "t.json")
+    again = Trace.load(tmp_path / "t.json")
+    assert again == trace
+    assert again.to_json() == trace.to_json()
+    assert [op.signature for op in again.ops] == [op.signature for op in trace.ops]
+
+
+def test_a_nan_survives() -> None:
+    again = Trace.from_json(json.loads(json.dumps(Trace("t", 1, (), (Op("aten.fill_.Scalar", (T(2), math.nan)),)).to_json(), allow_nan=False)))
+    value = again.ops[0].args[1]
+    assert isinstance(value, float)
+    assert math.isnan(value)
+
+
+def damage(data: dict[str, Any], *path: Any, value: Any) -> None:
+    for key in path[:-1]:
+        data = data[key]
+    data[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("schema_version",), 99, "schema_version is 99"),
+        (("schema_version",), "1", "schema_version is '1'"),
+        (("schema",), "dlperf.machine", "is no dlperf.trace file"),
+        (("batch_size",), 0, "batch size is 0"),
+        (("batch_size",), "4", "damaged"),
+        (("ops", 0, 4), "sideways", "phase 'sideways'"),
+        (("ops", 0), ["aten.relu.default"], "damaged"),
+        (("ops",), None, "damaged"),
+        (("ops", 2, 1, 0), {"tensor": 99}, "damaged"),
+        (("ops", 2, 1, 0), {"one": 1, "two": 2}, "damaged"),
+        (("tensors", 0, 0), [-4, 3], r"tensors\[0\] has shape \[-4, 3\]"),
+        (("tensors", 0, 0), [4.5, 3], r"tensors\[0\] has shape"),
+        (("tensors", 1, 1), [1], r"tensors\[1\] has shape .* and strides"),
+        (("tensors", 0, 3), 7, r"tensors\[0\] lies in storage 7, of which there are 4"),
+        (("storages", 2, 0), -32, r"storages\[2\] has -32 bytes"),
+        (("storages", 2), [1, 2, 3, "", 5], "damaged"),
+        (("layers", 0, "inputs"), [99], "damaged"),
+        (("optimizer",), {"kind": "SGD"}, "damaged"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
+    data = full_trace().to_json()
+    damage(data, *path, value=value)
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(DlperfError, match=message) as error:
+        Trace.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    data = full_trace().to_json()
+    for key in [key for key in data if key not in ("schema", "schema_version")]:
+        (tmp_path / "t.json").write_text(json.dumps({name: value for name, value in data.items() if name != key}))
+        with pytest.raises(DlperfError, match=f"damaged .*{key}"):
+            Trace.load(tmp_path / "t.json")
