@@ -78,7 +78,8 @@ def compare_triad(rounds: int) -> None:
         best_of(calls, 2)
         best = best_of(calls, rounds)
     rate = {name: arrays * item * n / seconds / 1e9 for name, seconds in best.items()}
-    print(f"STREAM triad, {working_set / 2**20:.0f} MiB: through torch {rate['torch']:.2f} GB/s, compiled C {rate['C']:.2f} GB/s, ratio {rate['torch'] / rate['C']:.3f}")
+    ratio = rate["torch"] / rate["C"]
+    print(f"STREAM triad, {working_set / 2**20:.0f} MiB: through torch {rate['torch']:.2f} GB/s, compiled C {rate['C']:.2f} GB/s, ratio {ratio:.3f}")
 
 
 def compare_gemm(rounds: int) -> None:
@@ -101,7 +102,8 @@ def compare_gemm(rounds: int) -> None:
     def direct() -> None:
         # Column-major BLAS sees row-major operands transposed: (B^T A^T) = (A B)^T.
         plain = ctypes.c_char(b"N")
-        sgemm(ref(plain), ref(plain), ref(size), ref(size), ref(size), ref(one), pointer(b), ref(size), pointer(a), ref(size), ref(zero), pointer(c), ref(size))
+        sizes = ref(size), ref(size), ref(size)
+        sgemm(ref(plain), ref(plain), *sizes, ref(one), pointer(b), ref(size), pointer(a), ref(size), ref(zero), pointer(c), ref(size))
 
     direct()
     if not torch.allclose(c, a @ b, rtol=1e-3):
@@ -110,7 +112,8 @@ def compare_gemm(rounds: int) -> None:
     best_of(calls, 2)
     best = best_of(calls, rounds)
     rate = {name: 2.0 * n**3 / seconds / 1e9 for name, seconds in best.items()}
-    print(f"SGEMM {n}^3: through torch {rate['torch']:.1f} GFLOP/s, direct BLAS call {rate['BLAS']:.1f} GFLOP/s, ratio {rate['torch'] / rate['BLAS']:.3f}")
+    ratio = rate["torch"] / rate["BLAS"]
+    print(f"SGEMM {n}^3: through torch {rate['torch']:.1f} GFLOP/s, direct BLAS call {rate['BLAS']:.1f} GFLOP/s, ratio {ratio:.3f}")
 
 
 def main() -> None:
@@ -126,7 +129,7 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     versions = host.versions()
-    print(f"{host.this_cpu().model}, {options.threads} thread(s), torch {versions.get('torch')}, python {versions['python']}; best of {options.rounds}, in turn")
+    print(f"{host.this_cpu().model}, {options.threads} thread(s), torch {versions.get('torch')}, python {versions['python']}; best of {options.rounds}")
     compare_triad(options.rounds)
     compare_gemm(options.rounds)
 

@@ -111,7 +111,7 @@ def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def mean_of_output(output: Any) -> torch.Tensor:
     """The mean of the first floating tensor in a nested output: the loss of a target that names none."""
-    from dlperf.tape import tensors_of
+    from dlperf.recorder.tape import tensors_of
 
     for tensor in tensors_of(output):
         if tensor.is_floating_point():
@@ -121,7 +121,7 @@ def mean_of_output(output: Any) -> torch.Tensor:
 
 def first_batch_size(inputs: tuple[Any, ...] | dict[str, Any]) -> int:
     """First dimension of the first input tensor that has one; 1 if none does."""
-    from dlperf.tape import tensors_of
+    from dlperf.recorder.tape import tensors_of
 
     return next((max(1, int(tensor.shape[0])) for tensor in tensors_of(inputs) if tensor.dim() > 0), 1)
 

@@ -89,7 +89,7 @@ class Book:
         return curves
 
     def cold_s(self, what: str, passed_bytes: float, fresh_bytes: float = 0.0) -> float:
-        """Seconds that a ``call``, ``optimizer`` or ``backward`` takes more when `passed_bytes` went by since it last ran, `fresh_bytes` of them on new pages."""
+        """Seconds that a ``call``, ``optimizer`` or ``backward`` takes more after `passed_bytes` since it last ran, `fresh_bytes` on new pages."""
         seconds = 0.0
         for kind, n_bytes in (("cold", passed_bytes), ("churn", fresh_bytes)):
             curve = self._cold_curves.get(f"{kind}/{what}")

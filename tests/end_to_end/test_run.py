@@ -309,7 +309,7 @@ def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path)
     alone = plainly(tmp_path, "script.py")
     for name in ("_root_enter", "_keep", "_backward_begins", "_finish"):
         call = START + (
-            "import dlperf.watcher as w\n"
+            "import dlperf.runner.watcher as w\n"
             "def broken(self, *_): raise ZeroDivisionError('ours')\n"
             f"w.Watcher.{name} = broken\n"
             f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"

@@ -15,8 +15,8 @@ import dlperf.stopwatch as stopwatch
 from dlperf.clock import Clock
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.measurement import Measurement
-from dlperf.probe import LayerProbe, ProbeCosts, attribute
 from dlperf.stopwatch import measure
+from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, attribute
 
 
 class FakeTime:
@@ -456,7 +456,7 @@ def test_denormal_numbers_are_left_as_they_are() -> None:
 
 
 def test_no_backward_without_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlperf.probe.sequence_number", None)
+    monkeypatch.setattr("dlperf.stopwatch.probe.sequence_number", None)
     got = stopwatch.measure(nn.Linear(2, 2), (torch.randn(2, 2),), seconds=0.05)
     assert all(row.backward is None for row in got.layers)
     assert any("could not be attributed" in note for note in got.notes)

@@ -13,11 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for package in ("dlperf", "microbench", "networks") for path in (ROOT / package).rglob("*.py"))
 MAX_LINES = 450
 
-TORCH = (
-    "dlperf.recorder", "dlperf.attribution", "dlperf.guard", "dlperf.substitution", "dlperf.tape", "dlperf.inventory",
-    "dlperf.stopwatch", "dlperf.probe", "dlperf.snapshot", "dlperf.sharing",
-    "dlperf.targets", "dlperf.runner", "dlperf.watcher", "dlperf.findings", "dlperf.epochs", "dlperf.loss_replay", "dlperf.reproduce.cardwell_kernels",
-)  # fmt: skip
+TORCH = ("dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.runner", "dlperf.reproduce.cardwell_kernels")
 """The modules of dlperf (with what lies below them) that import torch when they are imported."""
 TORCH_INSIDE = ("dlperf.commands",)
 """Those that import it inside a function, where a command needs it."""
@@ -34,13 +30,11 @@ ORDER = (
     ("dlperf.allocator",),
     ("dlperf.predictors",),
     ("dlperf.prediction", "dlperf.epoch"),
-    (
-        "dlperf.sharing", "dlperf.snapshot", "dlperf.probe", "dlperf.targets", "dlperf.attribution", "dlperf.guard", "dlperf.substitution",
-        "dlperf.tape", "dlperf.inventory",
-    ),
-    ("dlperf.recorder", "dlperf.stopwatch"),
+    ("dlperf.targets",),
+    ("dlperf.recorder",),
+    ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
-    ("dlperf.epochs", "dlperf.loss_replay", "dlperf.watcher", "dlperf.findings", "dlperf.main_script", "dlperf.runner"),
+    ("dlperf.runner",),
     ("dlperf.commands",),
     ("dlperf.cli",),
     ("dlperf.__main__",),

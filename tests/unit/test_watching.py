@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlperf.clock import Clock
 from dlperf.errors import DlperfError
-from dlperf.findings import Findings, inputs_of, typical_s
-from dlperf.loss_replay import LossRecorder
 from dlperf.runner import profile
-from dlperf.seeking import Seeker
-from dlperf.watcher import DONE, Watcher
+from dlperf.runner.findings import Findings, inputs_of, typical_s
+from dlperf.runner.loss_replay import LossRecorder
+from dlperf.runner.seeking import Seeker
+from dlperf.runner.watcher import DONE, Watcher
 
 
 def hooks() -> tuple[Any, ...]:

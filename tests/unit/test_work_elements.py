@@ -177,7 +177,7 @@ def test_views_are_what_torch_says_they_are() -> None:
         for o in overloads()
         if o._schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in o._schema.returns)
     }
-    dispatched = "as_strided detach diagonal expand permute select slice squeeze t transpose unfold unsqueeze view alias".split()  # noqa: SIM905
+    dispatched = "as_strided detach diagonal expand permute select slice squeeze t transpose unfold unsqueeze view alias".split()
     assert {f"aten.{name}" for name in dispatched} <= views & work.elements.VIEWS
 
 

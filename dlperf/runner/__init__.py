@@ -16,17 +16,17 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dlperf.errors import DlperfError
-from dlperf.main_script import check_script, run_as_main
+from dlperf.runner.main_script import check_script, run_as_main
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from dlperf.findings import Findings
     from dlperf.machine import Machine
     from dlperf.measurement import Measurement
     from dlperf.report.comparison import Report
+    from dlperf.runner.findings import Findings
+    from dlperf.runner.watcher import Watcher
     from dlperf.trace import Trace
-    from dlperf.watcher import Watcher
 
 
 def run_script(
@@ -79,7 +79,7 @@ def _report(session: _Session, machine: Machine | None, name: str, output: str |
     if watcher.error is not None:
         _say(f"watching failed and was given up: {type(watcher.error).__name__}: {watcher.error}", watcher.error, debug)
         return
-    from dlperf.findings import Findings
+    from dlperf.runner.findings import Findings
 
     findings = Findings(watcher, machine, name)
     findings.prediction  # noqa: B018  first, so that its notes are among the others
@@ -158,7 +158,7 @@ class _Session:
         try:
             import torch
 
-            from dlperf.watcher import Watcher
+            from dlperf.runner.watcher import Watcher
 
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
@@ -243,7 +243,7 @@ class profile:
         self._findings: Findings | None = None
 
     def __enter__(self) -> profile:
-        from dlperf.watcher import Watcher
+        from dlperf.runner.watcher import Watcher
 
         self._watcher = Watcher(self._model)
         self._watcher.install()
@@ -261,7 +261,7 @@ class profile:
                 raise DlperfError("profile: nothing was watched; use it in a with statement")
             if self._watcher.error is not None:
                 raise DlperfError(f"profile: watching failed: {self._watcher.error}") from self._watcher.error
-            from dlperf.findings import Findings
+            from dlperf.runner.findings import Findings
 
             self._watcher.remove()
             self._findings = Findings(self._watcher, self._machine(), type(self._model).__name__)

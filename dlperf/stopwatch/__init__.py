@@ -1,8 +1,8 @@
 """Measure a training step: the whole step without instruments, then its layers with them, then the whole step again.
 
 The step is zero_grad, forward with loss, backward, optimizer; its median over undisturbed steps is what a prediction is
-held against. The layers come from :mod:`dlperf.probe`, the optimizer's division over them from :mod:`dlperf.sharing`. The model, the
-optimizer and the random states are afterwards what they were before, to the bit (:mod:`dlperf.snapshot`).
+held against. The layers come from :mod:`dlperf.stopwatch.probe`, the optimizer's division over them from :mod:`dlperf.stopwatch.sharing`. The model, the
+optimizer and the random states are afterwards what they were before, to the bit (:mod:`dlperf.stopwatch.snapshot`).
 """
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dlperf import host
 from dlperf.clock import Clock, Samples, minor_faults, undisturbed
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.measurement import LayerTimes, Measurement
-from dlperf.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
-from dlperf.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
-from dlperf.snapshot import Snapshot
+from dlperf.stopwatch.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
+from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
+from dlperf.stopwatch.snapshot import Snapshot
 from dlperf.trace import LOSS
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from dlperf.attribution import ModuleStack, Owners, layer_names
-from dlperf.guard import Interrupts
-from dlperf.tape import Tape, tensors_of
+from dlperf.recorder.attribution import ModuleStack, Owners, layer_names
+from dlperf.recorder.guard import Interrupts
+from dlperf.recorder.tape import Tape, tensors_of
 from dlperf.trace import LOSS, Layer, TensorSpec
 
 

@@ -18,12 +18,12 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dlperf import host
-from dlperf.attribution import ModuleStack
 from dlperf.errors import DlperfError, WorkFailed
-from dlperf.guard import Foreign, Interrupts, undisturbed_surroundings
-from dlperf.inventory import Calls, Known, optimizers_in
-from dlperf.substitution import NotFakeable, Substitution, clone_substitute, fake_substitute
-from dlperf.tape import Tape, tensors_of
+from dlperf.recorder.attribution import ModuleStack
+from dlperf.recorder.guard import Foreign, Interrupts, undisturbed_surroundings
+from dlperf.recorder.inventory import Calls, Known, optimizers_in
+from dlperf.recorder.substitution import NotFakeable, Substitution, clone_substitute, fake_substitute
+from dlperf.recorder.tape import Tape, tensors_of
 from dlperf.targets import Built, Target, check_built, default_optimizer, first_batch_size, mean_of_output
 from dlperf.trace import LOSS, Op, OptimizerInfo, Trace
 

@@ -16,10 +16,10 @@ from dlperf import host, units
 from dlperf.clock import quantile, undisturbed
 from dlperf.errors import DlperfError
 from dlperf.measurement import STEP_PHASES, Measurement
-from dlperf.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
-from dlperf.snapshot import Snapshot
+from dlperf.runner.watcher import WatchedStep, Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
-from dlperf.watcher import WatchedStep, Watcher
+from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
+from dlperf.stopwatch.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
@@ -55,7 +55,7 @@ class Forecast:
 
 
 class Findings:
-    """The result of a :class:`dlperf.watcher.Watcher` that has seen a training.
+    """The result of a :class:`dlperf.runner.watcher.Watcher` that has seen a training.
 
     `name` is what the training is called in the report. With a machine there are predictions. Raises DlperfError where too
     few steps were seen.

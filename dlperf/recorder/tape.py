@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlperf.attribution import ModuleStack, Owners, sequence_number
-from dlperf.guard import Foreign
-from dlperf.substitution import NotFakeable
+from dlperf.recorder.attribution import ModuleStack, Owners, sequence_number
+from dlperf.recorder.guard import Foreign
+from dlperf.recorder.substitution import NotFakeable
 from dlperf.trace import Argument, Op, Storage, Symbol, TensorSpec
 
 _DEVICE = torch.ops.prim.device.default

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dlperf.clock import Clock, undisturbed
-from dlperf.probe import OUTSIDE
+from dlperf.stopwatch.probe import OUTSIDE
 
 ESTIMATE_NOTE = "the optimizer's time is divided over the layers by the bytes of their parameters and state, an estimate"
 
@@ -59,7 +59,7 @@ def shares_by_bytes(optimizer: Any, owners: Mapping[int, int], only: set[int] | 
 def shares_by_timing(optimizer: Any, owners: Mapping[int, int], clock: Clock = Clock(), seconds: float = 0.5, n_rounds: int = 5) -> OptimizerShares:
     """Shares found by stepping each layer alone, with the gradients that the parameters hold now.
 
-    This changes parameters and state: keep them before (:class:`dlperf.snapshot.Snapshot`). Rounds go over all layers
+    This changes parameters and state: keep them before (:class:`dlperf.stopwatch.snapshot.Snapshot`). Rounds go over all layers
     in turn, so that a layer's data is as cold as in a real step: at least `n_rounds`, more while `seconds` last.
     Where the optimizer cannot step without some gradients, the answer is :func:`shares_by_bytes`.
     """

@@ -2,7 +2,7 @@
 
 Nothing is registered on the program's objects. Global hooks find the outermost module that is called for training and
 the optimizer that steps its parameters. After warm-up a few steps are timed with time stamps alone (one hook call a
-forward), a few more with :class:`dlperf.probe.LayerProbe`; then every hook is taken out but two that see the start of an
+forward), a few more with :class:`dlperf.stopwatch.probe.LayerProbe`; then every hook is taken out but two that see the start of an
 epoch and count steps. Whatever fails inside a hook is remembered, takes all hooks out, and never reaches the program.
 """
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.clock import Clock
-from dlperf.epochs import EpochLog
-from dlperf.loss_replay import LossRecorder, LossReplay
-from dlperf.probe import LayerProbe, ProbeCosts, StepTimes, probe_costs
-from dlperf.seeking import Found, Seeker
+from dlperf.runner.epoch_log import EpochLog
+from dlperf.runner.loss_replay import LossRecorder, LossReplay
+from dlperf.runner.seeking import Found, Seeker
+from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, StepTimes, probe_costs
 
 SEEK, WARM, PLAIN, LAYERED, DONE = range(5)
 

@@ -1,0 +1,161 @@
+"""Sampling under a fake clock: warm-up, length of raw samples, priming, disturbed samples."""
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlperf.clock import Clock, Repeats, Sampler, Samples, involuntary_switches, minor_faults, quantile, undisturbed
+from dlperf.errors import DlperfError
+
+
+class Fake:
+    """A function that takes `cost_s` by a clock that only it moves; `disturb` names the calls (from 1) that lose the core."""
+
+    def __init__(self, cost_s: float, disturb: tuple[int, ...] = (), first_s: float = 0.0) -> None:
+        self.cost_s, self.disturb, self.first_s = cost_s, disturb, first_s
+        self.n_calls = self.n_switches = self.n_synchronised = 0
+        self.time_s = 0.0
+
+    def __call__(self) -> None:
+        self.n_calls += 1
+        self.time_s += self.cost_s + (self.first_s if self.n_calls == 1 else 0.0)
+        if self.n_calls in self.disturb:
+            self.n_switches += 1
+            self.time_s += 1.0
+
+    def synchronise(self) -> None:
+        self.n_synchronised += 1
+        self.time_s += 0.5
+
+    def clock(self, synchronise: bool = False) -> Clock:
+        return Clock(lambda: self.time_s, lambda: self.n_switches, self.synchronise if synchronise else None)
+
+
+def sample(fake: Fake, repeats: Repeats) -> tuple[Samples, list[int]]:
+    """The result, and how many calls each raw sample took (priming included)."""
+    sampler = Sampler(fake, repeats, fake.clock())
+    sampler.warm_up()
+    calls = []
+    for _ in range(repeats.n_samples):
+        before = fake.n_calls
+        sampler.take()
+        calls.append(fake.n_calls - before)
+    assert sampler.n_taken == repeats.n_samples
+    return sampler.result(), calls
+
+
+# -- raw samples ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cost_s", "sample_s"), [(1e-3, 1e-3), (1e-3, 2.5e-3), (1e-6, 1e-3), (7e-7, 1e-4), (1.0, 1e-3)])
+def test_raw_samples_are_long_enough_and_not_much_longer(cost_s: float, sample_s: float) -> None:
+    fake = Fake(cost_s)
+    result, calls = sample(fake, Repeats(sample_s, 3))
+    assert result.values == pytest.approx((cost_s,) * 3)
+    assert all(n * cost_s >= 0.999999 * sample_s for n in calls)
+    assert all(n * cost_s <= max(2.3 * sample_s, cost_s) for n in calls)
+
+
+def test_a_call_that_takes_no_time_ends() -> None:
+    result, calls = sample(Fake(0.0), Repeats(1e-3, 2, max_calls=500))
+    assert result.values == (0.0, 0.0)
+    assert calls == [500, 500]
+
+
+def test_warm_up_calls_are_not_in_the_samples() -> None:
+    fake = Fake(1e-2, first_s=5.0)
+    assert sample(fake, Repeats(1e-3, 2, warmup=3))[0].values == pytest.approx((1e-2, 1e-2))
+    assert fake.n_calls == 3 + 1 + 2  # warm-up, finding the length, two samples
+
+
+def test_take_warms_up_by_itself() -> None:
+    fake = Fake(1e-2, first_s=5.0)
+    sampler = Sampler(fake, Repeats(1e-3, 1), fake.clock())
+    sampler.take()
+    assert sampler.result().values == pytest.approx((1e-2,))
+
+
+def test_short_samples_are_primed_by_a_call_that_is_not_timed() -> None:
+    # 3 calls a sample at least; below 4 one more goes before
+    assert sample(Fake(1e-3), Repeats(2.9e-3, 2, prime_below=0))[1] == sample(Fake(1e-3), Repeats(2.9e-3, 2, prime_below=2))[1]
+    unprimed = sample(Fake(1e-3), Repeats(2.9e-3, 2))[1]
+    fake = Fake(1e-3)
+    primed_result, primed = sample(fake, Repeats(2.9e-3, 2, prime_below=100))
+    assert primed == [n + 1 for n in unprimed]
+    assert primed_result.values == pytest.approx((1e-3, 1e-3))
+
+
+def test_an_accelerator_is_waited_for_once_a_sample() -> None:
+    fake = Fake(1.0)
+    sampler = Sampler(fake, Repeats(1.0, 1), fake.clock(synchronise=True))
+    sampler.warm_up()
+    before = fake.n_synchronised
+    sampler.take()
+    assert fake.n_synchronised == before + 1
+    assert sampler.result().values == (1.5,)
+
+
+# -- disturbed samples ------------------------------------------------------------------------------------------------
+
+
+def test_disturbed_samples_are_dropped() -> None:
+    # calls 1 and 2 warm up; the fourth sample (call 6) loses the core and is a second longer
+    result, _ = sample(Fake(1e-2, disturb=(6,)), Repeats(1e-3, 5))
+    assert result.values == pytest.approx((1e-2,) * 4)
+    assert result.n_disturbed == 1
+
+
+def test_on_a_busy_machine_all_samples_stay() -> None:
+    result, _ = sample(Fake(1e-2, disturb=(3, 4, 5)), Repeats(1e-3, 5))
+    assert sorted(result.values) == pytest.approx([1e-2, 1e-2, 1.01, 1.01, 1.01])
+    assert result.n_disturbed == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.booleans()), min_size=1, max_size=20))
+def test_either_the_clean_ones_or_all(pairs: list[tuple[float, bool]]) -> None:
+    found = undisturbed(pairs)
+    clean = [value for value, disturbed in pairs if not disturbed]
+    if len(clean) >= len(pairs) / 2:
+        assert (list(found.values), found.n_disturbed) == (clean, len(pairs) - len(clean))
+    else:
+        assert (list(found.values), found.n_disturbed) == ([value for value, _ in pairs], 0)
+
+
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [(), (-1.0,), (math.nan,), (math.inf,), (1.0, -1e-12)])
+def test_what_was_not_measured_is_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(DlperfError, match="samples: "):
+        Samples(values)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30), st.floats(0, 1))
+def test_statistics_are_numpys(values: list[float], fraction: float) -> None:
+    samples = Samples(tuple(values))
+    assert samples.median == pytest.approx(np.median(values))
+    assert samples.minimum == min(values)
+    assert samples.mean == pytest.approx(np.mean(values))
+    assert quantile(values, fraction) == pytest.approx(np.quantile(values, fraction), abs=1e-9)
+
+
+def test_spread() -> None:
+    # quantiles 0.1 and 0.9 of 1..11 are 2 and 10, the median is 6
+    assert Samples(tuple(float(v) for v in range(1, 12))).spread_frac == pytest.approx(8 / 6)
+    assert Samples((3.0,)).spread_frac == 0.0
+    assert Samples((0.0, 0.0)).spread_frac == 0.0
+
+
+def test_the_real_counters_count() -> None:
+    before = minor_faults()
+    block = bytearray(64 * 2**20)  # a mapping of its own, 16384 pages
+    assert minor_faults() >= before
+    assert len(block) == 64 * 2**20
+    switches = involuntary_switches()
+    assert Clock().now is time.perf_counter
+    assert involuntary_switches() >= switches >= 0

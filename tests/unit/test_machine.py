@@ -1,0 +1,243 @@
+"""Machines as data: files and every way in which they break, questions about threads, costs and bandwidths."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlperf.clock import Samples
+from dlperf.errors import DlperfError
+from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine, default_path
+from dlperf.trace import Op, Symbol, TensorSpec
+
+T = TensorSpec.contiguous
+KIB, MIB = 2**10, 2**20
+
+
+def relu(n: int, threads: int = 1, seconds: float = 1e-6) -> Kernel:
+    return Kernel(Op("aten.relu.default", (T(n),)), "pointwise", threads, Samples((seconds,)))
+
+
+def sweep(kernel: str, threads: int, *points: tuple[int, float]) -> tuple[Bandwidth, ...]:
+    """(working set, bytes a second) each, a mebibyte moved."""
+    return tuple(Bandwidth(kernel, threads, working_set, MIB, Samples((2 * MIB / rate, MIB / rate, 3 * MIB / rate))) for working_set, rate in points)
+
+
+def full_machine() -> Machine:
+    product = Op("aten.mm.default", (T(8, 16), TensorSpec((16, 4), (1, 16))), (("dtype", Symbol("dtype", "float32")),))
+    return Machine(
+        Cpu("Some CPU", 4, (32 * KIB, MIB, 32 * MIB), 2**34, ("avx2", "fma"), "Vendor/1/2/3"),
+        (relu(64), relu(64, 2, 2e-6), Kernel(product, "gemm", 1, Samples((1e-6, 3e-6, 2e-6), 1))),
+        sweep("triad", 1, (16 * KIB, 2e11), (512 * KIB, 1e11), (16 * MIB, 4e10), (128 * MIB, 1e10)),
+        (Cost("dispatch", 1, Samples((1e-6, 0.0))), Cost("dispatch", 4, Samples((5e-6,)))),
+        "thorough", ("thorough/1/stream",), True, ("busy",), {"torch": "2.13"}, "2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+
+
+# -- questions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "found"), [(1, 1), (2, 2), (3, 4), (4, 4), (100, 8), (6, 8), (5, 4)])
+def test_nearest_threads_go_by_ratio(asked: int, found: int) -> None:
+    assert Machine(Cpu("c", 8), (relu(1, 1), relu(1, 2), relu(1, 4), relu(1, 8))).nearest_threads(asked) == found
+
+
+def test_of_two_thread_counts_as_near_the_lower_counts() -> None:
+    assert Machine(Cpu("c", 8), (relu(1, 1), relu(1, 4))).nearest_threads(2) == 1
+
+
+def test_a_thread_count_without_kernels_is_not_measured() -> None:
+    """An interrupted calibration has costs of a second thread count and no kernels of it yet."""
+    machine = Machine(Cpu("c", 8), (relu(1, 1),), costs=(Cost("dispatch", 2, Samples((1e-6,))),))
+    assert machine.threads == (1,)
+    assert machine.nearest_threads(2) == 1
+    assert replace(machine, kernels=()).threads == (2,)
+
+
+def test_an_empty_file_says_how_to_fill_it() -> None:
+    with pytest.raises(DlperfError, match=r"m\.json: holds no measurements; run dlperf calibrate"):
+        Machine(Cpu("c", 8), path="m.json").nearest_threads(1)
+
+
+def test_exact_ops_are_found_by_signature_and_threads() -> None:
+    machine = full_machine()
+    assert machine.exact(Op("aten.relu.default", (T(64, storage=5),), layer="anywhere").signature, 2) is machine.kernels[1]
+    assert machine.exact(Op("aten.relu.default", (T(65),)).signature, 1) is None
+    assert machine.exact(Op("aten.relu.default", (T(64),)).signature, 3) is None
+
+
+def test_families() -> None:
+    machine = full_machine()
+    assert machine.families(1) == ("gemm", "pointwise")
+    assert machine.family("pointwise", 2) == (machine.kernels[1],)
+    assert machine.family("pointwise", 3) == ()
+
+
+def test_a_newer_measurement_replaces_the_older() -> None:
+    machine = full_machine().with_kernels([relu(64, 1, 9e-6), relu(128)])
+    assert len(machine.kernels) == 4
+    found = machine.exact(relu(64).op.signature, 1)
+    assert found is not None
+    assert found.samples.median == 9e-6
+
+
+def test_costs_come_from_the_nearest_threads() -> None:
+    machine = full_machine()
+    assert machine.cost_s("dispatch", 1) == 0.5e-6  # the median of 1 us and 0
+    assert machine.cost_s("dispatch", 3) == 5e-6
+    assert machine.cost_s("unheard_of", 1, default=7.0) == 7.0
+    with pytest.raises(DlperfError, match="holds no cost 'unheard_of'; run dlperf calibrate"):
+        machine.cost_s("unheard_of", 1)
+
+
+@pytest.mark.parametrize(("n_bytes", "level"), [(0, "L1"), (32 * KIB, "L1"), (32 * KIB + 1, "L2"), (MIB, "L2"), (32 * MIB, "L3"), (math.inf, "DRAM")])
+def test_levels(n_bytes: float, level: str) -> None:
+    assert full_machine().level_of(n_bytes) == level
+
+
+def test_unknown_caches_hold_nothing() -> None:
+    assert Machine(Cpu("c", 1, (0, MIB, 0))).level_of(100) == "L2"
+    assert Machine(Cpu("c", 1)).level_of(100) == "DRAM"
+
+
+def test_bandwidth_by_level() -> None:
+    machine = full_machine()
+    rates = {level: machine.level_bytes_per_s(level, 1) for level in ("L1", "L2", "L3", "DRAM")}
+    assert rates == pytest.approx({"L1": 2e11, "L2": 1e11, "L3": 4e10, "DRAM": 1e10})
+    assert machine.level_bytes_per_s("L1", 1, "copy") is None
+
+
+def test_a_level_that_no_working_set_hit_is_unknown() -> None:
+    machine = replace(full_machine(), bandwidths=sweep("triad", 1, (16 * KIB, 2e11)))
+    assert machine.level_bytes_per_s("L2", 1) is None
+    assert machine.level_bytes_per_s("DRAM", 1) == pytest.approx(2e11)  # the largest there is
+
+
+def test_stream_takes_the_best_run_of_the_best_kernel() -> None:
+    machine = replace(full_machine(), bandwidths=(*sweep("copy", 1, (128 * MIB, 1.2e10)), *sweep("triad", 1, (MIB, 9e10), (128 * MIB, 1e10))))
+    assert machine.dram_bytes_per_s(1) == pytest.approx(1.2e10)
+    curve = machine.bandwidth_curve("triad", 7)
+    assert [point.working_set_bytes for point in curve] == [MIB, 128 * MIB]
+    assert curve[0].median_bytes_per_s == pytest.approx(4.5e10)
+    with pytest.raises(DlperfError, match="holds no memory bandwidth; run dlperf calibrate"):
+        replace(machine, bandwidths=()).dram_bytes_per_s(1)
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_back_the_machine(tmp_path: Path) -> None:
+    path, machine = tmp_path / "m.json", full_machine()
+    machine.save(path)
+    assert Machine.load(path) == replace(machine, path=str(path))
+    Machine.load(path).save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+def test_what_an_op_belonged_to_is_not_kept(tmp_path: Path) -> None:
+    op = Op("aten.relu.default", (T(3, storage=2),), outputs=(T(3),), phase="backward", layer="secret", node=4, grad=True)
+    Machine(Cpu("c", 1), (Kernel(op, "exact", 1, Samples((1.0,))),)).save(tmp_path / "m.json")
+    assert "secret" not in (tmp_path / "m.json").read_text()
+    assert Machine.load(tmp_path / "m.json").exact(op.signature, 1) is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": "dlperf.machine", "schema_version": 1, "kern', "[]", "null", "3", '"dlperf.machine"'])
+def test_what_is_no_machine_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(DlperfError, match=r"m\.json: is "):
+        Machine.load(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(tmp_path: Path, cut: float) -> None:
+    full_machine().save(tmp_path / "m.json")
+    text = (tmp_path / "m.json").read_text()
+    (tmp_path / "m.json").write_text(text[: int(cut * len(text))])
+    with pytest.raises(DlperfError, match=r"m\.json: is truncated"):
+        Machine.load(tmp_path / "m.json")
+
+
+def test_a_missing_file_a_folder_and_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x01")
+    for name, message in (("none", "No such file"), (".", "Is a directory"), ("bytes", "not text")):
+        with pytest.raises(DlperfError, match=message):
+            Machine.load(tmp_path / name)
+
+
+ZERO_OR_LESS = [0, -1, -1e-9, math.nan, math.inf, "1", None, True, [1]]
+NEGATIVE = [-1, math.nan, math.inf, "1", None, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        (("kernels", 2, "samples_s", 1), ZERO_OR_LESS), (("kernels", 2, "threads"), ZERO_OR_LESS), (("bandwidths", 3, "samples_s", 0), ZERO_OR_LESS),
+        (("bandwidths", 3, "working_set_bytes"), ZERO_OR_LESS), (("bandwidths", 3, "moved_bytes"), ZERO_OR_LESS), (("bandwidths", 0, "threads"), ZERO_OR_LESS),
+        (("costs", 1, "samples_s", 0), NEGATIVE), (("costs", 1, "threads"), ZERO_OR_LESS), (("cpu", "n_cores"), NEGATIVE), (("cpu", "memory_bytes"), NEGATIVE),
+        (("cpu", "caches_bytes", 2), NEGATIVE), (("kernels", 1, "samples_s"), [[], None, 3.0, "x", {}]),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], values: list[Any]) -> None:
+    file = tmp_path / "m.json"
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+    for value in values:
+        data = full_machine().to_json()
+        row: Any = data
+        for key in path[:-1]:
+            row = row[key]
+        row[path[-1]] = value
+        file.write_text(json.dumps(data))
+        with pytest.raises(DlperfError) as error:
+            Machine.load(file)
+        assert str(error.value).startswith(f"{file}: {where} is {value!r}; it must be" if path[-1] != "samples_s" else f"{file}: {where} is {value!r}; ")
+        assert "Recalibrate, or edit the file" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(schema_version=2), "schema_version is 2, this dlperf reads up to 1"),
+        (lambda data: data.update(schema_version=0), "schema_version is 0"),
+        (lambda data: data.update(schema_version=True), "schema_version is True"),
+        (lambda data: data.update(schema="dlperf.trace"), "is no dlperf.machine file"),
+        (lambda data: data["tensors"][0].__setitem__(0, [-64]), r"tensors\[0\] has shape \[-64\]"),
+        (lambda data: data["kernels"][2]["op"][1].__setitem__(0, {"tensor": 77}), "is damaged"),
+        (lambda data: data["kernels"][2].update(op=["aten.mm.default"]), "is damaged"),
+        (lambda data: data["kernels"][2].pop("family"), r"is damaged \(KeyError: 'family'\)"),
+        (lambda data: data.pop("tensors"), "is damaged"),
+        (lambda data: data.update(kernels=5), "is damaged"),
+        (lambda data: data["cpu"].pop("model"), "is damaged"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
+    data = full_machine().to_json()
+    change(data)
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(DlperfError, match=message) as error:
+        Machine.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize("name", [key for key in full_machine().to_json() if not key.startswith("schema")])
+def test_every_missing_field_is_damage(tmp_path: Path, name: str) -> None:
+    data = full_machine().to_json()
+    del data[name]
+    (tmp_path / "m.json").write_text(json.dumps(data))
+    with pytest.raises(DlperfError, match=f"is damaged .*{name}"):
+        Machine.load(tmp_path / "m.json")
+
+
+def test_the_default_file_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "mine.json"))
+    assert default_path() == tmp_path / "mine.json"
+    monkeypatch.delenv("DLPERF_MACHINE")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "dlperf" / "machine.json"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert default_path() == Path.home() / ".local" / "share" / "dlperf" / "machine.json"
