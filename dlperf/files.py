@@ -26,6 +26,8 @@ def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise DlperfError(f"{path}: is truncated or no JSON (line {error.lineno}: {error.msg}); make it again") from error
+    except RecursionError as error:
+        raise DlperfError(f"{path}: is no {schema} file (nested too deeply)") from error
     if not isinstance(data, dict) or data.get("schema") != schema:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise DlperfError(f"{path}: is no {schema} file (schema is {found!r})")
@@ -44,7 +46,7 @@ def schema_of(path: str | Path) -> str | None:
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     schema = data.get("schema") if isinstance(data, dict) else None
     return schema if isinstance(schema, str) and schema.startswith("dlperf.") else None

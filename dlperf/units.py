@@ -94,7 +94,7 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("4GiB") == 4 * 2**30, parse_bytes("1.5 GB")
     (True, 1500000000)
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
-    if not match:
+    match = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:E[+-]?[0-9]{1,3})?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
+    if not match or math.isinf(float(match.group(1))):
         raise ValueError(f"{text!r} is no size; write for example 512M, 4GiB or 1e9")
     return int(float(match.group(1)) * _SUFFIX[match.group(2).upper()])

@@ -22,7 +22,7 @@ from dlperf.errors import DlperfError, WorkFailed
 from dlperf.recorder.attribution import ModuleStack
 from dlperf.recorder.guard import Foreign, Interrupts, undisturbed_surroundings
 from dlperf.recorder.inventory import Calls, Known, optimizers_in
-from dlperf.recorder.substitution import NotFakeable, Substitution, clone_substitute, fake_substitute
+from dlperf.recorder.substitution import NotFakeable, Substitution, clone_substitute, converting_fake_parameters, fake_substitute
 from dlperf.recorder.tape import Tape, tensors_of
 from dlperf.targets import Built, Target, check_built, default_optimizer, first_batch_size, mean_of_output
 from dlperf.trace import LOSS, Op, OptimizerInfo, Trace
@@ -142,7 +142,7 @@ class _Attempt:
         foreign = Foreign(real=not fake)
         try:
             with _accepting_real_tensors(mode), torch.set_grad_enabled(not plan.inference):
-                with mode or contextlib.nullcontext():
+                with mode or contextlib.nullcontext(), converting_fake_parameters():
                     built = plan.build()
                 substituted = self._substitute(built, substitution)
                 with mode or contextlib.nullcontext():

@@ -7,10 +7,11 @@ enough.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -257,3 +258,40 @@ def _as_original(substitute: torch.Tensor, original: torch.Tensor) -> torch.Tens
         for hook in (getattr(original, "_post_accumulate_grad_hooks", None) or {}).values():
             substitute.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return substitute
+
+
+@contextlib.contextmanager
+def converting_fake_parameters() -> Iterator[None]:
+    """Inside, ``module.to(...)``, ``.double()`` and their like work on fake parameters too.
+
+    torch exchanges a fake parameter's contents with those of the converted one, which fails because the fake-tensor mode
+    itself keeps weak references. Here the converted parameter takes the other's place in its module; one that does
+    not change (``.to("cpu")``) stays the same object, tied ones stay tied.
+    """
+    original = nn.Module._apply
+    converted: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        fakes = {key: value for key, value in self._parameters.items() if isinstance(value, FakeTensor)}
+        for key, parameter in fakes.items():
+            if id(parameter) not in converted:
+                with torch.no_grad():
+                    result = fn(parameter)
+                unchanged = result is parameter or (result.dtype, result.device, result.stride()) == (parameter.dtype, parameter.device, parameter.stride())
+                converted[id(parameter)] = (parameter, parameter if unchanged else nn.Parameter(result, requires_grad=parameter.requires_grad))
+            self._parameters[key] = None
+        try:
+            original(self, fn, recurse=False)
+        finally:
+            for key, parameter in fakes.items():
+                self._parameters[key] = converted[id(parameter)][1]
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]

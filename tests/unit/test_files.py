@@ -34,11 +34,6 @@ def test_the_old_file_stands_when_the_disk_is_full(tmp_path: Path, monkeypatch: 
 def test_a_disk_that_fills_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fdopen
 
-    def opened(*args: Any, **kwargs: Any) -> Any:
-        file = real(*args, **kwargs)
-        monkeypatch.setattr(file, "write", no_space, raising=False)
-        return file
-
     class Full:
         def __init__(self, file: Any) -> None:
             self.file = file

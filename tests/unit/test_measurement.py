@@ -1,0 +1,100 @@
+"""Measurements as data: medians, floor, frame, files."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_cases import cnn_measurement
+
+from dlperf.clock import Samples
+from dlperf.errors import DlperfError
+from dlperf.measurement import LayerTimes, Measurement
+
+
+def small() -> Measurement:
+    step = {"forward": Samples((1e-3, 3e-3, 2e-3)), "total": Samples((2e-3, 4e-3, 6e-3), 2), "backward": Samples((1e-3,))}
+    layers = (LayerTimes("fc", "Linear", Samples((1e-3, 2e-3, 3e-3)), Samples((5e-4,)), None), LayerTimes("odd", "Odd", None))
+    return Measurement(
+        "net.py:net", 8, 2, step, layers, repeat=Samples((5e-3,)), noise={"faults": 3.0}, notes=("n",), versions={"torch": "2"}, machine="Some CPU"
+    )
+
+
+def test_the_floor_is_the_distance_of_two_medians() -> None:
+    assert small().floor_frac == pytest.approx(0.25)  # |5 - 4| / 4
+    assert replace(small(), repeat=None).floor_frac is None
+
+
+def test_the_frame_has_medians_and_gaps() -> None:
+    frame = small().frame
+    assert list(frame.columns) == [
+        "layer", "type", "forward_s", "forward_spread_frac", "backward_s", "backward_spread_frac", "optimizer_s", "optimizer_spread_frac"
+    ]  # fmt: skip
+    fc, odd = frame.to_dict("records")
+    assert fc["forward_s"] == 2e-3
+    assert fc["forward_spread_frac"] == pytest.approx(0.8)  # (2.8 - 1.2) / 2
+    assert (fc["backward_s"], fc["backward_spread_frac"]) == (5e-4, 0.0)
+    assert math.isnan(fc["optimizer_s"])
+    assert all(math.isnan(odd[name]) for name in frame.columns[2:])
+    assert list(replace(small(), layers=()).frame.columns) == list(frame.columns)
+
+
+@pytest.mark.parametrize("name", ["forward", "total"])
+def test_a_step_has_a_forward_and_a_total(name: str) -> None:
+    step = {key: value for key, value in small().step.items() if key != name}
+    with pytest.raises(DlperfError, match=f"the step has no '{name}' samples"):
+        replace(small(), step=step)
+
+
+@pytest.mark.parametrize("measurement", [small(), cnn_measurement(), cnn_measurement(inference=True), replace(small(), repeat=None, layers=())])
+def test_a_file_gives_back_the_measurement(tmp_path: Path, measurement: Measurement) -> None:
+    measurement.save(tmp_path / "a.json")
+    again = Measurement.load(tmp_path / "a.json")
+    again.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+    assert again.frame.equals(Measurement.load(tmp_path / "b.json").frame)
+    assert again.step["total"].median == pytest.approx(measurement.step["total"].median, rel=1e-5)  # six digits are written
+    assert (again.target, again.notes, again.noise, again.machine, again.inference) == (
+        measurement.target, measurement.notes, measurement.noise, measurement.machine, measurement.inference
+    )  # fmt: skip
+
+
+def test_short_numbers_survive_exactly(tmp_path: Path) -> None:
+    small().save(tmp_path / "m.json")
+    assert Measurement.load(tmp_path / "m.json") == small()
+    row = json.loads((tmp_path / "m.json").read_text())["step"]["total"]
+    assert row == {"median_s": 0.004, "samples_s": [0.002, 0.004, 0.006], "disturbed": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(schema_version=9), "schema_version is 9"),
+        (lambda d: d.update(schema="dlperf.trace"), "is no dlperf.measurement file"),
+        (lambda d: d["step"].pop("total"), "the step has no 'total' samples; measure again"),
+        (lambda d: d["step"]["total"].update(samples_s=[]), "none was taken; measure again"),
+        (lambda d: d["step"]["total"].update(samples_s=[-1.0]), "-1.0 is no measured value"),
+        (lambda d: d["step"]["total"].update(samples_s=[math.nan]), "nan is no measured value"),
+        (lambda d: d["step"]["total"].update(samples_s=["x"]), "is damaged"),
+        (lambda d: d["layers"][0]["forward"].pop("disturbed"), "is damaged"),
+        (lambda d: d["layers"][0].pop("type"), "is damaged"),
+        (lambda d: d.pop("step"), "is damaged"),
+        (lambda d: d.update(layers=3), "is damaged"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
+    data = small().to_json()
+    change(data)
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(DlperfError, match=message) as error:
+        Measurement.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+
+
+def test_phases_by_name() -> None:
+    times = small().layers[0]
+    assert [times.phase(name) for name in ("forward", "backward", "optimizer")] == [times.forward, times.backward, None]
