@@ -34,11 +34,12 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
         else []
     )
     group = []
-    if index % 3 == 1 and c % 4 == 0:
-        stats = T(n, 4)
+    if index % 3 == 1:
+        whole = 4 * max(1, round(c / 4))
+        grouped, scale, stats = T(n, whole, size, size), T(whole), T(n, 4)
         group = [
-            Op("aten.native_group_norm.default", (image, channel, channel, n, c, size * size, 4, 1e-5)),
-            Op("aten.native_group_norm_backward.default", (image, image, stats, stats, channel, n, c, size * size, 4, (True, True, True))),
+            Op("aten.native_group_norm.default", (grouped, scale, scale, n, whole, size * size, 4, 1e-5)),
+            Op("aten.native_group_norm_backward.default", (grouped, grouped, stats, stats, scale, n, whole, size * size, 4, (True, True, True))),
         ]
     return (training + group if image.numel <= _MAX_ELEMENTS else []) + layer
 

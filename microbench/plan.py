@@ -74,7 +74,7 @@ def log_pick(u: float, low: float, high: float) -> int:
     >>> log_pick(0.5, 1, 100)
     10
     """
-    return max(1, round(low * float(high / low) ** u))
+    return max(1, round(low * math.pow(high / low, u)))
 
 
 def pick(u: float, choices: Sequence[int]) -> int:

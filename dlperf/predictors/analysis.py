@@ -20,15 +20,19 @@ class Analysis:
     """Per op, aligned with ``trace.ops``: description (None if no family knows it), FLOP, bytes, whether it is the first op of its autograd node.
 
     `code_distance[i]` is how many bytes the step touched since the same operator last ran; `step_bytes` are all that it touches.
-    `operands[i]` lists (bytes, distance) of op i's tensors: how many bytes the step touched since that memory was last
-    touched (infinite if it never was). `replay` is malloc's view.
+    Operands stand flat: of op `operand_op[j]`, `operand_bytes[j]` large, and `operand_distance[j]` bytes of the step away, which is what
+    went by since that memory was last touched (infinite if it never was). `working_bytes[i]` are all of op i's, `farthest[i]` the largest distance. `replay` is malloc's view.
     """
 
     descriptions: tuple[Description | None, ...]
     flops: npt.NDArray[np.float64]
     n_bytes: npt.NDArray[np.float64]
     first_of_node: tuple[bool, ...]
-    operands: tuple[tuple[tuple[int, float], ...], ...]
+    operand_op: npt.NDArray[np.int64]
+    operand_bytes: npt.NDArray[np.float64]
+    operand_distance: npt.NDArray[np.float64]
+    working_bytes: npt.NDArray[np.float64]
+    farthest: npt.NDArray[np.float64]
     code_distance: tuple[float, ...]
     step_bytes: float
     replay: allocator.Replay
@@ -59,10 +63,15 @@ def _analyse(trace: Trace) -> Analysis:
             shared[signature] = describe(op)
         descriptions.append(shared[signature])
     operands = _operand_distances(trace, replay)
-    touched = [float(sum(size for size, _ in parts)) for parts in operands]
+    flat = [(index, size, distance) for index, parts in enumerate(operands) for size, distance in parts]
+    owner, sizes, distances = (np.array(column) for column in zip(*flat)) if flat else (np.zeros(0), np.zeros(0), np.zeros(0))
+    working = np.bincount(owner.astype(np.int64), sizes, minlength=len(trace.ops)).astype(float)
+    farthest = np.zeros(len(trace.ops))
+    np.maximum.at(farthest, owner.astype(np.int64), distances)
     return Analysis(
-        tuple(descriptions), np.array(flops, dtype=float), np.array(n_bytes, dtype=float), tuple(first), operands, _code_distances(trace, touched),
-        sum(touched), replay,
+        descriptions=tuple(descriptions), flops=np.array(flops, dtype=float), n_bytes=np.array(n_bytes, dtype=float), first_of_node=tuple(first),
+        operand_op=owner.astype(np.int64), operand_bytes=sizes.astype(float), operand_distance=distances.astype(float), working_bytes=working,
+        farthest=farthest, code_distance=_code_distances(trace, working.tolist()), step_bytes=float(working.sum()), replay=replay,
     )  # fmt: skip
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from dlperf import work
 from dlperf.machine import Kernel, Machine
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Surface
 
-_KEPT = "_books"
+_KEPT, _DESCRIBED = "_books", "_described_kernels"
 LEVELS = ("L1", "L2", "L3", "DRAM")
 
 
@@ -25,15 +26,12 @@ class Book:
     machine: Machine
     threads: int
     _surfaces: dict[tuple[str, ...], Surface] = field(default_factory=dict)
+    _costs: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:
         """Described kernels by key."""
-        found: dict[tuple[str, ...], list[tuple[Description, Kernel]]] = defaultdict(list)
-        for kernel in self.machine.kernels:
-            if kernel.threads == self.threads and (description := describe(kernel.op)) is not None:
-                found[description.key].append((description, kernel))
-        return dict(found)
+        return _described(self.machine).get(self.threads, {})
 
     def resolve(self, description: Description) -> tuple[str, ...] | None:
         """The first of the description's keys that the machine has measured; None if it has none of them."""
@@ -59,6 +57,15 @@ class Book:
             found[level] = outer
         return found
 
+    def level_numbers(self, n_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """For each amount of bytes the place in LEVELS of the nearest memory that holds it."""
+        sizes = self.machine.cpu.caches_bytes
+        number = np.full(len(n_bytes), len(LEVELS) - 1)
+        for place in reversed(range(len(sizes))):
+            if sizes[place]:
+                number[n_bytes <= sizes[place]] = place
+        return number
+
     @cached_property
     def peak_flops_per_s(self) -> dict[str, float]:
         """Highest GEMM rate by dtype."""
@@ -71,7 +78,9 @@ class Book:
 
     def cost_s(self, name: str) -> float:
         """A named cost in seconds; 0 where a (partial) file does not hold it."""
-        return self.machine.cost_s(name, self.threads, default=0.0)
+        if name not in self._costs:
+            self._costs[name] = self.machine.cost_s(name, self.threads, default=0.0)
+        return self._costs[name]
 
     @cached_property
     def _cold_curves(self) -> dict[str, tuple[list[float], list[float]]]:
@@ -106,6 +115,23 @@ class Book:
             if not math.isnan(error):
                 errors[key[0]] += [error] * len(rows)
         return {name: float(np.median(values)) for name, values in sorted(errors.items())}
+
+
+def _described(machine: Machine) -> dict[int, dict[tuple[str, ...], list[tuple[Description, Kernel]]]]:
+    """Every described kernel by thread count and key; made once and kept with the machine, for all its books."""
+    kept: dict[int, dict[tuple[str, ...], list[tuple[Description, Kernel]]]] | None = machine.__dict__.get(_DESCRIBED)
+    if kept is None:
+        kept = {}
+        known: dict[str, Description | None] = {}
+        for kernel in machine.kernels:
+            signature = kernel.op.signature
+            if signature not in known:
+                known[signature] = describe(kernel.op)
+            description = known[signature]
+            if description is not None:
+                kept.setdefault(kernel.threads, {}).setdefault(description.key, []).append((description, kernel))
+        machine.__dict__[_DESCRIBED] = kept
+    return kept
 
 
 def book_of(machine: Machine, threads: int) -> Book:

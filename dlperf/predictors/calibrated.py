@@ -20,11 +20,13 @@ from dlperf.errors import DlperfError
 from dlperf.machine import Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
-from dlperf.predictors.book import Book, book_of
+from dlperf.predictors.book import LEVELS, Book, book_of
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.trace import LOSS, Op, Trace
 
 _LEAST_KERNEL_S = 2e-7
+_SMALL_S = 1e-5
+"""An op that takes longer is limited by its kernel, however little of the peak it reaches."""
 _Z90 = 1.645
 PROCESS_SPREAD = 0.05
 """Standard deviation, as a fraction, of one step's median from process to process where nothing else is known."""
@@ -106,45 +108,43 @@ class _Priced:
             return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
 
-    def _distance_s(self, index: int) -> float:
-        """Seconds for operands that lie farther away than the op's own working set does when it is repeated."""
-        rates = self.book.bytes_per_s
-        machine = self.book.machine
-        near = rates[machine.level_of(float(sum(size for size, _ in self.analysis.operands[index])))]
-        extra = 0.0
-        for size, distance in self.analysis.operands[index]:
-            far = rates[machine.level_of(distance)]
-            if far < near:
-                extra += size * (1.0 / far - 1.0 / near)
-        return extra
+    def _distance_s(self) -> list[float]:
+        """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated."""
+        analysis, book = self.analysis, self.book
+        seconds_per_byte = 1.0 / np.array([book.bytes_per_s[level] for level in LEVELS])
+        near = seconds_per_byte[book.level_numbers(analysis.working_bytes)][analysis.operand_op]
+        far = seconds_per_byte[book.level_numbers(analysis.operand_distance)]
+        extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
+        return np.bincount(analysis.operand_op, extra, minlength=len(self.trace.ops)).tolist()  # type: ignore[no-any-return]
+
+    def _bounds(self, seconds: list[float]) -> list[str]:
+        """What limits each op: its call, the memory that its bytes come from, or computing."""
+        analysis, book = self.analysis, self.book
+        levels = book.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
+        memory_s = analysis.n_bytes / np.array([book.bytes_per_s[level] for level in LEVELS])[levels]
+        peaks = book.peak_flops_per_s
+        highest = max(peaks.values(), default=math.inf)
+        compute_s = analysis.flops / np.array([peaks.get(op.inputs[0].dtype, highest) if op.inputs else highest for op in self.trace.ops])
+        total_s = np.array(seconds)
+        small = (np.maximum(memory_s, compute_s) < 0.25 * total_s) & (total_s < _SMALL_S)
+        moving = (memory_s >= 0.4 * total_s) & (memory_s >= compute_s)
+        return ["overhead" if s else LEVELS[level] if m else "compute" for s, m, level in zip(small, moving, levels)]
 
     def kernels(self) -> Iterator[Item]:
         """One item an op (several where it serves several layers)."""
-        machine, rates, peaks = self.book.machine, self.book.bytes_per_s, self.book.peak_flops_per_s
+        if not self.trace.ops:
+            return
+        distance_s = self._distance_s()
+        seconds = []
         for index, op in enumerate(self.trace.ops):
-            warm_s = self.kernel_s[index]
             if op.phase == "optimizer" and self.optimizer is not None:
-                floor_s = self.optimizer.floor_s(op, index)
-                warm_s, overhead_s = max(0.0, warm_s - floor_s), 0.0
+                own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op))
             else:
-                overhead_s = self._overhead_s(op, index)
-            distance_s = self._distance_s(index)
-            seconds = max(warm_s + overhead_s, _LEAST_KERNEL_S if op.phase != "optimizer" else 0.0) + distance_s
-            moved = self.analysis.n_bytes[index]
-            farthest = max((distance for _, distance in self.analysis.operands[index]), default=0.0)
-            level = machine.level_of(max(moved, farthest))
-            memory_s = moved / rates[level]
-            dtype = op.inputs[0].dtype if op.inputs else "float32"
-            peak = peaks.get(dtype) or max(peaks.values(), default=math.inf)
-            compute_s = self.analysis.flops[index] / peak
-            if max(memory_s, compute_s) < 0.25 * seconds and seconds < 1e-5:
-                bound = "overhead"
-            elif memory_s >= 0.4 * seconds and memory_s >= compute_s:
-                bound = level
-            else:
-                bound = "compute"
+                own_s = max(self.kernel_s[index] + self._overhead_s(op, index), _LEAST_KERNEL_S)
+            seconds.append(own_s + distance_s[index])
+        for index, (op, bound) in enumerate(zip(self.trace.ops, self._bounds(seconds))):
             for layer, share in op.shares or ((op.layer, 1.0),):
-                yield Item(layer, op.phase, seconds * share, bound, self.source[index], "kernel", index, share)
+                yield Item(layer, op.phase, seconds[index] * share, bound, self.source[index], "kernel", index, share)
 
     def page_faults(self) -> Iterator[Item]:
         """First touches of memory that malloc got anew from the system."""

@@ -27,10 +27,13 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str) -> Description:
     order = orientation(a, b)
     terms = (1.0, float(batch), float(batch * m * n * k), float(batch * m * n), float(batch * m * k), float(batch * n * k))
     if kind == "bmm":
-        return Description(("bmm", a.dtype, order), (log2(batch), log2(m), log2(n), log2(k)), terms, tuple(("bmm", a.dtype, o) for o in ("NN", "NT")))
+        fallbacks = tuple(("bmm", dtype, o) for dtype in dict.fromkeys((a.dtype, "float32")) for o in (order, "NN", "NT"))
+        return Description(("bmm", a.dtype, order), (log2(batch), log2(m), log2(n), log2(k)), terms, fallbacks)
     other = "addmm" if kind == "mm" else "mm"
-    fallbacks = [(other, a.dtype, order), *(("mm", a.dtype, o) for o in ("NN", "NT", "TN")), ("addmm", a.dtype, "NT")]
-    return Description((kind, a.dtype, order), (log2(m), log2(n), log2(k)), terms, tuple(fallbacks))
+    keys = [(kind, a.dtype, order)]
+    for dtype in dict.fromkeys((a.dtype, "float32")):
+        keys += [(kind, dtype, order), (other, dtype, order), *(("mm", dtype, o) for o in ("NN", "NT", "TN")), ("addmm", dtype, "NT")]
+    return Description(keys[0], (log2(m), log2(n), log2(k)), terms, tuple(dict.fromkeys(keys[1:])))
 
 
 @family("aten.mm")

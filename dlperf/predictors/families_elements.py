@@ -13,6 +13,7 @@ _VIEWS = """
     view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias as_strided _local_scalar_dense empty empty_like
     _reshape_alias unbind split_with_sizes chunk unfold diagonal view_as_real view_as_complex lift_fresh new_empty empty_strided new_empty_strided
     _conj resolve_conj swapaxes movedim narrow expand_as view_as reshape flatten detach_ set_ resize_ is_same_size sym_size sym_numel item
+    transpose_ t_ squeeze_ unsqueeze_ as_strided_ swapaxes_
     unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_ _has_compatible_shallow_copy_type result_type
 """.split()
 VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
@@ -83,6 +84,7 @@ def elementwise(op: Op) -> Description:
     tensors = op.inputs
     created = op.outputs[0] if op.outputs else None
     largest = max(tensors, key=lambda spec: spec.numel, default=None)
+    shape: tuple[int, ...]
     if created is not None and (largest is None or created.numel > largest.numel):
         largest = created
     if largest is None:  # zeros((n,)) without its record

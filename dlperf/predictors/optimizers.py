@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,22 +22,21 @@ class OptimizerCosts:
     tensor_s: float
     source: str
     book: Book
+    known: dict[tuple[str, int, int, str], float] = field(default_factory=dict)
 
-    def floor_s(self, op: Op, index: int) -> float:
+    def floor_s(self, op: Op) -> float:
         """Seconds of the op on a tiny tensor: what the loop's cost holds already."""
-        del index
-        tiny = Op(op.name, tuple(_shrink(value) for value in op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
-        signature = f"{op.packet} {len(tiny.inputs)}"
-        known: dict[str, float] = self.book.__dict__.setdefault("_floors", {})
-        if signature not in known:
+        signature = (op.packet, len(op.args), len(op.inputs) if op.packet.startswith("aten._f") else 0, op.inputs[0].dtype if op.inputs else "")
+        if signature not in self.known:
+            tiny = Op(op.name, tuple(_shrink(value) for value in op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
             description = describe(tiny)
             key = None if description is None else self.book.resolve(description)
             if description is None or key is None:
-                known[signature] = self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+                self.known[signature] = self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
             else:
                 times, _ = self.book.surface(key).predict(np.array([description.place]).reshape(1, -1), np.array([description.terms]))
-                known[signature] = float(times[0])
-        return known[signature]
+                self.known[signature] = float(times[0])
+        return self.known[signature]
 
 
 def _shrink(argument: Argument) -> Argument:

@@ -14,6 +14,8 @@ NEIGHBOURS = 8
 REACH = 1.5
 """How far, in octaves, a point may lie outside the measured range of a coordinate and still count as interpolated."""
 _SOFTENING = 0.15
+_HELD_OUT = 64
+"""Points that the held-out error is taken over, spread over the order of measuring."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Surface:
     weights: Array
     residuals: Array
     held_out_error: float
-    """Median |t / t_measured - 1| of each point predicted from the others; NaN for fewer than three."""
+    """Median |t / t_measured - 1| of points predicted from all the others; NaN for fewer than three."""
     least_s: float = 0.0
     """The shortest time measured: what an op costs that has none of the work the terms count (an empty tensor)."""
 
@@ -47,8 +49,9 @@ class Surface:
         surface = cls(places, weights, residuals, float("nan"), least_s)
         if len(times_s) < 3:
             return surface
-        held_out = surface._correction(places, leave_out=True)
-        return cls(places, weights, residuals, float(np.median(np.abs(np.expm1(held_out - residuals)))), least_s)
+        held = np.unique(np.linspace(0, len(times_s) - 1, min(len(times_s), _HELD_OUT)).astype(int))
+        held_out = surface._correction(places[held], left_out=held)
+        return cls(places, weights, residuals, float(np.median(np.abs(np.expm1(held_out - residuals[held])))), least_s)
 
     def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Times (m,) in seconds, and whether each place lies within the measured range."""
@@ -59,18 +62,18 @@ class Surface:
         inside = np.all((places >= self.places.min(axis=0) - REACH) & (places <= self.places.max(axis=0) + REACH), axis=1)
         return times, inside
 
-    def _correction(self, places: Array, leave_out: bool = False) -> Array:
+    def _correction(self, places: Array, left_out: npt.NDArray[np.int64] | None = None) -> Array:
         n, d = self.places.shape
         if d == 0:
             return np.full(len(places), float(np.median(self.residuals)))
-        if d == 1 and n > 1 and not leave_out:
+        if d == 1 and n > 1 and left_out is None:
             order = np.argsort(self.places[:, 0])
             x, y = self.places[order, 0], self.residuals[order]
             return np.asarray(np.interp(places[:, 0], x, y))
         distances = np.sqrt(((places[:, None, :] - self.places[None, :, :]) ** 2).sum(axis=2))
-        if leave_out:
-            np.fill_diagonal(distances, np.inf)
-        k = min(NEIGHBOURS if d > 1 else 2, n - 1 if leave_out else n)
+        if left_out is not None:
+            distances[np.arange(len(left_out)), left_out] = np.inf
+        k = min(NEIGHBOURS if d > 1 else 2, n if left_out is None else n - 1)
         nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
         near = np.take_along_axis(distances, nearest, axis=1)
         weight = 1.0 / (near + _SOFTENING) ** 2

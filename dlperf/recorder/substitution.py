@@ -274,8 +274,8 @@ def converting_fake_parameters() -> Iterator[None]:
     def apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
             for child in self.children():
-                child._apply(fn)
-        fakes = {key: value for key, value in self._parameters.items() if isinstance(value, FakeTensor)}
+                child._apply(fn)  # type: ignore[no-untyped-call]
+        fakes: dict[str, Any] = {key: value for key, value in self._parameters.items() if isinstance(value, FakeTensor)}
         for key, parameter in fakes.items():
             if id(parameter) not in converted:
                 with torch.no_grad():
@@ -284,7 +284,7 @@ def converting_fake_parameters() -> Iterator[None]:
                 converted[id(parameter)] = (parameter, parameter if unchanged else nn.Parameter(result, requires_grad=parameter.requires_grad))
             self._parameters[key] = None
         try:
-            original(self, fn, recurse=False)
+            original(self, fn, recurse=False)  # type: ignore[no-untyped-call]
         finally:
             for key, parameter in fakes.items():
                 self._parameters[key] = converted[id(parameter)][1]

@@ -91,7 +91,7 @@ def test_phases_that_are_not_spoken_of_are_null() -> None:
     assert rows.loc["classifier", "forward_s"] == 90 * US
     assert math.isnan(rows.loc["classifier", "backward_s"])
     assert rows.loc["features.0", PHASES].isna().all()
-    assert rows.loc["features.0", "source"] is None
+    assert pd.isna(rows.loc["features.0", "source"])
     assert set(rows.index) == set(CNN)
 
 

@@ -1,0 +1,273 @@
+"""Descriptions of ops by hand, and what torch itself says of convolutions."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorder_zoo import CASES
+from torch import nn
+from torch.nn import functional as F
+
+from dlperf.predictors.description import Description, family
+from dlperf.predictors.families import describe, known
+from dlperf.predictors.families_contractions import orientation, output_shape
+from dlperf.predictors.onednn import scratch, takes_onednn
+from dlperf.recorder import record
+from dlperf.trace import Op, Symbol, TensorSpec
+from microbench.conv import backward_of, convolution
+from microbench.plan import MODES
+from microbench.worker import planned_groups
+
+T = TensorSpec.contiguous
+
+
+def described(name: str, *args: Any, **kwargs: Any) -> Description:
+    found = describe(Op(name, args, tuple(kwargs.items())))
+    assert found is not None
+    return found
+
+
+def spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
+
+
+# -- by hand: place in octaves, terms in amounts of work --------------------------------------------------------------
+
+
+def test_a_linear_layer() -> None:
+    # (8 x 16)(16 x 4) with the transposed weight of nn.Linear
+    found = described("aten.addmm.default", T(4), T(8, 16), TensorSpec((16, 4), (1, 16)))
+    assert found.key == ("addmm", "float32", "NT")
+    assert found.place == (3.0, 2.0, 4.0)
+    assert found.terms == (1.0, 1.0, 8 * 4 * 16, 8 * 4, 8 * 16, 16 * 4)
+    assert ("mm", "float32", "NT") in found.fallbacks
+
+
+def test_batched_products_and_vectors() -> None:
+    found = described("aten.bmm.default", T(2, 8, 16), T(2, 16, 4))
+    assert (found.key, found.place, found.terms[2]) == (("bmm", "float32", "NN"), (1.0, 3.0, 2.0, 4.0), 2 * 8 * 4 * 16)
+    assert described("aten.mv.default", T(8, 16), T(16)).place == (3.0, 0.0, 4.0)
+    assert described("aten.dot.default", T(16), T(16)).place == (0.0, 0.0, 4.0)
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+def test_orientation(transposed: tuple[bool, bool]) -> None:
+    left = torch.empty(6, 4).t() if transposed[0] else torch.empty(4, 6)
+    right = torch.empty(5, 6).t() if transposed[1] else torch.empty(6, 5)
+    assert orientation(spec(left), spec(right)) == "".join("T" if flag else "N" for flag in transposed)
+
+
+def test_a_matrix_of_one_column_is_row_major() -> None:
+    assert orientation(TensorSpec((4, 1), (1, 4)), T(1, 3)) == "NN"
+
+
+def test_elementwise_by_access_pattern() -> None:
+    def key(a: TensorSpec, b: TensorSpec) -> tuple[str, ...]:
+        return described("aten.add.Tensor", a, b).key
+
+    assert key(T(8, 8), T(8, 8)) == ("add", "2", "float32", "flat")
+    assert key(TensorSpec((8, 8), (1, 8)), TensorSpec((8, 8), (1, 8))) == ("add", "2", "float32", "flat")  # one dense order
+    assert key(T(8, 8), TensorSpec((8, 8), (1, 8))) == ("add", "2", "float32", "strided")
+    assert key(T(8, 8), T(8)) == ("add", "1", "float32", "row")
+    assert key(T(8, 8), T(8, 1)) == ("add", "1", "float32", "column")
+    assert key(T(8, 8), T()) == ("add", "1", "float32", "flat")
+    assert described("aten.clone.default", TensorSpec((8, 8), (1, 0))).key[-1] == "broadcast"
+    assert described("aten.add.Tensor", T(8, 16), T(8, 16)).place == (7.0,)
+    assert described("aten.add.Tensor", T(8, 16), T(8, 16)).terms == (1.0, 128.0)
+
+
+def test_powers_differ() -> None:
+    assert described("aten.pow.Tensor_Scalar", T(8), 2).key != described("aten.pow.Tensor_Scalar", T(8), 3).key
+
+
+def test_casts_name_both_dtypes() -> None:
+    kinds = {described("aten._to_copy.default", T(8, dtype=d), dtype=Symbol("dtype", "float32")).key for d in ("bfloat16", "float64")}
+    assert len(kinds) == 2
+
+
+def test_reductions() -> None:
+    last, first = described("aten.sum.dim_IntList", T(8, 32), (1,)), described("aten.sum.dim_IntList", T(8, 32), (0,), True)
+    assert (last.key, last.place, last.terms) == (("sum", "float32", "last"), (3.0, 5.0, 0.0), (1.0, 256.0, 8.0, 8.0))
+    assert (first.key, first.place, first.terms) == (("sum", "float32", "first"), (0.0, 3.0, 5.0), (1.0, 256.0, 32.0, 1.0))
+    assert described("aten.sum.default", T(8, 32)).place == (0.0, 8.0, 0.0)
+    assert described("aten.mean.dim", T(4, 2, 8, 8), (-1, -2), True).place == (3.0, 6.0, 0.0)
+    assert described("aten.max.other", T(8), T(8)).key[0] == "max"
+
+
+def test_softmax_pools_norms_and_moves() -> None:
+    assert described("aten._log_softmax.default", T(8, 32), 1, False).place == (3.0, 5.0, 0.0)
+    pool = described("aten.max_pool2d_with_indices.default", T(2, 4, 8, 8), (2, 2), (2, 2), (0, 0))
+    assert (pool.place, pool.terms) == ((3.0, 4.0, 2.0), (1.0, 128.0, 512.0, 512.0, 8.0))  # 8 planes, 4 x 4 outputs of 2 x 2
+    norm = described("aten.native_batch_norm.default", T(2, 4, 8, 8), T(4), T(4), T(4), T(4), False, 0.1, 1e-5)
+    assert (norm.key[-1], norm.place) == ("evaluation", (1.0, 2.0, 6.0))
+    rows = described("aten.embedding.default", T(1024, 16), T(8, dtype="int64"))
+    assert (rows.place, rows.terms[2]) == ((3.0, 4.0, 5.0), 128.0)
+    assert described("aten.cat.default", (T(8, 4), T(8, 4)), 1).place == (6.0, 2.0)
+    assert described("aten.view.default", T(8), (8,)).terms == (1.0,)
+
+
+def test_attention() -> None:
+    q = T(2, 4, 16, 8)
+    full = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, 0.0, False)
+    causal = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, 0.0, True)
+    assert full.place == (3.0, 4.0, 4.0, 3.0)
+    assert full.terms[1] == 2 * 4 * 16 * 16 * 8 == 2 * causal.terms[1]
+    assert causal.key != full.key
+
+
+def test_convolutions() -> None:
+    found = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), 1, 1).args)
+    assert found.key[:3] == ("conv", "float32", "dense2d")
+    assert found.key[3] != "native"
+    assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args).key[3] == "native"
+    assert found.terms[1] == 2 * 64 * 16 * 32 * 9  # multiply-adds
+    assert described("aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args).key[2] == "depthwise2d"
+    assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 1d"
+    up = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args)
+    assert (up.key[2], up.terms[1]) == ("transposed2d", 2 * 64 * 16 * 32 * 4)
+    forward = convolution(2, 16, 32, (8, 8), (3, 3), 1, 1)
+    both, weight_alone = describe(backward_of(forward)), describe(backward_of(forward, input_needed=False))
+    assert both is not None
+    assert weight_alone is not None
+    assert both.key[0] == "conv_backward"
+    assert weight_alone.key[0] == "conv_backward weight"
+    assert both.key in weight_alone.fallbacks
+
+
+# -- torch as oracle ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """(image, weight, (stride, padding, dilation, transposed, output_padding, groups))."""
+    d, transposed, groups = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.sampled_from([1, 1, 2, 4]))
+    c_in, c_out = groups * draw(st.sampled_from([1, 3, 8, 16])), groups * draw(st.sampled_from([1, 4, 16]))
+    kernel = tuple(draw(st.sampled_from([1, 1, 2, 3, 4, 5])) for _ in range(d))
+    size = tuple(draw(st.sampled_from([9, 14, 40] if d < 3 else [9, 14])) for _ in range(d))
+    stride, padding, dilation = ((draw(st.sampled_from(choices)),) * d for choices in ([1, 1, 2], [0, 1], [1, 1, 2]))
+    dtype = draw(st.sampled_from([torch.float32] * 4 + [torch.float64]))
+    image = torch.empty(draw(st.sampled_from([1, 2, 15, 16])), c_in, *size, dtype=dtype)
+    weight = torch.empty(*((c_in, c_out // groups) if transposed else (c_out, c_in // groups)), *kernel, dtype=dtype)
+    return image, weight, (stride, padding, dilation, transposed, (0,) * d, groups)
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_select_conv_backend") or not torch.backends.mkldnn.is_available(), reason="this torch does not tell")
+@settings(deadline=None, max_examples=300)
+@given(convolutions())
+def test_torch_chooses_onednn_where_we_say(case: tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]) -> None:
+    image, weight, arguments = case
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        chosen = torch._C._select_conv_backend(image, weight, None, *map(list, arguments[:3]), arguments[3], list(arguments[4]), arguments[5])
+    finally:
+        torch.set_num_threads(n_threads)
+    # The enumerators of transposed convolutions in oneDNN are not bound to Python in every version and print as "???".
+    theirs = str(chosen).rsplit(".", 1)[-1].startswith(("Mkldnn", "???"))
+    assert takes_onednn(spec(image), spec(weight), arguments[0], arguments[2], arguments[5]) == theirs
+
+
+@settings(deadline=None, max_examples=100)
+@given(convolutions())
+def test_output_shapes_are_torchs(case: tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]) -> None:
+    image, weight, arguments = case
+    if any(size < (kernel - 1) * arguments[2][0] + 1 for size, kernel in zip(image.shape[2:], weight.shape[2:])):
+        return
+    out = torch.ops.aten.convolution(image.to("meta"), weight.to("meta"), None, *arguments)
+    op = Op("aten.convolution.default", (spec(image), spec(weight), None, *arguments))
+    assert output_shape(op) == tuple(out.shape)
+    found = describe(op)
+    assert found is not None
+    assert found == describe(Op(op.name, op.args, outputs=(spec(out),)))
+
+
+def test_native_convolutions_need_no_blocks() -> None:
+    one = convolution(1, 16, 16, (8, 8), (1, 1))
+    assert scratch(Op(one.name, one.args, outputs=(T(1, 16, 8, 8),))) == ()
+    eight = convolution(8, 16, 20, (8, 8), (3, 3), 1, 1)
+    (blocks,) = scratch(Op(eight.name, eight.args, outputs=(T(8, 20, 8, 8),)))
+    # image; 20 output channels are two blocks of 16: weight 32 x 16 x 9, output 8 x 32 x 64, 4 bytes each
+    assert sorted(blocks) == sorted([4 * 8 * 16 * 64, 4 * 32 * 16 * 9, 4 * 8 * 32 * 64])
+    assert len(scratch(backward_of(eight))) == 2
+    assert len(scratch(backward_of(eight, input_needed=False))) == 1
+
+
+# -- everything is described --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_kernel_of_the_plan_is_described(mode: str) -> None:
+    shapes: dict[tuple[str, ...], tuple[int, int]] = {}
+    for group in planned_groups(mode, ("avx512_bf16",)):
+        for point in group.points:
+            found = describe(point.op)
+            assert found is not None, point.op.signature
+            assert all(math.isfinite(value) and value >= 0 for value in (*found.place, *found.terms)), point.op.signature
+            assert found.terms[0] == 1.0
+            assert len(set(found.fallbacks)) < 40
+            # One curve has one set of coordinates and terms.
+            assert shapes.setdefault(found.key, (len(found.place), len(found.terms))) == (len(found.place), len(found.terms)), point.op.signature
+
+
+def quick_keys() -> set[tuple[str, ...]]:
+    return {found.key for group in planned_groups("quick", ()) for point in group.points if (found := describe(point.op)) is not None}
+
+
+NOT_DESCRIBED = {
+    "aten._weight_norm_interface", "aten._weight_norm_interface_backward", "aten._fft_r2c", "aten._fft_c2r", "aten._embedding_bag",
+    "aten._embedding_bag_backward", "aten.linalg_householder_product", "aten._pack_padded_sequence", "aten.sparse_mask", "aten._values", "aten._indices",
+    "aten._sparse_coo_tensor_with_dims_and_tensors", "aten.is_coalesced", "aten._coalesce",
+}  # fmt: skip
+"""Rare operators without a curve: they are priced by their bytes and named in every report."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_of_the_zoo_is_described_and_has_a_curve(name: str) -> None:
+    model, inputs, loss, optimizer = CASES[name]()
+    keys = quick_keys()
+    for op in record(model, inputs, loss=loss, optimizer=optimizer).ops:
+        if op.packet in NOT_DESCRIBED:
+            assert describe(op) is None
+            continue
+        found = describe(op)
+        assert found is not None, f"{op.name} is not described"
+        if not any(spec.dtype.startswith("complex") for spec in op.inputs):
+            assert any(key in keys for key in (found.key, *found.fallbacks)), f"{op.signature}: no curve of {found.key} in a quick calibration"
+
+
+class Practice(nn.Module):
+    """What ordinary networks are made of, in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 8, 3, 2, 1, groups=8), nn.GroupNorm(2, 8), nn.SiLU(),
+            nn.MaxPool2d(2), nn.ConvTranspose2d(8, 8, 2, 2), nn.LeakyReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 16, 1), nn.PReLU(), nn.Dropout(0.1),
+        )  # fmt: skip
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm, self.rnn, self.head = nn.LayerNorm(16), nn.GRU(16, 8, batch_first=True), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.features(x).flatten(2).transpose(1, 2)
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        return self.head(F.gelu(self.rnn(x)[0].mean(1)))
+
+
+@pytest.mark.parametrize("type_name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam", "Adadelta"])
+def test_every_op_of_an_ordinary_step_is_described(type_name: str) -> None:
+    model = Practice()
+    optimizer = getattr(torch.optim, type_name)(model.parameters(), lr=1e-3)
+    trace = record(model, (torch.randn(2, 3, 16, 16),), loss=lambda y: F.cross_entropy(y, torch.zeros(2, dtype=torch.long)), optimizer=optimizer)
+    assert [op.name for op in trace.ops if describe(op) is None] == []
+
+
+def test_an_operator_is_described_once() -> None:
+    with pytest.raises(ValueError, match=r"aten.mm is described twice"):
+        family("aten.mm")(lambda op: None)
+    assert "aten.mm" in known()
+    assert describe(Op("mine.mystery.default")) is None
