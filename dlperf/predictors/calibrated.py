@@ -166,7 +166,7 @@ class _Priced:
             for caller, count in layer.callers:
                 yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
             if layer.is_leaf and layer.n_calls:
-                yield Item(layer.name, "forward", layer.n_calls * body_s, "overhead", "measured", "module body")
+                yield Item(layer.name, "forward", layer.n_calls * body_s, "overhead", self.cost_source, "module body")
             if layer.parameters:
                 yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
                 if not self.trace.inference and layer.name in worked:

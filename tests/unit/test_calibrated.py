@@ -1,0 +1,295 @@
+"""The calibrated predictor on machines whose kernels follow exact laws."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from calibrated_cases import CALL_S, LEVELS, MIB, T, machine, mm, mm_s, relu, relu_s, trace
+
+from dlperf import Prediction, Trace, predict
+from dlperf.clock import Samples
+from dlperf.errors import DlperfError
+from dlperf.machine import Kernel, Machine
+from dlperf.predictors.book import book_of
+from dlperf.predictors.calibrated import PROCESS_SPREAD, held_out_errors
+from dlperf.predictors.surface import Surface
+from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, TensorSpec
+
+FAULT_S = 1e-6
+
+
+def priced(step: Trace, on: Machine, threads: int = 1) -> Prediction:
+    return predict(step, on, threads=threads)
+
+
+def kernels(prediction: Prediction) -> list[dict[str, Any]]:
+    return [dict(row) for row in prediction.ops[prediction.ops["what"] == "kernel"].to_dict("records")]
+
+
+def only(prediction: Prediction) -> dict[str, Any]:
+    (row,) = kernels(prediction)
+    return row
+
+
+# -- where a kernel's time comes from ---------------------------------------------------------------------------------
+
+
+def test_an_op_that_was_measured_takes_what_was_measured() -> None:
+    own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5, 9e-5, 5e-5)))
+    row = only(priced(trace(mm(40, 60, 50)), machine(extra=(own,))))
+    assert (row["source"], row["seconds"]) == ("measured", 5e-5)
+
+
+def test_an_op_between_measured_ones_is_interpolated() -> None:
+    row = only(priced(trace(mm(32, 128, 100)), machine()))
+    assert row["source"] == "interpolated"
+    assert row["seconds"] == pytest.approx(mm_s(32, 128, 100), rel=1e-6)
+    row = only(priced(trace(relu(5000)), machine()))
+    assert (row["source"], row["seconds"]) == ("interpolated", pytest.approx(relu_s(5000)))
+
+
+def test_an_op_outside_is_extrapolated_by_the_law() -> None:
+    # 256 is the largest side; up to 1.5 octaves (724) beyond still count as interpolated
+    assert only(priced(trace(mm(700, 64, 64)), machine()))["source"] == "interpolated"
+    row = only(priced(trace(mm(800, 64, 64)), machine()))
+    assert (row["source"], row["seconds"]) == ("extrapolated", pytest.approx(mm_s(800, 64, 64)))
+
+
+def test_another_operators_curve_is_an_extrapolation() -> None:
+    abs_ = Op("aten.abs.default", (T(5000),), outputs=(T(5000),), layer="act")
+    row = only(priced(trace(abs_), machine()))  # relu stands for the cheap unary ones
+    assert (row["source"], row["seconds"]) == ("extrapolated", pytest.approx(relu_s(5000)))
+
+
+def test_an_unknown_op_enters_with_its_bytes_and_a_dispatch() -> None:
+    mystery = Op("mine.mystery.default", (T(MIB),), outputs=(T(MIB),), layer="odd")  # 8 MiB: in the third cache
+    found = priced(trace(mystery), machine({"native_call": 3e-6, "boxed_call": 1e-6}))
+    row = only(found)
+    assert row["source"] == "unpriced"
+    assert row["seconds"] == pytest.approx(8 * MIB / LEVELS["L3"] + 3e-6)  # the boxed call is only the micro-benchmark's
+    assert found.unpriced == {"mine.mystery": 1}
+    assert found.priced_time_frac == 0.0
+    assert found.prices.notes == ("mine.mystery has no curve: priced as bytes / bandwidth + dispatch",)
+
+
+def test_an_empty_tensor_costs_what_the_shortest_call_does() -> None:
+    """Times that rise faster than the elements leave the call itself no weight, and so no term for zero elements."""
+    steep = tuple(Kernel(relu(n), "pointwise", 1, Samples((1e-9 * n**1.2,))) for n in (1024, 4096, 2**14, 2**20))
+    on = replace(machine(), kernels=steep)
+    assert only(priced(trace(relu(0)), on))["seconds"] == pytest.approx(4096e-9)  # 1024^1.2 = 2^12
+
+
+@pytest.mark.parametrize(("part", "message"), [("kernels", "holds no kernels; run dlperf calibrate"), ("bandwidths", "holds no memory bandwidth")])
+def test_a_file_without_what_it_lives_on(part: str, message: str) -> None:
+    with pytest.raises(DlperfError, match=message):
+        priced(trace(relu(8)), replace(machine(), **{part: ()}))
+
+
+def test_other_threads_are_extrapolated_and_warned_of() -> None:
+    step = trace(mm(64, 64, 64), mm(32, 32, 32), Op("mine.odd.default", (T(4),), layer="fc"))
+    found = priced(step, machine({"module_call": 1e-6}), threads=2)
+    assert len(found.warnings) == 1
+    assert "not 2: extrapolated" in found.warnings[0]
+    assert set(found.ops["source"]) == {"extrapolated", "unpriced"}
+    assert found.step.total_s == pytest.approx(priced(step, machine({"module_call": 1e-6})).step.total_s)
+    assert found.step.high_s is not None
+    assert priced(step, machine(threads=2), threads=2).warnings == ()
+
+
+# -- what a call costs in a step --------------------------------------------------------------------------------------
+
+
+def test_calls_lose_the_benchmarks_overhead_and_gain_the_steps() -> None:
+    costs = {"boxed_call": 4e-7, "autograd_record": 2e-6, "autograd_node": 5e-6}
+    step = trace(
+        mm(64, 64, 64), mm(64, 64, 64, grad=True), mm(64, 64, 64, phase="backward", node=7), mm(64, 64, 64, phase="backward", node=7), inference=False
+    )
+    base = mm_s(64, 64, 64) - 4e-7
+    seconds = [row["seconds"] for row in kernels(priced(step, machine(costs)))]
+    assert seconds == pytest.approx([base, base + 2e-6, base + 5e-6, base])  # one node ran both products
+
+
+def test_code_that_ran_long_ago_is_cold() -> None:
+    n = 2**18  # 1 MiB: relu reads and writes 2 MiB between two products
+    step = trace(
+        Op("aten.mm.default", (T(64, 64, storage=0), T(64, 64, storage=0)), outputs=(T(64, 64),), layer="fc"),
+        Op("aten.relu.default", (T(n, storage=1),), outputs=(T(n, storage=1),), layer="act"),
+        storages=(Storage(64 * 64 * 4, kind="input"), Storage(4 * n, kind="input")),
+    )
+    warm, cold = priced(step, machine()), priced(step, machine({"cold/call/1048576": 1e-6, "cold/call/16777216": 3e-6}))
+    product, other = ([row["seconds"] for row in kernels(found)] for found in (warm, cold))
+    # between two products lies relu's 1 MiB (its result is in place), between two of relu the product's 32 KiB
+    assert other[0] - product[0] == pytest.approx(1e-6)
+    assert other[1] - product[1] == pytest.approx(0.0, abs=1e-12)  # a quarter of the least measured, and less, is warm
+
+
+def test_operands_from_farther_away_cost_the_difference_of_the_bandwidths() -> None:
+    """A small relu reads again what 64 MiB of another came between: from memory instead of the first cache."""
+    small, large = 1000, 8 * MIB
+    step = trace(
+        Op("aten.relu_.default", (T(small, storage=0),), layer="small"), Op("aten.relu_.default", (T(large, storage=1),), layer="large"),
+        storages=(Storage(4 * small, kind="input"), Storage(4 * large, kind="input")),
+    )  # fmt: skip
+    row = kernels(priced(step, machine()))[0]
+    assert row["bound"] == "overhead"
+    assert row["seconds"] == pytest.approx(relu_s(small) + 4 * small * (1 / LEVELS["L3"] - 1 / LEVELS["L1"]))  # 32 MiB fit the third cache exactly
+
+
+def test_page_faults_stand_where_the_memory_is_born() -> None:
+    big = 10 * MIB  # elements: 40 MiB, a mapping of its own in every step
+    step = trace(relu(64, "a"), Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"), storages=(Storage(4 * big, 1, 2),))
+    found = priced(step, machine({"page_fault": FAULT_S}))
+    (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
+    assert (row["layer"], row["bound"], row["seconds"]) == ("b", "page-faults", pytest.approx((40 * 256 + 1) * FAULT_S))
+    assert found.layers.set_index("layer").loc["b", "bound"] == "page-faults"
+    assert found.step.peak_memory_bytes == 40 * MIB + 4096
+    assert found.step.forward_s == pytest.approx(sum(item.seconds for item in found.prices.items))
+
+
+def test_modules_cost_their_callers_and_parameters_their_owners() -> None:
+    layers = (
+        Layer("Net", "Net", False, (("", 1),)), Layer("block", "Block", False, (("Net", 2),)),
+        Layer("fc", "Linear", True, (("block", 3), ("Net", 1)), parameters=(("weight", T(8, 8)), ("bias", T(8)))),
+    )  # fmt: skip
+    step = Trace("t", 1, layers, (mm(64, 64, 64), mm(64, 64, 64, phase="backward")), optimizer=None)
+    found = priced(step, machine({"module_call": 1e-3, "parameter_lookup": 1e-2, "accumulate_grad": 1e-1, "backward_call": 1.0}))
+    rows = found.layers.set_index("layer")
+    assert rows.loc["Net", "forward_s"] == pytest.approx((1 + 2 + 1) * 1e-3)  # its own call, two of block, one of fc
+    assert rows.loc["block", "forward_s"] == pytest.approx(3e-3)
+    assert rows.loc["fc", "forward_s"] == pytest.approx(4 * 2 * 1e-2 + mm_s(64, 64, 64))
+    assert rows.loc["fc", "backward_s"] == pytest.approx(2 * 1e-1 + mm_s(64, 64, 64))
+    assert rows.loc[LOSS, "backward_s"] == pytest.approx(1.0)
+    assert found.layers[["forward_s", "backward_s", "optimizer_s"]].to_numpy().sum() == pytest.approx(found.step.total_s)
+
+
+# -- the optimizer --------------------------------------------------------------------------------------------------------
+
+
+def training(info: OptimizerInfo, n_ops: int = 2) -> Trace:
+    """Two layers of three parameters in all, `n_ops` tiny ops a tensor."""
+    a = Layer("a", "X", True, (("", 1),), parameters=(("weight", T(4)), ("bias", T(4))))
+    b = Layer("b", "X", True, (("a", 1),), parameters=(("weight", T(4)),))
+    ops = tuple(relu(4, layer, "optimizer") for layer in ("a", "a", "b") for _ in range(n_ops))
+    return Trace("t", 1, (a, b), ops, optimizer=info)
+
+
+COSTS = {
+    "optimizer_tensor/SGD/for-loop/2": 1e-5, "optimizer_call/SGD/for-loop": 6e-5, "zero_grad_call": 1e-4, "zero_grad_tensor": 1e-3,
+    "optimizer_tensor/Adam/for-loop/10": 6e-5,
+}  # fmt: skip
+
+
+def test_a_measured_loop_is_shared_by_parameters() -> None:
+    found = priced(training(OptimizerInfo("SGD", "for-loop", 3)), machine(COSTS))
+    # tiny kernels are in the loop's cost: 6e-5 a step and three times 1e-5, two thirds of it the first layer's
+    assert found.step.optimizer_s == pytest.approx(9e-5, rel=1e-3)
+    rows = found.layers.set_index("layer")
+    assert rows.loc["a", "optimizer_s"] == pytest.approx(6e-5, rel=1e-3)
+    assert rows.loc["b", "source"] == "measured"
+    assert found.step.zero_grad_s == pytest.approx(1e-4 + 3e-3)
+    assert found.step.total_s == pytest.approx(found.layers[["forward_s", "backward_s", "optimizer_s"]].to_numpy().sum() + found.step.zero_grad_s)
+
+
+def test_more_ops_a_tensor_cost_more() -> None:
+    seconds = [priced(training(OptimizerInfo("SGD", "for-loop", 3), n_ops), machine(COSTS)).step.optimizer_s for n_ops in (1, 2, 5)]
+    assert seconds == sorted(seconds)  # type: ignore[type-var]
+    assert len(set(seconds)) == 3
+
+
+def test_a_class_that_was_not_measured_is_interpolated_by_its_ops() -> None:
+    found = priced(training(OptimizerInfo("Lion", "for-loop", 3)), machine(COSTS))
+    # seconds an op: 5e-6 and 6e-6, median 5.5e-6; the one measured call 6e-5 stands for its own
+    assert found.step.optimizer_s == pytest.approx(6e-5 + 3 * 2 * 5.5e-6, rel=1e-3)
+    assert found.layers.set_index("layer").loc["a", "source"] == "interpolated"
+
+
+def test_a_loop_that_was_not_measured_is_extrapolated() -> None:
+    found = priced(training(OptimizerInfo("SGD", "fused", 3)), machine(COSTS))
+    assert found.layers.set_index("layer").loc["a", "source"] == "extrapolated"
+
+
+def test_inference_has_no_backward_optimizer_or_zero_grad() -> None:
+    found = priced(trace(mm(64, 64, 64)), machine({**COSTS, "backward_call": 1.0}))
+    assert found.step.total_s == found.step.forward_s == pytest.approx(mm_s(64, 64, 64))
+    assert set(found.ops["phase"]) == {"forward"}
+
+
+# -- the interval ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_measured_ops_is_the_processes_spread() -> None:
+    step = found = priced(trace(relu(1024)), machine()).step
+    assert step.total_s is not None
+    assert found.high_s == pytest.approx(step.total_s * (1 + 1.645 * PROCESS_SPREAD))
+    assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * PROCESS_SPREAD))
+
+
+def test_what_is_less_known_widens_it() -> None:
+    noisy = tuple(Kernel(relu(n), "pointwise", 1, Samples((relu_s(n) * (1.3 if i % 2 else 1.0),))) for i, n in enumerate((64, 300, 1024, 5000, 2**15, 2**18)))
+    on = replace(machine(), kernels=noisy)
+
+    def width(op: Op) -> float:
+        step = priced(trace(op), on).step
+        assert step.total_s is not None
+        assert step.low_s is not None
+        assert step.high_s is not None
+        assert step.low_s < step.total_s < step.high_s
+        return (step.high_s - step.low_s) / step.total_s
+
+    measured, between, outside = width(relu(1024)), width(relu(2000)), width(relu(2**22))
+    unknown = width(Op("mine.mystery.default", (T(MIB),), layer="odd"))
+    assert measured < between < outside < unknown
+
+
+def test_both_histories_of_malloc_lie_inside() -> None:
+    mib = tuple(Storage(size * MIB, index, 8 - index) for index, size in enumerate((2, 3, 1, 4)))
+    ops = tuple(relu(2**20, "a", "forward" if i < 4 else "backward") for i in range(8))
+    found = priced(trace(*ops, storages=mib, inference=False), machine({"page_fault": FAULT_S}))
+    replay = found.trace.__dict__["_analysis"].replay
+    rest = found.step.total_s - sum(replay.faults) * FAULT_S  # type: ignore[operator]
+    assert found.step.low_s <= rest + replay.fewest_faults * FAULT_S <= rest + replay.most_faults * FAULT_S <= found.step.high_s  # type: ignore[operator]
+
+
+# -- surfaces ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_surface_finds_the_law() -> None:
+    n = np.array([64.0, 1024.0, 2**15])
+    terms = np.stack([np.ones(3), n], axis=1)
+    surface = Surface.fit(np.log2(n)[:, None], terms, CALL_S + n * 1e-9)
+    assert surface.weights == pytest.approx([CALL_S, 1e-9])
+    assert surface.held_out_error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_surface_passes_through_its_points_in_one_dimension() -> None:
+    n, t = np.array([4.0, 64.0, 1024.0, 4096.0]), np.array([1e-6, 5e-6, 6e-6, 5e-5])
+    terms = np.stack([np.ones(4), n], axis=1)
+    found, inside = Surface.fit(np.log2(n)[:, None], terms, t).predict(np.log2(n)[:, None], terms)
+    assert found == pytest.approx(t)
+    assert inside.all()
+
+
+def test_a_surface_of_one_point_and_of_none_to_choose_from() -> None:
+    surface = Surface.fit(np.array([[5.0]]), np.array([[1.0, 32.0]]), np.array([1e-6]))
+    assert math.isnan(surface.held_out_error)
+    flat = Surface.fit(np.zeros((4, 0)), np.ones((4, 1)), np.array([1e-6, 2e-6, 3e-6, 9e-6]))
+    found, inside = flat.predict(np.zeros((2, 0)), np.ones((2, 1)))
+    assert inside.all()
+    assert (found > 0).all()
+
+
+def test_held_out_errors_are_those_of_the_families() -> None:
+    errors = held_out_errors(machine(), 1)
+    assert errors == pytest.approx({"mm": 0.0, "relu": 0.0}, abs=1e-6)
+    assert book_of(machine(), 3).threads == 1
+
+
+def test_a_book_is_made_once_a_machine() -> None:
+    on = machine()
+    assert book_of(on, 1) is book_of(on, 1) is book_of(on, 7)
+    assert book_of(replace(on), 1) is not book_of(on, 1)
+    assert on == machine()  # what is kept with a machine is no part of it
+    assert TensorSpec.contiguous(1) == T(1)

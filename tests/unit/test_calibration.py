@@ -1,0 +1,300 @@
+"""The suite: a file after every group, resuming, deepening, refusing; with made-up workers, and once with a real one."""
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calibrated_cases import T, mm, relu, trace
+
+from dlperf import host, predict
+from dlperf.clock import Samples
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.machine import Kernel, Machine
+from dlperf.trace import Op
+from microbench import suite
+from microbench.__main__ import main
+from microbench.plan import Group, Point, repeats
+
+GROUPS = ("one", "two", "three")
+
+
+class Worker:
+    """Stands for the measuring process: answers a job group by group; `fate` is called before each group and may raise or write half a line."""
+
+    jobs: list[dict[str, Any]]
+    fate: Callable[[str], str | None]
+    status = 0
+    switches_per_s = 0.0
+    seconds = 1e-6
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.stdin = io.StringIO()
+        self.stdin.close = self._start  # type: ignore[method-assign]
+        self.returncode: int | None = None
+        self.stdout: Iterator[str] = iter(())
+
+    def _start(self) -> None:
+        job = json.loads(self.stdin.getvalue())
+        type(self).jobs.append(job)
+        self.stdout = self._answer(job)
+
+    def _answer(self, job: dict[str, Any]) -> Iterator[str]:
+        for place, name in enumerate(job["groups"]):
+            broken = type(self).fate(name)
+            if broken is not None:
+                yield broken
+                return
+            yield json.dumps({"progress": 1}) + "\n"
+            kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], Samples((self.seconds,)))
+            part = Machine(host.this_cpu(), (kernel,))
+            yield json.dumps({"group": name, "part": part.to_json(), "switches_per_s": self.switches_per_s, "refused": []}) + "\n"
+
+    def wait(self) -> int:
+        self.returncode = type(self).status
+        return self.returncode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.returncode = -15
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
+    class Fresh(Worker):
+        jobs: list[dict[str, Any]] = []  # noqa: RUF012
+        fate = staticmethod(lambda name: None)
+
+    groups = [Group(name, (Point(name, relu(64)), Point(name, relu(65))), repeats("quick")) for name in GROUPS]
+    monkeypatch.setattr(suite.subprocess, "Popen", Fresh)
+    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
+    monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
+    monkeypatch.setattr(suite, "_running_processes", lambda: 1)
+    return Fresh
+
+
+def measured(worker: type[Worker]) -> list[tuple[int, list[str]]]:
+    return [(job["threads"], job["groups"]) for job in worker.jobs]
+
+
+def test_a_file_is_made_and_a_second_run_has_nothing_to_do(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.json"
+    machine = suite.calibrate(path, mode="quick")
+    assert machine.complete
+    assert len(machine.kernels) == 3
+    assert machine.groups == ("quick/1/one", "quick/1/two", "quick/1/three")
+    assert Machine.load(path) == replace(machine, path=str(path))
+    assert machine.versions["torch"]
+    suite.calibrate(path, mode="quick")
+    assert measured(worker) == [(1, list(GROUPS))]
+    captured = capsys.readouterr()
+    assert "holds all of this already; nothing to measure" in captured.err
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("how", ["interrupt", "killed", "half a line"])
+def test_what_is_finished_stays_and_is_not_measured_again(tmp_path: Path, worker: type[Worker], how: str) -> None:
+    path = tmp_path / "m.json"
+
+    def fate(name: str) -> str | None:
+        if name != "three":
+            return None
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        worker.status = -9
+        return "" if how == "killed" else '{"group": "three", "part": {"cpu"'
+
+    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    if how == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            suite.calibrate(path, mode="quick")
+    else:
+        with pytest.raises(WorkFailed, match="ended with status -9; .* keeps the finished groups, run the same command again to go on"):
+            suite.calibrate(path, mode="quick")
+    kept = Machine.load(path)
+    assert kept.groups == ("quick/1/one", "quick/1/two")
+    assert not kept.complete
+    worker.fate, worker.status = staticmethod(lambda name: None), 0  # type: ignore[assignment]
+    assert suite.calibrate(path, mode="quick").complete
+    assert measured(worker)[1:] == [(1, ["three"])]
+    assert len(Machine.load(path).kernels) == 3
+
+
+def test_the_file_is_written_after_every_group(tmp_path: Path, worker: type[Worker]) -> None:
+    path, seen = tmp_path / "m.json", []
+
+    def fate(name: str) -> None:
+        seen.append(Machine.load(path).groups if path.exists() else ())
+
+    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    suite.calibrate(path, mode="quick")
+    assert [len(groups) for groups in seen] == [0, 1, 2]
+
+
+def test_a_full_disk_keeps_the_last_state(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.json"
+    real, calls = Machine.save, []
+
+    def save(machine: Machine, where: Path) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise WorkFailed(f"{where}: No space left on device; nothing was written")
+        real(machine, where)
+
+    monkeypatch.setattr(Machine, "save", save)
+    with pytest.raises(WorkFailed, match="No space left"):
+        suite.calibrate(path, mode="quick")
+    assert Machine.load(path).groups == ("quick/1/one", "quick/1/two")
+
+
+def test_threads_have_a_process_each(tmp_path: Path, worker: type[Worker]) -> None:
+    machine = suite.calibrate(tmp_path / "m.json", mode="quick", threads=(1, 2, 1))
+    assert measured(worker) == [(1, list(GROUPS)), (2, list(GROUPS))]
+    assert machine.threads == (1, 2)
+    suite.calibrate(tmp_path / "m.json", mode="quick", threads=(2, 4))
+    assert measured(worker)[2:] == [(4, list(GROUPS))]
+
+
+def test_a_deeper_mode_measures_anew_and_a_shallower_one_does_not(tmp_path: Path, worker: type[Worker]) -> None:
+    path = tmp_path / "m.json"
+    suite.calibrate(path, mode="quick")
+    worker.seconds = 5e-6
+    deeper = suite.calibrate(path, mode="thorough")
+    assert deeper.mode == "thorough"
+    assert {kernel.samples.median for kernel in deeper.kernels} == {5e-6}
+    assert len(deeper.kernels) == 3
+    assert suite.calibrate(path, mode="full").mode == "thorough"
+    assert len(worker.jobs) == 2
+
+
+def test_a_neighbour_is_noted(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(suite, "_running_processes", lambda: 3)
+    worker.switches_per_s = 2 * suite.BUSY_SWITCHES_PER_S
+    machine = suite.calibrate(tmp_path / "m.json", mode="quick")
+    assert machine.notes[0].startswith("2 other process(es) were running")
+    assert sum(note.startswith("busy while measuring") for note in machine.notes) == 3
+    assert "warning: the machine is busy" in capsys.readouterr().err
+    worker.switches_per_s = 0.0
+
+
+def other(path: Path) -> None:
+    cpu = replace(host.this_cpu(), model="Another CPU")
+    Machine(cpu, (Kernel(relu(7), "pointwise", 1, Samples((1.0,))),), versions=host.versions()).save(path)
+
+
+def damaged(path: Path) -> None:
+    data = Machine(host.this_cpu(), (Kernel(relu(7), "pointwise", 1, Samples((1.0,))),)).to_json()
+    data["kernels"][0]["threads"] = -1
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (other, "is of another machine .Another CPU, .* choose another name, or give --force"),
+        (damaged, r"kernels\[0\]\.threads is -1.* Or give --force to measure anew"),
+        (lambda path: path.write_text("my notes"), "was not written by dlperf; choose another name, or give --force"),
+    ],
+)
+def test_what_is_not_this_machines_is_refused_without_force(tmp_path: Path, worker: type[Worker], make: Callable[[Path], Any], message: str) -> None:
+    path = tmp_path / "m.json"
+    make(path)
+    before = path.read_text()
+    with pytest.raises(DlperfError, match=message):
+        suite.calibrate(path, mode="quick")
+    assert path.read_text() == before
+    assert worker.jobs == []
+    assert len(suite.calibrate(path, mode="quick", force=True).kernels) == 3
+
+
+def test_another_torch_measures_anew(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.json"
+    replace(suite.calibrate(path, mode="quick"), versions={"torch": "1.0"}).save(path)
+    suite.calibrate(path, mode="quick")
+    assert len(worker.jobs) == 2
+    assert "was made with torch 1.0; measuring anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"mode": "hasty"}, "mode 'hasty' is unknown; known are quick"), ({"threads": (1, 0)}, "threads is 0")])
+def test_wrong_usage(tmp_path: Path, worker: type[Worker], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DlperfError, match=message):
+        suite.calibrate(tmp_path / "m.json", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+# -- the command ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_file_and_nothing_else(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.json"
+    assert main(["-o", str(path), "--quick", "--threads", "1,2"]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert Machine.load(path).threads == (1, 2)
+
+
+@pytest.mark.parametrize(("fate", "status"), [(KeyboardInterrupt, 130), (WorkFailed, 1), (DlperfError, 2)])
+def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fate: type[BaseException], status: int) -> None:
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise fate("why")
+
+    monkeypatch.setattr("microbench.__main__.calibrate", fail)
+    assert main(["-o", str(tmp_path / "m.json")]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("dlperf: ")
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--threads", "two"], ["--threads", "1,"], ["--threads", ""], ["--quick", "--thorough"], ["--fast"]])
+def test_wrong_options_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_values_exit_with_2_before_anything_is_written(tmp_path: Path) -> None:
+    assert main(["-o", str(tmp_path / "m.json"), "--threads", "0"]) == 2
+    assert main(["-o", str(tmp_path)]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_of_the_real_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "microbench", "--help"], capture_output=True, text=True, check=True)
+    assert "Measure this machine into a machine file" in done.stdout
+    assert done.stderr == ""
+
+
+# -- a real worker ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_traces_ops_are_measured_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
+    monkeypatch.setattr(suite, "SYSTEM_GROUPS", ("threads", "memory"))
+    monkeypatch.setattr(suite, "_running_processes", lambda: 1)
+    step = trace(mm(33, 17, 9), relu(77), Op("mine.odd.default", (T(4),), layer="fc"))
+    machine = suite.calibrate(tmp_path / "m.json", mode="quick", traces=[step])
+    assert machine.groups == ("quick/1/threads", "quick/1/memory", "quick/1/for made-up@1 (forward pass)")
+    assert {kernel.family for kernel in machine.kernels} == {"exact"}
+    assert [machine.exact(op.signature, 1) is not None for op in step.ops] == [True, True, False]
+    assert any("mine.odd.default: this torch has no such operator" in note for note in machine.notes)
+    assert machine.cost_s("fork_join", 1) == 0.0
+    assert capfd.readouterr().out == ""
+    with_memory = replace(machine, bandwidths=replace_bandwidths())
+    found = predict(step, with_memory, threads=1)
+    assert list(found.ops[found.ops["what"] == "kernel"]["source"]) == ["measured", "measured", "unpriced"]
+
+
+def replace_bandwidths() -> tuple[Any, ...]:
+    from calibrated_cases import machine
+
+    return machine().bandwidths

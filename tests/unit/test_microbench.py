@@ -1,0 +1,258 @@
+"""What a calibration covers, and calls of every kind of kernel on real tensors."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dlperf.clock import Clock, Repeats
+from dlperf.trace import Op, Symbol, TensorSpec
+from microbench import conv, gemm, layers, memory, pointwise, stream, threads
+from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick
+from microbench.replay import Unplayable, build, n_bytes
+from microbench.worker import environment, planned_groups, time_group, trace_group
+
+T = TensorSpec.contiguous
+FLAGS = ("avx512f", "avx512_bf16")
+
+
+def points(mode: str, flags: tuple[str, ...] = FLAGS) -> list[Point]:
+    return [point for group in planned_groups(mode, flags) for point in group.points]
+
+
+# -- the plan -----------------------------------------------------------------------------------------------------------
+
+
+def test_deeper_modes_measure_more() -> None:
+    counts = [len(points(mode)) for mode in MODES]
+    assert counts == sorted(counts)
+    assert 500 < counts[0] < 1500  # a quick one is to take seconds
+    assert counts[1] > 4 * counts[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_groups_have_names_of_their_own_and_points(mode: str) -> None:
+    groups = planned_groups(mode, FLAGS)
+    assert len({group.name for group in groups}) == len(groups)
+    assert all(group.points for group in groups)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_products_cover_batch_one_skinny_and_square_in_every_orientation(mode: str) -> None:
+    groups = {group.name: group for group in gemm.groups(mode, ("float32",))}
+    for orientation in gemm.ORIENTATIONS:
+        shapes = {(op.inputs[-2].shape, op.inputs[-1].shape) for op in (point.op for point in groups[f"gemm float32 {orientation}"].points)}
+        sizes = {(a[0], b[1], a[1]) for a, b in shapes}
+        assert {(1, 64, 512), (64, 64, 64), (512, 1, 64), (64, 512, 1), (1, 1, 1)} <= sizes  # m, n, k
+    assert {point.op.packet for point in groups["gemm float32 NT"].points} == {"aten.addmm", "aten.mm"}
+
+
+def test_operands_lie_in_memory_as_torch_lays_them() -> None:
+    weight = torch.empty(4, 16)
+    assert gemm.linear(8, 4, 16).inputs[2].strides == weight.t().stride()
+    left, right = gemm.product(8, 4, 16, "TN").inputs
+    assert (left.shape, left.strides) == ((8, 16), torch.empty(16, 8).t().stride())
+    assert right.is_contiguous
+    assert gemm.batched(3, 8, 4, 16, True).inputs[1].strides == torch.empty(3, 4, 16).transpose(1, 2).stride()
+
+
+def test_bfloat16_is_measured_where_the_processor_has_it() -> None:
+    def dtypes(mode: str, flags: tuple[str, ...]) -> set[str]:
+        return {point.op.inputs[0].dtype for point in points(mode, flags) if point.family == "gemm"}
+
+    assert dtypes("full", FLAGS) == {"float32", "bfloat16", "float64"}
+    assert dtypes("full", ()) == {"float32", "float64"}
+
+
+def test_convolutions_cover_their_kinds() -> None:
+    ops = [point.op for point in points("full") if point.family == "conv"]
+    kernels = {op.inputs[1].shape[2:] for op in ops}
+    assert {(1, 1), (3, 3), (5, 5), (7, 7), (3, 3, 3)} <= kernels
+    assert any(len(kernel) == 1 for kernel in kernels)
+    assert any(op.args[6] for op in ops)  # transposed
+    assert any(op.args[8] == op.inputs[0].shape[1] > 1 for op in ops)  # depthwise
+    assert any(op.inputs[0].shape[1] in (1, 3) for op in ops)  # a first layer
+    assert any(op.args[3][0] == 2 for op in ops)  # type: ignore[index]
+    masks = {point.op.args[10] for point in points("full") if point.family == "conv_backward"}
+    assert {mask[0] for mask in masks} == {True, False}  # type: ignore[index]
+
+
+def test_a_backward_fits_its_forward() -> None:
+    forward = conv.convolution(2, 4, 6, (9, 9), (3, 3), 2, 1)
+    image, weight = (torch.rand(spec.shape, requires_grad=True) for spec in forward.inputs[:2])
+    out = torch.ops.aten.convolution(image, weight, None, *forward.args[3:])
+    assert conv.backward_of(forward).inputs[0].shape == tuple(out.shape)
+
+
+def test_every_prefix_of_a_design_covers_the_space() -> None:
+    """Of the first n points of a van der Corput sequence in base 2, every interval of length 1/n holds one, up to a factor of two."""
+    for n in (8, 16, 64):
+        cells = {int(halton(index, 2) * n) for index in range(1, n + 1)}
+        assert len(cells) >= n - 1
+    columns = list(zip(*[point for point, _ in zip(design(4), range(30))]))
+    assert all(min(column) < 0.2 and max(column) > 0.8 for column in columns)
+
+
+def test_quick_convolutions_are_the_first_of_the_full_ones_that_are_small() -> None:
+    quick, full = ([point.op.signature for point in planned_groups(mode, ())[-6].points] for mode in ("quick", "full"))
+    order = {signature: place for place, signature in enumerate(full)}
+    places = [order[signature] for signature in quick if signature in order]
+    assert len(places) == len(quick)
+    assert places == sorted(places)
+
+
+def test_sizes_and_picks() -> None:
+    assert [log_pick(u, 4, 64) for u in (0.0, 0.5, 0.999999)] == [4, 16, 64]
+    assert [pick(u, (1, 2)) for u in (0.0, 0.49, 0.5, 1.0)] == [1, 1, 2, 2]
+    sizes = log_sizes(64, 2**20, 0.2)
+    assert (sizes[0], sizes[-1]) == (64, 2**20)
+    assert sizes == sorted(sizes)
+
+
+def test_stream_reaches_four_times_the_last_cache() -> None:
+    for mode in MODES:
+        sets = stream.working_sets(mode, 2**25)
+        assert sets[-1] >= 4 * 2**25
+        assert sets[0] <= 32 * 2**10
+    assert stream.working_sets("quick", 0)[-1] == 2**26
+
+
+def test_a_worker_keeps_its_memory() -> None:
+    settings = environment(3)
+    assert settings["OMP_NUM_THREADS"] == "3"
+    assert int(settings["MALLOC_MMAP_THRESHOLD_"]) > 2**30
+
+
+# -- calls on real tensors ------------------------------------------------------------------------------------------------
+
+
+def smallest() -> dict[str, Op]:
+    """The smallest kernel of every operator in a quick plan."""
+    found: dict[str, Op] = {}
+    for point in points("quick"):
+        kept = found.get(point.op.name)
+        if kept is None or n_bytes(point.op) < n_bytes(kept):
+            found[point.op.name] = point.op
+    return found
+
+
+SMALLEST = smallest()
+
+
+def floats(result: object) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result] if result.dtype.is_floating_point else []
+    return [tensor for item in result for tensor in floats(item)] if isinstance(result, (tuple, list)) else []
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_every_kernel_can_be_repeated(name: str) -> None:
+    call = build(SMALLEST[name])
+    with torch.no_grad():
+        for _ in range(100 if name.split(".")[1].endswith("_") else 2):  # in-place ones must neither blow up nor fade into denormals
+            result = call()
+    if name.startswith(("aten.empty", "aten.mkldnn_rnn_layer")):
+        return  # memory as it comes; a workspace among the results
+    for tensor in floats(result):
+        assert torch.isfinite(tensor).all()
+        tiny = torch.finfo(tensor.dtype).tiny
+        assert ((tensor == 0) | (tensor.abs() >= tiny)).all()
+
+
+def test_values_are_valid_for_what_looks_things_up() -> None:
+    assert build(Op("aten.embedding.default", (T(3, 4), T(100, dtype="int64"))))().shape == (100, 4)  # type: ignore[attr-defined]
+    lines, target = T(6, 5), T(6, dtype="int64")
+    build(Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)))()
+    build(Op("aten.index_select.default", (T(3, 4), 1, T(7, dtype="int64"))))()
+
+
+def test_tensors_are_laid_out_as_asked() -> None:
+    (copy,) = floats(build(Op("aten.alias.default", (TensorSpec((4, 3), (1, 4), "float64"),)))())
+    assert (copy.shape, copy.stride(), copy.dtype) == ((4, 3), (1, 4), torch.float64)
+    cast = build(Op("aten._to_copy.default", (T(4),), (("dtype", Symbol("dtype", "bfloat16")), ("device", Symbol("device", "cpu")))))()
+    assert cast.dtype == torch.bfloat16  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (Op("mine.mystery.default", (T(2),)), "this torch has no such operator"),
+        (Op("aten.relu.nonsense", (T(2),)), "this torch has no such operator"),
+        (Op("aten.relu", (T(2),)), "this torch has no such operator"),
+        (Op("aten.mm.default", (T(2, 3), T(2, 3))), r"aten.mm.default: "),
+        (Op("aten.relu.default", (T(2, dtype="float3"),)), "no dtype float3"),
+        (Op("aten.relu.default", ("text",)), "aten.relu.default: "),
+    ],
+)
+def test_what_cannot_be_called_is_refused_in_one_line(op: Op, message: str) -> None:
+    with pytest.raises(Unplayable, match=message) as error:
+        build(op)
+    assert "\n" not in str(error.value)
+
+
+# -- timing ---------------------------------------------------------------------------------------------------------------
+
+
+class Ticks:
+    """A clock that moves by one step a look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def clock(self) -> Clock:
+        return Clock(self.look, lambda: 0)
+
+    def look(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def test_a_group_is_timed_point_by_point_and_the_unplayable_are_named() -> None:
+    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))), Point("odd", Op("mine.odd.default", (T(8),)))), Repeats(1e-9, 4))
+    seen: list[int] = []
+    kernels, refused = time_group(group, 2, seen.append, Ticks(1e-3).clock())
+    (kernel,) = kernels
+    assert (kernel.family, kernel.threads, kernel.samples.values) == ("pointwise", 2, pytest.approx((1e-3,) * 4))
+    assert refused == ["mine.odd.default: this torch has no such operator"]
+    assert sum(seen) == 2
+
+
+def test_long_calls_are_sampled_thrice() -> None:
+    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-3, 9))
+    kernels, _ = time_group(group, 1, lambda _: None, Ticks(1.0).clock())
+    assert len(kernels[0].samples.values) == 3
+
+
+def test_a_traces_ops_are_taken_once_each() -> None:
+    from calibrated_cases import mm, trace
+
+    group = trace_group(trace(mm(8, 8, 8, "a"), mm(8, 8, 8, "b"), mm(8, 8, 16, "c")), "quick")
+    assert group.name == "for made-up@1 (forward pass)"
+    assert [point.family for point in group.points] == ["exact", "exact"]
+
+
+def test_one_thread_wakes_nobody() -> None:
+    (cost,) = threads.measure(1, "quick")
+    assert (cost.name, cost.samples.values) == ("fork_join", (0.0,))
+
+
+def test_a_page_costs_something() -> None:
+    (cost,) = memory.measure(1, "quick")
+    assert cost.name == "page_fault"
+    assert cost.samples.median >= 0
+
+
+def test_kinds_of_patterns_and_layers_are_all_there() -> None:
+    found = {point.op.packet for point in points("quick")}
+    for packet in (
+        "native_batch_norm native_layer_norm native_group_norm max_pool2d_with_indices avg_pool2d _log_softmax _softmax nll_loss_forward embedding cat "
+        "_scaled_dot_product_flash_attention_for_cpu mkldnn_rnn_layer mkldnn_rnn_layer_backward bmm view relu add_ _fused_adam_ native_dropout"
+    ).split():
+        assert f"aten.{packet}" in found
+    assert len(pointwise.UNARY) > 30
+    assert math.isclose(sum(len(group.points) for group in layers.groups("quick")), sum(1 for p in points("quick", ()) if p in _layer_points()))
+
+
+def _layer_points() -> set[Point]:
+    return {point for group in layers.groups("quick") for point in group.points}
