@@ -73,7 +73,8 @@ class Summary:
             if rows:
                 values = {(name, t): form(value) for name, t, value in rows}
                 names = dict.fromkeys(name for name, _, _ in rows)
-                lines += ["", *_table([title, *_thread_titles(threads)], [[name, *(values.get((name, t), "-") for t in threads)] for name in names])]
+                rows_of_title = [[_readable(name), *(values.get((name, t), "-") for t in threads)] for name in names]
+                lines += ["", *_table([title, *_thread_titles(threads)], rows_of_title)]
         if self.families:
             found = [[f.name, str(f.threads), str(f.n_points), format_percent(f.spread_frac), format_percent(f.held_out_frac)] for f in self.families]
             lines += ["", *_table(["kernels", "threads", "points", "spread", "held-out error"], found)]
@@ -118,7 +119,7 @@ def summarize(machine: Machine, held_out_errors: HeldOut | None = None) -> Summa
         machine,
         tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),
         tuple(bandwidths),
-        tuple((c.name, c.threads, c.samples.median) for c in sorted(machine.costs, key=lambda c: (c.name, c.threads))),
+        tuple((c.name, c.threads, c.samples.median) for c in sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
         tuple(sorted(families, key=lambda f: (f.name, f.threads))),
     )
 
@@ -255,3 +256,18 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
     aligned = [[cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(zip(row, widths))] for row in [head, *rows]]
     return [("  " + "  ".join(row)).rstrip() for row in aligned]
+
+
+def _numbers_apart(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key that sorts the numbers in a cost's name by size."""
+    return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split("/"))
+
+
+def _readable(name: str) -> str:
+    """A cost's name with amounts of bytes as people write them.
+
+    >>> _readable("cold/call/1048576"), _readable("optimizer_tensor/SGD/for-loop/3")
+    ('cold/call after 1.00 MiB', 'optimizer_tensor/SGD/for-loop/3')
+    """
+    start, _, last = name.rpartition("/")
+    return f"{start} after {format_bytes(int(last))}" if name.startswith(("cold/", "churn/")) and last.isdigit() else name

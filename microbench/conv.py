@@ -136,12 +136,19 @@ def _others(mode: str, count: int) -> list[Op]:
     return found
 
 
+def _input_needed(op: Op, index: int) -> bool:
+    """Whether the backward also gives the gradient of the input: seldom for an image of few channels, which is mostly a network's own input."""
+    image = op.args[0]
+    assert isinstance(image, TensorSpec)
+    return index % 3 == 0 if image.shape[1] <= 4 else index % 8 != 7
+
+
 def groups(mode: str) -> list[Group]:
     """Dense, depthwise and other convolutions, forward and backward."""
     found = []
-    parts = (("dense", _dense(mode, share(mode, 40, 380))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))))
+    parts = (("dense", _dense(mode, share(mode, 80, 380))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))))
     for name, ops in parts:
         found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
-        backward = [Point("conv_backward", backward_of(op, input_needed=not (name == "dense" and index % 6 == 5))) for index, op in enumerate(ops)]
+        backward = [Point("conv_backward", backward_of(op, _input_needed(op, index))) for index, op in enumerate(ops)]
         found.append(Group(f"convolution {name} backward", tuple(backward), repeats(mode)))
     return found

@@ -94,6 +94,9 @@ BINARY: tuple[Make, ...] = (
     _binary("mse_loss.default", 1),
     lambda t: Op("aten.mse_loss_backward.default", (T(), t, t, 1)),
     _binary("binary_cross_entropy_with_logits.default", None, None, 1),
+    _binary("binary_cross_entropy.default", None, 1),
+    lambda t: Op("aten.binary_cross_entropy_backward.default", (T(), t, t, None, 1)),
+    lambda t: Op("aten.smooth_l1_loss_backward.default", (T(), t, t, 1, 1.0)),
     _binary("smooth_l1_loss.default", 1, 1.0),
 )
 TERNARY: tuple[Make, ...] = (

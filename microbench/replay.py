@@ -181,6 +181,11 @@ def _positive(_op: Op, args: list[Any]) -> None:
         args[0] = args[0].abs().clamp_(max=1.0)
 
 
+@prepare("aten._foreach_sqrt", "aten._foreach_rsqrt", "aten._foreach_log", "aten._foreach_pow")
+def _positive_lists(_op: Op, args: list[Any]) -> None:
+    args[0] = [value.abs().clamp_(max=1.0) if value.dtype.is_floating_point else value for value in args[0]]
+
+
 @prepare("aten.binary_cross_entropy", "aten.binary_cross_entropy_backward")
 def _probabilities(_op: Op, args: list[Any]) -> None:
     for place, value in enumerate(args):

@@ -108,12 +108,13 @@ class Book:
 
     @cached_property
     def held_out(self) -> dict[str, float]:
-        """Median held-out error by family (the first word of the keys): every kernel predicted from the others of its key."""
+        """Median held-out error by the kernels' families: every kernel predicted from the others of its key."""
         errors: dict[str, list[float]] = defaultdict(list)
         for key, rows in self.kernels.items():
             error = self.surface(key).held_out_error
             if not math.isnan(error):
-                errors[key[0]] += [error] * len(rows)
+                for _, kernel in rows:
+                    errors[kernel.family].append(error)
         return {name: float(np.median(values)) for name, values in sorted(errors.items())}
 
 

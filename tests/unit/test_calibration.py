@@ -1,7 +1,6 @@
 """The suite: a file after every group, resuming, deepening, refusing; with made-up workers, and once with a real one."""
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from calibrated_cases import T, mm, relu, trace
+from calibrated_cases import machine as made_up
 
 from dlperf import host, predict
 from dlperf.clock import Samples
@@ -35,15 +35,17 @@ class Worker:
     seconds = 1e-6
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self.stdin = io.StringIO()
-        self.stdin.close = self._start  # type: ignore[method-assign]
+        self.stdin = self
         self.returncode: int | None = None
         self.stdout: Iterator[str] = iter(())
 
-    def _start(self) -> None:
-        job = json.loads(self.stdin.getvalue())
+    def write(self, line: str) -> None:
+        job = json.loads(line)
         type(self).jobs.append(job)
         self.stdout = self._answer(job)
+
+    def close(self) -> None:
+        """End of the job."""
 
     def _answer(self, job: dict[str, Any]) -> Iterator[str]:
         for place, name in enumerate(job["groups"]):
@@ -118,7 +120,7 @@ def test_what_is_finished_stays_and_is_not_measured_again(tmp_path: Path, worker
         with pytest.raises(KeyboardInterrupt):
             suite.calibrate(path, mode="quick")
     else:
-        with pytest.raises(WorkFailed, match="ended with status -9; .* keeps the finished groups, run the same command again to go on"):
+        with pytest.raises(WorkFailed, match=r"ended with status -9; .* keeps the finished groups, run the same command again to go on"):
             suite.calibrate(path, mode="quick")
     kept = Machine.load(path)
     assert kept.groups == ("quick/1/one", "quick/1/two")
@@ -183,7 +185,6 @@ def test_a_neighbour_is_noted(tmp_path: Path, worker: type[Worker], monkeypatch:
     assert machine.notes[0].startswith("2 other process(es) were running")
     assert sum(note.startswith("busy while measuring") for note in machine.notes) == 3
     assert "warning: the machine is busy" in capsys.readouterr().err
-    worker.switches_per_s = 0.0
 
 
 def other(path: Path) -> None:
@@ -289,12 +290,5 @@ def test_a_traces_ops_are_measured_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert any("mine.odd.default: this torch has no such operator" in note for note in machine.notes)
     assert machine.cost_s("fork_join", 1) == 0.0
     assert capfd.readouterr().out == ""
-    with_memory = replace(machine, bandwidths=replace_bandwidths())
-    found = predict(step, with_memory, threads=1)
+    found = predict(step, replace(machine, bandwidths=made_up().bandwidths), threads=1)
     assert list(found.ops[found.ops["what"] == "kernel"]["source"]) == ["measured", "measured", "unpriced"]
-
-
-def replace_bandwidths() -> tuple[Any, ...]:
-    from calibrated_cases import machine
-
-    return machine().bandwidths

@@ -107,7 +107,8 @@ def test_forward_alone_is_known_where_every_layer_is() -> None:
 def test_unpriced_ops_are_named_and_counted_once_each() -> None:
     ops = (relu(8, "a"), Op("mine.odd.default", layer="a"), Op("mine.odd.other", layer="a"), Op("aten.foo.default", phase="optimizer"))
     items = [
-        Item("a", "forward", 6 * US, "L1", "measured", op=0), Item("a", "forward", US, "L1", "unpriced", op=1), Item("a", "forward", US, "L1", "unpriced", op=2),
+        Item("a", "forward", 6 * US, "L1", "measured", op=0),
+        Item("a", "forward", US, "L1", "unpriced", op=1), Item("a", "forward", US, "L1", "unpriced", op=2),
         Item("a", "optimizer", US, "L1", "unpriced", op=3, share=0.5), Item("b", "optimizer", US, "L1", "unpriced", op=3, share=0.5),
     ]  # fmt: skip
     found = prediction(Trace("t", 1, (layer("a"), layer("b")), ops), items)
