@@ -6,6 +6,7 @@ environment before torch is imported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -53,7 +54,9 @@ def trace_group(trace: Trace, mode: str) -> Group:
     """The distinct operations of a trace's step, one by one."""
     distinct = {op.signature: op for op in trace.ops}
     step = "forward pass" if trace.inference else "step"
-    return Group(f"for {trace.target}@{trace.batch_size} ({step})", tuple(Point("exact", op) for op in distinct.values()), repeats(mode))
+    # The digest makes a target whose code has changed another group, to be measured again.
+    digest = hashlib.sha256("\n".join(sorted(distinct)).encode()).hexdigest()[:8]
+    return Group(f"for {trace.target}@{trace.batch_size} ({step}, ops {digest})", tuple(Point("exact", op) for op in distinct.values()), repeats(mode))
 
 
 def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> tuple[list[Kernel], list[str]]:
