@@ -21,7 +21,8 @@ class Analysis:
 
     `code_distance[i]` is how many bytes the step touched since the same operator last ran; `step_bytes` are all that it touches.
     Operands stand flat: of op `operand_op[j]`, `operand_bytes[j]` large, and `operand_distance[j]` bytes of the step away, which is what
-    went by since that memory was last touched (infinite if it never was). `working_bytes[i]` are all of op i's, `farthest[i]` the largest distance. `replay` is malloc's view.
+    went by since that memory was last touched (infinite if it never was). `working_bytes[i]` are all of op i's, `farthest[i]` the largest
+    distance. `replay` is malloc's view.
     """
 
     descriptions: tuple[Description | None, ...]
