@@ -22,18 +22,23 @@ def orientation(a: TensorSpec, b: TensorSpec) -> str:
 
 
 def _matrix(a: TensorSpec, b: TensorSpec, kind: str) -> Description:
+    """A product; where one operand is a vector BLAS takes other kernels (GEMV), which have curves of their own."""
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = math.prod(a.shape[:-2])
-    order = orientation(a, b)
     terms = (1.0, float(batch), float(batch * m * n * k), float(batch * m * n), float(batch * m * k), float(batch * n * k))
-    if kind == "bmm":
-        fallbacks = tuple(("bmm", dtype, o) for dtype in dict.fromkeys((a.dtype, "float32")) for o in (order, "NN", "NT"))
-        return Description(("bmm", a.dtype, order), (log2(batch), log2(m), log2(n), log2(k)), terms, fallbacks)
-    other = "addmm" if kind == "mm" else "mm"
-    keys = [(kind, a.dtype, order)]
-    for dtype in dict.fromkeys((a.dtype, "float32")):
-        keys += [(kind, dtype, order), (other, dtype, order), *(("mm", dtype, o) for o in ("NN", "NT", "TN")), ("addmm", dtype, "NT")]
-    return Description(keys[0], (log2(m), log2(n), log2(k)), terms, tuple(dict.fromkeys(keys[1:])))
+    vector: tuple[str, ...] = ("vector",) if min(m, n) == 1 else ()
+    order = orientation(a, b)
+    keys: list[tuple[str, ...]] = [(kind, a.dtype, order, *vector)]
+    for regime in dict.fromkeys((vector, ())):
+        for dtype in dict.fromkeys((a.dtype, "float32")):
+            if kind == "bmm":
+                keys += [("bmm", dtype, o, *regime) for o in (order, "NN", "NT")]
+                continue
+            other = "addmm" if kind == "mm" else "mm"
+            keys += [(kind, dtype, order, *regime), (other, dtype, order, *regime)]
+            keys += [*(("mm", dtype, o, *regime) for o in ("NN", "NT", "TN")), ("addmm", dtype, "NT", *regime)]
+    sizes = (log2(m), log2(n), log2(k))
+    return Description(keys[0], (log2(batch), *sizes) if kind == "bmm" else sizes, terms, tuple(dict.fromkeys(keys[1:])))
 
 
 @family("aten.mm")
