@@ -86,11 +86,16 @@ def write_text(path: str | Path, text: str) -> None:
         except OSError as error:
             raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
         return
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all. Raises WorkFailed when the disk refuses."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)

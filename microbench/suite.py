@@ -27,6 +27,8 @@ from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_
 BUSY_SWITCHES_PER_S = 40.0
 """Involuntary context switches a second from which a group counts as measured on a busy machine: a neighbour on the same
 core takes it away every scheduler quantum (some 4 ms), an idle system a few times a second."""
+BUSY_SWITCHES = 25
+"""Fewer than so many in a group say nothing: a group may last a few milliseconds."""
 _SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
 
@@ -185,8 +187,9 @@ def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: l
 
 def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:
     notes = list(machine.notes)
-    if message["switches_per_s"] > BUSY_SWITCHES_PER_S:
-        note = f"busy while measuring {message['group']} with {threads} thread(s): the core was taken away {message['switches_per_s']:.0f} times a second"
+    switches_per_s = message["switches"] / message["seconds"]
+    if message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S:
+        note = f"busy while measuring {message['group']} with {threads} thread(s): the core was taken away {switches_per_s:.0f} times a second"
         notes.append(note)
         narrate(f"warning: {note}")
     if message["refused"]:

@@ -140,9 +140,9 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
             bandwidths, costs = system[name]()
         else:
             kernels, refused = time_group(groups[name], n_threads, progress)
-        switches_per_s = (involuntary_switches() - switches) / (time.perf_counter() - begin)
+        switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
         part = Machine(cpu, kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs))
-        say({"group": name, "part": part.to_json(), "switches_per_s": switches_per_s, "refused": refused})
+        say({"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": refused})
 
 
 def main() -> int:

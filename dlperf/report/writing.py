@@ -4,13 +4,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.files import schema_of, write_text
+from dlperf.errors import DlperfError
+from dlperf.files import schema_of, write_bytes, write_text
 
 if TYPE_CHECKING:
     from dlperf.report.comparison import Report
@@ -106,7 +105,7 @@ def write_plots(report: Report, folder: str | Path, prefix: str = "") -> list[Pa
     written = []
     for name, png in report.pngs.items():
         path = folder / f"{prefix}{name}.png"
-        _write_bytes(path, png)
+        write_bytes(path, png)
         written.append(path)
     return written
 
@@ -159,20 +158,3 @@ def _is_ours(path: Path) -> bool:
         ".png": lambda: b"Software\x00dlperf" in head,
     }
     return path.suffix in marks and marks[path.suffix]()
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)

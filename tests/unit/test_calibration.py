@@ -56,7 +56,7 @@ class Worker:
             yield json.dumps({"progress": 1}) + "\n"
             kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], Samples((self.seconds,)))
             part = Machine(host.this_cpu(), (kernel,))
-            yield json.dumps({"group": name, "part": part.to_json(), "switches_per_s": self.switches_per_s, "refused": []}) + "\n"
+            yield json.dumps({"group": name, "part": part.to_json(), "switches": 100 * self.switches_per_s, "seconds": 100.0, "refused": []}) + "\n"
 
     def wait(self) -> int:
         self.returncode = type(self).status
@@ -284,7 +284,8 @@ def test_a_traces_ops_are_measured_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(suite, "_running_processes", lambda: 1)
     step = trace(mm(33, 17, 9), relu(77), Op("mine.odd.default", (T(4),), layer="fc"))
     machine = suite.calibrate(tmp_path / "m.json", mode="quick", traces=[step])
-    assert machine.groups == ("quick/1/threads", "quick/1/memory", "quick/1/for made-up@1 (forward pass)")
+    assert machine.groups[:2] == ("quick/1/threads", "quick/1/memory")
+    assert machine.groups[2].startswith("quick/1/for made-up@1 (forward pass, ops ")
     assert {kernel.family for kernel in machine.kernels} == {"exact"}
     assert [machine.exact(op.signature, 1) is not None for op in step.ops] == [True, True, False]
     assert any("mine.odd.default: this torch has no such operator" in note for note in machine.notes)
