@@ -55,8 +55,13 @@ def _count_or_none(text: str) -> int:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """``1,2,4``: whole numbers of at least 1."""
-    return tuple(dict.fromkeys(_count(part) for part in text.split(",")))
+    """``1,2,4``: whole numbers of at least 1, each once."""
+    return tuple(dict.fromkeys(_shape(text)))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """``3,224,224``: sizes of at least 1."""
+    return tuple(_count(part) for part in text.split(","))
 
 
 def _seconds(text: str) -> float:
@@ -173,7 +178,7 @@ def _common(parser: argparse.ArgumentParser, threads: bool = True, batch_size: b
 
 def _what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inference", action="store_true", help="one forward pass instead of a training step")
-    parser.add_argument("--input", type=_counts, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
+    parser.add_argument("--input", type=_shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
 
 
 def _output(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -> None:
@@ -333,7 +338,7 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupted:
     _drop_stdout(error)
     status, line = FAILED, ""
     if interrupted or isinstance(error, KeyboardInterrupt):
-        kept = "; what was measured is kept, and the same command goes on" if args is not None and args.command == "calibrate" else ""
+        kept = "; finished groups are kept, and the same command goes on" if args is not None and args.command == "calibrate" else ""
         status, line = INTERRUPTED, f"dlperf: interrupted{kept}"
     elif isinstance(error, BrokenPipeError):  # the reader has seen enough
         status = OK

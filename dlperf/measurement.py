@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA, SCHEMA_VERSION = "dlperf.measurement", 1
 STEP_PHASES = ("zero_grad", "forward", "backward", "optimizer", "total")
@@ -70,6 +71,8 @@ class Measurement:
     @property
     def frame(self) -> pd.DataFrame:
         """One row a layer: layer, type, forward_s, backward_s, optimizer_s (medians, NaN if unknown) and their ``*_spread_frac``."""
+        import pandas as pd  # here: a wrapped script must not wait for it
+
         rows = []
         for times in self.layers:
             row: dict[str, Any] = {"layer": times.layer, "type": times.type}

@@ -316,8 +316,10 @@ class TensorTable:
         return self._index.setdefault(spec, len(self._index))
 
     def to_json(self) -> list[Any]:
-        """``[shape, strides or null if contiguous, dtype, storage]`` for each tensor."""
-        return [[list(t.shape), None if t.is_contiguous else list(t.strides), t.dtype, t.storage] for t in self._index]
+        """``[shape, strides or null if they are those of a row-major tensor, dtype, storage]`` for each tensor."""
+        return [
+            [list(t.shape), None if t.strides == TensorSpec.contiguous(*t.shape).strides else list(t.strides), t.dtype, t.storage] for t in self._index
+        ]
 
     @staticmethod
     def from_json(rows: list[Any]) -> list[TensorSpec]:

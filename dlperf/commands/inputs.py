@@ -157,24 +157,27 @@ def make_folder(folder: Path) -> None:
         raise DlperfError(f"{folder}: cannot be made ({error.strerror or error}); choose another place") from error
 
 
-def warn_of_machine(machine: Machine, trace: Trace) -> None:
-    """Warn where the machine file does not speak of this machine or this trace."""
+def doubts_of_machine(machine: Machine, trace: Trace) -> list[str]:
+    """Where the machine file does not speak of this machine or this trace, a line each."""
     from dlperf import host, inspection
 
-    for line in inspection.find_mismatches(machine, host.this_cpu(), host.versions()):
-        warn(line)
-    for line in inspection.find_missing_dtypes(machine, trace):
-        warn(line)
+    doubts = [*inspection.find_mismatches(machine, host.this_cpu(), host.versions()), *inspection.find_missing_dtypes(machine, trace)]
     if not machine.complete:
-        warn(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
+        doubts.append(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
+    n_busy = sum("busy" in note for note in machine.notes)
+    if n_busy:
+        doubts.append(f"{machine.path}: the machine was busy during {n_busy} part(s) of its calibration; dlperf machine show tells which")
+    return doubts
 
 
 def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: str) -> Prediction:
-    """A prediction, with everything that makes it doubtful said on stderr."""
+    """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
+    from dataclasses import replace
+
     from dlperf.prediction import predict as predict_trace
 
     prediction = predict_trace(recorded, machine, threads, predictor)
-    warn_of_machine(machine, recorded)
+    prediction = replace(prediction, warnings=(*doubts_of_machine(machine, recorded), *prediction.warnings))
     for line in prediction.warnings:
         warn(line)
     if prediction.unpriced:

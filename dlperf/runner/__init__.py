@@ -4,13 +4,14 @@ torch is imported when the script imports it, not before: what the script sets u
 """
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.util
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,9 @@ def run_script(
     Raises DlperfError where there is no such script, or an explicitly named machine file cannot be read.
     """
     check_script(command, module)
+    # The script may change directory; what the user named is where the user stands now.
+    output = None if output is None or str(output) == "-" else Path(output).absolute()
+    json_path = json_path if json_path is None or json_path == "-" else str(Path(json_path).absolute())
     first_rank = os.environ.get("RANK", "0") == "0"
     if not first_rank:
         return run_as_main(command, module)
@@ -50,7 +54,8 @@ def run_script(
     session = _Session(threads)
     session.watch_when_torch_comes()
     pid = os.getpid()
-    status = run_as_main(command, module)
+    with _stdout_to_stderr() if json_path == "-" else contextlib.nullcontext():
+        status = run_as_main(command, module)
     if os.getpid() != pid:
         return status  # a process that the script forked and that came this far
     sys.stdout.flush()
@@ -64,6 +69,20 @@ def run_script(
     except Exception as error:  # a report that fails is no failure of the script
         _say(f"the report failed: {type(error).__name__}: {error}", error, debug)
     return status
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """The script's own output goes to stderr, its child processes' too, so that stdout is left to the JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _report(session: _Session, machine: Machine | None, name: str, output: str | Path | None, json_path: str | None, debug: bool) -> None:
