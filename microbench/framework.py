@@ -48,7 +48,7 @@ def _loop(calls: Sequence[Call]) -> Call:
     return run
 
 
-def _calls(repeats: Repeats, clock: Clock) -> tuple[dict[str, Samples], float]:
+def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by the engine."""
     ops = torch.ops.aten
     few = [torch.rand(4, 4) for _ in range(3)]
@@ -68,12 +68,11 @@ def _calls(repeats: Repeats, clock: Clock) -> tuple[dict[str, Samples], float]:
         return _loop(([lambda: torch.relu(leaf), lambda: torch.add(leaf, y), lambda: torch.mul(leaf, z), lambda: torch.tanh(leaf)] * n)[:n])
 
     recorded_s = _slope(recorded, repeats, clock)
-    found = {
+    return {
         "boxed_call": _less(boxed_s, native_s.median),
         "native_call": native_s,
         "autograd_record": _less(recorded_s, native_s.median),
     }
-    return found, native_s.median
 
 
 def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
@@ -331,7 +330,7 @@ def _churn(n_bytes: int) -> None:
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     """Every cost of the framework, in seconds each."""
     repeats = Repeats(sample_s=2e-4 if mode == "quick" else 5e-4, n_samples=5 if mode == "quick" else 11)
-    found, _ = _calls(repeats, clock)
+    found = _calls(repeats, clock)
     found |= _backward(repeats, clock)
     found |= _modules(repeats, clock)
     found["module_body"] = _module_bodies(found["module_call"].median, found["parameter_lookup"].median, mode, repeats, clock)

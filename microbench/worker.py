@@ -93,10 +93,12 @@ def _sampler(call: Callable[[], object], wanted: Repeats, clock: Clock) -> tuple
 
 
 def _chunks(points: tuple[Point, ...]) -> Iterator[list[Point]]:
+    from microbench.replay import n_bytes
+
     chunk: list[Point] = []
     size = 0
     for point in points:
-        grown = sum(spec.nbytes for spec in point.op.inputs)
+        grown = n_bytes(point.op)
         if chunk and (len(chunk) >= _CHUNK_POINTS or size + grown > _CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0

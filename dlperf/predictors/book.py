@@ -57,6 +57,11 @@ class Book:
             found[level] = outer
         return found
 
+    @cached_property
+    def level_rates(self) -> npt.NDArray[np.float64]:
+        """Bytes per second in the order of LEVELS."""
+        return np.array([self.bytes_per_s[level] for level in LEVELS])
+
     def level_numbers(self, n_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """For each amount of bytes the place in LEVELS of the nearest memory that holds it."""
         sizes = self.machine.cpu.caches_bytes

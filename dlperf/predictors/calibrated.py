@@ -111,7 +111,7 @@ class _Priced:
     def _distance_s(self) -> list[float]:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated."""
         analysis, book = self.analysis, self.book
-        seconds_per_byte = 1.0 / np.array([book.bytes_per_s[level] for level in LEVELS])
+        seconds_per_byte = 1.0 / book.level_rates
         near = seconds_per_byte[book.level_numbers(analysis.working_bytes)][analysis.operand_op]
         far = seconds_per_byte[book.level_numbers(analysis.operand_distance)]
         extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
@@ -121,7 +121,7 @@ class _Priced:
         """What limits each op: its call, the memory that its bytes come from, or computing."""
         analysis, book = self.analysis, self.book
         levels = book.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
-        memory_s = analysis.n_bytes / np.array([book.bytes_per_s[level] for level in LEVELS])[levels]
+        memory_s = analysis.n_bytes / book.level_rates[levels]
         peaks = book.peak_flops_per_s
         highest = max(peaks.values(), default=math.inf)
         compute_s = analysis.flops / np.array([peaks.get(op.inputs[0].dtype, highest) if op.inputs else highest for op in self.trace.ops])

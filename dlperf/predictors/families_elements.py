@@ -54,15 +54,6 @@ _FOREACH = """
 
 
 _ELEMENTWISE = tuple(dict.fromkeys(f"aten.{name}{mark}" for name in (*_CHEAP, *_DEAR) for mark in ("", "_") if not (name.endswith("_") and mark)))
-_REDUCING = {
-    "aten.mse_loss",
-    "aten.smooth_l1_loss",
-    "aten.huber_loss",
-    "aten.l1_loss",
-    "aten.binary_cross_entropy_with_logits",
-    "aten.binary_cross_entropy",
-    "aten.kl_div",
-}
 
 
 def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int, ...]) -> str:
