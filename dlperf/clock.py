@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlperf.errors import DlperfError
 
@@ -27,11 +28,86 @@ def minor_faults() -> int:
 
 @dataclass(frozen=True)
 class Clock:
-    """Where time and disturbance come from. Tests give their own."""
+    """Where time and disturbance come from. Tests give their own.
+
+    `switches` counts disturbances: where it has grown between two calls, what lies between was disturbed. `rest` is called
+    after a disturbed sample and may wait for quiet.
+    """
 
     now: Callable[[], float] = time.perf_counter
     switches: Callable[[], int] = involuntary_switches
     synchronize: Callable[[], None] | None = None
+    rest: Callable[[], object] | None = None
+
+
+SLOW = 1.25
+"""A core that takes so many times its best for a fixed piece of work is shared or throttled."""
+_PACE_LOOPS = 300
+_LONGEST_REST_S = 0.5
+
+
+@dataclass
+class Pace:
+    """Disturbances that no counter of the system shows: the core itself runs slower.
+
+    A virtual processor is often one of two hardware threads of a core; when the other one works for somebody else, what runs
+    here takes up to twice its time, without any context switch, for seconds at a stretch. A fixed piece of work, timed
+    before and after a sample, shows it. An object is a counter for :class:`Clock`: it grows over an interval that
+    began or ended on a slow core, and with every lost core (`switches`).
+
+    `best_s` is the least that the work ever took; give what an earlier process found. `patience_s` is what is left of the
+    time that :meth:`rest` may wait.
+    """
+
+    now: Callable[[], float] = time.perf_counter
+    switches: Callable[[], int] = involuntary_switches
+    sleep: Callable[[float], None] = time.sleep
+    best_s: float = math.inf
+    patience_s: float = 0.0
+    n_slow: int = 0
+    _was_slow: bool = field(default=False, repr=False)
+
+    def slow(self) -> bool:
+        """Whether the core is slow now."""
+        _spin()  # the interpreter's own code may have left the caches
+        begin = self.now()
+        _spin()
+        took = self.now() - begin
+        self.best_s = min(self.best_s, took)
+        return took > SLOW * self.best_s
+
+    def __call__(self) -> int:
+        """Disturbances so far. A slow core counts for the interval that ends here and for the one that begins."""
+        slow = self.slow()
+        self.n_slow += slow or self._was_slow
+        self._was_slow = slow
+        return self.n_slow + self.switches()
+
+    def settle(self, seconds: float) -> None:
+        """Look at the pace for some time, so that its best is known before anything is judged by it."""
+        end = self.now() + seconds
+        while self.now() < end:
+            self.slow()
+            self.sleep(0.005)
+
+    def rest(self) -> None:
+        """Wait while the core is slow, as long as patience lasts."""
+        begin = now = self.now()
+        while self.slow() and now - begin < min(self.patience_s, _LONGEST_REST_S):
+            self.sleep(0.01)
+            now = self.now()
+        self.patience_s -= now - begin
+
+    def clock(self) -> Clock:
+        """A clock that keeps this pace."""
+        return Clock(self.now, self, rest=self.rest)
+
+
+def _spin() -> int:
+    total = 0
+    for number in range(_PACE_LOOPS):
+        total += number
+    return total
 
 
 @dataclass(frozen=True)
@@ -58,7 +134,7 @@ class Samples:
 
     @property
     def minimum(self) -> float:
-        """The least value: the ceiling of what the machine can do."""
+        """The least value: the ceiling of what the machine can do, and what it does where nobody else has the core."""
         return min(self.values)
 
     @property
@@ -90,14 +166,14 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def undisturbed(pairs: Sequence[tuple[float, bool]]) -> Samples:
-    """The values of (value, disturbed) pairs without the disturbed ones, if at least half survive; else all of them.
+def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) -> Samples:
+    """The values of (value, disturbed) pairs without the disturbed ones, if at least `least_frac` survive; else all of them.
 
-    A sample during which the kernel took the core away measures the neighbour. Where most are disturbed the
-    machine is busy, and leaving only the lucky ones would pretend that it is not.
+    A sample during which the kernel took the core away measures the neighbour. Where most steps of a training are disturbed the
+    machine is busy, and leaving only the lucky ones would pretend that it is not; a calibration wants them, however few.
     """
     clean = tuple(value for value, disturbed in pairs if not disturbed)
-    if 2 * len(clean) >= len(pairs) and clean:
+    if len(clean) >= least_frac * len(pairs) and clean:
         return Samples(clean, len(pairs) - len(clean))
     return Samples(tuple(value for value, _ in pairs), 0)
 
@@ -132,9 +208,14 @@ class Sampler:
         self._n_calls = 0
 
     @property
-    def n_taken(self) -> int:
-        """Raw samples so far, disturbed ones included."""
-        return len(self._pairs)
+    def n_wanted(self) -> int:
+        """Undisturbed raw samples that its repeats ask for."""
+        return self._repeats.n_samples
+
+    @property
+    def n_clean(self) -> int:
+        """Undisturbed raw samples so far."""
+        return sum(not disturbed for _, disturbed in self._pairs)
 
     def _time(self, n_calls: int) -> tuple[float, bool]:
         call, clock = self._call, self._clock
@@ -166,7 +247,41 @@ class Sampler:
         if self._n_calls < self._repeats.prime_below:
             self._call()
         self._pairs.append(self._time(self._n_calls))
+        if self._pairs[-1][1] and self._clock.rest is not None:
+            self._clock.rest()
 
     def result(self) -> Samples:
-        """What has been taken, as :func:`undisturbed` sees it, in seconds a call."""
-        return undisturbed(self._pairs)
+        """The undisturbed samples, in seconds a call; all of them where none was undisturbed."""
+        return undisturbed(self._pairs, least_frac=0.0)
+
+
+_MOST_TURNS = 2
+
+
+def take_turns(samplers: Sequence[Sampler]) -> None:
+    """Sample many functions in turn, so that drift meets all alike, until each has its wanted number of undisturbed samples.
+
+    A function that is disturbed again and again gets twice its wanted number of turns, no more.
+    """
+    turns = _MOST_TURNS * max((sampler.n_wanted for sampler in samplers), default=0)
+    for turn in range(turns):
+        lacking = [sampler for sampler in samplers if sampler.n_clean < sampler.n_wanted and turn < _MOST_TURNS * sampler.n_wanted]
+        if not lacking:
+            return
+        for sampler in lacking:
+            sampler.take()
+
+
+def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock) -> Samples:
+    """Single calls, each prepared anew by an untimed `prepare`, until `n_wanted` are undisturbed or twice as many were tried."""
+    pairs: list[tuple[float, bool]] = []
+    while sum(not disturbed for _, disturbed in pairs) < n_wanted and len(pairs) < _MOST_TURNS * n_wanted:
+        call = prepare()
+        before = clock.switches()
+        begin = clock.now()
+        call()
+        end = clock.now()
+        pairs.append((end - begin, clock.switches() != before))
+        if pairs[-1][1] and clock.rest is not None:
+            clock.rest()
+    return undisturbed(pairs, least_frac=0.0)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -22,7 +22,6 @@ UNSTEADY_SHARE = 0.10
 _DISTURBANCES = ("busy", "were running", "disturbed")
 """Words of the notes in which a calibration says that it was not alone."""
 
-HeldOut = Callable[[Machine, int], "dict[str, float]"]
 
 
 # -- show -----------------------------------------------------------------------------------------------------------------
@@ -100,8 +99,8 @@ class Summary:
         }  # fmt: skip
 
 
-def summarize(machine: Machine, held_out_errors: HeldOut | None = None) -> Summary:
-    """A machine file's summary; `held_out_errors(machine, threads)` gives each family's error, without it these stay unknown."""
+def summarize(machine: Machine) -> Summary:
+    """A machine file's summary."""
     peaks: dict[tuple[str, int], float] = {}
     for kernel in machine.kernels:
         if kernel.op.packet in _GEMMS and kernel.op.inputs and (flops := work.op_flops(kernel.op)) and kernel.samples.minimum:
@@ -111,7 +110,7 @@ def summarize(machine: Machine, held_out_errors: HeldOut | None = None) -> Summa
     bandwidths = [(level, t, rate) for level in LEVELS for t in machine.threads if t in measured and (rate := machine.level_bytes_per_s(level, t)) is not None]
     families = []
     for threads in machine.threads:
-        errors = held_out_errors(machine, threads) if held_out_errors else {}
+        errors = machine.held_out_errors(threads)
         for name in machine.families(threads):
             kernels = machine.family(name, threads)
             families.append(Family(name, threads, len(kernels), median(k.samples.spread_frac for k in kernels), errors.get(name)))
@@ -119,7 +118,7 @@ def summarize(machine: Machine, held_out_errors: HeldOut | None = None) -> Summa
         machine,
         tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),
         tuple(bandwidths),
-        tuple((c.name, c.threads, c.samples.median) for c in sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
+        tuple((c.name, c.threads, c.samples.minimum) for c in sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
         tuple(sorted(families, key=lambda f: (f.name, f.threads))),
     )
 
@@ -216,7 +215,7 @@ def compare_machines(first: Machine, second: Machine) -> Difference:
             a, b = first.level_bytes_per_s(level, threads), second.level_bytes_per_s(level, threads)
             if a and b:
                 ratios.append(_ratio(f"memory {level}", threads, [a / b]))
-    costs = {(c.name, c.threads): c.samples.median for c in second.costs}
+    costs = {(c.name, c.threads): c.samples.minimum for c in second.costs}
     for cost in sorted(first.costs, key=lambda c: (c.name, c.threads)):
         other_s = costs.get((cost.name, cost.threads))
         if other_s and cost.samples.median:

@@ -22,6 +22,10 @@ from dlperf.files import read_json, write_json
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 
 SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
+EXACT = "exact"
+"""The family of operations that were measured because a target's step consists of them."""
+PACE = "pace"
+"""The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not counted)."""
 
@@ -87,6 +91,24 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """How smooth the times of one curve's kernels are, and how well they are predicted from one another, found once at the end of a calibration.
+
+    `scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of logarithms) are what
+    :class:`dlperf.predictors.surface.Smoothness` says. `held_out_fracs` are |predicted / measured - 1| of every kernel,
+    predicted from all the others.
+    """
+
+    key: tuple[str, ...]
+    family: str
+    threads: int
+    scales: tuple[float, ...]
+    signal: float
+    noise: float
+    held_out_fracs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything known of one machine.
 
@@ -105,6 +127,7 @@ class Machine:
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     path: str = ""
+    curves: tuple[Curve, ...] = ()
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -148,7 +171,7 @@ class Machine:
         return {(cost.name, cost.threads): cost for cost in self.costs}
 
     def cost_s(self, name: str, threads: int, default: float | None = None) -> float:
-        """Median seconds of a named cost at the nearest measured thread count.
+        """Least seconds of a named cost at the nearest measured thread count: disturbances only ever add.
 
         Raises DlperfError if it was never measured and no default is given.
         """
@@ -158,7 +181,15 @@ class Machine:
                 raise DlperfError(f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate")
             return default
         nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
-        return self._costs[name, nearest].samples.median
+        return self._costs[name, nearest].samples.minimum
+
+    def held_out_errors(self, threads: int) -> dict[str, float]:
+        """Mean error of every family's kernels, each predicted from the others, as fractions; empty where the calibration did not end."""
+        errors: dict[str, list[float]] = defaultdict(list)
+        for curve in self.curves:
+            if curve.threads == threads:
+                errors[curve.family].extend(curve.held_out_fracs)
+        return {name: math.fsum(values) / len(values) for name, values in sorted(errors.items()) if values}
 
     def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
         """The sweep of one memory kernel at the nearest measured thread count, by rising working set."""
@@ -249,6 +280,13 @@ class Machine:
                 for b in self.bandwidths
             ],
             "costs": [{"name": c.name, "threads": c.threads, **_samples_to_json(c.samples)} for c in self.costs],
+            "curves": [
+                {
+                    "key": list(c.key), "family": c.family, "threads": c.threads, "scales": list(c.scales), "signal": _rounded(c.signal),
+                    "noise": _rounded(c.noise), "held_out_fracs": [_rounded(value) for value in c.held_out_fracs],
+                }
+                for c in self.curves
+            ],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -274,6 +312,16 @@ class Machine:
             where = f"costs[{number}]"
             _check_number(f"{where}.threads", row["threads"], positive=True)
             costs.append(Cost(row["name"], row["threads"], _samples_from_json(row, where)))
+        curves = []
+        for number, row in enumerate(data["curves"]):
+            for name in ("scales", "held_out_fracs"):
+                for place, value in enumerate(row[name]):
+                    _check_number(f"curves[{number}].{name}[{place}]", value, positive=name == "scales")
+            for name in ("threads", "signal", "noise"):
+                _check_number(f"curves[{number}].{name}", row[name], positive=True)
+            curves.append(
+                Curve(tuple(row["key"]), row["family"], row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"]))
+            )
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"
@@ -282,7 +330,7 @@ class Machine:
             kernels.append(Kernel(op, row["family"], row["threads"], _samples_from_json(row, where, positive=True)))
         return cls(
             cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"]),
-            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), mode=data["mode"], groups=tuple(data["groups"]),
+            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves), mode=data["mode"], groups=tuple(data["groups"]),
             complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
         )  # fmt: skip
 
@@ -298,6 +346,10 @@ def default_path() -> Path:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return base / "dlperf" / "machine.json"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _samples_to_json(samples: Samples) -> dict[str, Any]:

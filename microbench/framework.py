@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples
+from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns, undisturbed
 from dlperf.machine import Cost
 
 _FEW, _MANY = 8, 72
@@ -24,16 +24,14 @@ Call = Callable[[], object]
 def _samples(calls: list[Call], repeats: Repeats, clock: Clock) -> list[Samples]:
     """The calls sampled in turn, so that drift meets all of them alike."""
     samplers = [Sampler(call, repeats, clock) for call in calls]
-    for _ in range(repeats.n_samples):
-        for sampler in samplers:
-            sampler.take()
+    take_turns(samplers)
     return [sampler.result() for sampler in samplers]
 
 
 def _slope(make: Callable[[int], Call], repeats: Repeats, clock: Clock) -> Samples:
     """Seconds that one more adds: (t(many) - t(few)) / (many - few)."""
     few, many = _samples([make(_FEW), make(_MANY)], repeats, clock)
-    return Samples(tuple(max(0.0, value - few.median) / (_MANY - _FEW) for value in many.values), few.n_disturbed + many.n_disturbed)
+    return Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values), few.n_disturbed + many.n_disturbed)
 
 
 def _less(samples: Samples, amount_s: float) -> Samples:
@@ -69,9 +67,9 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
 
     recorded_s = _slope(recorded, repeats, clock)
     return {
-        "boxed_call": _less(boxed_s, native_s.median),
+        "boxed_call": _less(boxed_s, native_s.minimum),
         "native_call": native_s,
-        "autograd_record": _less(recorded_s, native_s.median),
+        "autograd_record": _less(recorded_s, native_s.minimum),
     }
 
 
@@ -89,29 +87,19 @@ def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
         return out.sum()
 
     def backward_s(n: int, leaves: bool) -> Samples:
-        values, disturbed = [], 0
-        for _ in range(4 * repeats.n_samples):
-            root = graph(n, leaves)
-            switched, begin = clock.switches(), clock.now()
-            root.backward()  # type: ignore[no-untyped-call]
-            took = clock.now() - begin
-            if clock.switches() == switched:
-                values.append(took)
-            else:
-                disturbed += 1
-        return Samples(tuple(values) or (took,), disturbed)
+        return take_single(lambda: graph(n, leaves).backward, 4 * repeats.n_samples, clock)
 
     few, many, few_leaves, many_leaves = backward_s(_FEW, False), backward_s(_MANY, False), backward_s(_FEW, True), backward_s(_MANY, True)
     span = _MANY - _FEW
     with torch.no_grad():
         kernels = _samples([lambda: ops.threshold_backward.default(y, y, 0), lambda: ops.tanh_backward.default(y, y)], repeats, clock)
         boxed, native = _samples([lambda: ops.relu.default(y), lambda: torch.relu(y)], repeats, clock)
-    kernel_s = sum(k.median for k in kernels) / 2 - (boxed.median - native.median)
-    node_s = (many.median - few.median) / span
+    kernel_s = sum(k.minimum for k in kernels) / 2 - (boxed.minimum - native.minimum)
+    node_s = (many.minimum - few.minimum) / span
     # With leaves each round adds the node of an addition (no kernel of its own) and one accumulation.
-    leaf_s = (many_leaves.median - few_leaves.median) / span - node_s - (node_s - kernel_s)
+    leaf_s = (many_leaves.minimum - few_leaves.minimum) / span - node_s - (node_s - kernel_s)
     return {
-        "autograd_node": Samples(tuple(max(0.0, (value - few.median) / span - kernel_s) for value in many.values), many.n_disturbed),
+        "autograd_node": Samples(tuple(max(0.0, (value - few.minimum) / span - kernel_s) for value in many.values), many.n_disturbed),
         "accumulate_grad": Samples((max(0.0, leaf_s),)),
         # The root's sum is one node more, and fills a gradient with ones. The least of the samples, because what a call
         # costs when its code has left the caches is measured apart.
@@ -151,7 +139,7 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
         return run
 
     call, module, functional = (_slope(make, repeats, clock) for make in (identities, linears, functionals))
-    lookup = tuple(max(0.0, value - functional.median - call.median) / 2 for value in module.values)
+    lookup = tuple(max(0.0, value - functional.minimum - call.minimum) / 2 for value in module.values)
     return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
 
 
@@ -172,22 +160,21 @@ def _module_bodies(call_s: float, lookup_s: float, mode: str, repeats: Repeats, 
         lambda: recorded.view(4, 8),
     ]  # fmt: skip
     counts = [4, 1, 1, 1, 1]
-    alone_s = sum(count * samples.median for count, samples in zip(counts, _samples(functions, repeats, clock)))
+    alone_s = sum(count * samples.minimum for count, samples in zip(counts, _samples(functions, repeats, clock)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    values, disturbed = [], 0
-    for _ in range(60 if mode == "quick" else 300):
+
+    outputs: list[torch.Tensor] = []
+
+    def forward_of_next_step() -> Call:
+        if outputs:
+            outputs.pop().sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
         optimizer.zero_grad()
-        switched, begin = clock.switches(), clock.now()
-        out = model(x)
-        took = clock.now() - begin
-        if clock.switches() == switched:
-            values.append(took)
-        else:
-            disturbed += 1
-        out.sum().backward()
-        optimizer.step()
+        return lambda: outputs.append(model(x))
+
+    inside = take_single(forward_of_next_step, 60 if mode == "quick" else 300, clock)
     known_s = alone_s + (len(modules) + 1) * call_s + sum(len(list(m.parameters(recurse=False))) for m in modules) * lookup_s
-    return Samples(tuple(max(0.0, value - known_s) / len(modules) for value in values or [took]), disturbed)
+    return Samples(tuple(max(0.0, value - known_s) / len(modules) for value in inside.values), inside.n_disturbed)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -245,26 +232,22 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
             made[0].step()
         few, many = _samples([made[0].step, made[1].step], repeats, clock)
         span = _MANY - _FEW
-        each = Samples(tuple(max(0.0, value - few.median) / span for value in many.values), many.n_disturbed)
+        each = Samples(tuple(max(0.0, value - few.minimum) / span for value in many.values), many.n_disturbed)
         kind = f"{type_name}/{implementation(options)}"
         n_ops = round(counter.n / _FEW) if implementation(options) == "for-loop" else counter.n
         found[f"optimizer_tensor/{kind}/{n_ops}"] = each
-        found.setdefault(f"optimizer_call/{kind}", _less(few, each.median * _FEW))
+        found.setdefault(f"optimizer_call/{kind}", _less(few, each.minimum * _FEW))
 
-    values: dict[int, list[float]] = {_FEW: [], _MANY: []}
-    for _ in range(4 * repeats.n_samples):
-        for n in (_FEW, _MANY):
-            parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
-            for parameter in parameters:
-                parameter.grad = torch.zeros(4)
-            optimizer = torch.optim.SGD(parameters, lr=0.01)
-            begin = clock.now()
-            optimizer.zero_grad()
-            values[n].append(clock.now() - begin)
-    few, many = Samples(tuple(values[_FEW])), Samples(tuple(values[_MANY]))
-    each = Samples(tuple(max(0.0, value - few.median) / (_MANY - _FEW) for value in many.values))
+    def with_gradients(n: int) -> Call:
+        parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
+        for parameter in parameters:
+            parameter.grad = torch.zeros(4)
+        return torch.optim.SGD(parameters, lr=0.01).zero_grad
+
+    few, many = (take_single(lambda n=n: with_gradients(n), 4 * repeats.n_samples, clock) for n in (_FEW, _MANY))  # type: ignore[misc]
+    each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
     found["zero_grad_tensor"] = each
-    found["zero_grad_call"] = _less(few, each.median * _FEW)
+    found["zero_grad_call"] = _less(few, each.minimum * _FEW)
     return found
 
 
@@ -276,49 +259,74 @@ def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
     """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``: seconds that one call takes more after so many bytes of other work than when it is repeated.
 
     A step runs every operator's code once between megabytes of data; the interpreter, the dispatcher and the kernels come
-    back from farther caches, as data do. The other work streams through memory that is there (cold), or writes fresh
-    pages and gives them back (churn), which empties more of the core's tables.
+    back from farther caches, as data do. ``first`` is the first operator called afterwards, which finds everything cold, ``next``
+    a second one, which finds only what is its own cold; ``module`` is a module's call without an operator, after a first
+    operator. The other work streams through memory that is there (cold), or writes fresh pages and gives them back
+    (churn), which empties more of the core's tables.
     """
     leaf = torch.rand(4, 4, requires_grad=True)
     parameters = [torch.rand(4, requires_grad=True) for _ in range(_FEW)]
     for parameter in parameters:
         parameter.grad = torch.zeros(4)
     sgd, adam = torch.optim.SGD(parameters, lr=0.01, momentum=0.9), torch.optim.Adam(parameters)
+    bare = torch.nn.Dropout(0.0)
 
     def backward() -> Call:
         root = torch.relu(torch.tanh(leaf * 1.0)).sum()
         return root.backward
 
-    makes: tuple[tuple[str, Callable[[], Call]], ...] = (
-        ("call", lambda: lambda: torch.relu(leaf)),
-        ("call", lambda: lambda: torch.tanh(leaf)),
-        ("optimizer", lambda: sgd.step),
-        ("optimizer", lambda: adam.step),
-        ("backward", backward),
-    )
+    operators: tuple[Call, ...] = (lambda: torch.relu(leaf), lambda: torch.tanh(leaf), lambda: torch.sigmoid(leaf))
+    makes: tuple[tuple[str, Callable[[], Call]], ...] = (("optimizer", lambda: sgd.step), ("optimizer", lambda: adam.step), ("backward", backward))
     found: dict[str, list[float]] = {}
+    n_samples = 5 if mode == "quick" else 13
     for n_bytes in COLD_BYTES[:: 2 if mode == "quick" else 1]:
-        stream = torch.zeros(n_bytes // 4)
+        memory = torch.zeros(n_bytes // 4)
+        stream: Call = lambda memory=memory: memory.add_(1.0)  # type: ignore[misc]  # noqa: E731
+        for place, first in enumerate(operators):
+            second = operators[place - 1]
+            for name, values in zip(("first", "next"), _pair_after(first, second, stream, n_samples, clock)):
+                found.setdefault(f"cold/{name}/{n_bytes}", []).extend(values)
+        found.setdefault(f"cold/module/{n_bytes}", []).extend(_pair_after(operators[0], lambda: bare(leaf), stream, n_samples, clock)[1])
+        others = {"": lambda: None, "cold": stream, "churn": lambda n_bytes=n_bytes: _churn(n_bytes)}  # type: ignore[misc]
         for name, make in makes:
-            others: dict[str, Call] = {"": lambda: None, "cold": lambda stream=stream: stream.add_(1.0)}  # type: ignore[misc]
-            if name != "call":
-                others["churn"] = lambda n_bytes=n_bytes: _churn(n_bytes)  # type: ignore[misc]
-            values: dict[str, list[float]] = {kind: [] for kind in others}
-            for _ in range(5 if mode == "quick" else 13):
-                for kind, other in others.items():
-                    make()()
-                    call = make()
-                    other()
-                    switched, begin = clock.switches(), clock.now()
-                    call()
-                    took = clock.now() - begin
-                    if clock.switches() == switched or not values[kind]:
-                        values[kind].append(took)
-            warm = sorted(values[""])[len(values[""]) // 2]
-            for kind in others:
-                if kind:
-                    found.setdefault(f"{kind}/{name}/{n_bytes}", []).extend(max(0.0, value - warm) for value in values[kind])
+            taken = {kind: take_single(lambda: _after(make, other), n_samples, clock) for kind, other in others.items()}  # noqa: B023
+            warm_s = taken.pop("").minimum
+            for kind, samples in taken.items():
+                found.setdefault(f"{kind}/{name}/{n_bytes}", []).extend(max(0.0, value - warm_s) for value in samples.values)
     return {name: Samples(tuple(values)) for name, values in found.items()}
+
+
+def _pair_after(first: Call, second: Call, other: Call, n_samples: int, clock: Clock) -> tuple[list[float], list[float]]:
+    """Seconds that two calls, one right after the other, take more after other work than without it, for each of the two."""
+    taken: dict[bool, tuple[list[tuple[float, bool]], list[tuple[float, bool]]]] = {False: ([], []), True: ([], [])}
+    for _ in range(2 * n_samples):
+        for cold, (firsts, seconds) in taken.items():
+            first()
+            second()
+            before = clock.switches()
+            if cold:
+                other()
+            begin = clock.now()
+            first()
+            middle = clock.now()
+            second()
+            end = clock.now()
+            disturbed = clock.switches() != before
+            firsts.append((middle - begin, disturbed))
+            seconds.append((end - middle, disturbed))
+    found = []
+    for place in (0, 1):
+        warm, cold_ones = (undisturbed(taken[cold][place], least_frac=0.0) for cold in (False, True))
+        found.append([max(0.0, value - warm.minimum) for value in cold_ones.values])
+    return found[0], found[1]
+
+
+def _after(make: Callable[[], Call], other: Call) -> Call:
+    """A call that has just been made once, with other work in between."""
+    make()()
+    call = make()
+    other()
+    return call
 
 
 def _churn(n_bytes: int) -> None:
@@ -333,7 +341,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     found = _calls(repeats, clock)
     found |= _backward(repeats, clock)
     found |= _modules(repeats, clock)
-    found["module_body"] = _module_bodies(found["module_call"].median, found["parameter_lookup"].median, mode, repeats, clock)
+    found["module_body"] = _module_bodies(found["module_call"].minimum, found["parameter_lookup"].minimum, mode, repeats, clock)
     found |= _optimizers(mode, repeats, clock)
     found |= _cold(mode, clock)
     return [Cost(name, threads, samples) for name, samples in found.items()]

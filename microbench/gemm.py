@@ -11,7 +11,7 @@ from dlperf.trace import Op, TensorSpec
 from microbench.plan import Group, Point, design, log_pick, repeats, share
 
 ORIENTATIONS = ("NN", "NT", "TN")
-_MAX_FLOP = {"quick": 6e8, "full": 6e9, "thorough": 3e10}
+_MAX_FLOP = {"quick": 6e8, "full": 2.5e9, "thorough": 2e10}
 _MAX_ELEMENTS = 2**24
 
 
@@ -41,17 +41,16 @@ def _fits(m: int, n: int, k: int, mode: str) -> bool:
     return 2.0 * m * n * k <= _MAX_FLOP[mode] and max(m * n, n * k, m * k) <= _MAX_ELEMENTS
 
 
-def _sizes(mode: str, per_mode: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Shapes (m, n, k): corners and the powers of four that networks are full of, then an even filling; skinny and batch-1 ones included."""
-    grid = [1, 8, 64, 512, 4096]
+def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tuple[int, int, int]]:
+    """Shapes (m, n, k): a lattice of the powers of two that networks are full of, then an even filling from the design's point `start` on."""
     lattice = [(m, n, k) for m in grid for n in grid for k in grid if _fits(m, n, k, mode)]
-    if mode == "quick":
-        lattice = [shape for shape in lattice if sum(size in (1, 64, 512) for size in shape) == 3]
     filling: list[tuple[int, int, int]] = []
-    for u, v, w in design(3):
-        if len(filling) >= share(mode, *per_mode):
+    for u, v, w in design(3, start):
+        if len(filling) >= count:
             break
-        shape = (log_pick(u, 1, 4096), log_pick(v, 1, 4096), log_pick(w, 1, 4096))
+        # A third are skinny; layers seldom are.
+        least = 1 if len(filling) % 3 == 0 else 12
+        shape = (log_pick(u, least, 4096), log_pick(v, least, 4096), log_pick(w, least, 4096))
         # Every other point has the multiples of 16 that people choose; the rest falls where it falls.
         if len(filling) % 2:
             shape = tuple(max(16, 16 * round(size / 16)) if size > 8 else size for size in shape)  # type: ignore[assignment]
@@ -67,17 +66,21 @@ def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
         main = dtype == "float32"
         if mode == "quick" and not main:
             continue
-        sizes = _sizes(mode, (24, 300) if main else (0, 60))
-        for orientation in ORIENTATIONS:
+        grid = (1, 64, 512) if mode == "quick" else (1, 8, 64, 512, 4096) if main else (1, 32, 1024)
+        for number, orientation in enumerate(ORIENTATIONS):
+            # Each orientation has shapes of its own: what they share, the curve learns from all of them.
+            count = share(mode, 24 if main else 0, 190 if main else 45 if dtype == "bfloat16" else 25)
+            sizes = _sizes(mode, grid, count, 1 + 1000 * number)
             points = [Point("gemm", linear(*s, dtype) if orientation == "NT" else product(*s, orientation, dtype)) for s in sizes]
             if main and orientation == "NT":
-                points += [Point("gemm", product(*s, "NT", dtype)) for s in sizes[:: 4 if mode != "quick" else 8]]
+                points += [Point("gemm", product(*s, "NT", dtype)) for s in sizes[:: 5 if mode != "quick" else 8]]
             found.append(Group(f"gemm {dtype} {orientation}", tuple(points), repeats(mode)))
     small: list[Point] = []
     for u, v, w, x in design(4):
-        if len(small) >= share(mode, 12, 90):
+        if len(small) >= share(mode, 12, 150):
             break
-        b, m, n, k = log_pick(u, 2, 512), log_pick(v, 1, 512), log_pick(w, 1, 512), log_pick(x, 4, 512)
+        least = 1 if len(small) % 3 == 0 else 8
+        b, m, n, k = log_pick(u, 2, 512), log_pick(v, least, 512), log_pick(w, least, 512), log_pick(x, 4, 512)
         if 2.0 * b * m * n * k <= _MAX_FLOP[mode] / 4 and b * max(m * n, n * k, m * k) <= _MAX_ELEMENTS / 2:
             small.append(Point("bmm", batched(b, m, n, k, len(small) % 2 == 1)))
     found.append(Group("batched gemm", tuple(small), repeats(mode)))

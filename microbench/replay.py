@@ -85,6 +85,10 @@ def _materialise(argument: Argument, generator: torch.Generator, mutated: bool) 
     return argument
 
 
+_BLOCK = 2**16
+"""Elements of which a large tensor is made by repetition: drawing them all would take longer than the kernels."""
+
+
 def tensor(spec: TensorSpec, generator: torch.Generator, zeros: bool = False) -> torch.Tensor:
     """A tensor of the spec's shape, strides and dtype: random around 0 if floating, zeros if integral, True if boolean."""
     dtype = getattr(torch, spec.dtype, None)
@@ -92,7 +96,8 @@ def tensor(spec: TensorSpec, generator: torch.Generator, zeros: bool = False) ->
         raise Unplayable(f"this torch has no dtype {spec.dtype}")
     extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides)) if spec.numel else 0
     if dtype.is_floating_point and not zeros:
-        memory = torch.empty(extent, dtype=torch.float32).normal_(0.0, 0.5, generator=generator).to(dtype)
+        block = torch.empty(min(extent, _BLOCK)).normal_(0.0, 0.5, generator=generator).to(dtype)
+        memory = block if extent == len(block) else block.repeat(math.ceil(extent / _BLOCK))[:extent]
     elif dtype == torch.bool:
         memory = torch.ones(extent, dtype=dtype)
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples
+from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
 from dlperf.machine import STREAM_BYTES_PER_ELEMENT, Bandwidth
 from microbench.plan import log_sizes
 
@@ -59,8 +59,7 @@ def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock
     largest = working_sets(mode, last_cache_bytes)[-1]
     for name, n_arrays in STREAM_BYTES_PER_ELEMENT.items():
         floor = Sampler(kernel(name, 1), Repeats(1e-3, 5), clock)
-        for _ in range(5):
-            floor.take()
+        take_turns([floor])
         call_s = floor.result().median
         for working_set in working_sets(mode, last_cache_bytes):
             if mode == "quick" and name != "triad" and working_set != largest:
@@ -69,8 +68,7 @@ def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock
             repeats = Repeats(5e-4, 5 if mode == "quick" else 10, warmup=2)
             sampler = Sampler(kernel(name, n), repeats, clock)
             sampler.warm_up()
-            for _ in range(repeats.n_samples):
-                sampler.take()
+            take_turns([sampler])
             raw = sampler.result()
             net = Samples(tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed)
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))

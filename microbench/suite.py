@@ -19,7 +19,7 @@ from tqdm import tqdm
 from dlperf import host
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.files import check_writable, schema_of
-from dlperf.machine import SCHEMA, Bandwidth, Cost, Machine
+from dlperf.machine import PACE, SCHEMA, Bandwidth, Cost, Machine
 from dlperf.trace import Trace
 from microbench.plan import MODES, Group
 from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_group
@@ -29,6 +29,8 @@ BUSY_SWITCHES_PER_S = 40.0
 core takes it away every scheduler quantum (some 4 ms), an idle system a few times a second."""
 BUSY_SWITCHES = 25
 """Fewer than so many in a group say nothing: a group may last a few milliseconds."""
+_UNSTEADY_FRAC = 0.2
+"""Share of a group's kernels that may be measured on a slow core alone before the group is said not to be trusted."""
 _SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
 
@@ -145,7 +147,8 @@ def _running_processes() -> int:
 
 
 def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: list[tuple[str, int]], traces: list[str], bar: Any) -> Machine:
-    job = {"threads": threads, "mode": mode, "groups": [name for name, _ in groups], "traces": traces}
+    pace_s = min((cost.samples.minimum for cost in machine.costs if cost.name == PACE), default=float("inf"))
+    job = {"pace_s": pace_s, "threads": threads, "mode": mode, "groups": [name for name, _ in groups], "traces": traces}
     weights = dict(groups)
     process = subprocess.Popen(
         [sys.executable, "-m", "microbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(threads)}, text=True
@@ -192,6 +195,11 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
         note = f"busy while measuring {message['group']} with {threads} thread(s): the core was taken away {switches_per_s:.0f} times a second"
         notes.append(note)
         narrate(f"warning: {note}")
+    n_kernels = len(part.kernels)
+    if message["unsteady"] > _UNSTEADY_FRAC * n_kernels:
+        note = f"busy while measuring {message['group']} with {threads} thread(s): {message['unsteady']} of {n_kernels} kernels never had the core's full pace"
+        notes.append(note)
+        narrate(f"warning: {note}; they cannot be trusted, calibrate again when it is quiet")
     if message["refused"]:
         notes.append(f"{message['group']}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples
+from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
 from dlperf.machine import Cost
 
 GRAIN_SIZE = 32768
@@ -20,8 +20,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     for n in (GRAIN_SIZE, GRAIN_SIZE + 1):
         a, out = torch.rand(n), torch.empty(n)
         sampler = Sampler(lambda a=a, out=out: torch.add(a, a, out=out), Repeats(1e-3, n_samples), clock)  # type: ignore[misc]
-        for _ in range(n_samples):
-            sampler.take()
+        take_turns([sampler])
         results.append(sampler.result())
     inside, outside = results
     # The same work, shared by the team, takes 1/threads of the time; what is over is the waking and the waiting.

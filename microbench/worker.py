@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dlperf import host
-from dlperf.clock import Clock, Repeats, Sampler, involuntary_switches
-from dlperf.machine import Bandwidth, Cost, Kernel, Machine
+from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
+from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Trace
 from microbench.plan import Group, Point, repeats
 
 _CHUNK_POINTS, _CHUNK_BYTES = 16, 2**28
-_LONG_CALL_S = 0.02
+_LONG_CALL_S = 0.005
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -47,6 +49,10 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode)]
 
 
+PATIENCE_S = {"quick": 3.0, "full": 75.0, "thorough": 600.0}
+"""How long a worker may wait, in all, for a core that others slow down."""
+SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
+"""How long a worker looks at the core's pace before it measures."""
 SYSTEM_GROUPS = ("framework", "memory", "threads", "stream")
 
 
@@ -56,53 +62,81 @@ def trace_group(trace: Trace, mode: str) -> Group:
     step = "forward pass" if trace.inference else "step"
     # The digest makes a target whose code has changed another group, to be measured again.
     digest = hashlib.sha256("\n".join(sorted(distinct)).encode()).hexdigest()[:8]
-    return Group(f"for {trace.target}@{trace.batch_size} ({step}, ops {digest})", tuple(Point("exact", op) for op in distinct.values()), repeats(mode))
+    return Group(f"for {trace.target}@{trace.batch_size} ({step}, ops {digest})", tuple(Point(EXACT, op) for op in distinct.values()), repeats(mode))
 
 
-def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> tuple[list[Kernel], list[str]]:
-    """The group's kernels, and what could not be called on its own."""
+@dataclass
+class Timed:
+    """A group's kernels, what could not be called on its own, and how many kernels have no undisturbed sample."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    n_unsteady: int = 0
+
+
+def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> Timed:
+    """Time the group's kernels.
+
+    Every kernel is sampled in two passes, some time apart and in other memory: what a neighbour or the place of the
+    operands in the caches does to one pass, it seldom does to both.
+    """
     from microbench.replay import Unplayable, build
 
-    kernels, refused = [], []
-    for chunk in _chunks(group.points):
-        running: list[tuple[Point, Sampler, int]] = []
-        for point in chunk:
-            try:
-                call = build(point.op)
-            except (Unplayable, MemoryError) as error:
-                refused.append(str(error))
-                progress(1)
-                continue
-            running.append((point, *_sampler(call, group.repeats, clock)))
-        for turn in range(group.repeats.n_samples):
-            for _, sampler, n_samples in running:
-                if turn < n_samples:
-                    sampler.take()
-        for point, sampler, _ in running:
-            kernels.append(Kernel(point.op, point.family, threads, sampler.result()))
-            progress(1)
-    return kernels, refused
+    taken: dict[int, list[tuple[Samples, bool]]] = {}  # and whether they are undisturbed; a sampler would keep its operands alive
+    found = Timed()
+    order = list(range(len(group.points)))
+    for number, n_samples in enumerate(_passes(group.repeats.n_samples)):
+        random.Random(number).shuffle(order)
+        for chunk in _chunks(group.points, order):
+            running: list[tuple[int, Sampler]] = []
+            for place in chunk:
+                try:
+                    call = build(group.points[place].op)
+                except (Unplayable, MemoryError) as error:
+                    if number == 0:
+                        found.refused.append(str(error))
+                        progress(1)
+                    continue
+                running.append((place, _sampler(call, replace(group.repeats, n_samples=n_samples), clock)))
+            take_turns([sampler for _, sampler in running])
+            for place, sampler in running:
+                taken.setdefault(place, []).append((sampler.result(), sampler.n_clean > 0))
+                if number == 0:
+                    progress(1)
+    for place, parts in sorted(taken.items()):
+        steady = [samples for samples, clean in parts if clean]
+        kept = steady or [samples for samples, _ in parts]
+        samples = Samples(tuple(value for part in kept for value in part.values), sum(part.n_disturbed for part in kept))
+        point = group.points[place]
+        found.kernels.append(Kernel(point.op, point.family, threads, samples))
+        found.n_unsteady += not steady
+    return found
 
 
-def _sampler(call: Callable[[], object], wanted: Repeats, clock: Clock) -> tuple[Sampler, int]:
+def _passes(n_samples: int) -> tuple[int, ...]:
+    return (n_samples - n_samples // 2, n_samples // 2) if n_samples > 1 else (n_samples,)
+
+
+def _sampler(call: Callable[[], object], wanted: Repeats, clock: Clock) -> Sampler:
     begin = clock.now()
     call()
     if clock.now() - begin < _LONG_CALL_S:
-        return Sampler(call, wanted, clock), wanted.n_samples
-    return Sampler(call, Repeats(0.0, 3, warmup=0), clock), min(3, wanted.n_samples)
+        return Sampler(call, wanted, clock)
+    return Sampler(call, Repeats(0.0, 1 if wanted.n_samples < 5 else 2, warmup=0), clock)
 
 
-def _chunks(points: tuple[Point, ...]) -> Iterator[list[Point]]:
+def _chunks(points: tuple[Point, ...], order: list[int]) -> Iterator[list[int]]:
+    """Places of points that are measured in turn: few enough, and small enough, to be in memory together."""
     from microbench.replay import n_bytes
 
-    chunk: list[Point] = []
+    chunk: list[int] = []
     size = 0
-    for point in points:
-        grown = n_bytes(point.op)
+    for place in order:
+        grown = n_bytes(points[place].op)
         if chunk and (len(chunk) >= _CHUNK_POINTS or size + grown > _CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0
-        chunk.append(point)
+        chunk.append(place)
         size += grown
     if chunk:
         yield chunk
@@ -118,11 +152,14 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     torch.set_num_threads(n_threads)
     torch.manual_seed(0)
     cpu = host.this_cpu()
+    pace = Pace(best_s=job["pace_s"], patience_s=PATIENCE_S[mode])
+    pace.settle(SETTLE_S[mode])
+    clock = pace.clock()
     system: dict[str, Callable[[], tuple[list[Bandwidth], list[Cost]]]] = {
-        "framework": lambda: ([], framework.measure(n_threads, mode)),
-        "memory": lambda: ([], memory.measure(n_threads, mode)),
-        "threads": lambda: ([], threads.measure(n_threads, mode)),
-        "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2]), []),
+        "framework": lambda: ([], framework.measure(n_threads, mode, clock)),
+        "memory": lambda: ([], memory.measure(n_threads, mode, clock)),
+        "threads": lambda: ([], threads.measure(n_threads, mode, clock)),
+        "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2], clock), []),
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     for path in job["traces"]:
@@ -133,18 +170,20 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         say({"progress": n_points})
 
     for name in job["groups"]:
-        refused: list[str] = []
-        kernels: list[Kernel] = []
+        timed = Timed()
         bandwidths: list[Bandwidth] = []
         costs: list[Cost] = []
         switches, begin = involuntary_switches(), time.perf_counter()
         if name in system:
             bandwidths, costs = system[name]()
         else:
-            kernels, refused = time_group(groups[name], n_threads, progress)
+            timed = time_group(groups[name], n_threads, progress, clock)
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
-        part = Machine(cpu, kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs))
-        say({"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": refused})
+        costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
+        part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs))
+        say(
+            {"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": timed.refused, "unsteady": timed.n_unsteady}
+        )  # fmt: skip
 
 
 def main() -> int:

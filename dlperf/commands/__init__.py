@@ -9,7 +9,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import (
     Answer,
@@ -30,9 +29,6 @@ from dlperf.commands.inputs import (
 from dlperf.commands.reporting import report
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable
-
-if TYPE_CHECKING:
-    from dlperf.machine import Machine
 
 
 def calibrate(args: Namespace) -> Answer:
@@ -59,19 +55,13 @@ def machine(args: Namespace) -> Answer:
         return Answer(difference.to_text(), difference.to_json())
     file = load_machine(args, args.files)
     if args.action == "show":
-        summary = inspection.summarize(file, _held_out_errors())
+        summary = inspection.summarize(file)
         return Answer(summary.to_text(), summary.to_json())
     problems = inspection.find_problems(file, host.this_cpu(), host.versions())
     verdict = "cannot be trusted here" if problems else "can be trusted here"
     text = "\n".join([f"{file.path}: {verdict}", *(f"  {problem}" for problem in problems)])
     data = {"schema": "dlperf.machine-check", "schema_version": 1, "machine": file.path, "trusted": not problems, "problems": problems}
     return Answer(text, data, status=1 if problems else 0)
-
-
-def _held_out_errors() -> Callable[[Machine, int], dict[str, float]] | None:
-    from dlperf.predictors import calibrated
-
-    return getattr(calibrated, "held_out_errors", None)
 
 
 def trace(args: Namespace) -> Answer:

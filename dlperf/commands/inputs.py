@@ -127,10 +127,13 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
 
 
 def run_calibration(path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False) -> Machine:
-    """Measure this machine; see :func:`microbench.suite.calibrate`."""
+    """Measure this machine (:func:`microbench.suite.calibrate`), and learn from the measurements how exact they make a prediction."""
+    from dlperf.predictors.book import learn
     from microbench.suite import calibrate
 
-    return calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), force=force)
+    machine = learn(calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), force=force))
+    machine.save(path)
+    return machine
 
 
 def default_threads(threads: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,16 @@ _KEPT = "_analysis"
 
 @dataclass(frozen=True)
 class Analysis:
-    """Per op, aligned with ``trace.ops``: description (None if no family knows it), FLOP, bytes, whether it is the first op of its autograd node.
+    """Per op, aligned with ``trace.ops``: FLOP, bytes, whether it is the first op of its autograd node.
 
-    `code_distance[i]` is how many bytes the step touched since the same operator last ran; `step_bytes` are all that it touches.
+    `code_distance[i]` is how many bytes the step touched since the same operator last ran, `bytes_before[i]` how many the op before it
+    touched; `step_bytes` are all that the step touches.
     Operands stand flat: of op `operand_op[j]`, `operand_bytes[j]` large, and `operand_distance[j]` bytes of the step away, which is what
     went by since that memory was last touched (infinite if it never was). `working_bytes[i]` are all of op i's, `farthest[i]` the largest
     distance. `replay` is malloc's view.
     """
 
-    descriptions: tuple[Description | None, ...]
+    trace: Trace
     flops: npt.NDArray[np.float64]
     n_bytes: npt.NDArray[np.float64]
     first_of_node: tuple[bool, ...]
@@ -35,8 +36,20 @@ class Analysis:
     working_bytes: npt.NDArray[np.float64]
     farthest: npt.NDArray[np.float64]
     code_distance: tuple[float, ...]
+    bytes_before: tuple[float, ...]
     step_bytes: float
     replay: allocator.Replay
+    _described: dict[bool, tuple[Description | None, ...]] = field(default_factory=dict, repr=False)
+
+    def descriptions(self, threads: int) -> tuple[Description | None, ...]:
+        """The ops' descriptions where `threads` run them (None if no family knows an op); made once for one thread and once for several."""
+        if (threads > 1) not in self._described:
+            shared: dict[str, Description | None] = {}
+            for op in self.trace.ops:
+                if op.signature not in shared:
+                    shared[op.signature] = describe(op, threads)
+            self._described[threads > 1] = tuple(shared[op.signature] for op in self.trace.ops)
+        return self._described[threads > 1]
 
 
 def analyse(trace: Trace) -> Analysis:
@@ -56,13 +69,6 @@ def _analyse(trace: Trace) -> Analysis:
     for op in trace.ops:
         first.append(op.node >= 0 and op.node not in seen_nodes)
         seen_nodes.add(op.node)
-    shared: dict[str, Description | None] = {}
-    descriptions = []
-    for op in trace.ops:
-        signature = op.signature
-        if signature not in shared:
-            shared[signature] = describe(op)
-        descriptions.append(shared[signature])
     operands = _operand_distances(trace, replay)
     flat = [(index, size, distance) for index, parts in enumerate(operands) for size, distance in parts]
     owner, sizes, distances = (np.array(column) for column in zip(*flat)) if flat else (np.zeros(0), np.zeros(0), np.zeros(0))
@@ -70,9 +76,10 @@ def _analyse(trace: Trace) -> Analysis:
     farthest = np.zeros(len(trace.ops))
     np.maximum.at(farthest, owner.astype(np.int64), distances)
     return Analysis(
-        descriptions=tuple(descriptions), flops=np.array(flops, dtype=float), n_bytes=np.array(n_bytes, dtype=float), first_of_node=tuple(first),
+        trace=trace, flops=np.array(flops, dtype=float), n_bytes=np.array(n_bytes, dtype=float), first_of_node=tuple(first),
         operand_op=owner.astype(np.int64), operand_bytes=sizes.astype(float), operand_distance=distances.astype(float), working_bytes=working,
-        farthest=farthest, code_distance=_code_distances(trace, working.tolist()), step_bytes=float(working.sum()), replay=replay,
+        farthest=farthest, code_distance=_code_distances(trace, working.tolist()), bytes_before=(0.0, *working.tolist()[:-1]),
+        step_bytes=float(working.sum()), replay=replay,
     )  # fmt: skip
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from dlperf import work
-from dlperf.machine import Kernel, Machine
+from dlperf.machine import EXACT, Curve, Kernel, Machine
 from dlperf.predictors.families import Description, describe
-from dlperf.predictors.surface import Surface
+from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
+from dlperf.trace import Op
 
 _KEPT, _DESCRIBED = "_books", "_described_kernels"
 LEVELS = ("L1", "L2", "L3", "DRAM")
@@ -31,7 +32,7 @@ class Book:
     @cached_property
     def kernels(self) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:
         """Described kernels by key."""
-        return _described(self.machine).get(self.threads, {})
+        return _described(self.machine, self.threads)
 
     def resolve(self, description: Description) -> tuple[str, ...] | None:
         """The first of the description's keys that the machine has measured; None if it has none of them."""
@@ -40,12 +41,37 @@ class Book:
     def surface(self, key: tuple[str, ...]) -> Surface:
         """The fitted surface of a measured key."""
         if key not in self._surfaces:
-            rows = self.kernels[key]
-            self._surfaces[key] = Surface.fit(
-                np.array([d.place for d, _ in rows], dtype=float).reshape(len(rows), -1), np.array([d.terms for d, _ in rows], dtype=float),
-                np.array([k.samples.median for _, k in rows], dtype=float),
-            )  # fmt: skip
+            curve = self._curves.get(key)
+            smoothness = None if curve is None else Smoothness(curve.scales, curve.signal, curve.noise)
+            self._surfaces[key] = Surface.fit(*self.points(key), smoothness)
         return self._surfaces[key]
+
+    def points(self, key: tuple[str, ...]) -> tuple[Array, Array, Array]:
+        """Places (n, d), terms (n, q) and seconds (n,) of a key's kernels."""
+        rows = self.kernels[key]
+        return (
+            np.array([d.place for d, _ in rows], dtype=float).reshape(len(rows), -1), np.array([d.terms for d, _ in rows], dtype=float),
+            np.array([k.samples.minimum for _, k in rows], dtype=float),
+        )  # fmt: skip
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, ...], Curve]:
+        return {curve.key: curve for curve in self.machine.curves if curve.threads == self.threads}
+
+    def kernel_s(self, op: Op) -> tuple[float, str] | None:
+        """Seconds of one op as torch.ops calls it with warm caches, and the number's source; None where no curve serves it."""
+        exact = self.machine.exact(op.signature, self.threads)
+        if exact is not None:
+            return exact.samples.minimum, "measured"
+        return self.curve_s(describe(op, self.threads))
+
+    def curve_s(self, description: Description | None) -> tuple[float, str] | None:
+        """Seconds and source from the curve alone, whether or not this very op was measured."""
+        key = None if description is None else self.resolve(description)
+        if description is None or key is None:
+            return None
+        times, inside = self.surface(key).predict(np.array([description.place], dtype=float), np.array([description.terms], dtype=float))
+        return float(times[0]), "interpolated" if inside[0] and key == description.key else "extrapolated"
 
     @cached_property
     def bytes_per_s(self) -> dict[str, float]:
@@ -58,11 +84,24 @@ class Book:
         return found
 
     @cached_property
-    def level_rates(self) -> npt.NDArray[np.float64]:
+    def level_rates(self) -> Array:
         """Bytes per second in the order of LEVELS."""
         return np.array([self.bytes_per_s[level] for level in LEVELS])
 
-    def level_numbers(self, n_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def seconds_per_byte(self, n_bytes: Array) -> Array:
+        """What a byte costs that comes from as far away as a working set of `n_bytes` reaches, by the measured sweep of STREAM's triad.
+
+        Between two working sets linear in the logarithm; never less for more. What a shared cache really keeps for this core
+        shows here, whatever its size.
+        """
+        curve = self.machine.bandwidth_curve("triad", self.threads)
+        if not curve:
+            return np.full(len(n_bytes), 1.0 / self.bytes_per_s["DRAM"])
+        costs = np.maximum.accumulate([1.0 / point.median_bytes_per_s for point in curve])
+        found: Array = np.interp(np.log2(np.clip(n_bytes, 1.0, 2.0**60)), [math.log2(point.working_set_bytes) for point in curve], costs)
+        return found
+
+    def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
         """For each amount of bytes the place in LEVELS of the nearest memory that holds it."""
         sizes = self.machine.cpu.caches_bytes
         number = np.full(len(n_bytes), len(LEVELS) - 1)
@@ -93,7 +132,7 @@ class Book:
         for cost in self.machine.costs:
             if cost.name.startswith(("cold/", "churn/")) and cost.threads == self.threads:
                 kind, what, n_bytes = cost.name.split("/")
-                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), cost.samples.median))
+                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), cost.samples.minimum))
         curves = {}
         for what, points in found.items():
             points.sort()
@@ -111,33 +150,21 @@ class Book:
                 seconds = max(seconds, float(np.interp(math.log2(n_bytes), *curve)))
         return seconds
 
-    @cached_property
-    def held_out(self) -> dict[str, float]:
-        """Median held-out error by the kernels' families: every kernel predicted from the others of its key."""
-        errors: dict[str, list[float]] = defaultdict(list)
-        for key, rows in self.kernels.items():
-            error = self.surface(key).held_out_error
-            if not math.isnan(error):
-                for _, kernel in rows:
-                    errors[kernel.family].append(error)
-        return {name: float(np.median(values)) for name, values in sorted(errors.items())}
 
-
-def _described(machine: Machine) -> dict[int, dict[tuple[str, ...], list[tuple[Description, Kernel]]]]:
-    """Every described kernel by thread count and key; made once and kept with the machine, for all its books."""
-    kept: dict[int, dict[tuple[str, ...], list[tuple[Description, Kernel]]]] | None = machine.__dict__.get(_DESCRIBED)
-    if kept is None:
-        kept = {}
-        known: dict[str, Description | None] = {}
-        for kernel in machine.kernels:
-            signature = kernel.op.signature
-            if signature not in known:
-                known[signature] = describe(kernel.op)
-            description = known[signature]
-            if description is not None:
-                kept.setdefault(kernel.threads, {}).setdefault(description.key, []).append((description, kernel))
-        machine.__dict__[_DESCRIBED] = kept
-    return kept
+def _described(machine: Machine, threads: int) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:
+    """Every described kernel of a thread count by key; the descriptions are made once and kept with the machine, for all its books."""
+    known: dict[tuple[str, bool], Description | None] = machine.__dict__.setdefault(_DESCRIBED, {})
+    found: dict[tuple[str, ...], list[tuple[Description, Kernel]]] = defaultdict(list)
+    for kernel in machine.kernels:
+        if kernel.threads != threads:
+            continue
+        signature = kernel.op.signature, threads > 1
+        if signature not in known:
+            known[signature] = describe(kernel.op, threads)
+        description = known[signature]
+        if description is not None:
+            found[description.key].append((description, kernel))
+    return dict(found)
 
 
 def book_of(machine: Machine, threads: int) -> Book:
@@ -147,3 +174,23 @@ def book_of(machine: Machine, threads: int) -> Book:
     if nearest not in books:
         books[nearest] = Book(machine, nearest)
     return books[nearest]
+
+
+def learn(machine: Machine) -> Machine:
+    """The machine with the smoothness and the held-out errors of all its curves: the last part of a calibration.
+
+    Operations measured for a target are not held out: they are no sample of their family.
+    """
+    curves = []
+    for threads in machine.threads:
+        book = Book(replace(machine, curves=()), threads)
+        for key, rows in book.kernels.items():
+            points = book.points(key)
+            smoothness = find_smoothness(*points)
+            held_out = Surface.fit(*points, smoothness).held_out
+            drawn = [place for place, (_, kernel) in enumerate(rows) if kernel.family != EXACT]
+            family = rows[drawn[0]][1].family if drawn else EXACT
+            fracs = tuple(float(abs(np.expm1(held_out[place]))) for place in drawn) if len(held_out) else ()
+            curves.append(Curve(key, family, threads, smoothness.scales, smoothness.signal, smoothness.noise, fracs))
+    return replace(machine, curves=tuple(curves))
+

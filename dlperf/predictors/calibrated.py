@@ -10,7 +10,7 @@ The time of a step is the sum of
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +21,7 @@ from dlperf.machine import Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import LEVELS, Book, book_of
+from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.trace import LOSS, Op, Trace
 
@@ -60,38 +61,35 @@ class _Priced:
         self.cost_source = "measured" if measured_threads else "extrapolated"
         self.notes: set[str] = set()
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
+        self.descriptions = analysis.descriptions(book.threads)
         self.kernel_s, self.source = self._kernel_times()
 
     def _kernel_times(self) -> tuple[list[float], list[str]]:
         """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
-        ops, descriptions = self.trace.ops, self.analysis.descriptions
+        ops = self.trace.ops
         seconds, source = [0.0] * len(ops), ["unpriced"] * len(ops)
-        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for index, op in enumerate(ops):
+        groups: dict[tuple[str, ...], list[tuple[int, Description]]] = defaultdict(list)
+        for index, (op, description) in enumerate(zip(ops, self.descriptions)):
             exact = self.book.machine.exact(op.signature, self.book.threads)
-            if exact is not None:
-                seconds[index], source[index] = exact.samples.median, "measured"
-                continue
-            description = descriptions[index]
             key = None if description is None else self.book.resolve(description)
-            if key is None:
+            if exact is not None:
+                seconds[index], source[index] = exact.samples.minimum, "measured"
+            elif description is None or key is None:
                 seconds[index] = self._unpriced_s(op, index)
             else:
-                groups[key].append(index)
-        for key, indices in groups.items():
-            rows = [descriptions[index] for index in indices]
-            places = np.array([d.place for d in rows if d is not None], dtype=float).reshape(len(rows), -1)
-            terms = np.array([d.terms for d in rows if d is not None], dtype=float)
+                groups[key].append((index, description))
+        for key, members in groups.items():
             surface = self.book.surface(key)
-            if places.shape[1] != surface.places.shape[1] or terms.shape[1] != len(surface.weights):
-                for index in indices:
-                    seconds[index] = self._unpriced_s(ops[index], index)
+            fitting = [(index, d) for index, d in members if len(d.place) == surface.places.shape[1] and len(d.terms) == len(surface.weights)]
+            for index in {index for index, _ in members} - {index for index, _ in fitting}:
+                seconds[index] = self._unpriced_s(ops[index], index)
+            if not fitting:
                 continue
-            times, inside = surface.predict(places, terms)
-            for index, time_s, within, row in zip(indices, times, inside, rows):
+            places = np.array([d.place for _, d in fitting], dtype=float).reshape(len(fitting), -1)
+            times, inside = surface.predict(places, np.array([d.terms for _, d in fitting], dtype=float))
+            for (index, description), time_s, within in zip(fitting, times, inside):
                 seconds[index] = float(time_s)
-                own_key = row is not None and row.key == key
-                source[index] = "interpolated" if within and own_key else "extrapolated"
+                source[index] = "interpolated" if within and description.key == key else "extrapolated"
         if not self.measured_threads:
             source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
         return seconds, source
@@ -102,8 +100,13 @@ class _Priced:
         return float(self.analysis.n_bytes[index] / self.book.bytes_per_s[level]) + self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
 
     def _overhead_s(self, op: Op, index: int) -> float:
-        """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it."""
-        called = self.book.cold_s("call", self.analysis.code_distance[index]) - self.book.cost_s("boxed_call")
+        """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it.
+
+        What all operators share (interpreter, dispatcher, allocator) has left the caches as far as the op before drove it out; what is
+        the operator's own as far as all that happened since it last ran.
+        """
+        before, own = self.analysis.bytes_before[index], self.analysis.code_distance[index]
+        called = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before)) + self.book.cold_s("next", own) - self.book.cost_s("boxed_call")
         if op.phase == "backward":
             return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
@@ -111,9 +114,8 @@ class _Priced:
     def _distance_s(self) -> list[float]:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated."""
         analysis, book = self.analysis, self.book
-        seconds_per_byte = 1.0 / book.level_rates
-        near = seconds_per_byte[book.level_numbers(analysis.working_bytes)][analysis.operand_op]
-        far = seconds_per_byte[book.level_numbers(analysis.operand_distance)]
+        near = book.seconds_per_byte(analysis.working_bytes)[analysis.operand_op]
+        far = book.seconds_per_byte(analysis.operand_distance)
         extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
         return np.bincount(analysis.operand_op, extra, minlength=len(self.trace.ops)).tolist()  # type: ignore[no-any-return]
 
@@ -162,11 +164,17 @@ class _Priced:
         call_s, body_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in names)
         worked = {op.layer for op in self.trace.ops if op.phase == "backward"}
         root = self.trace.layers[0].name if self.trace.layers else ""
+        n_calls = Counter[str]()
+        for layer in self.trace.layers:
+            n_calls[layer.type] += layer.n_calls
+        if not self.trace.inference:
+            yield Item(LOSS, "forward", body_s, "overhead", self.cost_source, "module body")
         for layer in self.trace.layers:
             for caller, count in layer.callers:
                 yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
             if layer.is_leaf and layer.n_calls:
-                yield Item(layer.name, "forward", layer.n_calls * body_s, "overhead", self.cost_source, "module body")
+                cold_s = self.book.cold_s("module", self.analysis.step_bytes / n_calls[layer.type])
+                yield Item(layer.name, "forward", layer.n_calls * (body_s + cold_s), "overhead", self.cost_source, "module body")
             if layer.parameters:
                 yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
                 if not self.trace.inference and layer.name in worked:
@@ -201,10 +209,11 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -
     if total <= 0:
         return 1.0, 1.0
     by_curve: dict[tuple[str, ...], float] = defaultdict(float)
+    descriptions = analysis.descriptions(book.threads)
     for item in items:
         if item.op < 0 or item.source == "measured":
             continue
-        description = analysis.descriptions[item.op]
+        description = descriptions[item.op]
         key = None if description is None or item.source == "unpriced" else book.resolve(description)
         error = 1.0 if key is None else book.surface(key).held_out_error
         sigma = (0.2 if math.isnan(error) else error / 0.6745) * (2.0 if item.source == "extrapolated" else 1.0)
@@ -217,7 +226,3 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -
     fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
     return max(0.05, 1.0 - half - fewer), 1.0 + half + more
 
-
-def held_out_errors(machine: Machine, threads: int) -> dict[str, float]:
-    """Median error of every family's kernels, each predicted from the others, as fractions; what ``dlperf machine show`` prints."""
-    return dict(book_of(machine, threads).held_out)

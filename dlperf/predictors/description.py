@@ -30,13 +30,14 @@ class Description:
 
 
 Describe = Callable[[Op], "Description | None"]
-_REGISTRY: dict[str, Describe] = {}
+DescribeByThreads = Callable[[Op, int], "Description | None"]
+_REGISTRY: dict[str, DescribeByThreads] = {}
 
 
-def family(*packets: str) -> Callable[[Describe], Describe]:
-    """Register the description of operators. An operator described twice is an error."""
+def family_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeByThreads]:
+    """Register the description of operators whose kernel depends on the number of threads. An operator described twice is an error."""
 
-    def register(function: Describe) -> Describe:
+    def register(function: DescribeByThreads) -> DescribeByThreads:
         for packet in packets:
             if packet in _REGISTRY:
                 raise ValueError(f"{packet} is described twice")
@@ -46,10 +47,20 @@ def family(*packets: str) -> Callable[[Describe], Describe]:
     return register
 
 
-def describe(op: Op) -> Description | None:
-    """The op's description; None for an operator that no family knows."""
+def family(*packets: str) -> Callable[[Describe], Describe]:
+    """Register the description of operators. An operator described twice is an error."""
+
+    def register(function: Describe) -> Describe:
+        family_by_threads(*packets)(lambda op, _threads: function(op))
+        return function
+
+    return register
+
+
+def describe(op: Op, threads: int = 1) -> Description | None:
+    """The op's description where `threads` run it; None for an operator that no family knows."""
     function = _REGISTRY.get(op.packet)
-    return None if function is None else function(op)
+    return None if function is None else function(op, threads)
 
 
 def known() -> tuple[str, ...]:

@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import math
 
-from dlperf.predictors.description import Description, family, ints, log2, tensor
+from dlperf.predictors.description import Description, family, family_by_threads, ints, log2, tensor
 from dlperf.predictors.onednn import BLOCK, first_layer_regime, padded, takes_onednn
 from dlperf.trace import Argument, Op, TensorSpec
 
 # -- matrix products ----------------------------------------------------------------------------------------------
 
 
-def orientation(a: TensorSpec, b: TensorSpec) -> str:
-    """Memory order of two matrix operands: N for row-major, T for transposed."""
-
-    def one(spec: TensorSpec) -> str:
-        rows, columns = spec.strides[-2:]
-        return "T" if columns != 1 and rows == 1 and spec.shape[-1] > 1 else "N"
-
-    return one(a) + one(b)
+def _transposed(spec: TensorSpec) -> bool:
+    """Whether a matrix lies in memory column by column."""
+    rows, columns = spec.strides[-2:]
+    return columns != 1 and rows == 1 and spec.shape[-1] > 1
 
 
-def _matrix(a: TensorSpec, b: TensorSpec, kind: str) -> Description:
-    """A product; where one operand is a vector BLAS takes other kernels (GEMV), which have curves of their own."""
+def _off_grid(*sizes: int) -> tuple[float, ...]:
+    """1 for every size that fills no whole vectors: rows of such a length start anywhere, and the last tile is partly empty."""
+    return tuple(float(size % BLOCK != 0) for size in sizes)
+
+
+def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> Description:
+    """A product, whatever the order of its operands in memory, which is a coordinate of its own.
+
+    Where one operand is a vector BLAS takes other kernels (GEMV), which have a curve of their own.
+    """
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = math.prod(a.shape[:-2])
-    terms = (1.0, float(batch), float(batch * m * n * k), float(batch * m * n), float(batch * m * k), float(batch * n * k))
-    vector: tuple[str, ...] = ("vector",) if min(m, n) == 1 else ()
-    order = orientation(a, b)
-    keys: list[tuple[str, ...]] = [(kind, a.dtype, order, *vector)]
-    for regime in dict.fromkeys((vector, ())):
-        for dtype in dict.fromkeys((a.dtype, "float32")):
-            if kind == "bmm":
-                keys += [("bmm", dtype, o, *regime) for o in (order, "NN", "NT")]
-                continue
-            other = "addmm" if kind == "mm" else "mm"
-            keys += [(kind, dtype, order, *regime), (other, dtype, order, *regime)]
-            keys += [*(("mm", dtype, o, *regime) for o in ("NN", "NT", "TN")), ("addmm", dtype, "NT", *regime)]
-    sizes = (log2(m), log2(n), log2(k))
-    return Description(keys[0], (log2(batch), *sizes) if kind == "bmm" else sizes, terms, tuple(dict.fromkeys(keys[1:])))
+    # Kernels compute whole tiles, of 8 x 16 or 16 x 8 results.
+    tiles = (math.ceil(m / 8) * 8 * padded(n), padded(m) * math.ceil(n / 8) * 8)
+    terms = (1.0, *(float(batch * amount) for amount in (1, m * n * k, m * n, m * k, n * k, tiles[0] * k, tiles[1] * k)))
+    # Below a tile every size is a case of its own: there the coordinates are three times as long.
+    place = (
+        log2(m), log2(n), log2(k), 2.0 * log2(min(m, BLOCK)), 2.0 * log2(min(n, BLOCK)), *_off_grid(m, n, k),
+        float(_transposed(a)), float(_transposed(b)), float(with_bias), log2(batch),
+    )  # fmt: skip
+    regimes: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)
+    kinds = (kind, "bmm" if kind == "gemm" else "gemm")
+    keys = [(name, dtype, regime) for dtype in dict.fromkeys((a.dtype, "float32")) for name in kinds for regime in regimes]
+    return Description(keys[0], place, terms, tuple(keys[1:]))
 
 
 @family("aten.mm")
 def _mm(op: Op) -> Description:
-    return _matrix(tensor(op.args[0]), tensor(op.args[1]), "mm")
+    return _matrix(tensor(op.args[0]), tensor(op.args[1]), "gemm")
 
 
 @family("aten.addmm", "aten._addmm_activation")
 def _addmm(op: Op) -> Description:
-    return _matrix(tensor(op.args[1]), tensor(op.args[2]), "addmm")
+    return _matrix(tensor(op.args[1]), tensor(op.args[2]), "gemm", with_bias=True)
 
 
 @family("aten.bmm")
@@ -58,7 +60,7 @@ def _bmm(op: Op) -> Description:
 
 @family("aten.baddbmm")
 def _baddbmm(op: Op) -> Description:
-    return _matrix(tensor(op.args[1]), tensor(op.args[2]), "bmm")
+    return _matrix(tensor(op.args[1]), tensor(op.args[2]), "bmm", with_bias=True)
 
 
 @family("aten.mv", "aten.addmv", "aten.dot", "aten.vdot")
@@ -66,13 +68,13 @@ def _mv(op: Op) -> Description:
     a, v = op.inputs[-2:]
     if len(a.shape) == 1:
         a = TensorSpec((1, *a.shape), (a.numel, *a.strides), a.dtype)
-    return _matrix(a, TensorSpec((*v.shape, 1), (*v.strides, 1), v.dtype), "mm")
+    return _matrix(a, TensorSpec((*v.shape, 1), (*v.strides, 1), v.dtype), "gemm")
 
 
 # -- convolutions ---------------------------------------------------------------------------------------------------
 
 
-def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], what: str) -> Description:
+def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], what: str, threads: int) -> Description:
     stride, _, dilation, transposed, _, groups_ = args
     groups = int(groups_)  # type: ignore[arg-type]
     n, c_in = image.shape[:2]
@@ -88,7 +90,7 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
         kind = f"depthwise{d}d" if c_in_g == 1 else f"grouped{d}d"
     else:
         kind = f"1x1 {d}d" if kernel == 1 else f"dense{d}d"
-    onednn = takes_onednn(image, weight, ints(stride), ints(dilation), groups)
+    onednn = takes_onednn(image, weight, ints(stride), ints(dilation), groups, threads)
     regime = "native" if not onednn else first_layer_regime(c_in, what == "conv") if kind.startswith("dense") else "blocked"
     # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels.
     padded_out = padded(c_out_g) if groups == 1 else c_out_g
@@ -114,12 +116,10 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     return Description(keys[0], place, terms, tuple(dict.fromkeys(keys[1:])))
 
 
-@family("aten.convolution", "aten._convolution", "aten.mkldnn_convolution", "aten.thnn_conv2d", "aten._slow_conv2d_forward")
-def _conv_forward(op: Op) -> Description | None:
-    if op.packet != "aten.convolution":
-        return None
+@family_by_threads("aten.convolution")
+def _conv_forward(op: Op, threads: int) -> Description:
     image, weight = tensor(op.args[0]), tensor(op.args[1])
-    return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], "conv")
+    return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], "conv", threads)
 
 
 def output_shape(op: Op) -> tuple[int, ...]:
@@ -142,13 +142,13 @@ def output_shape(op: Op) -> tuple[int, ...]:
     return (image.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
 
 
-@family("aten.convolution_backward")
-def _conv_backward(op: Op) -> Description:
+@family_by_threads("aten.convolution_backward")
+def _conv_backward(op: Op, threads: int) -> Description:
     gradient, image, weight = (tensor(a) for a in op.args[:3])
     mask = op.args[10]
     assert isinstance(mask, tuple)
     what = "conv_backward" if mask[0] else "conv_backward weight"
-    found = _convolution(image, weight, op.args[4:10], gradient.shape[2:], what)
+    found = _convolution(image, weight, op.args[4:10], gradient.shape[2:], what, threads)
     if mask[0]:
         return found
     return Description(found.key, found.place, found.terms, (*found.fallbacks, *((("conv_backward"), *key[1:]) for key in (found.key, *found.fallbacks))))

@@ -97,7 +97,7 @@ class GemmRates:
     """
 
     def __init__(self, machine: Machine, threads: int) -> None:
-        self._points = [(size, size.flops / kernel.samples.median) for size, kernel in measured_gemms(machine, threads)]
+        self._points = [(size, size.flops / kernel.samples.minimum) for size, kernel in measured_gemms(machine, threads)]
         self.dtypes = {size.dtype for size, _ in self._points}
         self.fallback = "float32" if "float32" in self.dtypes else min(self.dtypes)
 

@@ -73,7 +73,7 @@ def _measured(book: Book) -> dict[tuple[str, str, int], float]:
     for cost in book.machine.costs:
         match = re.fullmatch(r"optimizer_tensor/([^/]+)/([^/]+)/(\d+)", cost.name)
         if match and cost.threads == book.threads:
-            found[match.group(1), match.group(2), int(match.group(3))] = cost.samples.median
+            found[match.group(1), match.group(2), int(match.group(3))] = cost.samples.minimum
     return found
 
 
@@ -89,5 +89,5 @@ def _call_s(info: OptimizerInfo, book: Book) -> float:
     own = book.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
     if own:
         return own
-    calls = [cost.samples.median for cost in book.machine.costs if cost.name.startswith("optimizer_call/") and cost.threads == book.threads]
+    calls = [cost.samples.minimum for cost in book.machine.costs if cost.name.startswith("optimizer_call/") and cost.threads == book.threads]
     return float(np.median(calls)) if calls else 0.0

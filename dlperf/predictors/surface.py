@@ -1,4 +1,4 @@
-"""A time as a function of shape, learnt from the kernels of one family: a physical first approximation, corrected by its neighbours."""
+"""A time as a function of shape, learnt from the kernels of one family: a physical first approximation, corrected by a Gaussian process."""
 
 from __future__ import annotations
 
@@ -6,75 +6,145 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import nnls
 
 Array = npt.NDArray[np.float64]
 
-NEIGHBOURS = 8
 REACH = 1.5
 """How far, in octaves, a point may lie outside the measured range of a coordinate and still count as interpolated."""
-_SOFTENING = 0.15
-_HELD_OUT = 64
-"""Points that the held-out error is taken over, spread over the order of measuring."""
+_SCALES = (0.7, 1.5, 3.0, 6.0, 15.0, 60.0)
+_NOISES = (0.02, 0.05, 0.1, 0.2)
+_TUNED_POINTS = 200
+"""Points that the search for the smoothness looks at, spread over the order of measuring."""
+_LEVEL = 1.0
+"""Variance of the correction's level: large, so that it is learnt from the points."""
+_LEAST_SIGNAL = 0.05
+_SURPRISE = 2.0
+"""Standard deviations beyond which a point's own noise is held to be larger."""
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """How the correction may vary: `scales` (d,) in the units of the coordinates over which it changes, `signal` by how much, and
+    the `noise` of one measurement; the latter two are standard deviations of logarithms."""
+
+    scales: tuple[float, ...]
+    signal: float
+    noise: float
+
+    def covariance(self, a: Array, b: Array) -> Array:
+        """Covariance (n, m) of the correction between places (n, d) and (m, d): Matern 3/2."""
+        a, b = a / np.array(self.scales), b / np.array(self.scales)
+        squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
+        distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
+        found: Array = _LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance)
+        return found
 
 
 @dataclass(frozen=True)
 class Surface:
     """t(place, terms) = (terms . weights) x exp(correction(place)).
 
-    The weights are non-negative (each term costs time) and fitted to relative errors; the correction is the mean of
-    the nearest points' logarithmic residuals, weighted by 1 / distance^2 (Shepard 1968), or linear interpolation
-    where there is one coordinate. Outside the measured points the correction stays that of the nearest ones, so a
-    far extrapolation follows the physical terms alone.
+    The weights are non-negative (each term costs time) and fitted to relative errors; the correction is the mean of a
+    Gaussian process through the points' logarithmic residuals (Rasmussen and Williams 2006, eq. 2.25), which takes
+    part of a residual for noise. Far outside the measured points it fades to its level, so that an extrapolation follows the
+    physical terms.
     """
 
     places: Array
     weights: Array
-    residuals: Array
-    held_out_error: float
-    """Median |t / t_measured - 1| of points predicted from all the others; NaN for fewer than three."""
+    smoothness: Smoothness
+    coefficients: Array
+    """The process's weights of the points: K^-1 residuals."""
+    held_out: Array
+    """ln(predicted / measured) of each point, predicted from all the others (ibid., eq. 5.12); empty for fewer than three points."""
     least_s: float = 0.0
     """The shortest time measured: what an op costs that has none of the work the terms count (an empty tensor)."""
 
     @classmethod
-    def fit(cls, places: Array, terms: Array, times_s: Array) -> Surface:
+    def fit(cls, places: Array, terms: Array, times_s: Array, smoothness: Smoothness | None = None) -> Surface:
         """Fit to points: places (n, d) in octaves, terms (n, q) non-negative, times (n,) in seconds, positive."""
-        scale = np.maximum(terms.max(axis=0), 1e-300)
-        weights, _ = nnls(terms / scale / times_s[:, None], np.ones(len(times_s)))
-        weights = weights / scale
-        base = terms @ weights
-        # A point that no term explains (all its weights came out 0) stands for itself.
-        residuals = np.log(times_s / np.where(base > 0, base, times_s))
-        least_s = float(times_s.min())
-        surface = cls(places, weights, residuals, float("nan"), least_s)
+        weights, residuals = _first_approximation(terms, times_s)
+        smooth = smoothness if smoothness is not None and len(smoothness.scales) == places.shape[1] else default_smoothness(places, residuals)
+        covariance = smooth.covariance(places, places)
+        coefficients, spread = _solve(covariance, residuals, np.full(len(residuals), smooth.noise))
         if len(times_s) < 3:
-            return surface
-        held = np.unique(np.linspace(0, len(times_s) - 1, min(len(times_s), _HELD_OUT)).astype(int))
-        held_out = surface._correction(places[held], left_out=held)
-        return cls(places, weights, residuals, float(np.median(np.abs(np.expm1(held_out - residuals[held])))), least_s)
+            return cls(places, weights, smooth, coefficients, np.zeros(0), float(times_s.min()))
+        # A point that the others contradict was disturbed while it was measured: it counts with as much noise as it seems to have.
+        surprise = np.abs(coefficients) * np.sqrt(spread)
+        noise = smooth.noise * np.maximum(1.0, surprise / _SURPRISE)
+        coefficients, spread = _solve(covariance, residuals, noise)
+        return cls(places, weights, smooth, coefficients, -coefficients * spread, float(times_s.min()))
+
+    @property
+    def held_out_error(self) -> float:
+        """Median |t / t_measured - 1| of points predicted from all the others; NaN for fewer than three."""
+        return float(np.median(np.abs(np.expm1(self.held_out)))) if len(self.held_out) else float("nan")
 
     def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Times (m,) in seconds, and whether each place lies within the measured range."""
         base = terms @ self.weights
-        times = np.where(base > 0, base * np.exp(self._correction(places)), self.least_s)
+        correction = self.smoothness.covariance(places, self.places) @ self.coefficients
+        times = np.where(base > 0, base * np.exp(correction), self.least_s)
         if places.shape[1] == 0:
             return times, np.ones(len(times), dtype=bool)
         inside = np.all((places >= self.places.min(axis=0) - REACH) & (places <= self.places.max(axis=0) + REACH), axis=1)
         return times, inside
 
-    def _correction(self, places: Array, left_out: npt.NDArray[np.int64] | None = None) -> Array:
-        n, d = self.places.shape
-        if d == 0:
-            return np.full(len(places), float(np.median(self.residuals)))
-        if d == 1 and n > 1 and left_out is None:
-            order = np.argsort(self.places[:, 0])
-            x, y = self.places[order, 0], self.residuals[order]
-            return np.asarray(np.interp(places[:, 0], x, y))
-        distances = np.sqrt(((places[:, None, :] - self.places[None, :, :]) ** 2).sum(axis=2))
-        if left_out is not None:
-            distances[np.arange(len(left_out)), left_out] = np.inf
-        k = min(NEIGHBOURS if d > 1 else 2, n if left_out is None else n - 1)
-        nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
-        near = np.take_along_axis(distances, nearest, axis=1)
-        weight = 1.0 / (near + _SOFTENING) ** 2
-        return np.asarray((weight * self.residuals[nearest]).sum(axis=1) / weight.sum(axis=1))
+
+def _first_approximation(terms: Array, times_s: Array) -> tuple[Array, Array]:
+    """Weights of the terms (q,), and what they leave: ln(t / (terms . weights)) (n,)."""
+    scale = np.maximum(terms.max(axis=0), 1e-300)
+    weights, _ = nnls(terms / scale / times_s[:, None], np.ones(len(times_s)))
+    weights = weights / scale
+    base = terms @ weights
+    # A point that no term explains (all its weights came out 0) stands for itself.
+    return weights, np.log(times_s / np.where(base > 0, base, times_s))
+
+
+def _solve(covariance: Array, residuals: Array, noise: Array) -> tuple[Array, Array]:
+    """(K^-1 residuals, 1 / diag K^-1), the latter the variance of each point as the others predict it (Rasmussen and Williams, eq. 5.12)."""
+    factor = cho_factor(covariance + np.diag(noise**2), lower=True)
+    return cho_solve(factor, residuals), 1.0 / np.diag(cho_solve(factor, np.eye(len(residuals))))
+
+
+def _noisy(smoothness: Smoothness, places: Array) -> Array:
+    return smoothness.covariance(places, places) + smoothness.noise**2 * np.eye(len(places))
+
+
+def default_smoothness(places: Array, residuals: Array) -> Smoothness:
+    """What is assumed of a curve whose smoothness nobody has looked for: changes over some octaves, 7 % noise."""
+    return Smoothness((3.0,) * places.shape[1], max(_LEAST_SIGNAL, float(np.std(residuals))), 0.07)
+
+
+def find_smoothness(places: Array, terms: Array, times_s: Array) -> Smoothness:
+    """The smoothness under which the points are predicted best from one another: least mean absolute held-out error.
+
+    A coordinate at a time, twice around; a scale is left as it is where another makes no difference of a hundredth.
+    """
+    _, residuals = _first_approximation(terms, times_s)
+    best = default_smoothness(places, residuals)
+    if len(times_s) < 6:
+        return best
+    chosen = np.unique(np.linspace(0, len(times_s) - 1, min(len(times_s), _TUNED_POINTS)).astype(int))
+    places, residuals = places[chosen], residuals[chosen]
+
+    def loss(smoothness: Smoothness) -> float:
+        inverse = np.linalg.inv(_noisy(smoothness, places))
+        return float(np.mean(np.abs(inverse @ residuals / np.diag(inverse))))
+
+    least = loss(best)
+    for _ in range(2):
+        for place in range(len(best.scales)):
+            if np.ptp(places[:, place]) == 0.0:
+                continue
+            for scale in _SCALES:
+                tried = Smoothness((*best.scales[:place], scale, *best.scales[place + 1 :]), best.signal, best.noise)
+                if (found := loss(tried)) < 0.99 * least:
+                    best, least = tried, found
+        for noise in _NOISES:
+            tried = Smoothness(best.scales, best.signal, noise)
+            if (found := loss(tried)) < 0.99 * least:
+                best, least = tried, found
+    return best

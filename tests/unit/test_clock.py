@@ -1,22 +1,24 @@
 """Sampling under a fake clock: warm-up, length of raw samples, priming, disturbed samples."""
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, involuntary_switches, minor_faults, quantile, undisturbed
+from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, minor_faults, quantile, take_single, take_turns, undisturbed
 from dlperf.errors import DlperfError
 
 
 class Fake:
     """A function that takes `cost_s` by a clock that only it moves; `disturb` names the calls (from 1) that lose the core."""
 
-    def __init__(self, cost_s: float, disturb: tuple[int, ...] = (), first_s: float = 0.0) -> None:
+    def __init__(self, cost_s: float, disturb: Sequence[int] = (), first_s: float = 0.0) -> None:
         self.cost_s, self.disturb, self.first_s = cost_s, disturb, first_s
         self.n_calls = self.n_switches = self.n_synchronised = 0
         self.time_s = 0.0
@@ -45,7 +47,6 @@ def sample(fake: Fake, repeats: Repeats) -> tuple[Samples, list[int]]:
         before = fake.n_calls
         sampler.take()
         calls.append(fake.n_calls - before)
-    assert sampler.n_taken == repeats.n_samples
     return sampler.result(), calls
 
 
@@ -110,10 +111,78 @@ def test_disturbed_samples_are_dropped() -> None:
     assert result.n_disturbed == 1
 
 
-def test_on_a_busy_machine_all_samples_stay() -> None:
+def test_the_few_undisturbed_samples_of_a_busy_machine_count() -> None:
     result, _ = sample(Fake(1e-2, disturb=(3, 4, 5)), Repeats(1e-3, 5))
-    assert sorted(result.values) == pytest.approx([1e-2, 1e-2, 1.01, 1.01, 1.01])
+    assert sorted(result.values) == pytest.approx([1e-2, 1e-2])
+    assert result.n_disturbed == 3
+
+
+def test_where_every_sample_is_disturbed_all_stay() -> None:
+    result, _ = sample(Fake(1e-2, disturb=range(3, 8)), Repeats(1e-3, 5))
+    assert result.values == pytest.approx((1.01,) * 5)
     assert result.n_disturbed == 0
+
+
+def test_turns_are_taken_until_each_has_its_samples() -> None:
+    fakes = Fake(1e-2, disturb=(3, 5)), Fake(2e-2)  # calls 1 and 2 warm up
+    samplers = [Sampler(fake, Repeats(1e-3, 3), fake.clock()) for fake in fakes]
+    take_turns(samplers)
+    assert [sampler.n_clean for sampler in samplers] == [3, 3]
+    assert [fake.n_calls for fake in fakes] == [2 + 5, 2 + 3]
+
+
+def test_turns_end_where_nothing_is_undisturbed() -> None:
+    fake = Fake(1e-2, disturb=range(100))
+    take_turns([Sampler(fake, Repeats(1e-3, 3), fake.clock())])
+    assert fake.n_calls == 2 + 2 * 3
+
+
+def test_single_calls_are_prepared_and_retried() -> None:
+    fake = Fake(1e-2, disturb=(2,))
+    prepared: list[int] = []
+
+    def prepare() -> Fake:
+        prepared.append(fake.n_calls)
+        return fake
+
+    found = take_single(prepare, 3, fake.clock())
+    assert found.values == pytest.approx((1e-2,) * 3)
+    assert (found.n_disturbed, prepared) == (1, [0, 1, 2, 3])
+
+
+# -- the core's pace --------------------------------------------------------------------------------------------------
+
+
+class Core:
+    """A clock on which a look at the pace takes what `paces` says next, in seconds."""
+
+    def __init__(self, *paces: float) -> None:
+        self.paces, self.time_s, self.slept_s, self.looking = iter(paces), 0.0, 0.0, False
+
+    def now(self) -> float:
+        self.looking = not self.looking
+        if not self.looking:
+            self.time_s += next(self.paces)
+        return self.time_s
+
+    def pace(self, **options: float) -> Pace:
+        return Pace(now=self.now, switches=lambda: 7, sleep=self.sleep, **options)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+
+
+def test_a_core_is_slow_beside_its_best() -> None:
+    pace = Core(2.0, 2.4, 2.6, 1.0, 2.0).pace()
+    assert [pace.slow() for _ in range(5)] == [False, False, True, False, True]  # 2.5 is the line, then 1.25
+    assert pace.best_s == 1.0
+
+
+def test_an_interval_that_begins_or_ends_slowly_is_disturbed() -> None:
+    pace = Core(1.0, 1.0, 2.0, 1.0, 1.0).pace(best_s=1.0)
+    counts = [pace() for _ in range(5)]
+    assert [after - before for before, after in itertools.pairwise(counts)] == [0, 1, 1, 0]
+    assert counts[0] == 7  # the lost cores that the system counts
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.booleans()), min_size=1, max_size=20))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from dlperf.predictors.description import Description, family
 from dlperf.predictors.families import describe, known
-from dlperf.predictors.families_contractions import orientation, output_shape
+from dlperf.predictors.families_contractions import output_shape
 from dlperf.predictors.onednn import scratch, takes_onednn
 from dlperf.recorder import record
 from dlperf.trace import Op, Symbol, TensorSpec
@@ -41,28 +41,39 @@ def spec(tensor: torch.Tensor) -> TensorSpec:
 def test_a_linear_layer() -> None:
     # (8 x 16)(16 x 4) with the transposed weight of nn.Linear
     found = described("aten.addmm.default", T(4), T(8, 16), TensorSpec((16, 4), (1, 16)))
-    assert found.key == ("addmm", "float32", "NT")
-    assert found.place == (3.0, 2.0, 4.0)
-    assert found.terms == (1.0, 1.0, 8 * 4 * 16, 8 * 4, 8 * 16, 16 * 4)
-    assert ("mm", "float32", "NT") in found.fallbacks
+    assert found.key == ("gemm", "float32", "matrix")
+    # octaves; 8 and 4 fill no whole vector of 16, 16 does; the weight is transposed; there is a bias; one product
+    assert found.place == (3.0, 2.0, 4.0, 6.0, 4.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0)
+    # the products, whole tiles of 8 x 16 and of 16 x 8
+    assert found.terms == (1.0, 1.0, 8 * 4 * 16, 8 * 4, 8 * 16, 16 * 4, 8 * 16 * 16, 16 * 8 * 16)
+    assert found.fallbacks == (("bmm", "float32", "matrix"),)
 
 
 def test_batched_products_and_vectors() -> None:
     found = described("aten.bmm.default", T(2, 8, 16), T(2, 16, 4))
-    assert (found.key, found.place, found.terms[2]) == (("bmm", "float32", "NN"), (1.0, 3.0, 2.0, 4.0), 2 * 8 * 4 * 16)
-    assert described("aten.mv.default", T(8, 16), T(16)).place == (3.0, 0.0, 4.0)
-    assert described("aten.dot.default", T(16), T(16)).place == (0.0, 0.0, 4.0)
+    assert (found.key, found.place[:3], found.place[-1], found.terms[2]) == (("bmm", "float32", "matrix"), (3.0, 2.0, 4.0), 1.0, 2 * 8 * 4 * 16)
+    found = described("aten.mv.default", T(8, 16), T(16))
+    assert (found.key, found.place[:3]) == (("gemm", "float32", "vector"), (3.0, 0.0, 4.0))
+    assert found.fallbacks[0] == ("gemm", "float32", "matrix")
+    assert described("aten.dot.default", T(16), T(16)).place[:3] == (0.0, 0.0, 4.0)
 
 
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
-def test_orientation(transposed: tuple[bool, bool]) -> None:
+def test_the_order_of_the_operands_in_memory(transposed: tuple[bool, bool]) -> None:
     left = torch.empty(6, 4).t() if transposed[0] else torch.empty(4, 6)
     right = torch.empty(5, 6).t() if transposed[1] else torch.empty(6, 5)
-    assert orientation(spec(left), spec(right)) == "".join("T" if flag else "N" for flag in transposed)
+    assert described("aten.mm.default", spec(left), spec(right)).place[8:10] == tuple(map(float, transposed))
 
 
 def test_a_matrix_of_one_column_is_row_major() -> None:
-    assert orientation(TensorSpec((4, 1), (1, 4)), T(1, 3)) == "NN"
+    assert described("aten.mm.default", TensorSpec((4, 1), (1, 4)), T(1, 3)).place[8:10] == (0.0, 0.0)
+
+
+def test_a_convolution_by_one_thread_or_several() -> None:
+    # a 1x1 convolution of few images stays with torch's own code unless several threads run it (takes_onednn)
+    op = convolution(2, 16, 16, (8, 8), (1, 1))
+    keys = [found.key for threads in (1, 2) if (found := describe(op, threads)) is not None]
+    assert keys == [("conv", "float32", "1x1 2d", "native"), ("conv", "float32", "1x1 2d", "blocked")]
 
 
 def test_elementwise_by_access_pattern() -> None:

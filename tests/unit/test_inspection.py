@@ -6,7 +6,7 @@ import pytest
 
 from dlperf.clock import Samples
 from dlperf.inspection import compare_machines, find_mismatches, find_missing_dtypes, find_problems, summarize
-from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine
+from dlperf.machine import Bandwidth, Cost, Cpu, Curve, Kernel, Machine
 from dlperf.trace import Op, TensorSpec, Trace
 
 CPU = Cpu("Testor 9000", 2, (32 * 2**10, 2**20, 32 * 2**20), 8 * 2**30, ("avx2", "fma"), "test/1")
@@ -27,8 +27,11 @@ def machine_of(scale: float = 1.0, **changes: object) -> Machine:
     return replace(machine, **changes)  # type: ignore[arg-type]
 
 
+CURVES = (Curve(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08)), Curve(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)))
+
+
 def test_summary_holds_the_rates_of_the_samples() -> None:
-    summary = summarize(machine_of(), lambda machine, threads: {"gemm": 0.05})
+    summary = summarize(machine_of(curves=CURVES))
     assert summary.peaks == (("float32", 1, pytest.approx(100e9)),)
     assert [(level, rate) for level, _, rate in summary.bandwidths] == [(level, pytest.approx(10e9)) for level in ("L1", "L2", "L3", "DRAM")]
     assert summary.costs == (("dispatch", 1, 1e-6),)
@@ -37,7 +40,7 @@ def test_summary_holds_the_rates_of_the_samples() -> None:
 
 
 def test_summary_text_names_what_it_holds() -> None:
-    text = summarize(machine_of(notes=("the machine was busy",)), lambda machine, threads: {"gemm": 0.05}).to_text()
+    text = summarize(machine_of(notes=("the machine was busy",), curves=CURVES)).to_text()
     for part in ("one.json", "Testor 9000, 2 cores", "L3 32.0 MiB", "torch 2.13.0+cpu", "100 GFLOP/s", "10.0 GB/s", "1.00 us", "5.0 %"):
         assert part in text
     assert "note: the machine was busy" in text

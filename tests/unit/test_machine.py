@@ -11,7 +11,7 @@ import pytest
 
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
-from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine, default_path
+from dlperf.machine import Bandwidth, Cost, Cpu, Curve, Kernel, Machine, default_path
 from dlperf.trace import Op, Symbol, TensorSpec
 
 T = TensorSpec.contiguous
@@ -35,6 +35,7 @@ def full_machine() -> Machine:
         sweep("triad", 1, (16 * KIB, 2e11), (512 * KIB, 1e11), (16 * MIB, 4e10), (128 * MIB, 1e10)),
         (Cost("dispatch", 1, Samples((1e-6, 0.0))), Cost("dispatch", 4, Samples((5e-6,)))),
         "thorough", ("thorough/1/stream",), True, ("busy",), {"torch": "2.13"}, "2026-01-01T00:00:00+00:00",
+        curves=(Curve(("pointwise", "float32"), "pointwise", 1, (3.0, 60.0), 0.25, 0.07, (0.01, 0.2)),),
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def test_a_newer_measurement_replaces_the_older() -> None:
 
 def test_costs_come_from_the_nearest_threads() -> None:
     machine = full_machine()
-    assert machine.cost_s("dispatch", 1) == 0.5e-6  # the median of 1 us and 0
+    assert machine.cost_s("dispatch", 1) == 0.0  # the least of 1 us and 0
     assert machine.cost_s("dispatch", 3) == 5e-6
     assert machine.cost_s("unheard_of", 1, default=7.0) == 7.0
     with pytest.raises(DlperfError, match="holds no cost 'unheard_of'; run dlperf calibrate"):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -214,17 +215,27 @@ class Ticks:
 def test_a_group_is_timed_point_by_point_and_the_unplayable_are_named() -> None:
     group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))), Point("odd", Op("mine.odd.default", (T(8),)))), Repeats(1e-9, 4))
     seen: list[int] = []
-    kernels, refused = time_group(group, 2, seen.append, Ticks(1e-3).clock())
-    (kernel,) = kernels
+    found = time_group(group, 2, seen.append, Ticks(1e-3).clock())
+    (kernel,) = found.kernels
     assert (kernel.family, kernel.threads, kernel.samples.values) == ("pointwise", 2, pytest.approx((1e-3,) * 4))
-    assert refused == ["mine.odd.default: this torch has no such operator"]
+    assert found.refused == ["mine.odd.default: this torch has no such operator"]
     assert sum(seen) == 2
+    assert found.n_unsteady == 0
 
 
-def test_long_calls_are_sampled_thrice() -> None:
-    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-3, 9))
-    kernels, _ = time_group(group, 1, lambda _: None, Ticks(1.0).clock())
-    assert len(kernels[0].samples.values) == 3
+def test_kernels_that_never_had_the_whole_core_are_counted() -> None:
+    losses = iter(range(1000))
+    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-9, 4))
+    found = time_group(group, 1, lambda _: None, replace(Ticks(1e-3).clock(), switches=lambda: next(losses)))
+    assert found.n_unsteady == 1
+    assert len(found.kernels[0].samples.values) == 2 * 4  # twice the wanted turns in both passes, and all are kept
+
+
+@pytest.mark.parametrize(("wanted", "taken"), [(9, 2 + 1), (5, 1 + 1)])
+def test_long_calls_are_sampled_seldom(wanted: int, taken: int) -> None:
+    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-3, wanted))
+    found = time_group(group, 1, lambda _: None, Ticks(1.0).clock())
+    assert len(found.kernels[0].samples.values) == taken
 
 
 def test_a_traces_ops_are_taken_once_each() -> None:
