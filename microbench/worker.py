@@ -47,7 +47,7 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode)]
 
 
-SYSTEM_GROUPS = ("framework", "memory", "threads", "stream")
+SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings")
 
 
 def trace_group(trace: Trace, mode: str) -> Group:
@@ -112,7 +112,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results."""
     import torch
 
-    from microbench import framework, memory, stream, threads
+    from microbench import ceilings, framework, memory, stream, threads
 
     n_threads, mode = job["threads"], job["mode"]
     torch.set_num_threads(n_threads)
@@ -123,6 +123,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         "memory": lambda: ([], memory.measure(n_threads, mode)),
         "threads": lambda: ([], threads.measure(n_threads, mode)),
         "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2]), []),
+        "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes),
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     for path in job["traces"]:

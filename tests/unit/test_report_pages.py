@@ -59,7 +59,7 @@ def test_page_is_whole_and_needs_nothing_else(report: Report) -> None:
     for layer in ("Conv2d", "ReLU", "(loss)", "calibrated", "gemm-table"):
         assert layer in page.text
     assert "script" not in page.tags
-    assert page.tags.count("img") == 4
+    assert page.tags.count("img") == 5
     assert all(link.startswith(("data:image/png;base64,", "#case")) for link in page.links)
     assert "http" not in report.to_html().replace("http-equiv", "")
     assert "url(" not in report.to_html()
@@ -100,7 +100,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_plots_are_drawn(name: str) -> None:
     pngs = ODD[name]().pngs
-    assert list(pngs) == ["layers", "scatter", "roofline", "time"]
+    assert list(pngs) == ["layers", "scatter", "roofline", "hierarchy", "time"]
     for png in pngs.values():
         image = Image.open(io.BytesIO(png)).convert("L")
         assert min(image.size) > 150
@@ -143,7 +143,7 @@ def test_the_users_matplotlib_is_left_alone(report: Report) -> None:
 
 def test_plot_writes_files(report: Report, tmp_path: Path) -> None:
     files = report.plot(tmp_path / "new" / "folder", "lenet-")
-    assert [path.name for path in files] == ["lenet-layers.png", "lenet-scatter.png", "lenet-roofline.png", "lenet-time.png"]
+    assert [path.name for path in files] == ["lenet-layers.png", "lenet-scatter.png", "lenet-roofline.png", "lenet-hierarchy.png", "lenet-time.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
@@ -152,7 +152,7 @@ def test_write_and_write_again(report: Report, tmp_path: Path) -> None:
     reports = [report, report, compare(*cases.hostile("../../etc/pass wd"))]
     files = write(reports, folder)
     assert [path.name for path in files[:5]] == ["report.txt", "report.md", "report.html", "report.csv", "report.json"]
-    assert len(files) == 5 + 3 * 4
+    assert len(files) == 5 + 3 * 5
     assert {path.parent for path in files} == {folder}
     assert len(set(files)) == len(files)
     assert json.loads((folder / "report.json").read_text())["schema"] == "dlperf.reports"
