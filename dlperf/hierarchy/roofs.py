@@ -66,10 +66,11 @@ def roofs_of(machine: Machine, threads: int) -> Roofs:
 
 
 def _bandwidths(machine: Machine, threads: int) -> list[Roof]:
-    held = {name for name in CACHE_KERNELS if machine.bandwidth_curve(name, threads)}
+    curves = {name: curve for name in CACHE_KERNELS if (curve := machine.bandwidth_curve(name, threads))}
+    beyond = [name for name, curve in curves.items() if machine.level_of(curve[-1].working_set_bytes) == "DRAM"]
     found: list[Roof] = []
     for level in LEVELS:
-        kernels = (*held, *STREAM_BYTES_PER_ELEMENT) if level == "DRAM" else tuple(held) or ("triad",)
+        kernels = (*beyond, *STREAM_BYTES_PER_ELEMENT) if level == "DRAM" else tuple(curves) or ("triad",)
         rates = [(rate, name) for name in kernels if (rate := machine.level_bytes_per_s(level, threads, name))]
         if rates:
             rate, name = max(rates)

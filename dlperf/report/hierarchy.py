@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from dlperf.hierarchy import Ceiling, LayerTraffic
 from dlperf.laws.hierarchy import fma_fraction, mixed_flops_per_s
@@ -28,7 +29,9 @@ TRAFFIC_NOTE = (
     "contractions; FMA is the share of multiply-adds among floating-point instructions; the lowest measured roof allows the time beside it."
 )
 _COLORS = {"L1": "#c1440e", "L2": "#1b6ca8", "L3": "#3c7d3e", "DRAM": "#23272e"}
-_MARKS = {"L1": "o", "L2": "s", "L3": "^", "DRAM": "D"}
+_SIZES = {"L1": 11.0, "L2": 8.2, "L3": 5.6, "DRAM": 3.2}
+"""Smaller outwards, so that levels that move the same bytes show as rings."""
+_LEGEND_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +113,16 @@ def hierarchy_figure(report: Report) -> Figure | None:
     axes[0].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
     handles = [
         axes[0].plot(
-            [], [], color=_COLORS[r.level], linestyle=LEVEL_STYLES[r.level], marker=_MARKS[r.level], markeredgecolor=INK, markeredgewidth=0.6,
+            [], [], color=_COLORS[r.level], linestyle=LEVEL_STYLES[r.level], marker="o", markersize=_SIZES[r.level],
             label=f"{r.level}  {format_si(r.bytes_per_s, 'B/s')}",
         )[0]
         for r in roofs.bandwidths
     ]  # fmt: skip
-    handles += [axes[0].plot([], [], linestyle="", label=f"{number}  {plain(layer, 30)}")[0] for layer, number in numbers.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5 if len(phases) > 1 else 3, handlelength=2.6)
+    names = [f"{number}  {plain(layer, 30)}" for layer, number in numbers.items()]
+    # Whole columns: the levels in the first, the layers in the others.
+    texts = [" "] * (_LEGEND_ROWS - len(handles)) + names + [" "] * (-len(names) % _LEGEND_ROWS)
+    handles += [axes[0].plot([], [], linestyle="", label=text)[0] for text in texts]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) // _LEGEND_ROWS, handlelength=2.6, columnspacing=1.0)
     figure.suptitle(f"{plain(report.target, 50)}, batch size {report.batch_size}, on {plain(prediction.machine.cpu.model, 50)}", fontsize=10.5)
     _label_lines(axes[-1], lines)
     for ax, panel in zip(axes, panels):
@@ -165,9 +171,9 @@ def _draw(ax: Any, dots: Dots) -> None:
     """A layer's dots and the line through them."""
     places = {level: x for level in dots.traffic.levels if (x := dots.traffic.intensity(level))}
     ax.plot([min(places.values()), max(places.values())], [dots.flops_per_s] * 2, color=DIM, linewidth=0.7, zorder=3)
-    for level, x in reversed(places.items()):
-        style = {"color": _COLORS[level], "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 6.5, "linestyle": ""}
-        ax.plot(x, dots.flops_per_s, marker=_MARKS[level], zorder=4, **style)
+    for level, x in places.items():
+        style = {"color": _COLORS[level], "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": _SIZES[level], "linestyle": ""}
+        ax.plot(x, dots.flops_per_s, marker="o", zorder=4, **style)
 
 
 def _number(ax: Any, panel: Sequence[Dots], numbers: dict[str, int]) -> None:
@@ -177,7 +183,10 @@ def _number(ax: Any, panel: Sequence[Dots], numbers: dict[str, int]) -> None:
     for dots in panel:
         left = min(x for level in dots.traffic.levels if (x := dots.traffic.intensity(level)))
         labels.append(PointLabel(left, dots.flops_per_s, str(numbers[dots.traffic.layer]), left_first=True))
+    before = set(ax.texts)
     label_points(ax, labels, points)
+    for text in set(ax.texts) - before:
+        text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # a number on a roof stays readable
 
 
 def traffic_columns(report: Report) -> list[Column]:

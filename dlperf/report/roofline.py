@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from dlperf import hierarchy
@@ -93,11 +94,13 @@ def roofline_figure(report: Report) -> Figure | None:
         (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=LEVEL_STYLES[level], linewidth=1.3, zorder=2)
         line.set_label(f"{level}  {format_si(rate, 'B/s')}")
         handles.append(line)
+    texts = []
     for number, (dtype, rate) in enumerate(peaks.items()):
         start = rate / max(roofs.values())
         ax.plot([start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2)
         name = f"{dtype} {format_si(rate, 'FLOP/s')}"
-        ax.annotate(name, (x_high, rate), xytext=(-3, 3), textcoords="offset points", ha="right", va="bottom", fontsize=8, annotation_clip=False)
+        place: dict[str, Any] = {"xytext": (-3, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        texts.append(ax.annotate(name, (x_high, rate), fontsize=8, annotation_clip=False, **place))
     for phase in phases_of(report.inference):
         mine = [point for point in points if point.phase == phase]
         if mine:
@@ -120,10 +123,18 @@ def roofline_figure(report: Report) -> Figure | None:
     subtitle = f"{n_without} points without FLOPs or bytes are not drawn" if n_without else ""
     ax.set_title(f"{plain(report.target, 50)}, batch size {report.batch_size}, on {plain(machine.cpu.model, 50)}" + (f"\n{subtitle}" if subtitle else ""))
     labels = [PointLabel(point.intensity, point.flops_per_s, str(numbers[point.layer])) for point in named]
-    placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points])
+    placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points] + _covered(ax, texts))
     if len(placed) < len(names):  # a number that found no place among the points explains nothing
         legend.remove()
         figure.legend(handles=[*handles, *(handle for text, handle in names.items() if text in placed)], loc="outside right upper", handlelength=2.4)
     if not points:
         ax.text(0.5, 0.5, "no measured layer has FLOPs and bytes to draw", ha="center", va="center", transform=ax.transAxes, color=DIM)
     return figure
+
+
+def _covered(ax: Any, texts: list[Any]) -> list[tuple[float, float]]:
+    """Points under texts, dense enough that no label fits between them."""
+    ax.figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in texts]
+    pixels = [(x, y) for box in boxes for x in np.arange(box.x0, box.x1, 6) for y in (box.y0, (box.y0 + box.y1) / 2, box.y1)]
+    return [tuple(ax.transData.inverted().transform(pixel)) for pixel in pixels]

@@ -136,6 +136,7 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
             sums = levels.setdefault(traffic.layer, dict.fromkeys(traffic.levels, 0.0))
             for level, moved in zip(traffic.levels, traffic.level_bytes):
                 sums[level] += moved
+    nothing = {level: 0.0 for traffic in prediction.layer_traffic[:1] for level in traffic.levels}
     measured: dict[str, list[LayerTimes]] = {}
     for entry in measurement.layers if measurement is not None else ():
         measured.setdefault(entry.layer, []).append(entry)
@@ -156,7 +157,7 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
                 layer, str(data["type"]), predictor, times["forward"] or Times(), times["backward"], times["optimizer"],
                 bound=_text(data["bound"]), source=_text(data["source"]), flops=int(data["flops"]), bytes=int(data["bytes"]),
                 forward_flops=round(forward[0]), forward_bytes=round(forward[1]), backward_flops=round(backward[0]), backward_bytes=round(backward[1]),
-                level_bytes=tuple(levels.get(layer, {}).items()), side=BOTH if entries or measurement is None else PREDICTED,
+                level_bytes=tuple(levels.get(layer, nothing).items()), side=BOTH if entries or measurement is None else PREDICTED,
             )
         )  # fmt: skip
     for layer, entries in measured.items():
