@@ -60,7 +60,7 @@ def roofs_of(machine: Machine, threads: int) -> Roofs:
 
     A level's bandwidth is the best of the memory kernels at working sets well inside it (the median over these sets of the best sample). For
     caches those of :mod:`microbench.ceilings` speak alone where the file holds them, since STREAM's sweeps of small sets are shorter than the
-    call that makes them; for DRAM all do.
+    call that makes them; for DRAM all do. What comes from farther out passes through a level, so none counts as slower than the next one outwards.
     """
     return Roofs(tuple(_bandwidths(machine, threads)), tuple(_ceilings(machine, threads)))
 
@@ -69,13 +69,14 @@ def _bandwidths(machine: Machine, threads: int) -> list[Roof]:
     curves = {name: curve for name in CACHE_KERNELS if (curve := machine.bandwidth_curve(name, threads))}
     beyond = [name for name, curve in curves.items() if machine.level_of(curve[-1].working_set_bytes) == "DRAM"]
     found: list[Roof] = []
-    for level in LEVELS:
+    for level in reversed(LEVELS):
         kernels = (*beyond, *STREAM_BYTES_PER_ELEMENT) if level == "DRAM" else tuple(curves) or ("triad",)
         rates = [(rate, name) for name in kernels if (rate := machine.level_bytes_per_s(level, threads, name))]
         if rates:
-            rate, name = max(rates)
-            found.append(Roof(level, rate, name))
-    return found
+            best = Roof(level, *max(rates))
+            outer = found[-1] if found else best
+            found.append(best if best.bytes_per_s >= outer.bytes_per_s else Roof(level, outer.bytes_per_s, outer.kernel))
+    return found[::-1]
 
 
 def _ceilings(machine: Machine, threads: int) -> list[Ceiling]:

@@ -129,6 +129,16 @@ def test_a_product_that_fits_moves_once() -> None:
     assert Product(1, 1, 300, 200, 800, 240_000, 1200, 4).moved_bytes(4096) == pytest.approx(242_000)  # a vector meets each weight once
 
 
+@pytest.mark.parametrize("flipped", [False, True])
+def test_an_operand_that_almost_fits_stays_and_the_result_is_added_to_twice(flipped: bool) -> None:
+    # 8 x 640 on the left, 4096 elements hold a tile of 8 x 512: the right streams once, the result 2 x 640 / 512 - 1 times.
+    # With a tile of the result, 8 x 512, the left would stream 4096 / 512 = 8 times: 40,960 + 32,768 instead of 5,120 + 49,152.
+    m, k, n = 8, 640, 4096
+    left, right, out = 4 * m * k, 4 * k * n, 4 * m * n
+    product = Product(1, n, m, k, right, left, out, 4) if flipped else Product(1, m, n, k, left, right, out, 4)
+    assert product.moved_bytes(4 * 4096) == pytest.approx(4 * (5_120 + k * n + 49_152))
+
+
 def conv(n: int, c: int, o: int, side: int, taps: int, stride: int = 1, groups: int = 1) -> Op:
     out = side // stride
     args = (T(n, c, side, side), T(o, c // groups, taps, taps), None, (stride, stride), (taps // 2,) * 2, (1, 1), False, (0, 0), groups)
@@ -229,6 +239,13 @@ def test_measured_ceilings_take_the_place_of_stream_in_the_caches() -> None:
     assert [(roof.level, roof.kernel) for roof in roofs.bandwidths] == [("L1", "sum"), ("L2", "sum"), ("L3", "sum"), ("DRAM", "triad")]
     assert [roof.bytes_per_s for roof in roofs.bandwidths] == pytest.approx([150e9, 120e9, 60e9, 10e9])
     assert (roofs.ceilings[0].other_flops_per_s, roofs.ceilings[0].other_source) == (pytest.approx(3e9), "add")
+
+
+def test_no_level_is_slower_than_the_next_one_outwards() -> None:
+    sets = ((16 * KIB, 150e9), (512 * KIB, 50e9), (8 * MIB, 60e9), (256 * MIB, 9e9))
+    sums = tuple(Bandwidth("sum", 1, size, size, Samples((size / rate,))) for size, rate in sets)
+    roofs = roofs_of(replace(machine(), bandwidths=sums), 1)
+    assert [roof.bytes_per_s for roof in roofs.bandwidths] == pytest.approx([150e9, 60e9, 60e9, 9e9])
 
 
 def test_roofs_of_an_empty_file() -> None:
