@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from dlperf import work
+from dlperf.hierarchy.roofs import CEILING, roofs_of
 from dlperf.machine import Cpu, Machine
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds, format_si
@@ -43,7 +44,8 @@ class Summary:
     """A machine file in numbers people ask for.
 
     `peaks` hold (dtype, threads, FLOP/s) of the fastest matrix product, `bandwidths` (level, threads, bytes/s) of the
-    STREAM triad, `costs` (name, threads, seconds each), all from the file's own samples.
+    STREAM triad, `costs` (name, threads, seconds each), all from the file's own samples. `no_fma` are the rates of additions or products
+    alone, `roofs` the bandwidths of the fastest memory kernel (:func:`dlperf.hierarchy.roofs_of`).
     """
 
     machine: Machine
@@ -51,6 +53,8 @@ class Summary:
     bandwidths: tuple[tuple[str, int, float], ...]
     costs: tuple[tuple[str, int, float], ...]
     families: tuple[Family, ...]
+    no_fma: tuple[tuple[str, int, float], ...] = ()
+    roofs: tuple[tuple[str, int, float], ...] = ()
 
     def to_text(self) -> str:
         """A page to read."""
@@ -66,6 +70,8 @@ class Summary:
         ]
         for title, rows, form in (
             ("matrix product, best", self.peaks, lambda value: format_si(value, "FLOP/s")),
+            ("sums or products alone, best", self.no_fma, lambda value: format_si(value, "FLOP/s")),
+            ("memory, best kernel", self.roofs, lambda value: format_si(value, "B/s")),
             ("memory, STREAM triad", self.bandwidths, lambda value: format_si(value, "B/s")),
             ("costs, median each", self.costs, format_seconds),
         ):
@@ -90,6 +96,8 @@ class Summary:
                 "model": cpu.model, "n_cores": cpu.n_cores, "caches_bytes": list(cpu.caches_bytes), "memory_bytes": cpu.memory_bytes, "flags": list(cpu.flags),
             },
             "peaks": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.peaks],
+            "no_fma": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.no_fma],
+            "roofs": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.roofs],
             "bandwidths": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.bandwidths],
             "costs": [{"name": name, "threads": t, "time_s": value} for name, t, value in self.costs],
             "families": [
@@ -108,6 +116,9 @@ def summarize(machine: Machine) -> Summary:
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
     bandwidths = [(level, t, rate) for level in LEVELS for t in machine.threads if t in measured and (rate := machine.level_bytes_per_s(level, t)) is not None]
+    costs = [c for c in machine.costs if not c.name.startswith(CEILING)]
+    with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
+    roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     families = []
     for threads in machine.threads:
         errors = machine.held_out_errors(threads)
@@ -118,8 +129,10 @@ def summarize(machine: Machine) -> Summary:
         machine,
         tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),
         tuple(bandwidths),
-        tuple((c.name, c.threads, c.samples.minimum) for c in sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
+        tuple((c.name, c.threads, c.samples.minimum) for c in sorted(costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
         tuple(sorted(families, key=lambda f: (f.name, f.threads))),
+        tuple((c.dtype, t, c.other_flops_per_s) for t, found in roofs.items() for c in found.ceilings if c.is_measured),
+        tuple((roof.level, t, roof.bytes_per_s) for t, found in roofs.items() for roof in found.bandwidths),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dlperf import predictors, work
+from dlperf import hierarchy, predictors, work
 from dlperf.errors import DlperfError
 from dlperf.files import write_json
 from dlperf.machine import Machine
@@ -135,6 +135,34 @@ class Prediction:
         return pd.DataFrame(rows, columns=["op", "layer", "phase", "seconds", "what", "bound", "source", "flops", "bytes", "index"])
 
     @cached_property
+    def roofs(self) -> hierarchy.Roofs:
+        """The machine's measured roofs: bandwidth by level of the memory, peak arithmetic by precision."""
+        return hierarchy.roofs_of(self.machine, self.threads)
+
+    @cached_property
+    def layer_traffic(self) -> tuple[hierarchy.LayerTraffic, ...]:
+        """What every layer moves at every level of the memory, by phase: a model; see :mod:`dlperf.hierarchy.traffic`."""
+        return hierarchy.layer_traffic(self.trace, self.machine, self.threads, self.roofs)
+
+    @cached_property
+    def traffic(self) -> pd.DataFrame:
+        """The layers under the hierarchical roofline (Yang et al. 2019): one row per layer and phase that did work, in the order of execution.
+
+        Columns: layer, phase, dtype, flops, fma_frac (fused multiply-adds among floating-point instructions), L1_bytes, L2_bytes, L3_bytes, DRAM_bytes (NaN
+        for a level that the processor is not known to have), roof (``compute`` or the level that binds), least_s (the time that this roof allows).
+        """
+        rows = [
+            {
+                "layer": t.layer, "phase": t.phase, "dtype": t.dtype, "flops": round(t.flops), "fma_frac": _or_nan(t.fma_frac),
+                **{f"{level}_bytes": _or_nan(t.bytes_at(level)) for level in hierarchy.LEVELS}, "roof": t.binding(self.roofs),
+                "least_s": _or_nan(t.least_s(self.roofs)),
+            }
+            for t in self.layer_traffic
+        ]  # fmt: skip
+        levels = [f"{level}_bytes" for level in hierarchy.LEVELS]
+        return pd.DataFrame(rows, columns=["layer", "phase", "dtype", "flops", "fma_frac", *levels, "roof", "least_s"])
+
+    @cached_property
     def unpriced(self) -> dict[str, int]:
         """The ops that could not be priced, by name, with their number."""
         found: dict[str, int] = defaultdict(int)
@@ -178,6 +206,10 @@ class Prediction:
     def save(self, path: str | Path) -> None:
         """Write the prediction as JSON, whole or not at all."""
         write_json(path, self.to_json())
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _largest(shares: dict[tuple[str, str], float], place: int) -> str:

@@ -53,7 +53,7 @@ PATIENCE_S = {"quick": 3.0, "full": 75.0, "thorough": 600.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 """How long a worker looks at the core's pace before it measures."""
-SYSTEM_GROUPS = ("framework", "memory", "threads", "stream")
+SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings")
 
 
 def trace_group(trace: Trace, mode: str) -> Group:
@@ -146,7 +146,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results."""
     import torch
 
-    from microbench import framework, memory, stream, threads
+    from microbench import ceilings, framework, memory, stream, threads
 
     n_threads, mode = job["threads"], job["mode"]
     torch.set_num_threads(n_threads)
@@ -160,6 +160,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         "memory": lambda: ([], memory.measure(n_threads, mode, clock)),
         "threads": lambda: ([], threads.measure(n_threads, mode, clock)),
         "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2], clock), []),
+        "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     for path in job["traces"]:

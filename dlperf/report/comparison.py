@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlperf.errors import DlperfError
+from dlperf.hierarchy import LEVELS
 from dlperf.report.accuracy import PhaseAccuracy, accuracy_of
 from dlperf.report.outline import Line, outline
 from dlperf.report.rows import MEASURED, PREDICTED, Row, names_of, phases_of, root_of, rows_of
@@ -80,8 +81,8 @@ class Report:
 
         Columns: layer, type, predictor; for each of forward, backward, optimizer (forward alone in inference) and total
         ``*_predicted_s``, ``*_actual_s``, ``*_error_frac`` (predicted / actual - 1); bound, flops, bytes, source; ``*_spread_frac`` ((90th - 10th
-        percentile) / median of the measured samples); side (``both``, ``predicted only``, ``measured only``). NaN where a
-        side does not know; a total lacking a part is NaN.
+        percentile) / median of the measured samples); side (``both``, ``predicted only``, ``measured only``); L1_bytes, L2_bytes, L3_bytes, DRAM_bytes,
+        which each level of the memory moves in all phases (a model, :mod:`dlperf.hierarchy`). NaN where a side does not know; a total lacking a part is NaN.
         """
         return pd.DataFrame([_record(row, self.inference) for rows in self.rows for row in rows], columns=_columns(self.inference))
 
@@ -181,7 +182,10 @@ class Report:
         return reports_to_html([self])
 
     def figures(self) -> dict[str, Figure]:
-        """The plots by name, as matplotlib figures: ``layers``, ``scatter``, ``roofline`` (not there if the machine file lacks what it needs), ``time``."""
+        """The plots by name, as matplotlib figures: ``layers``, ``scatter``, ``roofline``, ``hierarchy``, ``time``.
+
+        The two rooflines are not there if the machine file lacks what they need.
+        """
         from dlperf.report.plots import figures_of
 
         return figures_of(self)
@@ -239,7 +243,7 @@ def _columns(inference: bool) -> list[str]:
     phases = phases_of(inference)
     return [
         "layer", "type", "predictor", *(f"{part}_{name}" for part in (*phases, "total") for name in _TRIPLE),
-        "bound", "flops", "bytes", "source", *(f"{phase}_spread_frac" for phase in phases), "side",
+        "bound", "flops", "bytes", "source", *(f"{phase}_spread_frac" for phase in phases), "side", *(f"{level}_bytes" for level in LEVELS),
     ]  # fmt: skip
 
 
@@ -254,4 +258,6 @@ def _record(row: Row, inference: bool) -> dict[str, Any]:
             record[f"{phase}_spread_frac"] = math.nan if times is None or times.spread_frac is None else times.spread_frac
     flops, n_bytes = (math.nan if count is None else count for count in (row.flops, row.bytes))
     record.update(bound=row.bound, source=row.source, flops=flops, bytes=n_bytes, side=row.side)
+    moved = dict(row.level_bytes)
+    record.update({f"{level}_bytes": round(moved[level]) if level in moved else math.nan for level in LEVELS})
     return record

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlperf import host
+from dlperf.hierarchy import LEVELS
 
 if TYPE_CHECKING:
     from dlperf.report.comparison import Report
@@ -23,6 +24,8 @@ def reports_to_csv(reports: Sequence[Report]) -> str:
         frame = report.frame.copy()
         frame["flops"] = frame["flops"].astype("Int64")
         frame["bytes"] = frame["bytes"].astype("Int64")
+        for level in LEVELS:
+            frame[f"{level}_bytes"] = frame[f"{level}_bytes"].astype("Int64")
         frame.insert(0, "target", report.target)
         frame.insert(1, "batch_size", report.batch_size)
         frame.insert(2, "threads", report.measurement.threads)
@@ -64,12 +67,21 @@ def report_to_json(report: Report) -> dict[str, Any]:
             for label, prediction in zip(report.predictors, report.predictions)
         ],
         "accuracy": [asdict(entry) for entry in report.accuracy],
-        "layers": report.frame.astype(object).to_dict("records"),
+        "layers": report.frame.astype(object).to_dict("records"), "hierarchy": _hierarchy(report),
         "unpredicted": list(report.unpredicted), "unmeasured": list(report.unmeasured), "remarks": list(report.remarks),
     }  # fmt: skip
     finite = _finite(data)
     assert isinstance(finite, dict)
     return finite
+
+
+def _hierarchy(report: Report) -> dict[str, Any]:
+    """The hierarchical roofline of the first prediction's trace and machine: measured roofs, and each layer's traffic by phase."""
+    prediction = report.predictions[0]
+    return {
+        "levels": [asdict(roof) for roof in prediction.roofs.bandwidths], "ceilings": [asdict(ceiling) for ceiling in prediction.roofs.ceilings],
+        "layers": prediction.traffic.astype(object).to_dict("records"),
+    }  # fmt: skip
 
 
 def _finite(value: Any) -> Any:

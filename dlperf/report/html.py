@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from dlperf.report.hierarchy import TRAFFIC_NOTE, traffic_columns
 from dlperf.report.layers import error_columns, layer_columns
 from dlperf.report.outline import GROUP, OWN, SUM, Line
 from dlperf.report.page_style import STYLE
@@ -84,6 +85,7 @@ def _section(report: Report, number: int) -> str:
         parts += [f"<h3>Layers, {escape(label)}</h3>", _table(layer_columns(lines, phases, measured=True), lines)]
     if len(outlines) > 1:
         parts += ["<h3>Layers, error of each predictor</h3>", _table(error_columns(outlines, phases), outlines[0][1])]
+    parts += ["<h3>Bytes by level of the memory</h3>", _table(traffic_columns(report)), f'<p class="dim">{escape(TRAFFIC_NOTE)}</p>']
     parts.append('<p class="dim">' + "<br>".join(escape(line) for line in report.provenance) + "</p></section>")
     return "\n".join(parts)
 

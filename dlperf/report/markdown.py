@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dlperf.report.hierarchy import TRAFFIC_NOTE, traffic_columns
 from dlperf.report.layers import layer_columns
 from dlperf.report.outline import GROUP, SUM
 from dlperf.report.rows import phases_of
@@ -28,6 +29,7 @@ def report_to_markdown(report: Report, images: Sequence[str] = ()) -> str:
         columns = layer_columns(lines, phases_of(report.inference), measured=True)
         bold = {i for i, line in enumerate(lines) if line.kind in (GROUP, SUM)}
         blocks += [f"### Layers, {escape(label)}", table(columns, bold)]
+    blocks += ["### Bytes by level of the memory", table(traffic_columns(report)), escape(TRAFFIC_NOTE)]
     if images:
         blocks += ["### Plots", "\n\n".join(f"![{escape(_caption(link))}]({link})" for link in images)]
     if report.remarks:

@@ -26,6 +26,7 @@ from dlperf.report.drawing import (
     seconds_text,
     to_png,
 )
+from dlperf.report.hierarchy import hierarchy_figure
 from dlperf.report.roofline import roofline_figure
 from dlperf.report.rows import Row, phases_of
 from dlperf.units import format_percent
@@ -44,14 +45,19 @@ CAPTIONS = {
     "scatter": "Predicted against measured time, one mark per layer and phase; on the line they are equal, in the band within 20 %.",
     "roofline": "Rate that each layer reached at its operational intensity (FLOP per byte of its operands), under the measured peak of matrix "
     "multiplication and the measured bandwidth of every level of the memory.",
+    "hierarchy": "Hierarchical roofline (Yang, Kurth, Williams 2019): every layer at the rate it reached, once per level of the memory at its FLOP per byte "
+    "moved there. Gaps between its dots are reuse in the caches; a level without a dot moves nothing. Roofs are measured, bytes modelled.",
     "time": "Where the time of the step goes: each phase by what it is spent on and what bounds it, beside the measured phase.",
 }
 
 
 def figures_of(report: Report) -> dict[str, Figure]:
-    """The plots by name, in the order of reading. The roofline is left out where the machine file holds no bandwidth or no matrix multiplication."""
+    """The plots by name, in the order of reading. The rooflines are left out where the machine file holds no bandwidth or no matrix multiplication."""
     with own_style():
-        figures = {"layers": layers_figure(report), "scatter": scatter_figure(report), "roofline": roofline_figure(report), "time": time_figure(report)}
+        figures = {
+            "layers": layers_figure(report), "scatter": scatter_figure(report), "roofline": roofline_figure(report), "hierarchy": hierarchy_figure(report),
+            "time": time_figure(report),
+        }  # fmt: skip
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 

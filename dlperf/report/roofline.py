@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
+from dlperf import hierarchy
 from dlperf.report.drawing import DIM, INK, PHASE_COLORS, PHASE_MARKS, PointLabel, label_points, new_figure, plain
 from dlperf.report.rows import phases_of
 from dlperf.units import format_si
@@ -15,11 +17,10 @@ if TYPE_CHECKING:
     from dlperf.machine import Machine
     from dlperf.report.comparison import Report
 
-LEVELS = ("L1", "L2", "L3", "DRAM")
 MAX_NAMED = 15
 """Points that may get a number and a line in the legend: those that take longest."""
 
-_LEVEL_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
+LEVEL_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,13 @@ class Point:
 
 
 def peaks_of(machine: Machine, threads: int) -> dict[str, float]:
-    """The best measured rate of matrix multiplication by dtype, in FLOP/s, the highest first.
-
-    Taken at the measured thread count nearest to `threads`: 2 m n k over the least time seen, the maximum over all sizes.
-    """
-    from dlperf import work
-
-    if not machine.threads:
-        return {}
-    best: dict[str, float] = {}
-    for kernel in machine.family("gemm", machine.nearest_threads(threads)):
-        flops = work.op_flops(kernel.op)
-        if not flops or not kernel.op.inputs:
-            continue
-        dtype = kernel.op.inputs[-1].dtype
-        best[dtype] = max(best.get(dtype, 0.0), flops / kernel.samples.minimum)
-    return dict(sorted(best.items(), key=lambda pair: -pair[1]))
+    """The best measured rate of matrix multiplication by dtype, in FLOP/s, the highest first; see :func:`dlperf.hierarchy.roofs_of`."""
+    return {ceiling.dtype: ceiling.fma_flops_per_s for ceiling in hierarchy.roofs_of(machine, threads).ceilings}
 
 
 def roofs_of(machine: Machine, threads: int) -> dict[str, float]:
     """The measured bandwidth of every memory level that the machine file knows, bytes per second."""
-    found = {level: machine.level_bytes_per_s(level, threads) for level in LEVELS}
-    return {level: rate for level, rate in found.items() if rate}
+    return {roof.level: roof.bytes_per_s for roof in hierarchy.roofs_of(machine, threads).bandwidths}
 
 
 def points_of(report: Report) -> tuple[list[Point], int]:
@@ -80,7 +66,7 @@ def points_of(report: Report) -> tuple[list[Point], int]:
 
 
 def roofline_figure(report: Report) -> Figure | None:
-    """The hierarchical roofline (Yang et al. 2019) with the measured layers; None where the machine file holds no bandwidth and no peak.
+    """The layers by the bytes of their operands under the roofs of every level; None where the machine file holds no bandwidth and no peak.
 
     attainable = min(peak, bandwidth x intensity) (Williams et al. 2009), one roof per level and one ceiling per dtype, all measured.
     """
@@ -105,14 +91,16 @@ def roofline_figure(report: Report) -> Figure | None:
     handles: list[Any] = []
     for level, rate in roofs.items():
         x_ridge = top / rate
-        (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=_LEVEL_STYLES[level], linewidth=1.3, zorder=2)
+        (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=LEVEL_STYLES[level], linewidth=1.3, zorder=2)
         line.set_label(f"{level}  {format_si(rate, 'B/s')}")
         handles.append(line)
+    texts = []
     for number, (dtype, rate) in enumerate(peaks.items()):
         start = rate / max(roofs.values())
         ax.plot([start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2)
         name = f"{dtype} {format_si(rate, 'FLOP/s')}"
-        ax.annotate(name, (x_high, rate), xytext=(-3, 3), textcoords="offset points", ha="right", va="bottom", fontsize=8, annotation_clip=False)
+        place: dict[str, Any] = {"xytext": (-3, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        texts.append(ax.annotate(name, (x_high, rate), fontsize=8, annotation_clip=False, **place))
     for phase in phases_of(report.inference):
         mine = [point for point in points if point.phase == phase]
         if mine:
@@ -135,10 +123,18 @@ def roofline_figure(report: Report) -> Figure | None:
     subtitle = f"{n_without} points without FLOPs or bytes are not drawn" if n_without else ""
     ax.set_title(f"{plain(report.target, 50)}, batch size {report.batch_size}, on {plain(machine.cpu.model, 50)}" + (f"\n{subtitle}" if subtitle else ""))
     labels = [PointLabel(point.intensity, point.flops_per_s, str(numbers[point.layer])) for point in named]
-    placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points])
+    placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points] + _covered(ax, texts))
     if len(placed) < len(names):  # a number that found no place among the points explains nothing
         legend.remove()
         figure.legend(handles=[*handles, *(handle for text, handle in names.items() if text in placed)], loc="outside right upper", handlelength=2.4)
     if not points:
         ax.text(0.5, 0.5, "no measured layer has FLOPs and bytes to draw", ha="center", va="center", transform=ax.transAxes, color=DIM)
     return figure
+
+
+def _covered(ax: Any, texts: list[Any]) -> list[tuple[float, float]]:
+    """Points under texts, dense enough that no label fits between them."""
+    ax.figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in texts]
+    pixels = [(x, y) for box in boxes for x in np.arange(box.x0, box.x1, 6) for y in (box.y0, (box.y0 + box.y1) / 2, box.y1)]
+    return [tuple(ax.transData.inverted().transform(pixel)) for pixel in pixels]

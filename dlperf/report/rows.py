@@ -79,7 +79,8 @@ class Row:
     """One layer as one predictor sees it, beside its measurement.
 
     `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases, the
-    ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `side` says who named the layer: ``both``,
+    ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `level_bytes` are those that
+    every level of the memory moves in all phases, by the level's name, innermost first (:mod:`dlperf.hierarchy`). `side` says who named the layer: ``both``,
     ``predicted only`` or ``measured only``.
     """
 
@@ -97,6 +98,7 @@ class Row:
     forward_bytes: int | None = None
     backward_flops: int | None = None
     backward_bytes: int | None = None
+    level_bytes: tuple[tuple[str, float], ...] = ()
     side: str = BOTH
 
     def phase(self, name: str) -> Times | None:
@@ -128,6 +130,13 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
         for layer, share_frac in op.shares or ((op.layer, 1.0),):
             before = counts.get((layer, op.phase), (0.0, 0.0))
             counts[layer, op.phase] = (before[0] + share_frac * flops, before[1] + share_frac * n_bytes)
+    levels: dict[str, dict[str, float]] = {}
+    for traffic in prediction.layer_traffic:
+        if traffic.phase != "zero_grad":
+            sums = levels.setdefault(traffic.layer, dict.fromkeys(traffic.levels, 0.0))
+            for level, moved in zip(traffic.levels, traffic.level_bytes):
+                sums[level] += moved
+    nothing = {level: 0.0 for traffic in prediction.layer_traffic[:1] for level in traffic.levels}
     measured: dict[str, list[LayerTimes]] = {}
     for entry in measurement.layers if measurement is not None else ():
         measured.setdefault(entry.layer, []).append(entry)
@@ -148,7 +157,7 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
                 layer, str(data["type"]), predictor, times["forward"] or Times(), times["backward"], times["optimizer"],
                 bound=_text(data["bound"]), source=_text(data["source"]), flops=int(data["flops"]), bytes=int(data["bytes"]),
                 forward_flops=round(forward[0]), forward_bytes=round(forward[1]), backward_flops=round(backward[0]), backward_bytes=round(backward[1]),
-                side=BOTH if entries or measurement is None else PREDICTED,
+                level_bytes=tuple(levels.get(layer, nothing).items()), side=BOTH if entries or measurement is None else PREDICTED,
             )
         )  # fmt: skip
     for layer, entries in measured.items():

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dlperf.errors import DlperfError
 from dlperf.reproduce.cardwell import tables as _cardwell
 from dlperf.reproduce.tables import Entry, Row, Table
+from dlperf.reproduce.yang import tables as _yang
 
 __all__ = ["PAPERS", "Entry", "Row", "Table", "reproduce"]
 
-PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell}
+PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "yang": _yang}
 """The papers by short name; each gives its tables."""
 
 

@@ -3,20 +3,24 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
 import pytest
 import report_cases as cases
+from matplotlib.text import Text
 from PIL import Image
 
 from dlperf.errors import DlperfError
 from dlperf.report.comparison import Report, compare
+from dlperf.report.hierarchy import dots_of
 from dlperf.report.html import reports_to_html
 from dlperf.report.plots import figures_of
 from dlperf.report.roofline import peaks_of, points_of, roofs_of
 from dlperf.report.writing import FORMATS, check_folder, render, slug, write
+from dlperf.trace import LOSS
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 EVIL = "<b>bold</b><script>alert('x')</script>\"&$x_1$" + ".long_name" * 12
@@ -59,10 +63,11 @@ def test_page_is_whole_and_needs_nothing_else(report: Report) -> None:
     for layer in ("Conv2d", "ReLU", "(loss)", "calibrated", "gemm-table"):
         assert layer in page.text
     assert "script" not in page.tags
-    assert page.tags.count("img") == 4
+    assert page.tags.count("img") == 5
     assert all(link.startswith(("data:image/png;base64,", "#case")) for link in page.links)
-    assert "http" not in report.to_html().replace("http-equiv", "")
-    assert "url(" not in report.to_html()
+    words = re.sub(r"base64,[A-Za-z0-9+/=]+", "", report.to_html())  # in which any four letters stand now and then
+    assert "http" not in words
+    assert "url(" not in words
 
 
 def test_page_holds_every_layer_of_a_large_network() -> None:
@@ -100,7 +105,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_plots_are_drawn(name: str) -> None:
     pngs = ODD[name]().pngs
-    assert list(pngs) == ["layers", "scatter", "roofline", "time"]
+    assert list(pngs) == ["layers", "scatter", "roofline", "hierarchy", "time"]
     for png in pngs.values():
         image = Image.open(io.BytesIO(png)).convert("L")
         assert min(image.size) > 150
@@ -127,6 +132,51 @@ def test_roofline_numbers() -> None:
     assert len(points) + n_without == 8
 
 
+def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
+    report = compare(*cases.cnn())
+    dots = {d.traffic.layer: d for d in dots_of(report, "forward")}
+    assert list(dots) == ["features.0", "classifier", "features.1", LOSS]  # 250, 110, 50, 20 us
+    conv = dots["features.0"]
+    assert conv.flops_per_s == pytest.approx(2 * 32 * 64 * 128 / 250e-6)
+    # storages unknown: all operands come from DRAM once, where the tile of half an L2 holds a whole one; the registers need more
+    once = 4 * (32 * 128 + 128 * 64 + 32 * 64)
+    assert conv.traffic.intensity("DRAM") == pytest.approx(2 * 32 * 64 * 128 / once)
+    assert conv.traffic.intensity("L1") < conv.traffic.intensity("DRAM")  # type: ignore[operator]
+    axes = figures_of(report)["hierarchy"].axes[0]
+    heights = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+    assert sorted(heights) == pytest.approx(sorted(d.flops_per_s for d in dots.values() for _ in range(4)))
+
+
+@pytest.mark.parametrize("name", ["cnn", "wide"])
+def test_texts_of_the_hierarchical_roofline_keep_clear_of_each_other(name: str) -> None:
+    report = compare(*(cases.cnn() if name == "cnn" else cases.wide(60)))
+    figure = figures_of(report)["hierarchy"]
+    figure.draw_without_rendering()
+    texts = [text for ax in figure.axes for text in ax.texts] + [text for text in figure.legends[0].get_texts() if text.get_text().strip()]
+    boxes = [Text.get_window_extent(text) for text in texts]  # the text alone, not the line from it to its roof
+    frame = figure.bbox
+    for place, box in enumerate(boxes):
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1, texts[place].get_text()
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1, texts[place].get_text()
+        for other in range(place):
+            assert not box.overlaps(boxes[other]), (texts[place].get_text(), texts[other].get_text())
+    assert not any("child" in text.get_text() for text in texts)
+
+
+def test_page_and_files_hold_the_bytes_of_every_level() -> None:
+    report = compare(*cases.cnn())
+    html = report.to_html()
+    assert "Bytes by level of the memory" in html
+    assert "Bytes by level of the memory" in report.to_markdown()
+    row = report.frame.set_index("layer").loc["features.1"]
+    # relu on 4096 float32, read and written; its backward reads two and writes one: 20 bytes an element
+    assert [row[f"{level}_bytes"] for level in ("L1", "L2", "L3", "DRAM")] == [20 * 4096] * 4
+    data = report.to_json()["hierarchy"]
+    assert [entry["level"] for entry in data["levels"]] == ["L1", "L2", "L3", "DRAM"]
+    assert {entry["dtype"]: entry["other_source"] for entry in data["ceilings"]} == {"float32": "half of FMA", "float64": "half of FMA"}
+    assert sum(entry["L1_bytes"] for entry in data["layers"] if entry["layer"] == "features.1") == 20 * 4096
+
+
 def test_no_roofline_without_roofs() -> None:
     for machine in (cases.machine(with_gemm=False), cases.machine(with_bandwidth=False), cases.machine(with_gemm=False, with_bandwidth=False)):
         report = compare(cases.prediction(cases.cnn_trace(), cases.cnn_items(), on=machine), cases.cnn_measurement())
@@ -143,7 +193,7 @@ def test_the_users_matplotlib_is_left_alone(report: Report) -> None:
 
 def test_plot_writes_files(report: Report, tmp_path: Path) -> None:
     files = report.plot(tmp_path / "new" / "folder", "lenet-")
-    assert [path.name for path in files] == ["lenet-layers.png", "lenet-scatter.png", "lenet-roofline.png", "lenet-time.png"]
+    assert [path.name for path in files] == ["lenet-layers.png", "lenet-scatter.png", "lenet-roofline.png", "lenet-hierarchy.png", "lenet-time.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
@@ -152,7 +202,7 @@ def test_write_and_write_again(report: Report, tmp_path: Path) -> None:
     reports = [report, report, compare(*cases.hostile("../../etc/pass wd"))]
     files = write(reports, folder)
     assert [path.name for path in files[:5]] == ["report.txt", "report.md", "report.html", "report.csv", "report.json"]
-    assert len(files) == 5 + 3 * 4
+    assert len(files) == 5 + 3 * 5
     assert {path.parent for path in files} == {folder}
     assert len(set(files)) == len(files)
     assert json.loads((folder / "report.json").read_text())["schema"] == "dlperf.reports"

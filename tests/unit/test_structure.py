@@ -29,6 +29,7 @@ ORDER = (
     ("dlperf.host", "dlperf.work", "dlperf.laws"),
     ("dlperf.allocator",),
     ("dlperf.predictors",),
+    ("dlperf.hierarchy",),
     ("dlperf.prediction", "dlperf.epoch"),
     ("dlperf.targets",),
     ("dlperf.recorder",),
