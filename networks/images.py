@@ -121,7 +121,8 @@ class DenseNet(nn.Module):
 
     def __init__(self, first: int = 20, growth: int = 10, depth: int = 5, classes: int = 10) -> None:
         super().__init__()
-        c, parts = first, [nn.Conv2d(3, first, 3, 2, 1, bias=False)]
+        c = first
+        parts: list[nn.Module] = [nn.Conv2d(3, first, 3, 2, 1, bias=False)]
         for _ in range(2):
             for _ in range(depth):
                 parts.append(_Growing(c, growth))
@@ -144,7 +145,7 @@ class _ConvNextBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.spread(x).permute(0, 2, 3, 1))
-        return x + (self.scale * self.mlp(y)).permute(0, 3, 1, 2)
+        return x + (self.scale * self.mlp(y)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
 
 class ConvNext(nn.Module):

@@ -20,7 +20,7 @@ class _Block(nn.Module):
         heads = self.qkv(self.norm1(x)).view(batch, length, 3, self.n_heads, width // self.n_heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=self.causal)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm2(x))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
