@@ -28,8 +28,8 @@ class VisionTransformer(nn.Module):
 
 def _double(c_in: int, c_out: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
-        nn.Conv2d(c_out, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
+        nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
+        nn.Conv2d(c_out, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
     )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ class VideoNet(nn.Module):
     def __init__(self, width: int = 16, classes: int = 10) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv3d(3, width, 3, padding=1), nn.BatchNorm3d(width), nn.ReLU(), nn.MaxPool3d(2),
+            nn.Conv3d(3, width, 3, padding=1, bias=False), nn.BatchNorm3d(width), nn.ReLU(), nn.MaxPool3d(2),
             nn.Conv3d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
         )  # fmt: skip
         self.head = nn.Linear(2 * width, classes)

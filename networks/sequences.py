@@ -99,7 +99,7 @@ class AudioNet(nn.Module):
         super().__init__()
 
         def part(c_in: int, c_out: int, kernel: int, stride: int) -> list[nn.Module]:
-            return [nn.Conv1d(c_in, c_out, kernel, stride), nn.BatchNorm1d(c_out), nn.ReLU(), nn.MaxPool1d(4)]
+            return [nn.Conv1d(c_in, c_out, kernel, stride, bias=False), nn.BatchNorm1d(c_out), nn.ReLU(), nn.MaxPool1d(4)]
 
         self.body = nn.Sequential(*part(1, width, 80, 4), *part(width, width, 3, 1), *part(width, 2 * width, 3, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
         self.head = nn.Linear(2 * width, classes)

@@ -6,6 +6,7 @@ writes a machine file with their kernels, in its notes what could not be called.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -38,8 +39,9 @@ def time_ops_apart(ops: Sequence[Op], threads: int, progress: Callable[[int], No
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(json.dumps(job) + "\n")
-                process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # it has ended already: its status tells
+                    process.stdin.write(json.dumps(job) + "\n")
+                    process.stdin.close()
                 for line in process.stdout:
                     progress(int(line))
             except BaseException:

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import Answer, default_cache, is_trace, load_machine, narrate, read_or_record, split_batch, use_threads, warn, warn_of_threads
 from dlperf.commands.reporting import measure_apart
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dlperf.machine import Machine
     from dlperf.measurement import Measurement
     from dlperf.trace import Trace
+    from dlperf.validation.archive import Archive
     from dlperf.validation.cases import Case
     from dlperf.validation.peers import PeerEstimate
     from dlperf.validation.single_ops import SingleOp
@@ -56,6 +57,8 @@ def validate(args: Namespace) -> Answer:
     if args.held_out_ops:
         study = replace(study, ops=tuple(one for count in counts for one in _time_ops(args, machine, count, provenance.seed or 0)))
     study = replace(study, provenance=replace(study.provenance, remarks=(*study.provenance.remarks, *([archive.remark] if archive.remark else []))))
+    for remark in study.unrest:
+        warn(remark)
     if args.output is not None:
         written = page.write_study(study, args.output, args.force)
         narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
@@ -108,7 +111,7 @@ def _n_runs(args: Namespace, threads: int) -> int:
     return int(args.runs or (RUNS if threads == 1 else RUNS_SEVERAL_THREADS))
 
 
-def _run(args: Namespace, cases: Sequence[Case], machine: Machine, archive: Any, provenance: Provenance) -> Study:
+def _run(args: Namespace, cases: Sequence[Case], machine: Machine, archive: Archive, provenance: Provenance) -> Study:
     from dlperf.validation.study import run_study, variants
 
     def record(case: Case) -> Trace:
@@ -118,21 +121,21 @@ def _run(args: Namespace, cases: Sequence[Case], machine: Machine, archive: Any,
         def take() -> Measurement:
             return measure_apart(args, case.target, case.batch_size, case.threads)
 
-        found: Measurement = archive.measurement(case, trace, run, args.seconds, take)
-        return found
+        return archive.measurement(case, trace, run, args.seconds, take)
 
     return run_study(
         cases, variants(machine, args.predictor or PREDICTORS), lambda threads: _n_runs(args, threads), record, measure, narrate,
-        ask_peers=(lambda case: _ask(args, machine, case)) if args.peers else None, with_ablation=args.ablation, provenance=provenance,
+        ask_peers=(lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None, with_ablation=args.ablation, provenance=provenance,
     )  # fmt: skip
 
 
-def _ask(args: Namespace, machine: Machine, case: Case) -> Sequence[PeerEstimate]:
+def _ask(args: Namespace, machine: Machine, archive: Archive, case: Case, trace: Trace) -> Sequence[PeerEstimate]:
     from dlperf.predictors.gemm_points import peak_flops_per_s
     from dlperf.validation.peers import ask_peers
 
     peak = max(peak_flops_per_s(machine, case.threads).items(), key=lambda entry: (entry[0] == "float32", entry[1]))[1]
-    return ask_peers(case, peak, machine.dram_bytes_per_s(case.threads), args.input, os.environ)
+    dram = machine.dram_bytes_per_s(case.threads)
+    return archive.estimates(case, trace, f"{peak:.6g} {dram:.6g}", lambda: ask_peers(case, peak, dram, args.input, os.environ))
 
 
 def _time_ops(args: Namespace, machine: Machine, threads: int, seed: int) -> Sequence[SingleOp]:

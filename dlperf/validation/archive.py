@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dlperf.errors import DlperfError
+from dlperf.files import read_json, write_json
 from dlperf.host import this_cpu, versions
 from dlperf.measurement import Measurement
 from dlperf.report.writing import slug
 from dlperf.trace import Trace
 from dlperf.validation.cases import Case
+from dlperf.validation.peers import PeerEstimate
+
+PEERS_SCHEMA = "dlperf.peers"
 
 
 class Archive:
@@ -52,6 +56,24 @@ class Archive:
         taken.save(path)
         self.n_taken += 1
         return taken
+
+    def estimates(self, case: Case, trace: Trace, detail: str, ask: Callable[[], Sequence[PeerEstimate]]) -> tuple[PeerEstimate, ...]:
+        """What the peers say: as it is kept, else asked anew and then kept. `detail` says what they were given."""
+        path = self.path("peers", case, trace, detail)
+        if not self.fresh and path.exists():
+            try:
+                found = tuple(PeerEstimate.from_json(row) for row in read_json(path, PEERS_SCHEMA, 1)["estimates"])
+            except (DlperfError, KeyError, TypeError, ValueError):
+                pass
+            else:
+                self._dates.append(path.stat().st_mtime)
+                return found
+        asked = tuple(ask())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = [estimate.to_json() for estimate in asked]
+        write_json(path, {"schema": PEERS_SCHEMA, "schema_version": 1, "versions": versions(), "machine": this_cpu().model, "estimates": rows})
+        self.n_taken += 1
+        return asked
 
     @property
     def remark(self) -> str:

@@ -8,10 +8,13 @@ from statistics import median
 
 from dlperf.errors import DlperfError
 from dlperf.measurement import LayerTimes, Measurement
+from dlperf.trace import LOSS
 
 PHASES = ("forward", "backward", "optimizer")
 LAYER_PHASES = ("forward", "backward")
 """The phases whose layers are judged: the optimizer's division over layers is dlperf's own."""
+OWN_OPS = "(own ops)"
+"""The family of what a module with children does outside of them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Case:
 class LayerTruth:
     """A layer's measured median over runs in seconds by phase, None where no run could attribute it.
 
-    `floor_fracs` holds, by phase, (largest - smallest run) / median; None where not every run has a value.
+    A floor is (largest - smallest run) / median; None where not every run has a value, or there is but one.
     """
 
     layer: str
@@ -158,7 +161,11 @@ class SourceShares:
 
 @dataclass(frozen=True)
 class LayerScore:
-    """One predictor on one layer in one phase. `phase_share_frac` is the layer's share of the measured phase; `family` the layer's type."""
+    """One predictor on one layer in one phase; `phase_share_frac` is the layer's share of the measured phase.
+
+    `family` is the type of a leaf (a module without children). Only leaves are judged in a case's layer errors; what stands outside them is of the family
+    ``(loss)`` or ``(own ops)``, those of a module that has children.
+    """
 
     case: Case
     predictor: str
@@ -173,6 +180,11 @@ class LayerScore:
     bound: str
 
     @property
+    def is_leaf(self) -> bool:
+        """Whether it is a module without children."""
+        return self.family not in (LOSS, OWN_OPS)
+
+    @property
     def error_frac(self) -> float:
         """predicted / actual - 1."""
         return self.predicted_s / self.actual_s - 1
@@ -183,7 +195,7 @@ class CaseScore:
     """One predictor on one case, as the yardstick counts; fractions, None where the predictor does not speak.
 
     `step_error_frac` is predicted / actual - 1. `forward_mape_frac` and `backward_mape_frac` are means of abs(predicted / actual - 1) over the
-    layers of at least 1 % of their measured phase, the floors beside them means over the same layers; `seen_frac` is the share of the backward that
+    leaf modules of at least 1 % of their measured phase, the floors beside them means over the same layers; `seen_frac` is the share of the backward that
     the measurement attributes to layers. `weighted_frac` is the sum of abs(predicted - actual) over the sum of actual in the forward.
     `unpriced_frac` is the share of the measured forward in layers that the prediction calls unpriced. `width_frac` is half the 90 % interval over the
     prediction, `inside` whether the actual step lies in it.

@@ -70,6 +70,8 @@ def steps_figure(study: Study) -> Figure | None:
     for axis in (ax.xaxis, ax.yaxis):
         seconds_axis(axis)
         axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        if high / low < 100:
+            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.grid(True)
     ax.set_title(f"{len(scores)} cases, {plain(scores[0].predictor)}, on {plain(study.provenance.machine)}")
     figure.legend(loc="outside right upper")
@@ -109,6 +111,7 @@ def cases_figure(study: Study) -> Figure | None:
         ax.axvline(off, color=DIM, linewidth=0.6, linestyle=":" if abs(off) > 0.15 else "--")
     ax.set_yticks(range(len(labels)), [plain(label, 42) for label in labels], fontsize=7.5)
     ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.set_xlim(-1.05 * _LIMIT, 1.05 * _LIMIT)
     ax.set_xlabel("predicted / measured step - 1")
     ax.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
     ax.tick_params(axis="y", length=0)

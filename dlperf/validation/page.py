@@ -13,7 +13,7 @@ from dlperf.report.writing import check_folder, make_folder
 from dlperf.validation.cases import CaseScore
 from dlperf.validation.figures import CAPTIONS, pngs_of
 from dlperf.validation.peers import MEANINGS
-from dlperf.validation.study import MAIN, Study
+from dlperf.validation.study import MAIN, WITH_EXACT, Study
 from dlperf.validation.tables import (
     ablation_columns,
     case_columns,
@@ -29,9 +29,9 @@ from dlperf.validation.tables import (
 
 NOTE = (
     "All in percent. Step: the median of several fresh processes against the prediction; floor: (slowest - fastest process) / median. Layers: mean absolute "
-    "percentage error over the layers of at least 1 % of their phase, with the mean floor of the same layers. Seen: share of the backward that the measurement "
-    "attributes to layers. Source: share of the predicted time that is the time of ops measured at their very shape, interpolated, extrapolated, unpriced, "
-    "and of what is no op (calls, the optimizer's loop, page faults)."
+    "percentage error over the modules without children that take at least 1 % of their phase, with the mean floor of the same ones. Seen: share of the "
+    "backward that the measurement attributes to layers. Source: share of the predicted time that is the time of ops measured at their very shape, "
+    "interpolated, extrapolated, unpriced, and of what is no op (calls, the optimizer's loop, page faults)."
 )
 
 
@@ -43,7 +43,7 @@ def study_to_text(study: Study, width: int | None = None) -> str:
         own = [score for score in study.scores if score.predictor == predictor]
         blocks.append(f"{predictor}\n\n{format_table(case_columns(own), width)}")
     if study.summaries:
-        blocks.append(f"summary, %\n\n{format_table(summary_columns((*study.summaries, *study.peer_summaries)), width)}")
+        blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), width)}")
     if study.peer_scores:
         blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), width)}")
     if study.ablations:
@@ -82,6 +82,8 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
     for predictor in _predictors(study):
         own = [score for score in study.scores if score.predictor == predictor]
         blocks += [f"## Cases, {escape(predictor)}", table(case_columns(own))]
+        if predictor not in (MAIN, WITH_EXACT):
+            continue
         for kind, title in (("source", "Layers by source"), ("family", "Layers by type")):
             groups = [group for group in study.groups if group.predictor == predictor and group.kind == kind]
             if groups:
@@ -128,7 +130,7 @@ def _all_names(study: Study) -> list[str]:
 
 
 def _comparison(study: Study) -> list[Column]:
-    """One row a predictor or peer: over the cases that it speaks of, the errors of step and forward, and of layers."""
+    """One row a predictor or peer: over the cases that it speaks of, abs(error) of step and forward, and the median case's error of leaf modules."""
     names = _all_names(study)
     own = {name: [s for s in (*study.scores, *study.peer_scores) if s.predictor == name] for name in names}
 
@@ -144,10 +146,10 @@ def _comparison(study: Study) -> list[Column]:
         Column("cases", tuple(str(len(own[name])) for name in names)),
         Column("median", middle(lambda s: s.step_error_frac), "step error"),
         Column("worst", middle(lambda s: s.step_error_frac, worst=True), "step error"),
-        Column("median", middle(lambda s: s.forward_error_frac), "forward error"),
-        Column("worst", middle(lambda s: s.forward_error_frac, worst=True), "forward error"),
-        Column("forward", middle(lambda s: s.forward_mape_frac), "layer MAPE, median case"),
-        Column("backward", middle(lambda s: s.backward_mape_frac), "layer MAPE, median case"),
+        Column("median", middle(lambda s: s.forward_error_frac), "of forward"),
+        Column("worst", middle(lambda s: s.forward_error_frac, worst=True), "of forward"),
+        Column("forward", middle(lambda s: s.forward_mape_frac), "layer MAPE"),
+        Column("backward", middle(lambda s: s.backward_mape_frac), "layer MAPE"),
     ]
 
 
@@ -179,4 +181,4 @@ def _plots(images: Sequence[str], *names: str) -> list[str]:
 
 def _remarks(study: Study) -> list[str]:
     found = [f"{failure.case.label} could not be measured: {failure.reason}" for failure in study.failures]
-    return [*found, *study.peer_problems, *study.provenance.remarks]
+    return [*study.unrest, *found, *study.peer_problems, *study.provenance.remarks]

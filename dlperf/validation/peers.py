@@ -84,7 +84,7 @@ def score_peer(case: Case, truth: Truth, estimate: PeerEstimate) -> tuple[CaseSc
             for name, forward_s, backward_s in estimate.layers
             if (seconds := forward_s if phase == "forward" else backward_s) is not None
         }
-        layers += [layer for layer in layer_scores(case, truth, estimate.peer, phase, named) if layer.layer in named]
+        layers += [layer for layer in layer_scores(case, truth, estimate.peer, phase, named, named) if layer.layer in named]
 
     def error(predicted_s: float | None, actual_s: float | None) -> float | None:
         return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None

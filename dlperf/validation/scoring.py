@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from dlperf.clock import quantile
 from dlperf.report.accuracy import SHARE_FRAC
-from dlperf.validation.cases import LAYER_PHASES, Case, CaseScore, LayerScore, SourceShares, Truth
+from dlperf.trace import LOSS
+from dlperf.validation.cases import LAYER_PHASES, OWN_OPS, Case, CaseScore, LayerScore, SourceShares, Truth
 
 if TYPE_CHECKING:
     from dlperf.prediction import Prediction
@@ -37,12 +38,13 @@ def score(case: Case, truth: Truth, prediction: Prediction, predictor: str) -> t
     """
     step, prices = prediction.step, prediction.prices
     layers: list[LayerScore] = []
+    leaves = {layer.name for layer in prediction.trace.layers if layer.is_leaf}
     for phase in LAYER_PHASES:
         if phase in prices.phases:
             said = _layers_said(prediction, phase)
-            layers += [layer for layer in layer_scores(case, truth, predictor, phase, said) if layer.layer not in prices.unspoken]
+            layers += [layer for layer in layer_scores(case, truth, predictor, phase, said, leaves) if layer.layer not in prices.unspoken]
     by_phase = {phase: [layer for layer in layers if layer.phase == phase] for phase in LAYER_PHASES}
-    forward = by_phase["forward"]
+    forward = [layer for layer in by_phase["forward"] if layer.is_leaf]
     actual_sum = math.fsum(layer.actual_s for layer in forward)
     seen_s = math.fsum(row.backward_s for row in truth.layers if row.backward_s is not None)
     unpriced = {name for name, source in zip(prediction.layers["layer"], prediction.layers["source"]) if source == "unpriced"}
@@ -80,23 +82,29 @@ def _layers_said(prediction: Prediction, phase: str) -> dict[str, Said]:
     return {layer: (total, _largest(by_source.get(layer), FRAMEWORK), _largest(by_bound[layer], "")) for layer, total in seconds.items()}
 
 
-def layer_scores(case: Case, truth: Truth, predictor: str, phase: str, said: Mapping[str, Said]) -> Iterator[LayerScore]:
+def layer_scores(case: Case, truth: Truth, predictor: str, phase: str, said: Mapping[str, Said], leaves: Container[str]) -> Iterator[LayerScore]:
     """Every measured layer of a phase against what was said of it; nothing said is a prediction of 0."""
     phase_s = truth.phase_s(phase)
     for row in truth.layers:
         actual_s = row.seconds(phase)
         if phase_s and actual_s:
             predicted_s, source, bound = said.get(row.layer, (0.0, "missing", ""))
-            yield LayerScore(case, predictor, row.layer, row.type, phase, predicted_s, actual_s, row.floor_frac(phase), actual_s / phase_s, source, bound)
+            family = row.type if row.layer in leaves else LOSS if row.layer == LOSS else OWN_OPS
+            yield LayerScore(case, predictor, row.layer, family, phase, predicted_s, actual_s, row.floor_frac(phase), actual_s / phase_s, source, bound)
 
 
 def _largest(shares: dict[str, float] | None, otherwise: str) -> str:
     return max(shares, key=lambda name: (shares[name], name)) if shares else otherwise
 
 
-def judged(layers: Iterable[LayerScore]) -> list[LayerScore]:
+def large(layers: Iterable[LayerScore]) -> list[LayerScore]:
     """The layers that take at least 1 % of their phase: below it, timing noise would be averaged at full weight."""
     return [layer for layer in layers if layer.phase_share_frac >= SHARE_FRAC]
+
+
+def judged(layers: Iterable[LayerScore]) -> list[LayerScore]:
+    """The :func:`large` layers that are leaves: modules without children, as any other tool can time them too."""
+    return [layer for layer in large(layers) if layer.is_leaf]
 
 
 def mape_frac(layers: Iterable[LayerScore]) -> float | None:
@@ -107,7 +115,11 @@ def mape_frac(layers: Iterable[LayerScore]) -> float | None:
 
 def floor_frac(layers: Iterable[LayerScore]) -> float | None:
     """Mean repeatability floor of the layers that are :func:`judged`; None where none has one."""
-    floors = [layer.floor_frac for layer in judged(layers) if layer.floor_frac is not None]
+    return _mean_floor(judged(layers))
+
+
+def _mean_floor(layers: Iterable[LayerScore]) -> float | None:
+    floors = [layer.floor_frac for layer in layers if layer.floor_frac is not None]
     return fmean(floors) if floors else None
 
 
@@ -118,6 +130,17 @@ def worst_beyond_floor(errors_and_floors: Iterable[tuple[float, float]]) -> floa
     0.1
     """
     return max((abs(error) for error, floor in errors_and_floors if abs(error) > 2 * floor), default=0.0)
+
+
+RESTLESS_FRAC = 0.1
+"""A median floor beyond which a study says that the machine was busy: on a quiet one it is a few percent with one thread."""
+
+
+def restless(floors: Sequence[float], what: str) -> str:
+    """The remark that two processes of the same thing differ too much for the errors to mean anything; empty where they do not."""
+    if not floors or median(floors) <= RESTLESS_FRAC:
+        return ""
+    return f"fresh processes of the same {what} differ by {100 * median(floors):.0f} % (median): the machine was busy; study it again when it is quiet"
 
 
 @dataclass(frozen=True)
@@ -192,18 +215,18 @@ class LayerGroup:
 
 
 def layer_groups(layers: Sequence[LayerScore]) -> tuple[LayerGroup, ...]:
-    """Layers by the source of their price and by their type, each phase apart, the largest groups first."""
+    """Layers by the source of their price (leaves alone) and by their family, each phase apart, the largest groups first."""
     found = []
     for kind in ("source", "family"):
         groups: dict[tuple[str, str, str], list[LayerScore]] = defaultdict(list)
-        for layer in judged(layers):
+        for layer in judged(layers) if kind == "source" else large(layers):
             groups[layer.predictor, layer.source if kind == "source" else layer.family, layer.phase].append(layer)
         for (predictor, name, phase), members in sorted(groups.items(), key=lambda entry: (entry[0][0], -len(entry[1]), entry[0])):
             errors = [abs(member.error_frac) for member in members]
             found.append(
                 LayerGroup(
                     predictor, kind, name, phase, len(members), fmean(errors), median(errors), quantile(errors, 0.9),
-                    median([member.error_frac for member in members]), floor_frac(members),
+                    median([member.error_frac for member in members]), _mean_floor(members),
                 )
             )
     return tuple(found)

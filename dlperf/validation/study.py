@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from dlperf.trace import Trace
 from dlperf.validation.ablation import Ablation, Intervals, ablate, intervals
 from dlperf.validation.cases import Case, CaseScore, LayerScore, Truth, join
 from dlperf.validation.peers import PeerEstimate, problems, score_peer
-from dlperf.validation.scoring import LayerGroup, Summary, layer_groups, score, summaries
+from dlperf.validation.scoring import LayerGroup, Summary, layer_groups, restless, score, summaries
 from dlperf.validation.single_ops import OpGroup, SingleOp, op_groups
 
 SCHEMA, SCHEMA_VERSION = "dlperf.validation", 1
@@ -118,6 +118,13 @@ class Study:
         own = [s for s in self.scores if s.predictor == MAIN and s.predicted_s and s.low_s is not None and s.high_s is not None]
         return intervals([(s.actual_s, s.predicted_s or 0.0, s.low_s or 0.0, s.high_s or 0.0) for s in own])
 
+    @cached_property
+    def unrest(self) -> tuple[str, ...]:
+        """Where the machine was too busy for the errors to mean anything: steps with one thread, single ops."""
+        steps = [truth.floor_frac for case, truth in self.truths if case.threads == 1 and len(truth.run_totals_s) > 1]
+        ops = [one.floor_frac for one in self.ops if one.threads == 1 and one.floor_frac is not None]
+        return tuple(remark for remark in (restless(steps, "step"), restless(ops, "op")) if remark)
+
     @property
     def peer_problems(self) -> tuple[str, ...]:
         """Where a peer could not estimate, a line each."""
@@ -133,7 +140,7 @@ class Study:
             "summaries": [asdict(summary) for summary in (*self.summaries, *self.peer_summaries)], "layer_groups": [asdict(group) for group in self.groups],
             "layers": [_layer_row(layer) for layer in (*self.layers, *self.peer_layers)],
             "intervals": None if self.intervals is None else asdict(self.intervals), "ablation": [asdict(one) for one in self.ablations],
-            "peer_problems": list(self.peer_problems), "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
+            "unrest": list(self.unrest), "peer_problems": list(self.peer_problems), "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
             "families": [asdict(group) for group in self.op_groups], "ops": [{**asdict(one), "error_frac": one.error_frac} for one in self.ops],
         }  # fmt: skip
 
@@ -151,7 +158,7 @@ def _layer_row(layer: LayerScore) -> dict[str, Any]:
 Record = Callable[[Case], Trace]
 Measure = Callable[[Case, Trace, int], Measurement]
 """Measures a case in a fresh process; the last argument numbers the run, from 1."""
-Ask = Callable[[Case], Sequence[PeerEstimate]]
+Ask = Callable[[Case, Trace], Sequence[PeerEstimate]]
 
 
 def run_study(
@@ -197,16 +204,16 @@ def run_study(
     if with_ablation:
         narrate("predicting again without each term")
         study = replace(study, ablations=ablate(whole))
-    return study if ask_peers is None else _with_peers(study, ask_peers, narrate)
+    return study if ask_peers is None else _with_peers(study, traces, ask_peers, narrate)
 
 
-def _with_peers(study: Study, ask_peers: Ask, narrate: Callable[[str], None]) -> Study:
+def _with_peers(study: Study, traces: Mapping[tuple[str, int, bool], Trace], ask_peers: Ask, narrate: Callable[[str], None]) -> Study:
     estimates: list[tuple[Case, PeerEstimate]] = []
     scores: list[CaseScore] = []
     layers: list[LayerScore] = []
     for place, (case, truth) in enumerate(study.truths, start=1):
         narrate(f"asking the peers, case {place} of {len(study.truths)}: {case.label}")
-        for estimate in ask_peers(case):
+        for estimate in ask_peers(case, traces[case.target, case.batch_size, case.inference]):
             estimates.append((case, estimate))
             if not estimate.problem:
                 found, rows = score_peer(case, truth, estimate)
