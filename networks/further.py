@@ -59,8 +59,8 @@ def vision_transformer(batch_size: int) -> Built:
 def unet(batch_size: int) -> Built:
     """Segmentation with transposed convolutions, Adam."""
     model = images.UNet()
-    wanted = torch.randint(0, 3, (batch_size, 32, 32))
-    return model, (torch.randn(batch_size, 1, 32, 32),), lambda output: F.cross_entropy(output, wanted), torch.optim.Adam(model.parameters(), lr=1e-3)
+    wanted = torch.randint(0, 3, (batch_size, 24, 24))
+    return model, (torch.randn(batch_size, 1, 24, 24),), lambda output: F.cross_entropy(output, wanted), torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
 def mobilenet(batch_size: int) -> Built:
