@@ -152,6 +152,24 @@ def _parser() -> _Parser:
     _common(report)
     _what(report)
 
+    validate = command("validate", "the accuracy study: predicted against actual over many networks, or over single ops")
+    validate.add_argument("targets", metavar="TARGET[@BATCH,...]", nargs="*",
+                          help="networks (default, or the word all: every network of the checkout; nothing with --held-out-ops)")  # fmt: skip
+    validate.add_argument("--batch-sizes", type=_counts, metavar="B,B", help="batch sizes of targets without one of their own (16,64)")
+    validate.add_argument("--threads", type=_counts, metavar="T,T", help="thread counts (default: those of the machine file)")
+    validate.add_argument("--predictor", type=_names, metavar="NAME,NAME", help="predictors (default: all)")
+    validate.add_argument("--runs", type=_count, metavar="N", help="fresh processes a case (2; 5 with several threads)")
+    validate.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="how long to time the step in each (4)")
+    validate.add_argument("--peers", action="store_true", help="also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak")
+    validate.add_argument("--ablation", action="store_true", help="also predict without each term")
+    validate.add_argument("--held-out-ops", action="store_true", help="random single ops that the machine file does not hold, timed now")
+    validate.add_argument("--seed", type=_count_or_none, metavar="N", help="which random ops (default: others each time)")
+    validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
+    validate.add_argument("--fresh", action="store_true", help="measure again what is kept")
+    _output(validate, "folder to write tables and plots to", "DIR")
+    _common(validate, threads=False)
+    _what(validate)
+
     run = command("run", "run a training script as it is, and predict it while it runs")
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
@@ -198,8 +216,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "names no file to write; give -o FILE (or --json -)")
         if args.output == "-":
             args.output, args.json = None, "-"
-    if args.command == "report" and args.output == "-":
+    if args.command in ("report", "validate") and args.output == "-":
         _fail(args, "-o - is no folder; without -o the report goes to stdout")
+    if args.command == "validate":
+        if args.held_out_ops and not args.targets:
+            for name in ("peers", "ablation"):
+                if getattr(args, name):
+                    _fail(args, f"--{name} needs targets; name some, or all")
+        if args.seed is not None and not args.held_out_ops:
+            _fail(args, "--seed chooses random ops and needs --held-out-ops")
+        if args.batch_sizes and args.batch_size:
+            _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
     if args.command == "predict" and args.samples is None:
         for name in ("epochs", "val_samples", "test_samples", "loader_workers"):
             if getattr(args, name) is not None:
@@ -338,7 +365,8 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupted:
     _drop_stdout(error)
     status, line = FAILED, ""
     if interrupted or isinstance(error, KeyboardInterrupt):
-        kept = "; finished groups are kept, and the same command goes on" if args is not None and args.command == "calibrate" else ""
+        resumed = {"calibrate": "finished groups", "validate": "finished measurements"}
+        kept = f"; {resumed[args.command]} are kept, and the same command goes on" if args is not None and args.command in resumed else ""
         status, line = INTERRUPTED, f"dlperf: interrupted{kept}"
     elif isinstance(error, BrokenPipeError):  # the reader has seen enough
         status = OK

@@ -302,14 +302,33 @@ def _own_neighbours(folder: Path) -> Iterator[None]:
 def _import_module(spec: str, where: str) -> ModuleType:
     if not all(part.isidentifier() for part in where.split(".")):
         raise DlperfError(f"target {spec}: {where!r} is neither a file nor a module's name; {_FORMS}")
-    with _importable(spec, Path.cwd()), _own_neighbours(Path.cwd()):
+    with _importable(spec, Path.cwd(), *_checkout()), _own_neighbours(Path.cwd()):
         return importlib.import_module(where)
 
 
+def _checkout() -> tuple[Path, ...]:
+    """The folder whose ``networks`` are a dlperf checkout's: the working directory or the one beside this package; nothing where there is none."""
+    folders = (Path.cwd(), Path(__file__).resolve().parent.parent)
+    return tuple(folder for folder in folders if (folder / "networks" / "targets.py").is_file())[:1]
+
+
 def _networks_targets(spec: str) -> ModuleType:
-    """``networks.targets`` of the checkout: in the working directory, or beside this package."""
-    for folder in (Path.cwd(), Path(__file__).resolve().parent.parent):
-        if (folder / "networks" / "targets.py").is_file():
-            with _importable(spec, folder):
-                return importlib.import_module("networks.targets")
-    raise DlperfError(f"target {spec}: is a network of a dlperf checkout, and there is none here; run it there, or {_FORMS}")
+    """``networks.targets`` of the checkout."""
+    folders = _checkout()
+    if not folders:
+        raise DlperfError(f"target {spec}: is a network of a dlperf checkout, and there is none here; run it there, or {_FORMS}")
+    with _importable(spec, *folders):
+        return importlib.import_module("networks.targets")
+
+
+def checkout_targets() -> tuple[str, ...]:
+    """Every network of the checkout: the short names, then those written to validate predictions on (``networks.further:NAME``).
+
+    Raises DlperfError where there is no checkout.
+    """
+    folders = _checkout()
+    if not folders:
+        raise DlperfError(f"the networks of a dlperf checkout are not here; name targets: {_FORMS}")
+    with _importable("networks.further", *folders):
+        further = importlib.import_module("networks.further")
+    return (*SHORT_NAMES, *(f"networks.further:{name}" for name in further.NAMES))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import sys
@@ -53,6 +54,15 @@ PATIENCE_S = {"quick": 3.0, "full": 75.0, "thorough": 600.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 """How long a worker looks at the core's pace before it measures."""
+
+
+def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
+    """The core's pace, looked at for some time; `best_s` is what an earlier process found."""
+    pace = Pace(best_s=best_s, patience_s=PATIENCE_S[mode])
+    pace.settle(SETTLE_S[mode])
+    return pace
+
+
 SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings")
 
 
@@ -152,8 +162,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     torch.set_num_threads(n_threads)
     torch.manual_seed(0)
     cpu = host.this_cpu()
-    pace = Pace(best_s=job["pace_s"], patience_s=PATIENCE_S[mode])
-    pace.settle(SETTLE_S[mode])
+    pace = settled_pace(mode, job["pace_s"])
     clock = pace.clock()
     system: dict[str, Callable[[], tuple[list[Bandwidth], list[Cost]]]] = {
         "framework": lambda: ([], framework.measure(n_threads, mode, clock)),

@@ -27,6 +27,7 @@ from dlperf.commands.inputs import (
     warn_of_threads,
 )
 from dlperf.commands.reporting import report
+from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable
 
@@ -144,5 +145,6 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
     "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "reproduce": reproduce,
+    "validate": validate,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

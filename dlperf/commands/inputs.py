@@ -115,6 +115,13 @@ def machine_path(args: Namespace) -> Path:
     return Path(args.machine) if args.machine else default_path()
 
 
+def default_cache(name: str) -> Path:
+    """A folder beside this machine's file, for what may be deleted at any time."""
+    from dlperf.machine import default_path
+
+    return default_path().parent / name
+
+
 def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
     """The machine file asked for, or this machine's. Raises DlperfError naming the command that makes it."""
     from dlperf.machine import Machine, default_path

@@ -61,7 +61,7 @@ def _report_target(args: Namespace, spec: str, batch_size: int | None, threads: 
     machine = load_or_make_machine(args, threads)
     predictions = _predict_all(args, recorded, machine, threads)
     narrate(f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process of its own")
-    return _compare(predictions, _measure_apart(args, spec, recorded.batch_size, threads))
+    return _compare(predictions, measure_apart(args, spec, recorded.batch_size, threads))
 
 
 def _report_measurement(args: Namespace, path: str) -> Report:
@@ -98,8 +98,11 @@ def _predict_all(args: Namespace, recorded: Trace, machine: Machine, threads: in
     return predictions
 
 
-def _measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> Measurement:
-    """A measurement from a fresh process, whose memory no recording has touched."""
+def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> Measurement:
+    """A measurement from a fresh process, whose memory no recording has touched.
+
+    Raises DlperfError where the target is unusable, WorkFailed where measuring it failed.
+    """
     from dlperf.measurement import Measurement
 
     with tempfile.TemporaryDirectory() as folder:

@@ -70,7 +70,10 @@ class Book:
         key = None if description is None else self.resolve(description)
         if description is None or key is None:
             return None
-        times, inside = self.surface(key).predict(np.array([description.place], dtype=float), np.array([description.terms], dtype=float))
+        surface = self.surface(key)
+        if not surface.fits(description.place, description.terms):
+            return None
+        times, inside = surface.predict(np.array([description.place], dtype=float).reshape(1, -1), np.array([description.terms], dtype=float))
         return float(times[0]), "interpolated" if inside[0] and key == description.key else "extrapolated"
 
     @cached_property

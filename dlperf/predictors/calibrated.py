@@ -80,7 +80,7 @@ class _Priced:
                 groups[key].append((index, description))
         for key, members in groups.items():
             surface = self.book.surface(key)
-            fitting = [(index, d) for index, d in members if len(d.place) == surface.places.shape[1] and len(d.terms) == len(surface.weights)]
+            fitting = [(index, d) for index, d in members if surface.fits(d.place, d.terms)]
             for index in {index for index, _ in members} - {index for index, _ in fitting}:
                 seconds[index] = self._unpriced_s(ops[index], index)
             if not fitting:

@@ -83,7 +83,7 @@ def write(reports: Sequence[Report], folder: str | Path, formats: Sequence[str] 
         if format not in FORMATS:
             raise DlperfError(f"report format {format!r} is unknown; known are {', '.join(FORMATS)}")
     check_folder(folder, force)
-    folder = _made(folder)
+    folder = make_folder(folder)
     names = _names(reports)
     plots = [write_plots(report, folder, f"{name}-") for report, name in zip(reports, names)]
     images = [[path.name for path in paths] for paths in plots]
@@ -101,7 +101,7 @@ def write_plots(report: Report, folder: str | Path, prefix: str = "") -> list[Pa
 
     Raises DlperfError if it cannot be made, WorkFailed if the disk refuses.
     """
-    folder = _made(folder)
+    folder = make_folder(folder)
     written = []
     for name, png in report.pngs.items():
         path = folder / f"{prefix}{name}.png"
@@ -130,7 +130,8 @@ def _names(reports: Sequence[Report]) -> list[str]:
     return names
 
 
-def _made(folder: str | Path) -> Path:
+def make_folder(folder: str | Path) -> Path:
+    """Make a folder and those above it. Raises DlperfError where that cannot be."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ def _is_ours(path: Path) -> bool:
         ".txt": lambda: head.startswith(b"dlperf "),
         ".md": lambda: head.startswith(b"<!-- dlperf "),
         ".html": lambda: b'<meta name="generator" content="dlperf' in head,
-        ".csv": lambda: head.startswith(b"target,batch_size,threads,layer,"),
+        ".csv": lambda: head.startswith((b"target,batch_size,threads,", b"family,kind,op,threads,")),
         ".png": lambda: b"Software\x00dlperf" in head,
     }
     return path.suffix in marks and marks[path.suffix]()

@@ -1,0 +1,87 @@
+"""Times single ops with the calibration's own sampler, in a process of its own whose settings stand before torch is imported.
+
+``python -m dlperf.commands.op_timing`` reads ``{"ops": TRACE FILE, "threads": T, "out": FILE}`` from stdin, says on stdout how many ops are done, and
+writes a machine file with their kernels, in its notes what could not be called. :func:`time_ops_apart` starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dlperf.errors import WorkFailed
+from dlperf.files import write_json
+from dlperf.machine import Kernel, Machine
+from dlperf.trace import Op, Trace
+
+
+def time_ops_apart(ops: Sequence[Op], threads: int, progress: Callable[[int], None]) -> tuple[tuple[Kernel, ...], tuple[str, ...]]:
+    """The ops' kernels as a fresh process measures them, and what it could not call. `progress` gets how many more are done.
+
+    Raises WorkFailed where the process ends early.
+    """
+    from microbench.worker import environment
+
+    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+        path, out = Path(folder) / "ops.json", Path(folder) / "kernels.json"
+        Trace("held-out ops", 1, (), tuple(ops)).save(path)
+        job = {"ops": str(path), "threads": threads, "out": str(out)}
+        with subprocess.Popen(
+            [sys.executable, "-m", "dlperf.commands.op_timing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment(threads)},
+        ) as process:  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                with contextlib.suppress(BrokenPipeError):  # it has ended already: its status tells
+                    process.stdin.write(json.dumps(job) + "\n")
+                    process.stdin.close()
+                for line in process.stdout:
+                    progress(int(line))
+            except BaseException:
+                process.terminate()
+                raise
+            status = process.wait()
+        if status == 130:
+            raise KeyboardInterrupt
+        if status or not out.exists():
+            raise WorkFailed(f"the process that times single ops ended with status {status}")
+        machine = Machine.load(out)
+        return machine.kernels, machine.notes
+
+
+def main() -> int:
+    """Time the ops of the job on stdin."""
+    job = json.loads(sys.stdin.readline())
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines
+    import torch
+
+    from dlperf import host
+    from microbench.plan import Group, Point, repeats
+    from microbench.worker import settled_pace, time_group
+
+    torch.set_num_threads(job["threads"])
+    torch.manual_seed(0)
+
+    def progress(n_points: int) -> None:
+        lines.write(f"{n_points}\n")
+        lines.flush()
+
+    group = Group("held-out ops", tuple(Point("held-out", op) for op in Trace.load(job["ops"]).ops), repeats("full"))
+    try:
+        timed = time_group(group, job["threads"], progress, settled_pace("full").clock())
+    except KeyboardInterrupt:
+        return 130
+    write_json(job["out"], Machine(host.this_cpu(), kernels=tuple(timed.kernels), notes=tuple(timed.refused), versions=host.versions()).to_json(), indent=None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""``dlperf validate``: the accuracy study, and single held-out ops."""
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlperf.commands.inputs import Answer, default_cache, is_trace, load_machine, narrate, read_or_record, split_batch, use_threads, warn, warn_of_threads
+from dlperf.commands.reporting import measure_apart
+from dlperf.errors import DlperfError
+
+if TYPE_CHECKING:
+    from dlperf.machine import Machine
+    from dlperf.measurement import Measurement
+    from dlperf.trace import Trace
+    from dlperf.validation.archive import Archive
+    from dlperf.validation.cases import Case
+    from dlperf.validation.peers import PeerEstimate
+    from dlperf.validation.single_ops import SingleOp
+    from dlperf.validation.study import Provenance, Study
+
+ALL = "all"
+"""The word for every network of the checkout."""
+BATCH_SIZES = (16, 64)
+PREDICTORS = ("calibrated", "roofline", "gemm-table")
+RUNS, RUNS_SEVERAL_THREADS = 2, 5
+"""Fresh processes a case: with several threads they differ by far more."""
+OPS_RUNS = 2
+
+
+def validate(args: Namespace) -> Answer:
+    """Predicted against actual over many networks, or single ops."""
+    from dlperf.validation import page
+    from dlperf.validation.archive import Archive
+    from dlperf.validation.study import Study
+
+    if args.output is not None:
+        from dlperf.report.writing import check_folder
+
+        check_folder(args.output, args.force)
+    use_threads(1)  # this process records and predicts; what is timed has processes of its own
+    machine = load_machine(args)
+    counts = args.threads or machine.threads
+    for count in counts:
+        warn_of_threads(count)
+    _check_predictors(args.predictor or PREDICTORS)
+    cases = _cases(args, counts)
+    archive = Archive(args.cache or default_cache("validation"), args.fresh)
+    provenance = _provenance(args, machine, counts, bool(cases))
+    study = _run(args, cases, machine, archive, provenance) if cases else Study(provenance)
+    if args.held_out_ops:
+        study = replace(study, ops=tuple(one for count in counts for one in _time_ops(args, machine, count, provenance.seed or 0)))
+    study = replace(study, provenance=replace(study.provenance, remarks=(*study.provenance.remarks, *([archive.remark] if archive.remark else []))))
+    for remark in study.unrest:
+        warn(remark)
+    if args.output is not None:
+        written = page.write_study(study, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
+
+
+def _check_predictors(names: Sequence[str]) -> None:
+    from dlperf import predictors
+
+    for name in names:
+        predictors.get(name)
+
+
+def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
+    """Every target at every batch size and thread count; nothing where single ops alone are asked for."""
+    from dlperf import targets
+    from dlperf.validation.cases import Case
+
+    asked = list(args.targets) or ([] if args.held_out_ops else [ALL])
+    sizes = args.batch_sizes or ((args.batch_size,) if args.batch_size else BATCH_SIZES)
+    found: list[Case] = []
+    for spec in asked:
+        for target, size in split_batch(spec):
+            for name in targets.checkout_targets() if target == ALL else (target,):
+                if is_trace(name):
+                    raise DlperfError(f"{name}: a trace file has no code to measure; name the target it was recorded from")
+                found += [Case(name, batch_size, count, args.inference) for count in counts for batch_size in ((size,) if size else sizes)]
+    return list(dict.fromkeys(found))
+
+
+def _provenance(args: Namespace, machine: Machine, counts: Sequence[int], with_cases: bool) -> Provenance:
+    from dlperf import host, inspection
+    from dlperf.validation.study import Provenance
+
+    doubts = [*inspection.find_problems(machine, host.this_cpu(), host.versions())]
+    for doubt in doubts:
+        warn(f"{machine.path}: {doubt}")
+    seed = None
+    if args.held_out_ops:
+        seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    return Provenance(
+        machine=host.this_cpu().model, machine_file=machine.path, machine_mode=machine.mode, machine_created=machine.created, versions=host.versions(),
+        command=shlex.join(["dlperf", *sys.argv[1:]]), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        n_runs=tuple((count, _n_runs(args, count)) for count in counts) if with_cases else (), seconds=args.seconds, seed=seed,
+        remarks=tuple(f"machine file: {doubt}" for doubt in doubts),
+    )  # fmt: skip
+
+
+def _n_runs(args: Namespace, threads: int) -> int:
+    return int(args.runs or (RUNS if threads == 1 else RUNS_SEVERAL_THREADS))
+
+
+def _run(args: Namespace, cases: Sequence[Case], machine: Machine, archive: Archive, provenance: Provenance) -> Study:
+    from dlperf.validation.study import run_study, variants
+
+    def record(case: Case) -> Trace:
+        return read_or_record(args, case.target, case.batch_size)
+
+    def measure(case: Case, trace: Trace, run: int) -> Measurement:
+        def take() -> Measurement:
+            return measure_apart(args, case.target, case.batch_size, case.threads)
+
+        return archive.measurement(case, trace, run, args.seconds, take)
+
+    return run_study(
+        cases, variants(machine, args.predictor or PREDICTORS), lambda threads: _n_runs(args, threads), record, measure, narrate,
+        ask_peers=(lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None, with_ablation=args.ablation, provenance=provenance,
+    )  # fmt: skip
+
+
+def _ask(args: Namespace, machine: Machine, archive: Archive, case: Case, trace: Trace) -> Sequence[PeerEstimate]:
+    from dlperf.predictors.gemm_points import peak_flops_per_s
+    from dlperf.validation.peers import ask_peers
+
+    peak = max(peak_flops_per_s(machine, case.threads).items(), key=lambda entry: (entry[0] == "float32", entry[1]))[1]
+    dram = machine.dram_bytes_per_s(case.threads)
+    return archive.estimates(case, trace, f"{peak:.6g} {dram:.6g}", lambda: ask_peers(case, peak, dram, args.input, os.environ))
+
+
+def _time_ops(args: Namespace, machine: Machine, threads: int, seed: int) -> Sequence[SingleOp]:
+    """Random ops timed in fresh processes and held against the curves of the machine file."""
+    from tqdm import tqdm
+
+    from dlperf.commands.op_timing import time_ops_apart
+    from dlperf.predictors.book import book_of
+    from dlperf.validation.single_ops import draw_ops, kernel_s, score_ops
+
+    known = {kernel.op.signature for kernel in machine.kernels}
+    drawn = draw_ops(seed, known)
+    n_runs = args.runs or OPS_RUNS
+    narrate(f"{len(drawn)} random ops that the machine file does not hold (--seed {seed}), {n_runs} fresh process(es) with {threads} thread(s)")
+    runs = []
+    refused: set[str] = set()
+    with tqdm(total=n_runs * len(drawn), unit="op", desc="timing ops", disable=None, file=sys.stderr) as bar:
+        for _ in range(n_runs):
+            kernels, notes = time_ops_apart([one.op for one in drawn], threads, bar.update)
+            runs.append(kernels)
+            refused.update(notes)
+    for note in sorted(refused):
+        warn(f"not timed: {note}")
+    book = book_of(machine, threads)
+    return score_ops(drawn, runs, lambda op: kernel_s(book, op), threads)
