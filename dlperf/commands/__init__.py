@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlperf.commands.explaining import explain
 from dlperf.commands.inputs import (
     Answer,
     default_threads,
@@ -153,6 +154,7 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
-    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "reproduce": reproduce,
+    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain,
+    "reproduce": reproduce,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

@@ -171,6 +171,8 @@ class _Attempt:
     def _record(self, built: Built, foreign: Foreign, fake: bool) -> Trace:
         plan = self._plan
         model = built.model
+        if any(tensor.device.type == "meta" for tensor in (*model.parameters(), *model.buffers(), *tensors_of(built.inputs))):
+            self._notes.append("the target lies on the meta device, which has shapes and no data: predicted as if it lay on the CPU; it cannot be measured")
         if plan.inference:
             model.eval()
         optimizer = None

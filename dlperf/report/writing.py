@@ -154,7 +154,7 @@ def _is_ours(path: Path) -> bool:
         ".txt": lambda: head.startswith(b"dlperf "),
         ".md": lambda: head.startswith(b"<!-- dlperf "),
         ".html": lambda: b'<meta name="generator" content="dlperf' in head,
-        ".csv": lambda: head.startswith(b"target,batch_size,threads,layer,"),
+        ".csv": lambda: head.startswith(b"target,batch_size,threads,"),
         ".png": lambda: b"Software\x00dlperf" in head,
     }
     return path.suffix in marks and marks[path.suffix]()
