@@ -21,7 +21,7 @@ from dlperf.trace import Trace
 from dlperf.units import format_percent
 
 MOST_UNSURE_FRAC = 0.25
-"""More of a variant's time than this on extrapolated or unpriced ops, beyond what the baseline has, and nothing is concluded from it."""
+"""More of a variant's time than this on extrapolated or unpriced ops, beyond what the baseline has on such, and nothing is concluded from it."""
 MOST_MEMORY_FRAC = 0.8
 """Share of the machine's memory that a suggested batch size may take."""
 KNEE_FRAC = 0.95
@@ -173,10 +173,14 @@ class _Adviser:
         step_s = prediction.step.total_s
         assert step_s is not None
         batch_size = prediction.trace.batch_size
-        gain = self.base_sample_s / (step_s / batch_size) - 1.0 if step_s else 0.0
+        sample_s = step_s / batch_size
+        gain = self.base_sample_s / sample_s - 1.0 if step_s else 0.0
         unsure = unsure_frac(prediction.prices.items)
+        # What is as unsure before as after cancels, whether the rest of the step shrank beside it or all of the step grew.
+        more_unsure_s = unsure * sample_s - self.base_unsure_frac * self.base_sample_s
+        newly_unsure_frac = min(more_unsure_s / sample_s if sample_s else 0.0, unsure - self.base_unsure_frac)
         verdict, reason = (PAYS, "") if gain >= LEAST_GAIN_FRAC else (DOES_NOT_PAY, _why_not(gain))
-        if unsure > self.base_unsure_frac + MOST_UNSURE_FRAC:
+        if newly_unsure_frac > MOST_UNSURE_FRAC:
             verdict, reason = UNSURE, f"{format_percent(unsure)} of its time stands on extrapolated or unpriced ops; {self._missing(prediction)}"
         return Suggestion(
             candidate.variant, candidate.how, verdict, reason, candidate.caveat, batch_size, prediction.threads, step_s, gain, unsure,
@@ -197,17 +201,15 @@ class _Adviser:
     # -- groups of candidates -------------------------------------------------------------------------------------------
 
     def _activations(self) -> list[Candidate]:
-        """Activations in place: all that autograd allows, found by recording them, type by type where all at once fail."""
+        """Activations in place: all that autograd allows, found by recording them."""
         safe = activations(self.base.trace)
         flags = self._types_with_flag(safe)
         chosen = tuple(name for kind, names in safe.items() if kind in flags for name in names)
         if not chosen:
             return []
-        if not self._records("in-place", chosen):
-            chosen = tuple(name for kind, names in safe.items() if kind in flags and self._records("in-place", tuple(names)) for name in names)
-        n_others = sum(len(names) for kind, names in safe.items() if kind in flags) - len(chosen)
-        if n_others:
-            self.notes.append(f"{n_others} activation(s) cannot work in place: autograd needs what they would overwrite")
+        n_all, chosen = len(chosen), self._allowed(chosen)
+        if len(chosen) < n_all:
+            self.notes.append(f"{n_all - len(chosen)} activation(s) cannot work in place: autograd needs what they would overwrite")
         if not chosen:
             return []
         how = f"inplace=True for {', '.join(chosen[:4])}{f' and {len(chosen) - 4} more' if len(chosen) > 4 else ''}"
@@ -229,6 +231,13 @@ class _Adviser:
         except DlperfError:
             return set()
         return found
+
+    def _allowed(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the named activations that can work in place, by halving until what fails is alone."""
+        if self._records("in-place", names):
+            return names
+        half = len(names) // 2
+        return (*self._allowed(names[:half]), *self._allowed(names[half:])) if half else ()
 
     def _records(self, kind: str, layers: Sequence[str]) -> bool:
         try:

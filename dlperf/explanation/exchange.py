@@ -4,10 +4,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from dlperf import host
 from dlperf.explanation import Explanation
+from dlperf.explanation.agreement import agreement_of
 from dlperf.explanation.breakdown import PARTS
 from dlperf.explanation.variants import Suggestion
 
@@ -27,7 +29,7 @@ def part_key(part: str) -> str:
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """The whole explanation; values that were not predicted or not measured are null."""
     prediction, breakdown, advice, trials = explanation.prediction, explanation.breakdown, explanation.advice, explanation.trials
-    step = prediction.step
+    step, agreement = prediction.step, agreement_of(explanation)
     return {
         "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": prediction.trace.target, "batch_size": prediction.trace.batch_size,
         "threads": prediction.threads, "inference": prediction.trace.inference, "machine": prediction.machine.path or prediction.machine.cpu.model,
@@ -56,7 +58,8 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
         "knee_batch_size": None if advice.knee is None else advice.knee.batch_size,
         "trials": None if trials is None else {
             "baseline_step_s": trials.baseline_step_s, "baseline_samples_s": list(trials.baselines_s), "floor_frac": trials.floor_frac, "runs": trials.n_runs,
-            "seconds": trials.seconds, "is_interrupted": trials.is_interrupted, "notes": list(trials.notes),
+            "seconds": trials.seconds, "agreement": None if agreement is None else asdict(agreement),
+            "is_interrupted": trials.is_interrupted, "notes": list(trials.notes),
         },
         "warnings": list(prediction.warnings), "notes": [*prediction.trace.notes, *prediction.prices.notes, *advice.notes],
         "provenance": list(explanation.provenance), "versions": {**host.versions(), "machine": prediction.machine.cpu.model},

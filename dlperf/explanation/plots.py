@@ -90,7 +90,7 @@ def gains_figure(explanation: Explanation) -> Figure | None:
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=GRID)
     ax.set_xlabel("gain in samples per second, %")
-    ax.legend(loc="lower right")
+    figure.legend(loc="outside lower center", ncols=3)
     ax.set_title(_title(explanation))
     return figure
 

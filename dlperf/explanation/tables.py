@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from dlperf.explanation import Explanation
 from dlperf.explanation.advice import Advice
+from dlperf.explanation.agreement import agreement_of
 from dlperf.explanation.breakdown import PARTS, Breakdown, LayerParts
 from dlperf.explanation.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE, Suggestion
 from dlperf.report.table import Column, format_error, printable
@@ -124,19 +125,32 @@ def width_lines(advice: Advice) -> list[str]:
     return lines
 
 
-def considered_lines(advice: Advice) -> list[str]:
-    """What does not pay or cannot be judged, and why, a line each."""
+def considered_lines(advice: Advice, shown: Sequence[Suggestion] = ()) -> list[str]:
+    """What does not pay or cannot be judged, and why, a line each; what stands in the table of those `shown` needs none to say that its gain is small."""
     lines = []
     for verdict in (UNSURE, DOES_NOT_PAY, DOES_NOT_APPLY):
         for s in advice.with_verdict(verdict):
-            gain = f"{gain_text(s.gain_frac)} predicted; " if s.gain_frac is not None else ""
-            lines.append(f"{printable(s.variant.name)} {verdict}: {gain}{printable(s.reason)}")
+            if verdict != DOES_NOT_PAY or s not in shown:
+                gain = f"{gain_text(s.gain_frac)} predicted; " if s.gain_frac is not None else ""
+                lines.append(f"{printable(s.variant.name)} {verdict}: {gain}{printable(s.reason)}")
     return lines
 
 
 def how_lines(suggestions: Sequence[Suggestion]) -> list[str]:
-    """How to make each change, and how results differ, a line each."""
-    return [f"{printable(s.variant.name)}: {printable(s.how)}" + (f" ({s.caveat})" if s.caveat else "") for s in suggestions if s.how]
+    """How to make each change that is predicted to pay, and how results differ, a line each."""
+    return [f"{printable(s.variant.name)}: {printable(s.how)}" + (f"; {s.caveat}" if s.caveat else "") for s in suggestions if s.verdict == PAYS]
+
+
+def agreement_line(explanation: Explanation) -> str | None:
+    """How often prediction and measurement agree on whether a change pays; None where nothing was tried."""
+    found = agreement_of(explanation)
+    if found is None:
+        return None
+    close = f", {found.n_close} too close to the floor to tell" if found.n_close else ""
+    return (
+        f"of {found.n_tried} changes that were tried, {found.n_right} paid or did not as predicted, {found.n_wrong} did otherwise{close}; "
+        f"median distance between predicted and measured gain: {100 * found.median_distance_frac:.1f} points"
+    )
 
 
 THRESHOLD_NOTE = (

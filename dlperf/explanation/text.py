@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dlperf.explanation import Explanation
 from dlperf.explanation.tables import (
     THRESHOLD_NOTE,
+    agreement_line,
     considered_lines,
     expenses_columns,
     gains_columns,
@@ -78,11 +79,13 @@ def explanation_to_text(explanation: Explanation, width: int | None = None) -> s
     shown = shown_suggestions(explanation)
     if any(s.verdict == PAYS for s in shown):
         title = "changes that would pay" if len(shown) == len(advice.with_verdict(PAYS)) else "changes that would pay, and others that were tried"
-        blocks.append(f"{title}\n{format_table(gains_columns(explanation, shown), width)}\n{lines(how_lines(shown))}")
+        blocks.append(f"{title}\n{format_table(gains_columns(explanation, shown), width)}\n\n{lines(how_lines(shown))}")
     else:
         table_of_tried = f"\n{format_table(gains_columns(explanation, shown), width)}" if shown else ""
         blocks.append(f"no change that was considered would pay{table_of_tried}")
-    if considered := considered_lines(advice):
+    if agreement := agreement_line(explanation):
+        blocks.append(wrap(agreement, width))
+    if considered := considered_lines(advice, shown):
         blocks.append(f"considered as well\n{lines(considered)}")
     if advice.sweep:
         blocks.append(f"throughput over batch size\n{format_table(sweep_columns(advice), width)}")
@@ -91,7 +94,7 @@ def explanation_to_text(explanation: Explanation, width: int | None = None) -> s
     blocks.append(wrap(THRESHOLD_NOTE, min(width, 120)))
     if remarks := _remarks(explanation):
         blocks.append("\n".join(wrap(f"- {remark}", width, "  ") for remark in remarks))
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def explanation_to_markdown(explanation: Explanation, images: Sequence[str] = ()) -> str:
@@ -107,7 +110,9 @@ def explanation_to_markdown(explanation: Explanation, images: Sequence[str] = ()
     shown = shown_suggestions(explanation)
     blocks.append("### Changes that would pay" + (" and others that were tried" if len(shown) > len(advice.with_verdict(PAYS)) else ""))
     blocks += [table(gains_columns(explanation, shown)), bullets(how_lines(shown))] if shown else ["None that was considered."]
-    if considered := considered_lines(advice):
+    if agreement := agreement_line(explanation):
+        blocks.append(escape(f"{agreement[0].upper()}{agreement[1:]}."))
+    if considered := considered_lines(advice, shown):
         blocks += ["### Considered as well", bullets(considered)]
     if advice.sweep:
         blocks += ["### Throughput over batch size", table(sweep_columns(advice))]
@@ -119,4 +124,4 @@ def explanation_to_markdown(explanation: Explanation, images: Sequence[str] = ()
         blocks += ["### Remarks", bullets(remarks)]
     if explanation.provenance:
         blocks.append("<sub>" + "<br>".join(escape(line) for line in explanation.provenance) + "</sub>")
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"

@@ -36,6 +36,7 @@ _FAKE_ONLY = (NotFakeable,) + tuple(
     if hasattr(fake_tensor, name)
 )  # fmt: skip
 """What fake tensors raise where real ones would not."""
+_INPLACE = "modified by an inplace operation"
 
 
 def record(
@@ -97,8 +98,8 @@ class _Plan:
                 return attempt.run(mode or FakeTensorMode(allow_non_fake_inputs=True))
             except WorkFailed as error:
                 reason = error.__cause__
-                if mode is not None:
-                    raise
+                if mode is not None or _INPLACE in str(reason):
+                    raise  # autograd counts versions of fake tensors as it does of real ones
                 if not isinstance(reason, _FAKE_ONLY) and attempt.parameter_bytes * 5 > (host.this_cpu().memory_bytes or sys.maxsize):
                     raise  # a model that would not fit in memory, and an error that does not look like fake tensors' doing
                 note = f"recorded on real tensors, because under fake ones {_why(reason)}"
