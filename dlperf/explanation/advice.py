@@ -18,7 +18,7 @@ from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
 from dlperf.targets import Built, Target
 from dlperf.trace import Trace
-from dlperf.units import format_percent
+from dlperf.units import format_bytes, format_percent
 
 MOST_UNSURE_FRAC = 0.25
 """More of a variant's time than this on extrapolated or unpriced ops, beyond what the baseline has on such, and nothing is concluded from it."""
@@ -279,10 +279,10 @@ class _Adviser:
             reason = f"the knee of {points[0].batch_size}..{points[-1].batch_size} is here"
             return tuple(points), [Suggestion(Variant("batch size"), "", DOES_NOT_PAY, reason, caveat)] if len(points) > 1 else []
         size = knee.batch_size
-        if size < own.batch_size:  # the same throughput for less memory, which is not a gain in time
-            reason = f"batch size {size} already has {format_percent(knee.samples_per_s / max(p.samples_per_s for p in points))} of the best throughput"
-            return tuple(points), [Suggestion(Variant("batch size"), "", DOES_NOT_PAY, reason, caveat)]
         judged = self._judge(Candidate(Variant(f"batch size {size}", batch_size=size), f"a batch of {size}", caveat, is_exact=False))
+        if judged.verdict == DOES_NOT_PAY:  # a smaller one, with the same throughput for less memory
+            share = knee.samples_per_s / max(point.samples_per_s for point in points)
+            judged = replace(judged, reason=f"already has {format_percent(share)} of the best throughput, in {format_bytes(knee.peak_memory_bytes)}")
         return tuple(points), [judged]
 
     def _widths(self) -> tuple[tuple[Width, ...], list[Suggestion]]:
