@@ -1,6 +1,7 @@
 """``dlperf explain``: what a step's time is made of, which changes would pay and, with ``--try``, what they brought."""
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -51,7 +52,7 @@ def explain(args: Namespace) -> Answer:
 
 def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
     """Measure everything that can be tried here, what is predicted to pay and what is not."""
-    from dlperf.explanation import trials
+    from dlperf.explanation import mallocs, trials
 
     seconds, n_runs = args.seconds or SECONDS, args.runs or RUNS
     batch_size = found.prediction.trace.batch_size
@@ -62,6 +63,9 @@ def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
             variants.append(suggestion.variant)
         elif suggestion.step_s is not None:
             notes.append(f"{suggestion.variant.name} was not tried: {reason}")
+
+    if ours := mallocs.settings_in(os.environ):
+        notes.append(f"the baseline was run without {', '.join(ours)}, as it is predicted for the system's default malloc")
 
     def measure(variant: Variant) -> Measurement:
         return trials.measure_apart(

@@ -34,7 +34,7 @@ def candidates(trace: Trace, machine: Machine, threads: int, has_code: bool) -> 
         for count in machine.threads
         if count != threads
     ]
-    found += [Candidate(Variant(f"malloc {malloc.name}", malloc=malloc.name), malloc.how, malloc.caveat) for malloc in MALLOCS]
+    found += [Candidate(Variant(f"malloc {malloc.name}", malloc=malloc.name), malloc.settings, malloc.caveat) for malloc in MALLOCS]
     if not has_code:
         return found
     if not trace.inference:

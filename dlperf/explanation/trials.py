@@ -6,8 +6,6 @@ and all baselines together say what the same step differs by from process to pro
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ from typing import Any
 
 from dlperf import host
 from dlperf.errors import DlperfError, WorkFailed
-from dlperf.explanation.mallocs import VARIABLES, malloc_of
+from dlperf.explanation.mallocs import environment_under, malloc_of
 from dlperf.explanation.variants import BASELINE, Suggestion, Variant
 from dlperf.measurement import Measurement
 from dlperf.units import format_seconds
@@ -105,8 +103,8 @@ def cannot_be_tried(suggestion: Suggestion, memory_bytes: int) -> str:
         return suggestion.reason or "does not apply"
     if variant.threads is not None and variant.threads > host.available_cores():
         return f"takes {variant.threads} cores, this process may use {host.available_cores()}"
-    if variant.malloc is not None and platform.libc_ver()[0] != "glibc":
-        return "takes glibc's malloc"
+    if variant.malloc is not None and (missing := malloc_of(variant.malloc).missing):
+        return missing
     if memory_bytes and (suggestion.peak_memory_bytes or 0) > 0.9 * memory_bytes:
         return "would not fit in memory"
     return ""
@@ -167,10 +165,7 @@ def measure_apart(
     variant: Variant, spec: str, batch_size: int, *, threads: int, inference: bool, input_shape: tuple[int, ...] | None, seconds: float
 ) -> Measurement:
     """A variant of a target timed in a fresh process, in its own environment. Raises WorkFailed with the last line that the process said."""
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment["OMP_NUM_THREADS"] = str(variant.threads or threads)
-    if variant.malloc is not None:
-        environment.update(malloc_of(variant.malloc).environment)
+    environment = {**environment_under(variant.malloc), "OMP_NUM_THREADS": str(variant.threads or threads)}
     order: dict[str, Any] = {
         "spec": spec, "batch_size": variant.batch_size or batch_size, "threads": variant.threads or threads, "inference": inference,
         "input": list(input_shape) if input_shape else None, "seconds": seconds, "variant": variant.to_json(),

@@ -8,11 +8,13 @@ import pytest
 from dlperf import host
 from dlperf.clock import Samples
 from dlperf.errors import WorkFailed
+from dlperf.explanation.mallocs import Malloc, environment_under, settings_in
 from dlperf.explanation.trials import Pair, Trials, cannot_be_tried, run_trials
 from dlperf.explanation.variants import DOES_NOT_APPLY, PAYS, Edit, Suggestion, Variant
 from dlperf.measurement import Measurement
 
 FUSED, WIDE, LARGE = Variant("fused", (Edit("fused"),)), Variant("wide", (Edit("widen"),)), Variant("large", batch_size=20)
+MALLOC_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "LD_PRELOAD": "/usr/lib/libjemalloc.so.2", "PATH_TO": "x"}
 
 
 @dataclass
@@ -98,5 +100,17 @@ def test_what_cannot_be_tried_here(monkeypatch):
     assert "cores" in cannot_be_tried(suggest(Variant("t", threads=host.available_cores() + 1)), 0)
     assert "memory" in cannot_be_tried(suggest(FUSED, peak_memory_bytes=2**40), 2**30)
     assert cannot_be_tried(Suggestion(FUSED, "", DOES_NOT_APPLY, "why"), 0) == "why"
+    assert "libnonesuch" in Malloc("n", "LD_PRELOAD={libnonesuch.so.4}").missing
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
     assert "glibc" in cannot_be_tried(suggest(Variant("m", malloc="tuned")), 0)
+
+
+def test_a_baseline_runs_under_the_default_malloc(monkeypatch):
+    monkeypatch.setattr("os.environ", dict(MALLOC_VARIABLES))
+    assert settings_in(MALLOC_VARIABLES) == ("MALLOC_MMAP_MAX_", "LD_PRELOAD")
+    assert settings_in({"LD_PRELOAD": "libother.so"}) == ()
+    assert environment_under(None) == {"PATH_TO": "x"}
+    tuned = environment_under("tuned")
+    assert (tuned["MALLOC_MMAP_MAX_"], tuned["PATH_TO"]) == ("0", "x")
+    assert int(tuned["MALLOC_TRIM_THRESHOLD_"]) == 2**32
+    assert Malloc("j", "LD_PRELOAD={libjemalloc.so.2}").environment == {"LD_PRELOAD": "libjemalloc.so.2"}
