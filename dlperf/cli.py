@@ -169,6 +169,14 @@ def _parser() -> _Parser:
     _output(validate, "folder to write tables and plots to", "DIR")
     _common(validate, threads=False)
     _what(validate)
+    explain = command("explain", "what a step's time is made of, and which changes would pay")
+    explain.add_argument("target", metavar="TARGET", help=_TARGET)
+    explain.add_argument("--try", dest="trial", action="store_true", help="measure each change that can be made here beside its prediction")
+    explain.add_argument("--runs", type=_count, metavar="N", help="with --try: processes for each change, and as many of the step as it is between them (3)")
+    explain.add_argument("--seconds", type=_seconds, metavar="S", help="with --try: how long each process times the step (2)")
+    _output(explain, "folder to write the explanation and its plots to", "DIR")
+    _common(explain)
+    _what(explain)
 
     run = command("run", "run a training script as it is, and predict it while it runs")
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
@@ -227,6 +235,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
         if args.batch_sizes and args.batch_size:
             _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
+    if args.command in ("report", "explain") and args.output == "-":
+        _fail(args, f"-o - is no folder; without -o the {'report' if args.command == 'report' else 'explanation'} goes to stdout")
+    if args.command == "explain" and not args.trial:
+        for name in ("runs", "seconds"):
+            if getattr(args, name) is not None:
+                _fail(args, f"--{name} is for the measuring of --try")
     if args.command == "predict" and args.samples is None:
         for name in ("epochs", "val_samples", "test_samples", "loader_workers"):
             if getattr(args, name) is not None:

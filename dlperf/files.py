@@ -52,6 +52,23 @@ def schema_of(path: str | Path) -> str | None:
     return schema if isinstance(schema, str) and schema.startswith("dlperf.") else None
 
 
+KINDS = {
+    "dlperf.machine": "a machine file", "dlperf.trace": "a trace file", "dlperf.prediction": "a prediction", "dlperf.measurement": "a measurement",
+    "dlperf.report": "a report", "dlperf.explanation": "an explanation", "dlperf.machine-check": "the check of a machine file",
+    "dlperf.reproduction": "a reproduction of tables", "dlperf.scaling": "a scaling forecast", "dlperf.tuning": "a tuning",
+}  # fmt: skip
+"""What dlperf's files are, in words, by their schema."""
+
+
+def kind_of(schema: str) -> str:
+    """A schema in words.
+
+    >>> kind_of("dlperf.machine"), kind_of("dlperf.new")
+    ('a machine file', 'a dlperf.new file')
+    """
+    return KINDS.get(schema, f"a {schema} file")
+
+
 def check_writable(path: str | Path, force: bool = False) -> None:
     """Refuse early what could not be written at the end, or would destroy what dlperf did not write.
 

@@ -225,6 +225,9 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
     `threads` defaults to the least number that the machine file holds. Raises DlperfError for an unknown predictor, for
     threads below 1, or where the machine file lacks what the predictor needs.
     """
+    for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
+        if not isinstance(value, kind):
+            raise DlperfError(f"predict: the {name} is {value!r:.60} (of type {type(value).__name__}); expected a {kind.__name__}: {way}")
     if threads is None:
         threads = min(machine.threads, default=1)
     if threads < 1:

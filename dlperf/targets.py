@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from dlperf.errors import DlperfError, WorkFailed
-from dlperf.files import schema_of
+from dlperf.files import kind_of, schema_of
 
 SHORT_NAMES = {
     "mlp": "mlp", "lenet": "lenet", "cnn-small": "cnn_small", "cnn-medium": "cnn_medium", "cnn-large": "cnn_large", "fc4096": "fc4096",
@@ -51,6 +51,19 @@ class Target:
     batch_size: int
     inference: bool
     _maker: Callable[[], Any] = field(repr=False)
+    _at: Callable[[int], Target] | None = field(default=None, repr=False)
+    _change: Callable[[Built], Built] | None = field(default=None, repr=False)
+
+    def at(self, batch_size: int) -> Target:
+        """The same target, changes included, at another batch size. Raises DlperfError for a size below 1, or where the target was made for one size."""
+        if self._at is None:
+            raise DlperfError(f"target {self.spec}: was made for batch size {self.batch_size} alone")
+        return replace(self._at(batch_size), _change=self._change)
+
+    def changed(self, change: Callable[[Built], Built]) -> Target:
+        """The same target with `change` applied to everything it builds, after the changes that it has."""
+        before = self._change
+        return replace(self, _change=change if before is None else lambda built: change(before(built)))
 
     def build(self) -> Built:
         """Call the builder and check what it returns.
@@ -70,7 +83,7 @@ class Target:
         check_built(f"target {self.spec}", built, self.inference)
         if not self.inference and built.optimizer is None:
             built = Built(built.model, built.inputs, built.loss, default_optimizer(built.model))
-        return built
+        return built if self._change is None else self._change(built)
 
 
 def is_trace_file(spec: str) -> bool:
@@ -92,16 +105,20 @@ def resolve(spec: str, batch_size: int = 32, *, inference: bool = False, input_s
     if input_shape is not None and (not input_shape or any(n < 1 for n in input_shape)):
         raise DlperfError(f"input shape is {','.join(map(str, input_shape))}; give positive sizes such as 3,224,224")
     found = _find(spec)
+
+    def at(size: int) -> Target:
+        return resolve(spec, size, inference=inference, input_shape=input_shape)
+
     if isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module)):
         if input_shape is None:
             raise DlperfError(f"target {spec}: is a module; say what goes in with --input, for example --input 3,224,224 (the batch size is put in front)")
-        return Target(spec, batch_size, inference, _module_maker(spec, found, batch_size, input_shape, inference))
+        return Target(spec, batch_size, inference, _module_maker(spec, found, batch_size, input_shape, inference), at)
     if input_shape is not None:
         raise DlperfError(f"target {spec}: is no module but a {type(found).__name__}, which makes its own inputs; leave --input out")
     if not callable(found):
         raise DlperfError(f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function of the batch size, or an nn.Module")
     _check_arguments(spec, found, (batch_size,), "CALLABLE(batch_size)")
-    return Target(spec, batch_size, inference, lambda: found(batch_size))
+    return Target(spec, batch_size, inference, lambda: found(batch_size), at)
 
 
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -209,6 +226,9 @@ def _find(spec: str) -> Any:
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         near = difflib.get_close_matches(spec, SHORT_NAMES, 1)
+        schema = schema_of(spec)
+        if schema is not None and schema != "dlperf.trace":
+            raise DlperfError(f"target {spec}: is {kind_of(schema)}, no target; {_FORMS}")
         if spec.endswith(".py") or Path(spec).is_file():
             raise DlperfError(f"target {spec}: names no builder; say which, as in {spec}:build")
         hint = f"did you mean {near[0]}? Or " if near else ""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dlperf.commands.explaining import explain
 from dlperf.commands.inputs import (
     Answer,
     default_threads,
@@ -144,7 +145,7 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
-    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "reproduce": reproduce,
-    "validate": validate,
+    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain,
+    "reproduce": reproduce, "validate": validate,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlperf.errors import DlperfError
-from dlperf.files import check_writable, schema_of
+from dlperf.files import check_writable, kind_of, schema_of
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
@@ -69,10 +69,16 @@ def resolve(args: Namespace, spec: str, batch_size: int | None = None, inference
 
 
 def is_trace(spec: str) -> bool:
-    """Whether a target is a trace file (known without torch)."""
+    """Whether a target is a trace file (known without torch). Raises DlperfError for a JSON file that is none, naming what it is."""
     from dlperf import trace
 
-    return spec.endswith(".json") or schema_of(spec) == trace.SCHEMA
+    schema = schema_of(spec)
+    if schema is not None and schema != trace.SCHEMA:
+        way_out = "give it with --machine, and name a target" if schema == "dlperf.machine" else "name a builder or a trace file"
+        raise DlperfError(f"{spec}: is {kind_of(schema)}, no target; {way_out}")
+    if schema is None and spec.endswith(".json"):
+        trace.Trace.load(spec)  # raises, and says what is wrong with it
+    return schema == trace.SCHEMA
 
 
 def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) -> Trace:

@@ -36,6 +36,7 @@ _FAKE_ONLY = (NotFakeable,) + tuple(
     if hasattr(fake_tensor, name)
 )  # fmt: skip
 """What fake tensors raise where real ones would not."""
+_INPLACE = "modified by an inplace operation"
 
 
 def record(
@@ -97,8 +98,8 @@ class _Plan:
                 return attempt.run(mode or FakeTensorMode(allow_non_fake_inputs=True))
             except WorkFailed as error:
                 reason = error.__cause__
-                if mode is not None:
-                    raise
+                if mode is not None or _INPLACE in str(reason):
+                    raise  # autograd counts versions of fake tensors as it does of real ones
                 if not isinstance(reason, _FAKE_ONLY) and attempt.parameter_bytes * 5 > (host.this_cpu().memory_bytes or sys.maxsize):
                     raise  # a model that would not fit in memory, and an error that does not look like fake tensors' doing
                 note = f"recorded on real tensors, because under fake ones {_why(reason)}"
@@ -171,6 +172,8 @@ class _Attempt:
     def _record(self, built: Built, foreign: Foreign, fake: bool) -> Trace:
         plan = self._plan
         model = built.model
+        if any(tensor.device.type == "meta" for tensor in (*model.parameters(), *model.buffers(), *tensors_of(built.inputs))):
+            self._notes.append("the target lies on the meta device, which has shapes and no data: predicted as if it lay on the CPU; it cannot be measured")
         if plan.inference:
             model.eval()
         optimizer = None

@@ -123,9 +123,9 @@ def default_loss(output: Any) -> torch.Tensor:
 
 def measure(
     model: nn.Module, inputs: Any, *, loss: Callable[[Any], Any] | None = None, optimizer: Any = None, inference: bool = False, seconds: float = 4.0,
-    target: str = "", batch_size: int | None = None, clock: Clock = Clock(),
+    target: str = "", batch_size: int | None = None, clock: Clock = Clock(), with_layers: bool = True,
 ) -> Measurement:  # fmt: skip
-    """Time one training step of a model, or its forward, as a whole and layer by layer.
+    """Time one training step of a model, or its forward, as a whole and, unless `with_layers` is false, layer by layer.
 
     `inputs` is a tuple of positional or a dict of keyword arguments; `loss` maps the output to a scalar (default: its
     mean), `optimizer` defaults to SGD(lr=0.01). `seconds` is what the measuring takes for steps that are short beside it; a
@@ -141,6 +141,8 @@ def measure(
         raise DlperfError(f"seconds is {seconds}; it must be more than 0")
     if batch_size is None:
         batch_size = batch_size_of(inputs)
+    if any(leaf.device.type == "meta" for leaf in (*model.parameters(), *pytree.tree_leaves(inputs)) if isinstance(leaf, torch.Tensor)):
+        raise DlperfError(f"{target or type(model).__name__} lies on the meta device, which has no data to compute with; build it on the CPU to measure it")
     if not inference:
         _check_trainable(model, optimizer)
     loss = loss or default_loss
@@ -153,17 +155,17 @@ def measure(
             snapshot.adopt(optimizer)
         step = _Step(model, inputs, loss, optimizer, inference, clock)
         with torch.set_grad_enabled(not inference), _failures(target or type(model).__name__):
-            return _measure(step, snapshot, seconds, target or type(model).__name__, batch_size)
+            return (_measure if with_layers else _measure_whole)(step, snapshot, seconds, target or type(model).__name__, batch_size)
     finally:
         snapshot.restore()
 
 
-def measure_target(target: Target, *, seconds: float = 4.0) -> Measurement:
+def measure_target(target: Target, *, seconds: float = 4.0, with_layers: bool = True) -> Measurement:
     """Build a target on real tensors and measure it; see :func:`measure`."""
     built = target.build()
     return measure(
         built.model, built.inputs, loss=built.loss, optimizer=built.optimizer, inference=target.inference, seconds=seconds,
-        target=target.spec, batch_size=target.batch_size,
+        target=target.spec, batch_size=target.batch_size, with_layers=with_layers,
     )  # fmt: skip
 
 
@@ -210,6 +212,24 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _measure_whole(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch_size: int) -> Measurement:
+    """The step alone, without instruments: a fifth of the time settles it, the rest is counted."""
+    step.check()
+    for _ in range(3):
+        step.plain()
+    snapshot.settle()
+    _repeat(step.plain, 0.2 * seconds, 3, snapshot, step.clock)
+    snapshot.put_back()
+    step.plain()
+    timed = _repeat(step.plain, 0.8 * seconds, 8, snapshot, step.clock)
+    phases = {name: undisturbed([(t.seconds[name], t.disturbed) for t in timed]) for name in timed[0].seconds}
+    noise = {"steps": float(len(timed)), "page_faults_per_step": float(median(t.faults for t in timed)), "spread_frac": phases["total"].spread_frac}
+    return Measurement(
+        target=target, batch_size=batch_size, threads=torch.get_num_threads(), step=phases, layers=(), inference=step.inference, noise=noise,
+        versions=host.versions(), machine=host.this_cpu().model,
+    )  # fmt: skip
 
 
 def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch_size: int) -> Measurement:

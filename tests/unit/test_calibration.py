@@ -56,7 +56,8 @@ class Worker:
             yield json.dumps({"progress": 1}) + "\n"
             kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], Samples((self.seconds,)))
             part = Machine(host.this_cpu(), (kernel,))
-            yield json.dumps({"group": name, "part": part.to_json(), "switches": 100 * self.switches_per_s, "seconds": 100.0, "refused": [], "unsteady": 0}) + "\n"
+            switches = 100 * self.switches_per_s
+            yield json.dumps({"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": 0}) + "\n"
 
     def wait(self) -> int:
         self.returncode = type(self).status

@@ -204,3 +204,14 @@ def test_sources_of_the_frames_are_known() -> None:
     assert set(found.layers["source"]) | set(found.ops["source"]) <= set(SOURCES)
     assert isinstance(found.ops, pd.DataFrame)
     assert LOSS in set(found.layers["layer"])
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(("a", "b"), "the trace is 'a'"), ((None, "b"), "the trace is None")])
+def test_arguments_of_other_types_are_named(arguments, said):
+    with pytest.raises(DlperfError, match=said):
+        predict(*arguments)
+
+
+def test_a_machine_given_by_its_path_is_told_how_to_read_it():
+    with pytest.raises(DlperfError, match=r"the machine is 'x' \(of type str\); expected a Machine: Machine.load"):
+        predict(Trace("t", 1, (), ()), "x")

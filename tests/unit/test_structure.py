@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for package in ("dlperf", "microbench", "networks") for path in (ROOT / package).rglob("*.py"))
 MAX_LINES = 450
 
-TORCH = ("dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker")
+TORCH = (
+    "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
+    "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
+)  # fmt: skip
 """The modules of dlperf (with what lies below them) that import torch when they are imported."""
 TORCH_INSIDE = ("dlperf.commands",)
 """Those that import it inside a function, where a command needs it."""
@@ -35,7 +38,7 @@ ORDER = (
     ("dlperf.recorder",),
     ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
-    ("dlperf.validation",),
+    ("dlperf.validation", "dlperf.explanation"),
     ("dlperf.runner",),
     ("dlperf.commands",),
     ("dlperf.cli",),

@@ -1,0 +1,77 @@
+"""``dlperf explain``: what a step's time is made of, which changes would pay and, with ``--try``, what they brought."""
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlperf.commands.inputs import Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, resolve, use_threads, warn_of_threads
+from dlperf.errors import DlperfError
+from dlperf.version import VERSION
+
+if TYPE_CHECKING:
+    from dlperf.explanation import Explanation
+    from dlperf.explanation.trials import Trials
+    from dlperf.explanation.variants import Variant
+    from dlperf.measurement import Measurement
+
+RUNS, SECONDS = 3, 2.0
+
+
+def explain(args: Namespace) -> Answer:
+    """What the step's time is made of, and which changes would pay."""
+    from dlperf import explanation as explaining
+    from dlperf.explanation import exchange, text, writing
+    from dlperf.report.writing import check_folder
+
+    if args.output is not None:
+        check_folder(args.output, args.force)
+    recorded = is_trace(args.target)
+    if recorded and args.trial:
+        raise DlperfError(f"{args.target}: a trace file has no code to try changes on; name the target it was recorded from")
+    machine = load_machine(args)
+    threads = args.threads or use_threads(None)
+    if args.trial:
+        warn_of_threads(threads)
+    trace = read_or_record(args, args.target)
+    prediction = predict_aloud(trace, machine, threads, "calibrated")
+    target = None if recorded else resolve(args, args.target)
+    found = explaining.explain(prediction, target, narrate)
+    found = replace(found, provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",))
+    if args.trial:
+        found = replace(found, trials=_try(args, found, threads))
+    if args.output is not None:
+        written = writing.write(found, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    interrupted = found.trials is not None and found.trials.is_interrupted
+    return Answer(text.explanation_to_text(found), exchange.explanation_to_json(found), status=130 if interrupted else 0)
+
+
+def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
+    """Measure everything that can be tried here, what is predicted to pay and what is not."""
+    from dlperf.explanation import mallocs, trials
+
+    seconds, n_runs = args.seconds or SECONDS, args.runs or RUNS
+    batch_size = found.prediction.trace.batch_size
+    variants, notes = [], []
+    for suggestion in found.advice.suggestions:
+        reason = trials.cannot_be_tried(suggestion, found.prediction.machine.cpu.memory_bytes)
+        if not reason:
+            variants.append(suggestion.variant)
+        elif suggestion.step_s is not None:
+            notes.append(f"{suggestion.variant.name} was not tried: {reason}")
+
+    if ours := mallocs.settings_in(os.environ):
+        notes.append(f"the baseline was run without {', '.join(ours)}, as it is predicted for the system's default malloc")
+
+    def measure(variant: Variant) -> Measurement:
+        return trials.measure_apart(
+            variant, args.target, batch_size, threads=threads, inference=args.inference, input_shape=args.input, seconds=seconds
+        )
+
+    narrate(f"trying {len(variants)} change(s), {n_runs} run(s) each, in processes of their own")
+    done = trials.run_trials(variants, measure, batch_size, seconds=seconds, n_runs=n_runs, narrate=narrate)
+    return replace(done, notes=tuple(notes))
