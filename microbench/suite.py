@@ -200,6 +200,9 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
         note = f"busy while measuring {message['group']} with {threads} thread(s): {message['unsteady']} of {n_kernels} kernels never had the core's full pace"
         notes.append(note)
         narrate(f"warning: {note}; they cannot be trusted, calibrate again when it is quiet")
+    if message["left_out"]:
+        n_planned = n_kernels + message["left_out"]
+        notes.append(f"{message['group']} with {threads} thread(s): {message['left_out']} of {n_planned} points left out for want of time")
     if message["refused"]:
         notes.append(f"{message['group']}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}

@@ -50,10 +50,18 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode)]
 
 
-PATIENCE_S = {"quick": 3.0, "full": 75.0, "thorough": 600.0}
+PATIENCE_S = {"quick": 1.0, "full": 40.0, "thorough": 400.0}
 """How long a worker may wait, in all, for a core that others slow down."""
+BUDGET_S = {"quick": 14.0, "full": 275.0, "thorough": 1700.0}
+"""How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
+_DEAR = {"conv": 3.0, "conv_backward": 4.0, "gemm": 1.5, "bmm": 1.5, "attention": 3.0, "recurrent": 4.0}
+"""How much longer than elementwise kernels those of a family take to measure, for sharing out the time."""
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 """How long a worker looks at the core's pace before it measures."""
+
+
+def _weight(group: Group) -> float:
+    return sum(_DEAR.get(point.family, 1.0) for point in group.points)
 
 
 def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
@@ -77,27 +85,31 @@ def trace_group(trace: Trace, mode: str) -> Group:
 
 @dataclass
 class Timed:
-    """A group's kernels, what could not be called on its own, and how many kernels have no undisturbed sample."""
+    """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for."""
 
     kernels: list[Kernel] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     n_unsteady: int = 0
+    n_left_out: int = 0
 
 
-def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> Timed:
-    """Time the group's kernels.
+def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock(), allowance_s: float = math.inf) -> Timed:
+    """Time the group's kernels, in about `allowance_s` at most.
 
     Every kernel is sampled in two passes, some time apart and in other memory: what a neighbour or the place of the
-    operands in the caches does to one pass, it seldom does to both.
+    operands in the caches does to one pass, it seldom does to both. Where time is short, the second pass is cut first.
     """
     from microbench.replay import Unplayable, build
 
     taken: dict[int, list[tuple[Samples, bool]]] = {}  # and whether they are undisturbed; a sampler would keep its operands alive
     found = Timed()
-    order = list(range(len(group.points)))
+    begin = clock.now()
     for number, n_samples in enumerate(_passes(group.repeats.n_samples)):
-        random.Random(number).shuffle(order)
+        order = list(taken) if number else list(range(len(group.points)))
+        random.Random(number).shuffle(order)  # any part of it covers the space
         for chunk in _chunks(group.points, order):
+            if taken and clock.now() - begin > allowance_s:
+                break
             running: list[tuple[int, Sampler]] = []
             for place in chunk:
                 try:
@@ -120,6 +132,7 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
         point = group.points[place]
         found.kernels.append(Kernel(point.op, point.family, threads, samples))
         found.n_unsteady += not steady
+    found.n_left_out = len(group.points) - len(found.kernels) - len(found.refused)
     return found
 
 
@@ -172,14 +185,17 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
+    exact: set[str] = set()
     for path in job["traces"]:
         group = trace_group(Trace.load(Path(path)), mode)
         groups[group.name] = group
+        exact.add(group.name)
 
     def progress(n_points: int) -> None:
         say({"progress": n_points})
 
-    for name in job["groups"]:
+    begun = time.perf_counter()
+    for place, name in enumerate(job["groups"]):
         timed = Timed()
         bandwidths: list[Bandwidth] = []
         costs: list[Cost] = []
@@ -187,12 +203,16 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         if name in system:
             bandwidths, costs = system[name]()
         else:
-            timed = time_group(groups[name], n_threads, progress, clock)
+            ahead = [_weight(groups[other]) for other in job["groups"][place:] if other in groups and other not in exact]
+            left_s = max(0.0, BUDGET_S[mode] - (time.perf_counter() - begun))
+            allowance_s = math.inf if name in exact else left_s * ahead[0] / sum(ahead)
+            timed = time_group(groups[name], n_threads, progress, clock, allowance_s)
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
         costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
         part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs))
         say(
-            {"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": timed.refused, "unsteady": timed.n_unsteady}
+            {"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": timed.refused, "unsteady": timed.n_unsteady,
+             "left_out": timed.n_left_out}
         )  # fmt: skip
 
 

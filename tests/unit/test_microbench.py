@@ -231,6 +231,18 @@ def test_kernels_that_never_had_the_whole_core_are_counted() -> None:
     assert len(found.kernels[0].samples.values) == 2 * 4  # twice the wanted turns in both passes, and all are kept
 
 
+def test_where_time_is_short_points_are_left_out_and_the_second_pass_first() -> None:
+    ops = [Op("aten.relu.default", (T(n),)) for n in range(8, 8 + 40)]
+    group = Group("some", tuple(Point("pointwise", op) for op in ops), Repeats(1e-9, 4))
+    clock = Ticks(1e-3).clock()
+    whole = time_group(group, 1, lambda _: None, clock)
+    assert (len(whole.kernels), whole.n_left_out) == (40, 0)
+    # 16 points are measured together; one such part is always measured
+    short = time_group(group, 1, lambda _: None, clock, allowance_s=1e-3)
+    assert (len(short.kernels), short.n_left_out) == (16, 24)
+    assert {len(kernel.samples.values) for kernel in short.kernels} == {2}
+
+
 @pytest.mark.parametrize(("wanted", "taken"), [(9, 2 + 1), (5, 1 + 1)])
 def test_long_calls_are_sampled_seldom(wanted: int, taken: int) -> None:
     group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-3, wanted))
