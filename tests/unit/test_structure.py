@@ -29,7 +29,7 @@ ORDER = (
     ("dlperf.host", "dlperf.work", "dlperf.laws"),
     ("dlperf.allocator",),
     ("dlperf.predictors",),
-    ("dlperf.prediction", "dlperf.epoch"),
+    ("dlperf.prediction", "dlperf.epoch", "dlperf.cures"),
     ("dlperf.targets",),
     ("dlperf.recorder",),
     ("dlperf.stopwatch",),
@@ -183,6 +183,12 @@ def test_the_command_line_knows_the_formats_of_reports() -> None:
     from dlperf.report import writing
 
     assert cli.FORMATS == writing.FORMATS
+
+
+def test_the_command_line_knows_the_policies_of_malloc() -> None:
+    from dlperf import allocator, cli
+
+    assert tuple(allocator.POLICIES) == cli.MALLOCS
 
 
 def run_python(code: str, *arguments: str) -> str:
