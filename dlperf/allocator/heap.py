@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from dlperf.allocator.policies import POLICIES, Policy
@@ -12,7 +13,9 @@ from dlperf.units import KIB, MIB
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * MIB
 _MAPPING_BYTES_MAX = 32 * MIB
-_OVERHEAD = 64 + 48  # posix_memalign(64) asks for the alignment and a smallest chunk on top (c10/core/impl/alloc_cpu.cpp)
+_ALIGNMENT = 64  # c10/core/impl/alloc_cpu.cpp, through posix_memalign
+_OVERHEAD = _ALIGNMENT + 48  # which asks for the alignment and a smallest chunk on top
+_HEADER, _SMALLEST = 16, 32
 _FIRST_MAPPING = 1 << 46
 _SLAB_BYTES = 16 * KIB
 
@@ -105,7 +108,7 @@ class Heap:
         self._policy = policy
         self.mmap_threshold, self.trim_threshold = policy.mapping_bytes, policy.trim_bytes
         self._free = _Extents()
-        self._used: dict[int, tuple[int, bool]] = {}  # address -> (size, is mapping)
+        self._used: dict[int, tuple[int, int]] = {}  # address -> (size of the chunk, bytes touched of a mapping of its own or 0)
         self._top = 0  # where the unused top begins
         self._break = 0  # where the heap ends
         self._touched = 0  # pages below are resident
@@ -123,35 +126,36 @@ class Heap:
     def allocate(self, n_bytes: int) -> tuple[int, int]:
         """(address, page faults at first touch) of a new block."""
         huge = self._policy.huge_bytes is not None and n_bytes >= self._policy.huge_bytes
-        overhead = _OVERHEAD + (PAGE_BYTES - 64 if huge else 0)  # then the alignment is that of a page
-        size = (max(n_bytes, 1) + overhead + 15) // 16 * 16
-        if size >= self.mmap_threshold:
-            return self._map(size, huge)
+        alignment = PAGE_BYTES if huge else _ALIGNMENT
+        size = (max(n_bytes, 1) + _OVERHEAD - _ALIGNMENT + alignment + 15) // 16 * 16
         found = self._free.best(size)
         if found is not None:
             address, room = found
-            if room - size >= 32:
+            if room - size >= _SMALLEST:
                 self._free.put(address + size, room - size)
                 room = size
-            self._used[address] = (room, False)
+            self._used[address] = (room, 0)
             if huge:
                 self._advise(address, n_bytes)
             return address, 0
+        lacks = self._break - self._top < size + _SMALLEST
+        if lacks and size >= self.mmap_threshold:  # only what neither a free chunk nor the top can serve is a mapping (sysmalloc)
+            return self._map(size, n_bytes, alignment, huge)
         address = self._top
         self._top += size
-        if self._top > self._break:
+        if lacks:
             self._break = math.ceil((self._top + self._policy.top_pad_bytes) / PAGE_BYTES) * PAGE_BYTES
         if huge:
             self._advise(address, n_bytes)
-        self._used[address] = (size, False)
+        self._used[address] = (size, 0)
         return address, self._touch(math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES)
 
     def free(self, address: int) -> None:
         """Give a block back; may unmap it, or trim the top of the heap."""
-        size, is_mapping = self._used.pop(address)
-        if is_mapping:
-            self.mapped_bytes -= size
-            self.released_pages += size // PAGE_BYTES
+        size, touched = self._used.pop(address)
+        if touched:
+            self.mapped_bytes -= touched
+            self.released_pages += touched // PAGE_BYTES
             if self._policy.adapts and self.mmap_threshold < size <= _MAPPING_BYTES_MAX:
                 self.mmap_threshold, self.trim_threshold = size, 2 * size
             return
@@ -166,16 +170,26 @@ class Heap:
             self._touched = min(self._touched, self._break)
             self._advised = [(begin, min(end, self._break)) for begin, end in self._advised if begin < self._break]
 
+    def leave_holes(self, sizes: Sequence[int]) -> None:
+        """Free pieces of these sizes, resident and apart from each other, as importing and building leave them below the top."""
+        for size in sizes:
+            self._free.put(self._top, size)
+            self._top += size + _SMALLEST  # a smallest chunk in use keeps it from the next
+        self._break = self._touched = math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES
+
     def pin(self) -> None:
         """Put a small block at the top that is never freed: below it the heap cannot be given back."""
         self._top += _OVERHEAD
         self._break = max(self._break, math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES)
 
-    def _map(self, size: int, huge: bool) -> tuple[int, int]:
-        pages = math.ceil(size / PAGE_BYTES)
+    def _map(self, size: int, n_bytes: int, alignment: int, huge: bool) -> tuple[int, int]:
+        mapped = math.ceil((size + _HEADER // 2) / PAGE_BYTES) * PAGE_BYTES
         address = self._next_mapping
-        self._next_mapping += pages * PAGE_BYTES
-        self._used[address] = (pages * PAGE_BYTES, True)
+        self._next_mapping += mapped
+        # What the alignment skips at the front is no part of the chunk, whose size becomes the threshold when it is freed. With the alignment
+        # of a page the next request of the same size exceeds that, and is a mapping once more.
+        pages = math.ceil((alignment + n_bytes) / PAGE_BYTES)
+        self._used[address] = (mapped - (alignment - _HEADER), pages * PAGE_BYTES)
         self.mapped_bytes += pages * PAGE_BYTES
         # Mappings begin at any page: one of n huge pages' size holds n - 1 whole ones.
         n_huge = max(0, round(size / HUGE_PAGE_BYTES) - 1) if huge else 0
