@@ -87,6 +87,14 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """Memory that torch itself takes when it first does something: `name` is ``forward``, ``training`` or ``convolution``."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything known of one machine.
 
@@ -105,6 +113,7 @@ class Machine:
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     path: str = ""
+    footprints: tuple[Footprint, ...] = ()
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -159,6 +168,10 @@ class Machine:
             return default
         nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
         return self._costs[name, nearest].samples.median
+
+    def footprint_bytes(self, name: str) -> int:
+        """The named footprint in bytes; 0 where it was not measured."""
+        return next((footprint.n_bytes for footprint in self.footprints if footprint.name == name), 0)
 
     def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
         """The sweep of one memory kernel at the nearest measured thread count, by rising working set."""
@@ -249,6 +262,7 @@ class Machine:
                 for b in self.bandwidths
             ],
             "costs": [{"name": c.name, "threads": c.threads, **_samples_to_json(c.samples)} for c in self.costs],
+            "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -274,6 +288,9 @@ class Machine:
             where = f"costs[{number}]"
             _check_number(f"{where}.threads", row["threads"], positive=True)
             costs.append(Cost(row["name"], row["threads"], _samples_from_json(row, where)))
+        footprints = data.get("footprints", [])  # files of earlier versions hold none
+        for number, row in enumerate(footprints):
+            _check_number(f"footprints[{number}].bytes", row["bytes"])
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"
@@ -282,7 +299,8 @@ class Machine:
             kernels.append(Kernel(op, row["family"], row["threads"], _samples_from_json(row, where, positive=True)))
         return cls(
             cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"]),
-            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), mode=data["mode"], groups=tuple(data["groups"]),
+            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs),
+            footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
             complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
         )  # fmt: skip
 

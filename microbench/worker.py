@@ -143,7 +143,8 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         else:
             kernels, refused = time_group(groups[name], n_threads, progress)
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
-        part = Machine(cpu, kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs))
+        footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
+        part = Machine(cpu, kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), footprints=footprints)
         say({"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": refused})
 
 

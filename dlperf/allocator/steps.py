@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlperf.allocator.heap import Heap, allocator_of
+from dlperf.allocator.heap import Allocator, Heap, allocator_of
 from dlperf.allocator.policies import Policy
 from dlperf.trace import Op, Trace
 
@@ -19,6 +19,10 @@ N_STEPS = 6
 """Steps run; the thresholds settle within the first few, the last two are counted."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
+SPREAD = 1.55
+"""What a step's part of glibc's heap takes up, against the replay's: small blocks that no trace holds keep free pieces apart.
+
+The median over random networks (benchmarks/page_faults.py)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Script:
         address = {index: heap.allocate(self._sizes[index])[0] for index in self._before}
         last_at: dict[int, int] = {}
         predecessor = [-1] * len(self._sizes)
-        peak = heap.resident_bytes
+        lasting = peak = heap.resident_bytes
         counted: list[_Counts] = []
         for step in range(N_STEPS):
             counts = _Counts(self._n_ops)
@@ -120,6 +124,7 @@ class Script:
                 if step == 0 and index == self._first_optimizer:
                     for storage in self._late:
                         address[storage] = heap.allocate(self._sizes[storage])[0]
+                        lasting += self._sizes[storage]
                 for number, stage in enumerate(event.scratch):
                     blocks = []
                     for n_bytes in stage:
@@ -135,7 +140,7 @@ class Script:
                         predecessor[storage] = -1 if n_faults else last_at.get(place, -1)
                         last_at[place] = storage
                     if step < PEAK_STEPS:
-                        peak = max(peak, heap.resident_bytes)
+                        peak = max(peak, _spread_bytes(heap, lasting))
                     for place in blocks:
                         heap.free(place)
                 counts.huge_faults[index] = heap.huge_faults - huge_faults
@@ -152,6 +157,13 @@ class Script:
             _means(before.faults, last.faults), _means(before.huge_faults, last.huge_faults), _means(before.released, last.released),
             tuple(predecessor), peak - resident_before,
         )  # fmt: skip
+
+
+def _spread_bytes(heap: Allocator, lasting: int) -> int:
+    """What is resident, with the step's part of glibc's heap spread out; `lasting` bytes of it stay from step to step and lie close."""
+    if not isinstance(heap, Heap):
+        return heap.resident_bytes
+    return heap.resident_bytes + round((SPREAD - 1.0) * max(0, heap.resident_bytes - heap.mapped_bytes - lasting))
 
 
 def _first(trace: Trace, phase: str, default: int) -> int:

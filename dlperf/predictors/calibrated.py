@@ -22,7 +22,7 @@ from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import LEVELS, Book, book_of
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
-from dlperf.predictors.paging import page_items
+from dlperf.predictors.paging import page_items, peak_memory_bytes
 from dlperf.trace import LOSS, Op, Trace
 
 _LEAST_KERNEL_S = 2e-7
@@ -49,7 +49,7 @@ class Calibrated:
         total = math.fsum(item.seconds for item in items)
         low, high = _interval(items, analysis, book, total)
         notes = tuple(sorted(priced.notes))
-        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=analysis.replay.peak_bytes)
+        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.replay))
 
 
 class _Priced:

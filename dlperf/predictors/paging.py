@@ -1,4 +1,4 @@
-"""What pages cost in a step: first touches where memory is born, giving it back where it is freed."""
+"""What pages cost in a step: first touches where memory is born, giving it back where it is freed; and how much memory a process takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from dlperf.allocator import Replay
 from dlperf.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
+from dlperf.machine import Machine
 from dlperf.predictors.base import Item
 from dlperf.trace import LOSS, Trace
 
@@ -43,3 +44,14 @@ def page_items(trace: Trace, replay: Replay, cost_s: Callable[[str], float], sou
         op = trace.ops[max(0, place - 1)]
         for layer, share in op.shares or ((op.layer, 1.0),):
             yield Item(layer, op.phase, seconds * share, BOUND, source, "page release")
+
+
+def peak_memory_bytes(trace: Trace, machine: Machine, replay: Replay) -> int:
+    """The most resident memory that three steps add to a process that has imported torch and built nothing yet: tensors as malloc holds them, and
+    what torch takes for itself when it first runs, trains and convolves (0 where the machine file holds no footprints)."""
+    names = ["forward"]
+    if not trace.inference:
+        names.append("training")
+    if any(op.packet == "aten.convolution" for op in trace.ops):
+        names.append("convolution")
+    return replay.peak_bytes + sum(machine.footprint_bytes(name) for name in names)
