@@ -1,31 +1,34 @@
-"""How true malloc's replay is: page faults of a step counted in plain training loops of random networks, against the replay of their traces.
+"""How true malloc's replay is: page faults of a step and the memory of a process counted in plain training loops of random networks, against the replay.
 
-    python benchmarks/page_faults.py [--networks 26]
+    python benchmarks/page_faults.py [--networks 26] [--processes 2] [--malloc default,tuned,huge-pages,jemalloc,tcmalloc]
 
-Each random network trains in a fresh process for 25 steps; the median of the last 17 steps' faults is the truth. Printed beside it: the replay with the heap's
-top free, with it pinned, and the mean that predictions use; at the end the weight of the free history that the counts ask for (least sum of errors), from which
-allocator.FREE_TOP_WEIGHT was taken. Counts, not times: a busy machine does not change them.
+Each random network trains in fresh processes for 20 steps under every policy that can be tried here; the median of the last 12 steps' faults
+is the truth, and so is what the first three steps add to the resident memory. Printed beside it: the replay's faults with the least and the
+most of its histories, and its peak together with what torch takes for itself. At the end, for each policy, the sum of errors / sum of faults,
+the floor (what the processes of a network differ from their median by), the share of processes between the histories, and the error of the
+memory. From these allocator.HISTORIES and allocator.steps.SPREAD were taken.
+Counts, not times: a busy machine does not change them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import itertools
+import json
+import os
 import random
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from dlperf import allocator
-from dlperf.clock import minor_faults
-from dlperf.predictors.onednn import scratch
-from dlperf.recorder import record
 
 
 class Recurrent(nn.Module):
@@ -82,50 +85,134 @@ def build(seed: int, batch: int) -> tuple[nn.Module, torch.Tensor, Callable[[Any
     return model, x, lambda out: F.cross_entropy(out, y), steps
 
 
-def count(seed: int, batch: int) -> float:
-    """Faults of a steady step in a plain training loop in this process."""
+def resident_bytes(name: str) -> int:
+    """``VmRSS`` (now) or ``VmHWM`` (the most) of this process."""
+    with Path("/proc/self/status").open(encoding="utf-8") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
+
+
+def train(seed: int, batch: int) -> tuple[float, int]:
+    """(faults of a steady step, bytes that the first three steps add) in a plain training loop in this process, which has imported torch alone."""
+    import resource
+
+    before = resident_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the most from here on
     torch.set_num_threads(1)
     model, x, loss, optimizer = build(seed, batch)
-    losses, faults = [], []
-    for _ in range(25):
-        before = minor_faults()
+    losses, faults, added = [], [], 0
+    for step in range(20):
+        begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         optimizer.zero_grad()
         value = loss(model(x))
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(value.item())
-        faults.append(minor_faults() - before)
-    return statistics.median(faults[8:])
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin)
+        if step == 2:
+            added = resident_bytes("VmHWM") - before
+    return statistics.median(faults[8:]), added
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network under one policy: what processes counted, and what the replay says."""
+
+    counted: tuple[float, ...]
+    added_bytes: tuple[int, ...]
+    faults: float
+    fewest: float
+    most: float
+    peak_bytes: int
+
+
+def environment_of(settings: str) -> dict[str, str] | None:
+    """A policy's settings with its library found; None where it is not installed."""
+    found = {}
+    for setting in settings.split():
+        name, _, value = setting.partition("=")
+        if value.startswith("{"):
+            library = ctypes.util.find_library(value.strip("{}").removeprefix("lib").split(".so")[0])
+            if library is None:
+                return None
+            value = library
+        found[name] = value
+    return found
+
+
+def summary(policy: str, cases: list[Case]) -> str:
+    """One line of errors over all networks."""
+    total = sum(statistics.mean(case.counted) for case in cases)
+    pairs = [(case, count) for case in cases for count in case.counted]
+    share = 1 / max(1.0, total)
+    error = share * sum(statistics.mean(abs(case.faults - count) for count in case.counted) for case in cases)
+    floor = share * sum(statistics.mean(abs(statistics.median(case.counted) - count) for count in case.counted) for case in cases)
+    inside = statistics.mean(0.95 * case.fewest - 50 <= count <= 1.05 * case.most + 50 for case, count in pairs)
+    memory = [case.peak_bytes / statistics.median(case.added_bytes) - 1 for case in cases]
+    worst = max(memory, key=abs)
+    return (
+        f"{policy}: {total:.0f} faults, error {error:.3f}, floor {floor:.3f}, between the histories {inside:.2f}; "
+        f"memory error median {statistics.median(map(abs, memory)):.3f}, worst {worst:+.3f}"
+    )
 
 
 def main() -> None:
     """Count, replay, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", type=int, default=26)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--malloc", default="default,tuned,huge-pages,jemalloc,tcmalloc")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(count(*options.child))
+        print(json.dumps(train(*options.child)))
         return
-    rows = []
-    print(f"{'network':>8}{'batch':>6}{'counted':>10}{'free':>10}{'pinned':>10}{'predicted':>11}")
-    for seed in range(options.networks):
+    compare(options.networks, options.processes, options.malloc.split(","))
+
+
+def compare(n_networks: int, n_processes: int, policies: list[str]) -> None:
+    """All networks under all policies; dlperf is imported here, so that the training processes know nothing of it."""
+    from dlperf import allocator
+    from dlperf.machine import Cpu, Machine
+    from dlperf.predictors.onednn import scratch
+    from dlperf.predictors.paging import peak_memory_bytes
+    from dlperf.recorder import record
+    from microbench.memory import measure_footprints
+
+    torch_itself = Machine(Cpu("", 1), footprints=tuple(measure_footprints()))
+    found: dict[str, list[Case]] = {}
+    for policy in policies:
+        settings = environment_of(allocator.POLICIES[policy].settings)
+        if settings is None:
+            print(f"{policy}: its library is not installed")
+        else:
+            found[policy] = []
+    print(f"{'network':>8}{'batch':>6} {'malloc':<11}{'predicted':>10}{'fewest':>9}{'most':>9}{'MiB':>7}  counted (MiB added)")
+    for seed in range(n_networks):
         batch = (16, 64)[seed % 2]
-        child = subprocess.run([sys.executable, __file__, "--child", str(seed), str(batch)], capture_output=True, text=True, check=True)
         model, x, loss, optimizer = build(seed, batch)
         trace = record(model, (x,), loss=loss, optimizer=optimizer)
-        replay = allocator.replay(trace, scratch)
-        counted = float(child.stdout)
-        rows.append((counted, replay.most_faults, replay.fewest_faults))
-        print(f"{seed:8}{batch:6}{counted:10.0f}{replay.most_faults:10}{replay.fewest_faults:10}{sum(replay.faults):11.0f}", flush=True)
-
-    def error(weight: float) -> float:
-        return sum(abs(weight * free + (1 - weight) * pinned - counted) for counted, free, pinned in rows)
-
-    best = min((step / 20 for step in range(21)), key=error)
-    total = sum(counted for counted, _, _ in rows)
-    for name, weight in (("free", 1.0), ("pinned", 0.0), ("in use", allocator.FREE_TOP_WEIGHT), ("best", best)):
-        print(f"weight of the free history {weight:.2f} ({name}): sum of errors / sum of faults {error(weight) / total:.3f}")
+        for policy, cases in found.items():
+            runs = []
+            for _ in range(n_processes):
+                settings = environment_of(allocator.POLICIES[policy].settings)
+                child = subprocess.run(
+                    [sys.executable, __file__, "--child", str(seed), str(batch)], capture_output=True, text=True, check=True,
+                    env={**os.environ, **(settings or {}), "OMP_NUM_THREADS": "1"},
+                )  # fmt: skip
+                runs.append(json.loads(child.stdout))
+            replay = allocator.replay(trace, scratch, policy)
+            huge = sum(replay.huge_faults)
+            case = Case(
+                tuple(count for count, _ in runs), tuple(added for _, added in runs), sum(replay.faults) + huge, replay.fewest_faults + huge,
+                replay.most_faults + huge, peak_memory_bytes(trace, torch_itself, replay),
+            )  # fmt: skip
+            cases.append(case)
+            counted = ", ".join(f"{count:.0f} ({added / 2**20:.0f})" for count, added in zip(case.counted, case.added_bytes))
+            print(
+                f"{seed:8}{batch:6} {policy:<11}{case.faults:10.0f}{case.fewest:9.0f}{case.most:9.0f}{case.peak_bytes / 2**20:7.0f}  {counted}", flush=True
+            )
+    for policy, cases in found.items():
+        print(summary(policy, cases))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dlperf.errors import DlperfError, WorkFailed
 from dlperf.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+MALLOCS = ("default", "tuned", "huge-pages", "jemalloc", "tcmalloc")
 FORMATS = ("text", "md", "html", "csv", "json")
 _TARGET = "FILE.py:CALLABLE, MODULE:CALLABLE, a trace file or, in a checkout, a short name such as lenet"
 
@@ -127,6 +128,8 @@ def _parser() -> _Parser:
     predict = command("predict", "predict layers, step, memory and epoch without running the model")
     predict.add_argument("target", metavar="TARGET", help=_TARGET)
     predict.add_argument("--predictor", default="calibrated", metavar="NAME", help="calibrated (default), roofline or gemm-table")
+    predict.add_argument("--malloc", choices=MALLOCS, default="default",
+                         help=f"whose memory the process uses: {', '.join(MALLOCS)}")  # fmt: skip
     predict.add_argument("--samples", type=_count, metavar="N", help="training samples of an epoch: forecast the epoch")
     predict.add_argument("--epochs", type=_count, metavar="E", help="number of epochs (1)")
     predict.add_argument("--val-samples", type=_count_or_none, metavar="V", help="validation samples after each epoch (0)")

@@ -109,6 +109,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """Memory that torch itself takes when it first does something: `name` is ``forward``, ``training`` or ``convolution``."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything known of one machine.
 
@@ -128,6 +136,7 @@ class Machine:
     created: str = ""
     path: str = ""
     curves: tuple[Curve, ...] = ()
+    footprints: tuple[Footprint, ...] = ()
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -190,6 +199,10 @@ class Machine:
             if curve.threads == threads:
                 errors[curve.family].extend(curve.held_out_fracs)
         return {name: math.fsum(values) / len(values) for name, values in sorted(errors.items()) if values}
+
+    def footprint_bytes(self, name: str) -> int:
+        """The named footprint in bytes; 0 where it was not measured."""
+        return next((footprint.n_bytes for footprint in self.footprints if footprint.name == name), 0)
 
     def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
         """The sweep of one memory kernel at the nearest measured thread count, by rising working set."""
@@ -287,6 +300,7 @@ class Machine:
                 }
                 for c in self.curves
             ],
+            "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -322,6 +336,9 @@ class Machine:
             curves.append(
                 Curve(tuple(row["key"]), row["family"], row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"]))
             )
+        footprints = data["footprints"]
+        for number, row in enumerate(footprints):
+            _check_number(f"footprints[{number}].bytes", row["bytes"])
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"
@@ -330,7 +347,8 @@ class Machine:
             kernels.append(Kernel(op, row["family"], row["threads"], _samples_from_json(row, where, positive=True)))
         return cls(
             cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"]),
-            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves), mode=data["mode"], groups=tuple(data["groups"]),
+            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
+            footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
             complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
         )  # fmt: skip
 

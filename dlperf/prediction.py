@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlperf import hierarchy, predictors, work
+from dlperf.allocator import policy_of
 from dlperf.errors import DlperfError
 from dlperf.files import write_json
 from dlperf.machine import Machine
@@ -19,6 +20,7 @@ from dlperf.predictors.base import Prices
 from dlperf.trace import LOSS, Trace
 
 if TYPE_CHECKING:
+    from dlperf.cures import PageFaults
     from dlperf.epoch import Epoch
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
@@ -55,6 +57,7 @@ class Prediction:
     predictor: str
     prices: Prices
     warnings: tuple[str, ...] = ()
+    malloc: str = "default"
 
     @cached_property
     def step(self) -> Step:
@@ -177,6 +180,13 @@ class Prediction:
         unpriced = math.fsum(item.seconds for item in self.prices.items if item.source == "unpriced")
         return 1.0 - unpriced / total if total else 1.0
 
+    @cached_property
+    def page_faults(self) -> PageFaults | None:
+        """What page faults cost and what would cure them, where they are a notable part of the step; see :func:`dlperf.cures.find_cures`."""
+        from dlperf.cures import find_cures
+
+        return find_cures(self)
+
     def epoch(self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None) -> Epoch:
         """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`."""
         from dlperf.epoch import forecast
@@ -185,10 +195,11 @@ class Prediction:
 
     def to_json(self, epoch: Epoch | None = None) -> dict[str, Any]:
         """The prediction as JSON data (schema in the README)."""
-        step = self.step
+        step, faults = self.step, self.page_faults
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.trace.target, "batch_size": self.trace.batch_size,
             "threads": self.threads, "inference": self.trace.inference, "machine": self.machine.path or self.machine.cpu.model, "predictor": self.predictor,
+            "malloc": self.malloc,
             "step": {
                 "forward_s": step.forward_s, "backward_s": step.backward_s, "optimizer_s": step.optimizer_s, "zero_grad_s": step.zero_grad_s,
                 "total_s": step.total_s, "low_s": step.low_s, "high_s": step.high_s, "peak_memory_bytes": step.peak_memory_bytes,
@@ -199,6 +210,9 @@ class Prediction:
             ],
             "epoch": None if epoch is None else {"samples": epoch.samples, "epoch_s": epoch.epoch_s, "total_s": epoch.total_s},
             "coverage": {"priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()]},
+            "page_faults": None if faults is None else {
+                "seconds": faults.seconds, "cures": [{"malloc": c.malloc, "settings": c.settings, "saved_s": c.saved_s} for c in faults.cures],
+            },
             "warnings": list(self.warnings), "notes": [*self.trace.notes, *self.prices.notes],
             "versions": {**self.trace.versions, "machine": self.machine.cpu.model},
         }  # fmt: skip
@@ -219,11 +233,12 @@ def _largest(shares: dict[tuple[str, str], float], place: int) -> str:
     return max(sums, key=lambda name: sums[name])
 
 
-def predict(trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated") -> Prediction:
+def predict(trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated", malloc: str = "default") -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
-    `threads` defaults to the least number that the machine file holds. Raises DlperfError for an unknown predictor, for
-    threads below 1, or where the machine file lacks what the predictor needs.
+    `threads` defaults to the least number that the machine file holds. `malloc` is the policy of memory that the process is started with, one of
+    :data:`dlperf.allocator.POLICIES`. Raises DlperfError for an unknown predictor or policy, for threads below 1, or where the machine file lacks
+    what the predictor needs.
     """
     for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
         if not isinstance(value, kind):
@@ -240,5 +255,5 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; "
             f"dlperf calibrate --threads {threads} measures it"
         )
-    prices = predictors.get(predictor).price(trace, machine, threads)
-    return Prediction(trace, machine, threads, predictor, prices, tuple(warnings))
+    prices = predictors.get(predictor).price(trace, machine, threads, policy_of(malloc).name)
+    return Prediction(trace, machine, threads, predictor, prices, tuple(warnings), malloc)

@@ -206,8 +206,10 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
     if message["refused"]:
         notes.append(f"{message['group']}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}
+    footprints = {footprint.name: footprint for footprint in (*machine.footprints, *part.footprints)}
     costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs)}
     return replace(
         machine.with_kernels(part.kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
+        footprints=tuple(footprints.values()),
         groups=(*machine.groups, _done_name(mode, threads, message["group"])), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip

@@ -209,7 +209,8 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
             timed = time_group(groups[name], n_threads, progress, clock, allowance_s)
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
         costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
-        part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs))
+        footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
+        part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), footprints=footprints)
         say(
             {"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": timed.refused, "unsteady": timed.n_unsteady,
              "left_out": timed.n_left_out}

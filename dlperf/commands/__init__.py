@@ -85,7 +85,7 @@ def predict(args: Namespace) -> Answer:
     machine = load_machine(args)
     recorded = read_or_record(args, args.target)
     threads = args.threads or use_threads(None)
-    prediction = predict_aloud(recorded, machine, threads, args.predictor)
+    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
     epoch = None
     if args.samples is not None:
         evaluation = None
@@ -93,7 +93,7 @@ def predict(args: Namespace) -> Answer:
             from dlperf import recorder
             from dlperf.prediction import predict as predict_trace
 
-            evaluation = predict_trace(recorder.record_target(resolve(args, args.target, inference=True)), machine, threads, args.predictor)
+            evaluation = predict_trace(recorder.record_target(resolve(args, args.target, inference=True)), machine, threads, args.predictor, args.malloc)
         if args.loader_workers is not None:
             warn(f"the loading of data is not part of the forecast; --loader-workers {args.loader_workers} changes nothing")
         epoch = prediction.epoch(args.samples, args.epochs or 1, args.val_samples or 0, args.test_samples or 0, evaluation)

@@ -186,13 +186,13 @@ def doubts_of_machine(machine: Machine, trace: Trace) -> list[str]:
     return doubts
 
 
-def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: str) -> Prediction:
+def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: str, malloc: str = "default") -> Prediction:
     """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
     from dataclasses import replace
 
     from dlperf.prediction import predict as predict_trace
 
-    prediction = predict_trace(recorded, machine, threads, predictor)
+    prediction = predict_trace(recorded, machine, threads, predictor, malloc)
     prediction = replace(prediction, warnings=(*doubts_of_machine(machine, recorded), *prediction.warnings))
     for line in prediction.warnings:
         warn(line)

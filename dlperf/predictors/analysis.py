@@ -52,17 +52,16 @@ class Analysis:
         return self._described[threads > 1]
 
 
-def analyse(trace: Trace) -> Analysis:
-    """The analysis of a trace; made once and kept with it."""
-    kept: Analysis | None = trace.__dict__.get(_KEPT)
-    if kept is None:
-        kept = _analyse(trace)
-        trace.__dict__[_KEPT] = kept  # as functools.cached_property does; the trace's own fields stay untouched
-    return kept
+def analyse(trace: Trace, malloc: str = "default") -> Analysis:
+    """The analysis of a trace under a policy of malloc; made once and kept with it."""
+    kept: dict[str, Analysis] = trace.__dict__.setdefault(_KEPT, {})  # as functools.cached_property does; the trace's own fields stay untouched
+    if malloc not in kept:
+        kept[malloc] = _analyse(trace, malloc)
+    return kept[malloc]
 
 
-def _analyse(trace: Trace) -> Analysis:
-    replay = allocator.replay(trace, scratch)
+def _analyse(trace: Trace, malloc: str) -> Analysis:
+    replay = allocator.replay(trace, scratch, malloc)
     flops, n_bytes = work.totals(trace)
     seen_nodes: set[int] = set()
     first = []

@@ -56,8 +56,11 @@ class Predictor(Protocol):
 
     name: str
 
-    def price(self, trace: Trace, machine: Machine, threads: int) -> Prices:
-        """The price list. Raises DlperfError where the machine file lacks what the predictor lives on."""
+    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
+        """The price list under a policy of malloc (:data:`dlperf.allocator.POLICIES`), which a predictor without page faults ignores.
+
+        Raises DlperfError where the machine file lacks what the predictor lives on.
+        """
         ...
 
 

@@ -23,6 +23,7 @@ from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import LEVELS, Book, book_of
 from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
+from dlperf.predictors.paging import page_items, peak_memory_bytes
 from dlperf.trace import LOSS, Op, Trace
 
 _LEAST_KERNEL_S = 2e-7
@@ -39,17 +40,17 @@ class Calibrated:
 
     name = "calibrated"
 
-    def price(self, trace: Trace, machine: Machine, threads: int) -> Prices:
+    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
         """The price list. Raises DlperfError where the file holds no kernels or no memory bandwidth."""
         if not machine.kernels:
             raise DlperfError(f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate")
-        book, analysis = book_of(machine, threads), analyse(trace)
+        book, analysis = book_of(machine, threads), analyse(trace, malloc)
         priced = _Priced(trace, book, analysis, measured_threads=book.threads == threads)
         items = [*priced.kernels(), *priced.page_faults(), *priced.modules(), *priced.calls()]
         total = math.fsum(item.seconds for item in items)
         low, high = _interval(items, analysis, book, total)
         notes = tuple(sorted(priced.notes))
-        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=analysis.replay.peak_bytes)
+        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.replay))
 
 
 class _Priced:
@@ -149,14 +150,8 @@ class _Priced:
                 yield Item(layer, op.phase, seconds[index] * share, bound, self.source[index], "kernel", index, share)
 
     def page_faults(self) -> Iterator[Item]:
-        """First touches of memory that malloc got anew from the system."""
-        fault_s = self.book.cost_s("page_fault")
-        source = "interpolated" if self.measured_threads else "extrapolated"
-        for index, n_faults in enumerate(self.analysis.replay.faults):
-            op = self.trace.ops[index]
-            if n_faults and fault_s:
-                for layer, share in op.shares or ((op.layer, 1.0),):
-                    yield Item(layer, op.phase, n_faults * fault_s * share, "page-faults", source, "page faults")
+        """First touches of memory that malloc got anew from the system, and giving it back."""
+        yield from page_items(self.trace, self.analysis.replay, self.book.cost_s, "interpolated" if self.measured_threads else "extrapolated")
 
     def modules(self) -> Iterator[Item]:
         """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""
@@ -221,7 +216,7 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -
     variance = sum(value**2 for value in by_curve.values()) / total**2 + PROCESS_SPREAD**2
     half = _Z90 * math.sqrt(variance)
     replay = analysis.replay
-    fault_s = book.cost_s("page_fault")
+    fault_s = book.cost_s("page_fault") + book.cost_s("page_release")
     now = sum(replay.faults)
     fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
     return max(0.05, 1.0 - half - fewer), 1.0 + half + more

@@ -40,7 +40,7 @@ class GemmTable:
 
     name = "gemm-table"
 
-    def price(self, trace: Trace, machine: Machine, threads: int) -> Prices:
+    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
         """The price list of the forward pass; layers that do anything else in it are named in `unspoken`.
 
         Raises DlperfError where the machine file holds no memory bandwidth, or no matrix product though the network has one.

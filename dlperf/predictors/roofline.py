@@ -29,7 +29,7 @@ class Roofline:
 
     name = "roofline"
 
-    def price(self, trace: Trace, machine: Machine, threads: int) -> Prices:
+    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
         """The price list: one item per op (one per layer where an op serves several).
 
         Raises DlperfError where the machine file holds no matrix product or no memory bandwidth.

@@ -118,6 +118,8 @@ class Report:
             if names := names_of(rows, MEASURED):
                 found.append(f"{label}: {len(names)} measured layers have no predicted row and count as a prediction of 0: {some(names)}")
             found.extend(coverage_remarks(prediction, f"{label}: "))
+            if prediction.page_faults is not None:
+                found.append(f"{label}: page faults are {prediction.page_faults.sentence()}")
             found.extend(f"{label}: {note}" for note in prediction.prices.notes)
         if self.unmeasured:
             found.append(f"{len(self.unmeasured)} predicted layers were not measured: {some(self.unmeasured)}")

@@ -154,7 +154,10 @@ def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list
     if step.total_s:
         lines.append(("throughput", _rate(prediction.trace.batch_size / step.total_s)))
     if step.peak_memory_bytes is not None:
-        lines.append(("peak memory", f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch"))
+        without = "" if prediction.machine.footprints else "; torch's own share is not in the machine file"
+        lines.append(("peak memory", f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch{without}"))
+    if prediction.page_faults is not None:
+        lines.append(("page faults", prediction.page_faults.sentence()))
     if bounds := bound_shares(prediction):
         lines.append(("limited by", ", ".join(f"{name} {100 * share:.0f} %" for name, share in bounds.items())))
     if epoch is not None:

@@ -263,7 +263,7 @@ def test_both_histories_of_malloc_lie_inside() -> None:
     mib = tuple(Storage(size * MIB, index, 8 - index) for index, size in enumerate((2, 3, 1, 4)))
     ops = tuple(relu(2**20, "a", "forward" if i < 4 else "backward") for i in range(8))
     found = priced(trace(*ops, storages=mib, inference=False), machine({"page_fault": FAULT_S}))
-    replay = found.trace.__dict__["_analysis"].replay
+    replay = found.trace.__dict__["_analysis"]["default"].replay
     rest = found.step.total_s - sum(replay.faults) * FAULT_S  # type: ignore[operator]
     assert found.step.low_s <= rest + replay.fewest_faults * FAULT_S <= rest + replay.most_faults * FAULT_S <= found.step.high_s  # type: ignore[operator]
 

@@ -33,7 +33,7 @@ ORDER = (
     ("dlperf.allocator",),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
-    ("dlperf.prediction", "dlperf.epoch"),
+    ("dlperf.prediction", "dlperf.epoch", "dlperf.cures"),
     ("dlperf.targets",),
     ("dlperf.recorder",),
     ("dlperf.stopwatch",),
@@ -188,6 +188,12 @@ def test_the_command_line_knows_the_formats_of_reports() -> None:
     from dlperf.report import writing
 
     assert cli.FORMATS == writing.FORMATS
+
+
+def test_the_command_line_knows_the_policies_of_malloc() -> None:
+    from dlperf import allocator, cli
+
+    assert tuple(allocator.POLICIES) == cli.MALLOCS
 
 
 def run_python(code: str, *arguments: str) -> str:

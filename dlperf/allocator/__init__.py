@@ -1,0 +1,69 @@
+"""malloc's policy replayed on a trace: page faults of a steady step, peak memory, and whose memory each tensor takes over.
+
+glibc (malloc/malloc.c, 2.36): a request of at least ``mmap_threshold`` bytes is a mapping of its own, every page of it
+faulted in anew; freeing one raises the threshold to its size (up to 32 MiB) and ``trim_threshold`` to twice that.
+Other requests, and such as a free piece can serve, come from the heap: best fit among free chunks, which coalesce, else the top. The top is given back to
+the system once it exceeds ``trim_threshold``, and faults again when it grows. Other policies stand in :mod:`dlperf.allocator.policies`.
+Assumed: one arena, every chunk is touched whole; bins' order among equal sizes and chunks below 1 KiB are not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dlperf.allocator.heap import PAGE_BYTES, Heap, Jemalloc, allocator_of
+from dlperf.allocator.policies import POLICIES, Policy, policy_of
+from dlperf.allocator.steps import History, Scratch, Script
+from dlperf.trace import Op, Trace
+from dlperf.units import KIB, MIB
+
+__all__ = ["HISTORIES", "PAGE_BYTES", "POLICIES", "Heap", "History", "Jemalloc", "Policy", "Replay", "Scratch", "allocator_of", "policy_of", "replay"]
+
+_HOLES: tuple[tuple[int, ...], ...] = ((), (256 * KIB,) * 8, (5 * MIB, 3 * MIB, 2 * MIB, MIB, MIB, *(256 * KIB,) * 8))
+HISTORIES = tuple(History(holes, pinned, (0.6 if pinned else 0.4) / len(_HOLES)) for holes in _HOLES for pinned in (False, True))
+"""The histories that are replayed where they matter, with weights that add up to 1."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A steady step as malloc sees it.
+
+    `faults` are first touches of 4 KiB pages by op (means over histories, so not whole), `huge_faults` those of 2 MiB pages;
+    `released[i]` are pages of 4 KiB given back before op i, the last entry those at the step's end. `predecessor[s]` is the storage
+    whose memory storage `s` took over (-1: memory fresh from the system, or never used before). `peak_bytes` is the most that was resident.
+    `fewest_faults` and `most_faults` are totals of `faults` a step over the replayed histories of a process.
+    """
+
+    faults: tuple[float, ...]
+    predecessor: tuple[int, ...]
+    peak_bytes: int
+    fewest_faults: int
+    most_faults: int
+    huge_faults: tuple[float, ...] = ()
+    released: tuple[float, ...] = ()
+
+
+def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch], policy: str = "default") -> Replay:
+    """Replay the trace's storages for some steps under one of POLICIES, and tell the last ones.
+
+    `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces).
+    What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
+    stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it was highest, what is below stays; and free pieces
+    below take small tensors, which then leave room above. Processes of the same step are seen in all these states and between them: the
+    faults are a mean over HISTORIES, with the weights that counting the faults of random networks gave (benchmarks/page_faults.py), and what
+    the histories differ by is uncertain. Where nothing is trimmed one history is enough. Raises DlperfError for an unknown policy.
+    """
+    chosen = policy_of(policy)
+    script = Script(trace, scratch_bytes)
+    histories = HISTORIES if chosen.adapts else (History((), False, 1.0),)
+    runs = [script.run(chosen, history) for history in histories]
+
+    def mean(series: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+        return tuple(sum(history.weight * value for history, value in zip(histories, values)) for values in zip(*series))
+
+    totals = [round(sum(run.faults)) for run in runs]
+    return Replay(
+        mean([run.faults for run in runs]), runs[0].predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals),
+        mean([run.huge_faults for run in runs]), mean([run.released for run in runs]),
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""What pages cost in a step: first touches where memory is born, giving it back where it is freed; and how much memory a process takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from dlperf.allocator import Replay
+from dlperf.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
+from dlperf.machine import Machine
+from dlperf.predictors.base import Item
+from dlperf.trace import LOSS, Trace
+
+BOUND = "page-faults"
+_PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
+
+
+def page_items(trace: Trace, replay: Replay, cost_s: Callable[[str], float], source: str) -> Iterator[Item]:
+    """Items of time for a replayed step.
+
+    `cost_s` gives the seconds of a ``page_fault`` (the first touch of 4 KiB), a ``page_release`` (giving 4 KiB back) and a
+    ``huge_page_fault`` (2 MiB, from the first touch to giving back; where it was not measured, as much as the small pages in it).
+    A first touch belongs to the op that takes the memory. Memory is given back by the op after which it is freed; gradients freed
+    before the first op by zero_grad.
+    """
+    fault_s, release_s = cost_s("page_fault"), cost_s("page_release")
+    huge_s = cost_s("huge_page_fault") or _PER_HUGE_PAGE * (fault_s + release_s)
+    n_huge = math.fsum(replay.huge_faults)
+    n_small = math.fsum(replay.faults)
+    small_frac = n_small / (n_small + _PER_HUGE_PAGE * n_huge) if n_huge else 1.0
+    huge_faults = replay.huge_faults or (0.0,) * len(trace.ops)
+    for op, n_faults, n_huge_here in zip(trace.ops, replay.faults, huge_faults):
+        seconds = n_faults * fault_s + n_huge_here * huge_s
+        if seconds:
+            for layer, share in op.shares or ((op.layer, 1.0),):
+                yield Item(layer, op.phase, seconds * share, BOUND, source, "page faults")
+    for place, n_released in enumerate(replay.released):
+        seconds = n_released * release_s * small_frac
+        if not seconds:
+            continue
+        if place == 0 and not trace.inference:
+            yield Item(LOSS, "zero_grad", seconds, BOUND, source, "page release")
+            continue
+        op = trace.ops[max(0, place - 1)]
+        for layer, share in op.shares or ((op.layer, 1.0),):
+            yield Item(layer, op.phase, seconds * share, BOUND, source, "page release")
+
+
+def peak_memory_bytes(trace: Trace, machine: Machine, replay: Replay) -> int:
+    """The most resident memory that three steps add to a process that has imported torch and built nothing yet: tensors as malloc holds them, and
+    what torch takes for itself when it first runs, trains and convolves (0 where the machine file holds no footprints)."""
+    names = ["forward"]
+    if not trace.inference:
+        names.append("training")
+    if any(op.packet == "aten.convolution" for op in trace.ops):
+        names.append("convolution")
+    return replay.peak_bytes + sum(machine.footprint_bytes(name) for name in names)
