@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dlperf.clock import Samples
+from dlperf.clock import Samples, quantile
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
@@ -180,7 +180,7 @@ class Machine:
         return {(cost.name, cost.threads): cost for cost in self.costs}
 
     def cost_s(self, name: str, threads: int, default: float | None = None) -> float:
-        """Least seconds of a named cost at the nearest measured thread count: disturbances only ever add.
+        """Seconds of a named cost at the nearest measured thread count: the lower quartile of its samples, since disturbances only ever add.
 
         Raises DlperfError if it was never measured and no default is given.
         """
@@ -190,7 +190,7 @@ class Machine:
                 raise DlperfError(f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate")
             return default
         nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
-        return self._costs[name, nearest].samples.minimum
+        return quantile(self._costs[name, nearest].samples.values, 0.25)
 
     def held_out_errors(self, threads: int) -> dict[str, float]:
         """Mean error of every family's kernels, each predicted from the others, as fractions; empty where the calibration did not end."""

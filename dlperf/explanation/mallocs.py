@@ -6,12 +6,12 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from dlperf.allocator import POLICIES
 from dlperf.machine import Machine
 from dlperf.prediction import Prediction, predict
 from dlperf.trace import Trace
-from dlperf.units import GIB, MIB
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,7 @@ class Malloc:
         return f"takes lib{library.group(1)}, which is not installed" if library and ctypes.util.find_library(library.group(1)) is None else ""
 
 
-# Below glibc 2.35 a threshold above 32 MiB is refused, MALLOC_MMAP_MAX_=0 is not.
-MALLOCS = (
-    Malloc("tuned", f"MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_={4 * GIB} MALLOC_TOP_PAD_={64 * MIB}", "freed memory stays with the process; for glibc"),
-)
+MALLOCS = tuple(Malloc(policy.name, policy.settings) for policy in POLICIES.values() if policy.name != "default")
 _VARIABLES = (
     "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX", "MALLOC_CONF", "GLIBC_TUNABLES",
     "THP_MEM_ALLOC_ENABLE",
@@ -65,9 +62,5 @@ def environment_under(malloc: str | None) -> dict[str, str]:
 
 
 def predict_under(trace: Trace, machine: Machine, threads: int, malloc: str | None = None) -> Prediction:
-    """A step predicted under a setting of malloc (None: the system's default). A tuned malloc keeps what it has, so that a steady step faults no page in."""
-    prediction = predict(trace, machine, threads)
-    if malloc is None:
-        return prediction
-    kept = tuple(item for item in prediction.prices.items if item.bound != "page-faults")
-    return replace(prediction, prices=replace(prediction.prices, items=kept))
+    """A step predicted under a setting of malloc (None: the system's default)."""
+    return predict(trace, machine, threads, malloc=malloc or "default")

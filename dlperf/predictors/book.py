@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf import work
+from dlperf.clock import quantile
 from dlperf.machine import EXACT, Curve, Kernel, Machine
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
@@ -135,7 +136,7 @@ class Book:
         for cost in self.machine.costs:
             if cost.name.startswith(("cold/", "churn/")) and cost.threads == self.threads:
                 kind, what, n_bytes = cost.name.split("/")
-                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), cost.samples.minimum))
+                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), quantile(cost.samples.values, 0.25)))
         curves = {}
         for what, points in found.items():
             points.sort()
