@@ -304,6 +304,16 @@ def test_a_free_piece_comes_before_a_mapping() -> None:
     assert heap.mapped_bytes == 0
 
 
+def test_the_top_comes_before_a_mapping() -> None:
+    """The first 100 KiB take the heap to (100 KiB + 112 + 128 KiB) rounded to pages, 232 KiB: 135,056 bytes are left, enough for a chunk of 128 KiB."""
+    heap = Heap()
+    heap.allocate(100 * KIB)
+    heap.allocate(128 * KIB - 112)
+    assert heap.mapped_bytes == 0
+    heap.allocate(128 * KIB - 112)
+    assert heap.mapped_bytes > 0
+
+
 def test_pages_given_back_are_counted_where_the_memory_is_freed() -> None:
     """40 MiB made by op 0 and freed before op 2: as many pages given back there as taken at op 0."""
     found = replay(step(Storage(40 * MIB, 0, 2), n_ops=3), no_scratch)
