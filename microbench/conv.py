@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlperf.trace import Op, TensorSpec
-from microbench.plan import Group, Point, design, log_pick, pick, repeats, share
+from microbench.plan import Group, Point, design, log_pick, pick, repeats, share, turn
 
 _MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
 _MAX_ELEMENTS = 2**23
@@ -88,14 +88,14 @@ def _dense(mode: str, count: int) -> list[Op]:
     for index, (a, b, c, d, e, f, g) in enumerate(design(7)):
         if len(found) >= count:
             break
-        tidy = index % 5 < 3
+        tidy = turn(index, 5) < 3
         kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
         size = log_pick(b, max(kernel, 3), 128)
         # A quarter are first layers: images of one to four channels, which have kernels of their own.
         c_in = pick(c * 4 % 1, (1, 1, 3, 3, 3, 4)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 512, tidy)
         stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
         padding = pick(f, (0, kernel // 2, kernel // 2))
-        op = convolution(log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=index % 2 == 0)
+        op = convolution(log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0)
         if _fits(op, mode):
             found.append(op)
     return found
@@ -106,10 +106,10 @@ def _depthwise(mode: str, count: int) -> list[Op]:
     for index, (a, b, c, d) in enumerate(design(4)):
         if len(found) >= count:
             break
-        kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 8, 512, index % 4 != 0), log_pick(c, 7, 112)
-        n_groups = channels if index % 4 != 3 else max(1, channels // 8)
+        kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 8, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
+        n_groups = channels if turn(index, 4, 1) != 3 else max(1, channels // pick(a * 7 % 1, (4, 8, 16, 32)))
         if channels % n_groups == 0:
-            op = convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), 1 + index % 3 // 2, kernel // 2, n_groups, index % 2 == 0)
+            op = convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), 1 + turn(index, 3, 2) // 2, kernel // 2, n_groups, turn(index, 2, 3) == 0)
             if _fits(op, mode):
                 found.append(op)
     return found
@@ -123,10 +123,11 @@ def _others(mode: str, count: int) -> list[Op]:
             break
         n, c_in, c_out = log_pick(a, 1, 64), _channels(b, 4, 256, True), _channels(c, 4, 256, True)
         kernel = pick(d, (2, 3, 4, 5))
-        if index % 4 < 2:
+        kind = turn(index, 4)
+        if kind < 2:
             size = log_pick(e, 4, 48)
             op = convolution(n, c_in, c_out, (size, size), (kernel, kernel), pick(d, (2, 1, 2, 2)), 0 if kernel == 2 else 1, transposed=True)
-        elif index % 4 == 2:
+        elif kind == 2:
             op = convolution(n, c_in, c_out, (log_pick(e, 16, 4096),), (2 * kernel - 1,), 1, kernel - 1)
         else:
             size = log_pick(e, 4, 24)
@@ -140,7 +141,7 @@ def _input_needed(op: Op, index: int) -> bool:
     """Whether the backward also gives the gradient of the input: seldom for an image of few channels, which is mostly a network's own input."""
     image = op.args[0]
     assert isinstance(image, TensorSpec)
-    return index % 3 == 0 if image.shape[1] <= 4 else index % 8 != 7
+    return turn(index, 3, 2) == 0 if image.shape[1] <= 4 else turn(index, 8, 2) != 7
 
 
 def groups(mode: str) -> list[Group]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dlperf.clock import Repeats
 from dlperf.trace import Op, TensorSpec
-from microbench.plan import Group, Point, design, log_pick, repeats, share
+from microbench.plan import Group, Point, design, log_pick, repeats, share, turn
 
 ORIENTATIONS = ("NN", "NT", "TN")
 _MAX_FLOP = {"quick": 6e8, "full": 2.5e9, "thorough": 2e10}
@@ -45,14 +45,14 @@ def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tup
     """Shapes (m, n, k): a lattice of the powers of two that networks are full of, then an even filling from the design's point `start` on."""
     lattice = [(m, n, k) for m in grid for n in grid for k in grid if _fits(m, n, k, mode)]
     filling: list[tuple[int, int, int]] = []
-    for u, v, w in design(3, start):
+    for index, (u, v, w) in enumerate(design(3, start)):
         if len(filling) >= count:
             break
         # A third are skinny; layers seldom are.
-        least = 1 if len(filling) % 3 == 0 else 12
+        least = 1 if turn(index, 3) == 0 else 12
         shape = (log_pick(u, least, 4096), log_pick(v, least, 4096), log_pick(w, least, 4096))
         # Every other point has the multiples of 16 that people choose; the rest falls where it falls.
-        if len(filling) % 2:
+        if turn(index, 2, 1):
             shape = tuple(max(16, 16 * round(size / 16)) if size > 8 else size for size in shape)  # type: ignore[assignment]
         if _fits(*shape, mode):
             filling.append(shape)
@@ -76,13 +76,13 @@ def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
                 points += [Point("gemm", product(*s, "NT", dtype)) for s in sizes[:: 5 if mode != "quick" else 8]]
             found.append(Group(f"gemm {dtype} {orientation}", tuple(points), repeats(mode)))
     small: list[Point] = []
-    for u, v, w, x in design(4):
+    for index, (u, v, w, x) in enumerate(design(4)):
         if len(small) >= share(mode, 12, 150):
             break
-        least = 1 if len(small) % 3 == 0 else 8
+        least = 1 if turn(index, 3) == 0 else 8
         b, m, n, k = log_pick(u, 2, 512), log_pick(v, least, 512), log_pick(w, least, 512), log_pick(x, 4, 512)
         if 2.0 * b * m * n * k <= _MAX_FLOP[mode] / 4 and b * max(m * n, n * k, m * k) <= _MAX_ELEMENTS / 2:
-            small.append(Point("bmm", batched(b, m, n, k, len(small) % 2 == 1)))
+            small.append(Point("bmm", batched(b, m, n, k, turn(index, 2, 1) == 1)))
     found.append(Group("batched gemm", tuple(small), repeats(mode)))
     # The peak: large square products, long enough to reach it; every mode needs this ceiling.
     peak = tuple(Point("gemm", product(n, n, n, "NN", dtype)) for dtype in dtypes for n in (768, 1280) + ((2048,) if mode != "quick" else ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlperf.trace import Op, Symbol, TensorSpec
-from microbench.plan import Group, Point, design, log_pick, log_sizes, pick, repeats, share
+from microbench.plan import Group, Point, design, log_pick, log_sizes, pick, repeats, share, turn
 
 T = TensorSpec.contiguous
 _MAX_ELEMENTS = 2**22
@@ -15,13 +15,13 @@ _FLOAT32 = Symbol("dtype", "float32")
 def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
     n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 512), log_pick(w, 1, 96)
     image, channel = T(n, c, size, size), T(c)
-    if index % 3 == 2:
+    if turn(index, 3) == 2:
         image = T(max(2, n * 4), c)
     training = [
         Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, True, 0.1, 1e-5)),
         Op("aten.native_batch_norm_backward.default", (image, image, channel, channel, channel, channel, channel, True, 1e-5, (True, True, True))),
     ]
-    if index % 3 == 0:
+    if turn(index, 3) == 0:
         training.append(Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, False, 0.1, 1e-5)))
     rows, width = log_pick(u, 1, 8192), log_pick(v, 16, 4096)
     lines, per_row = T(rows, width), T(rows, 1)
@@ -34,7 +34,7 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
         else []
     )
     group = []
-    if index % 3 == 1:
+    if turn(index, 3) == 1:
         whole = 4 * max(1, round(c / 4))
         grouped, scale, stats = T(n, whole, size, size), T(whole), T(n, 4)
         group = [
@@ -46,7 +46,7 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
 
 def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
     n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 256), log_pick(w, 6, 112)
-    kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[index % 5]
+    kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[turn(index, 5)]
     image = T(n, c, size, size)
     if image.numel > _MAX_ELEMENTS:
         return []
@@ -57,13 +57,13 @@ def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
         Op("aten.max_pool2d_with_indices.default", (image, *window)),
         Op("aten.max_pool2d_with_indices_backward.default", (pooled, image, *window, (1, 1), False, indices)),
     ]
-    if index % 2 == 0:
+    if turn(index, 2) == 0:
         found += [
             Op("aten.avg_pool2d.default", (image, *window)),
             Op("aten.avg_pool2d_backward.default", (pooled, image, *window, False, True, None)),
             Op("aten.mean.dim", (image, (-1, -2), True)),
-            Op("aten._adaptive_avg_pool2d.default", (image, (1 + index % 7,) * 2)),
-            Op("aten._adaptive_avg_pool2d_backward.default", (T(n, c, *(1 + index % 7,) * 2), image)),
+            Op("aten._adaptive_avg_pool2d.default", (image, (1 + turn(index, 7, 2),) * 2)),
+            Op("aten._adaptive_avg_pool2d_backward.default", (T(n, c, *(1 + turn(index, 7, 2),) * 2), image)),
         ]
     return found
 
@@ -82,7 +82,7 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
         Op("aten.sum.dim_IntList", (lines, (1,), True)),
         Op("aten.mean.dim", (lines, (1,))),
     ]
-    if index % 3 == 0:
+    if turn(index, 3) == 0:
         found += [
             Op("aten.sum.default", (lines,)),
             Op("aten.mean.default", (lines,)),
@@ -122,7 +122,7 @@ def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)),
             Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0)),
         ]
-    if index % 4 == 0:
+    if turn(index, 4) == 0:
         n, c, size = log_pick(u, 1, 32), log_pick(v, 4, 128), log_pick(w, 4, 48)
         image = T(n, c, size, size)
         if 4 * image.numel <= _MAX_ELEMENTS:
@@ -135,8 +135,8 @@ def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
     if b * h * t * d > 2**21 or 4.0 * b * h * t * t * d > 2e9:
         return []
     # Queries, keys and values are views of one projection in most networks: heads are interleaved in memory.
-    q = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1)) if index % 2 else T(b, h, t, d)
-    causal = index % 3 == 1
+    q = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1)) if turn(index, 2, 1) else T(b, h, t, d)
+    causal = turn(index, 3) == 1
     forward = Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, q, q, 0.0, causal))
     lse = TensorSpec((b, h, t), (h * t, 1, h))
     out = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1))

@@ -68,6 +68,19 @@ def design(n_dimensions: int, start: int = 1) -> Iterator[tuple[float, ...]]:
         index += 1
 
 
+_IRRATIONALS = (0.6180339887498949, 0.7548776662466927, 0.41421356237309515, 0.30277563773199456)
+
+
+def turn(index: int, n: int, which: int = 0) -> int:
+    """One of n cases, 0 to n - 1, for a design's point: evenly, and in step with none of its coordinates, as `index % n` would be
+    (a coordinate in base n knows the remainder). `which` of four sequences, so that several choices are in no step with one another.
+
+    >>> [turn(index, 2) for index in range(6)]
+    [1, 0, 1, 0, 0, 1]
+    """
+    return int((index + 1) * _IRRATIONALS[which] % 1.0 * n)
+
+
 def log_pick(u: float, low: float, high: float) -> int:
     """A whole number in [low, high], uniform in its logarithm.
 

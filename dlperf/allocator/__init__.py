@@ -29,7 +29,7 @@ HISTORIES = tuple(History(holes, pinned, (0.6 if pinned else 0.4) / len(_HOLES))
 class Replay:
     """A steady step as malloc sees it.
 
-    `faults` are first touches of 4 KiB pages by op (means over histories, so not whole), `huge_faults` those of 2 MiB pages;
+    `faults` are first touches of 4 KiB pages by op, in the history of median total, `huge_faults` those of 2 MiB pages;
     `released[i]` are pages of 4 KiB given back before op i, the last entry those at the step's end. `predecessor[s]` is the storage
     whose memory storage `s` took over (-1: memory fresh from the system, or never used before). `peak_bytes` is the most that was resident.
     `fewest_faults` and `most_faults` are totals of `faults` a step over the replayed histories of a process.
@@ -51,19 +51,31 @@ def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch], policy: str = "
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
     stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it was highest, what is below stays; and free pieces
     below take small tensors, which then leave room above. Processes of the same step are seen in all these states and between them: the
-    faults are a mean over HISTORIES, with the weights that counting the faults of random networks gave (benchmarks/page_faults.py), and what
-    the histories differ by is uncertain. Where nothing is trimmed one history is enough. Raises DlperfError for an unknown policy.
+    faults are those of the history of median total (a mean would be of a state in which no process is), by weights chosen on random networks
+    (benchmarks/page_faults.py), and what the histories differ by is uncertain. Where nothing is trimmed one history is enough. Raises DlperfError for an unknown policy.
     """
     chosen = policy_of(policy)
     script = Script(trace, scratch_bytes)
     histories = HISTORIES if chosen.adapts else (History((), False, 1.0),)
     runs = [script.run(chosen, history) for history in histories]
 
-    def mean(series: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-        return tuple(sum(history.weight * value for history, value in zip(histories, values)) for values in zip(*series))
-
     totals = [round(sum(run.faults)) for run in runs]
+    likely = runs[_weighted_median(totals, [history.weight for history in histories])]
     return Replay(
-        mean([run.faults for run in runs]), runs[0].predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals),
-        mean([run.huge_faults for run in runs]), mean([run.released for run in runs]),
+        likely.faults, likely.predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals), likely.huge_faults, likely.released,
     )  # fmt: skip
+
+
+def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> int:
+    """The place of the value at which half of the weight lies below or at it.
+
+    >>> _weighted_median([30, 10, 20], [0.2, 0.5, 0.3])
+    1
+    """
+    passed = 0.0
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    for place in order:
+        passed += weights[place]
+        if passed >= 0.5 * sum(weights) - 1e-9:
+            return place
+    return order[-1]

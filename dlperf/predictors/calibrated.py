@@ -91,6 +91,7 @@ class _Priced:
             for (index, description), time_s, within in zip(fitting, times, inside):
                 seconds[index] = float(time_s)
                 source[index] = "interpolated" if within and description.key == key else "extrapolated"
+        seconds = [self.book.unrest * time_s for time_s in seconds]
         if not self.measured_threads:
             source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
         return seconds, source

@@ -103,7 +103,7 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     to_input = positions * groups * lanes * whole_in * padded_out if what == "conv_backward" else 0.0
     place = (
         log2(n), log2(padded_in), log2(padded_out), log2(kernel), log2(out), 2.0 * (max(ints(stride)) > 1), log2(groups) * 0.5,
-        0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0),
+        0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0), float(regime == "first" and c_in_g == 4),
     )  # fmt: skip
     terms = (1.0, products, to_input, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in)
     dtype = image.dtype

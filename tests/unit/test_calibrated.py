@@ -40,7 +40,7 @@ def only(prediction: Prediction) -> dict[str, Any]:
 def test_an_op_that_was_measured_takes_what_was_measured() -> None:
     own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5, 9e-5, 5e-5)))
     row = only(priced(trace(mm(40, 60, 50)), machine(extra=(own,))))
-    assert (row["source"], row["seconds"]) == ("measured", 3e-5)  # the least of the samples
+    assert (row["source"], row["seconds"]) == ("measured", pytest.approx(3e-5 * 1.06))  # the least of the samples; their median is farther off than 6 %
 
 
 def test_an_op_between_measured_ones_is_interpolated() -> None:
