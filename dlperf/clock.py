@@ -213,6 +213,12 @@ class Sampler:
         return self._repeats.n_samples
 
     @property
+    def unrest(self) -> float:
+        """The median of all raw samples, disturbed ones included, over the least of them: how much slower than its best the call usually is."""
+        values = [value for value, _ in self._pairs]
+        return statistics.median(values) / min(values) if values and min(values) > 0 else 1.0
+
+    @property
     def n_clean(self) -> int:
         """Undisturbed raw samples so far."""
         return sum(not disturbed for _, disturbed in self._pairs)

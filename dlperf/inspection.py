@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from dlperf import work
+from dlperf.clock import Samples
 from dlperf.hierarchy.roofs import CEILING, roofs_of
 from dlperf.machine import Cpu, Machine
 from dlperf.trace import Trace
@@ -15,10 +16,10 @@ from dlperf.units import format_bytes, format_percent, format_seconds, format_si
 
 LEVELS = ("L1", "L2", "L3", "DRAM")
 _GEMMS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.linear", "aten.baddbmm")
-UNSTEADY_SPREAD_FRAC = 0.25
-"""A series whose 10th and 90th percentile lie further apart than this share of its median says little of the machine."""
-UNSTEADY_SHARE = 0.10
-"""More unsteady series than this share, and the machine was not quiet while it was measured."""
+LONELY_FRAC = 0.25
+"""A series whose least sample, by which curves go, lies further below the next than this share of it stands on one sample alone."""
+LONELY_SHARE = 0.10
+"""More such series than this share, and the machine was not quiet while it was measured."""
 
 _DISTURBANCES = ("busy", "were running", "disturbed")
 """Words of the notes in which a calibration says that it was not alone."""
@@ -129,7 +130,7 @@ def summarize(machine: Machine) -> Summary:
         machine,
         tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),
         tuple(bandwidths),
-        tuple((c.name, c.threads, c.samples.minimum) for c in sorted(costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
+        tuple((c.name, c.threads, c.seconds) for c in sorted(costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
         tuple(sorted(families, key=lambda f: (f.name, f.threads))),
         tuple((c.dtype, t, c.other_flops_per_s) for t, found in roofs.items() for c in found.ceilings if c.is_measured),
         tuple((roof.level, t, roof.bytes_per_s) for t, found in roofs.items() for roof in found.bandwidths),
@@ -160,6 +161,11 @@ def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
     return [f"{machine.path or 'machine file'} holds no kernels in {dtype}: extrapolated" for dtype in asked if dtype not in held]
 
 
+def _is_lonely(samples: Samples) -> bool:
+    least, *others = sorted(samples.values)
+    return bool(others) and others[0] > (1.0 + LONELY_FRAC) * least
+
+
 def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
     """Why a machine file should not be trusted here, one line each; empty if it can be."""
     found = find_mismatches(machine, cpu, versions)
@@ -168,9 +174,9 @@ def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[
     series = [k.samples for k in machine.kernels] + [b.samples for b in machine.bandwidths]
     if not series:
         found.append("it holds no measurements; run dlperf calibrate")
-    unsteady = sum(samples.spread_frac > UNSTEADY_SPREAD_FRAC for samples in series)
-    if unsteady > UNSTEADY_SHARE * len(series):
-        found.append(f"{unsteady} of {len(series)} series spread by more than {format_percent(UNSTEADY_SPREAD_FRAC)}; calibrate anew on a quiet machine")
+    lonely = sum(_is_lonely(samples) for samples in series)
+    if lonely > LONELY_SHARE * len(series):
+        found.append(f"{lonely} of {len(series)} series stand on one sample, {format_percent(LONELY_FRAC)} below the next; calibrate anew on a quiet machine")
     found += [f"it says itself: {note}" for note in machine.notes if any(word in note for word in _DISTURBANCES)]
     return found
 

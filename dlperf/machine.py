@@ -24,8 +24,11 @@ from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
+_SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
+UNREST = "unrest"
+"""Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not counted)."""
 
@@ -88,6 +91,14 @@ class Cost:
     name: str
     threads: int
     samples: Samples
+
+    @property
+    def seconds(self) -> float:
+        """What the cost is where nobody else has the core: the least sample, since disturbances only add.
+
+        Of what is spread by its nature (a page, code that comes back from far caches) the lower quartile.
+        """
+        return quantile(self.samples.values, 0.25) if self.name.startswith(_SPREAD_COSTS) else self.samples.minimum
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,7 @@ class Machine:
         return {(cost.name, cost.threads): cost for cost in self.costs}
 
     def cost_s(self, name: str, threads: int, default: float | None = None) -> float:
-        """Seconds of a named cost at the nearest measured thread count: the lower quartile of its samples, since disturbances only ever add.
+        """Seconds of a named cost (:attr:`Cost.seconds`) at the nearest measured thread count.
 
         Raises DlperfError if it was never measured and no default is given.
         """
@@ -190,7 +201,17 @@ class Machine:
                 raise DlperfError(f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate")
             return default
         nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
-        return quantile(self._costs[name, nearest].samples.values, 0.25)
+        return self._costs[name, nearest].seconds
+
+    def unrest(self, threads: int) -> float:
+        """How much longer than at best things usually took while the machine was measured, as a factor; some percent on a quiet machine.
+
+        Curves go by least samples, a user sees medians, neighbours of a virtual machine included.
+        """
+        at = [cost for cost in self.costs if cost.name == UNREST]
+        if not at:
+            return 1.0
+        return min(at, key=lambda cost: (abs(math.log(cost.threads / threads)), cost.threads)).samples.median
 
     def held_out_errors(self, threads: int) -> dict[str, float]:
         """Mean error of every family's kernels, each predicted from the others, as fractions; empty where the calibration did not end."""

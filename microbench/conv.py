@@ -11,17 +11,23 @@ _MAX_ELEMENTS = 2**23
 
 def convolution(
     n: int, c_in: int, c_out: int, size: tuple[int, ...], kernel: tuple[int, ...], stride: int = 1, padding: int = 0, groups: int = 1,
-    bias: bool = True, transposed: bool = False, dtype: str = "float32",
+    bias: bool = True, transposed: bool = False, dtype: str = "float32", channels_last: bool = False,
 ) -> Op:  # fmt: skip
     """``aten.convolution`` of n images of c_in channels."""
-    image = TensorSpec.contiguous(n, c_in, *size, dtype=dtype)
+    spec = _channels_last if channels_last else TensorSpec.contiguous
+    image = spec(n, c_in, *size, dtype=dtype)
     weight_shape = (c_in, c_out // groups, *kernel) if transposed else (c_out, c_in // groups, *kernel)
     d = len(size)
     return Op(
         "aten.convolution.default",
-        (image, TensorSpec.contiguous(*weight_shape, dtype=dtype), TensorSpec.contiguous(c_out, dtype=dtype) if bias else None,
+        (image, spec(*weight_shape, dtype=dtype), TensorSpec.contiguous(c_out, dtype=dtype) if bias else None,
          (stride,) * d, (padding,) * d, (1,) * d, transposed, (0,) * d, groups),
     )  # fmt: skip
+
+
+def _channels_last(n: int, c: int, h: int, w: int, dtype: str) -> TensorSpec:
+    """A 4d tensor in torch.channels_last."""
+    return TensorSpec((n, c, h, w), (h * w * c, 1, w * c, c), dtype)
 
 
 def output_size(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int, transposed: bool = False) -> tuple[int, ...]:
@@ -49,7 +55,8 @@ def backward_of(forward: Op, input_needed: bool = True) -> Op:
     assert isinstance(first_padding, int)
     c_out = weight.shape[1] * n_groups if transposed else weight.shape[0]
     out = output_size(image.shape[2:], kernel, first_stride, first_padding, bool(transposed))
-    gradient = TensorSpec.contiguous(image.shape[0], c_out, *out, dtype=image.dtype)
+    spec = TensorSpec.contiguous if image.is_contiguous else _channels_last
+    gradient = spec(image.shape[0], c_out, *out, dtype=image.dtype)
     return Op(
         "aten.convolution_backward.default",
         (gradient, image, weight, (c_out,) if bias is not None else None, stride, padding, dilation, transposed, output_padding, n_groups,
@@ -83,9 +90,9 @@ def _channels(u: float, low: int, high: int, tidy: bool) -> int:
     return max(8, 16 * round(c / 16) or 8) if tidy else c
 
 
-def _dense(mode: str, count: int) -> list[Op]:
+def _dense(mode: str, count: int, start: int = 1, dtype: str = "float32", channels_last: bool = False) -> list[Op]:
     found: list[Op] = []
-    for index, (a, b, c, d, e, f, g) in enumerate(design(7)):
+    for index, (a, b, c, d, e, f, g) in enumerate(design(7, start)):
         if len(found) >= count:
             break
         tidy = turn(index, 5) < 3
@@ -95,8 +102,12 @@ def _dense(mode: str, count: int) -> list[Op]:
         c_in = pick(c * 4 % 1, (1, 1, 3, 3, 3, 4)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 512, tidy)
         stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
         padding = pick(f, (0, kernel // 2, kernel // 2))
-        op = convolution(log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0)
-        if _fits(op, mode):
+        op = convolution(
+            log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0,
+            dtype=dtype, channels_last=channels_last,
+        )  # fmt: skip
+        image = op.inputs[0]
+        if _fits(op, mode) and channels_last != image.is_contiguous:
             found.append(op)
     return found
 
@@ -109,7 +120,8 @@ def _depthwise(mode: str, count: int) -> list[Op]:
         kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 8, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
         n_groups = channels if turn(index, 4, 1) != 3 else max(1, channels // pick(a * 7 % 1, (4, 8, 16, 32)))
         if channels % n_groups == 0:
-            op = convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), 1 + turn(index, 3, 2) // 2, kernel // 2, n_groups, turn(index, 2, 3) == 0)
+            stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
+            op = convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, kernel // 2, n_groups, with_bias)
             if _fits(op, mode):
                 found.append(op)
     return found
@@ -144,10 +156,16 @@ def _input_needed(op: Op, index: int) -> bool:
     return turn(index, 3, 2) == 0 if image.shape[1] <= 4 else turn(index, 8, 2) != 7
 
 
-def groups(mode: str) -> list[Group]:
-    """Dense, depthwise and other convolutions, forward and backward."""
+def groups(mode: str, bfloat16: bool) -> list[Group]:
+    """Dense, depthwise and other convolutions, forward and backward; dense ones also in channels_last and in bfloat16."""
     found = []
-    parts = (("dense", _dense(mode, share(mode, 80, 380))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))))
+    parts = [
+        ("dense", _dense(mode, share(mode, 80, 380))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))),
+    ]  # fmt: skip
+    if mode != "quick":
+        parts.append(("channels_last", _dense(mode, share(mode, 0, 60), 2000, channels_last=True)))
+        if bfloat16:
+            parts.append(("bfloat16", _dense(mode, share(mode, 0, 60), 3000, "bfloat16")))
     for name, ops in parts:
         found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
         backward = [Point("conv_backward", backward_of(op, _input_needed(op, index))) for index, op in enumerate(ops)]

@@ -17,9 +17,10 @@ from typing import Any
 from tqdm import tqdm
 
 from dlperf import host
+from dlperf.clock import Samples
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.files import check_writable, schema_of
-from dlperf.machine import PACE, SCHEMA, Bandwidth, Cost, Machine
+from dlperf.machine import PACE, SCHEMA, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Trace
 from microbench.plan import MODES, Group
 from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_group
@@ -53,6 +54,7 @@ def calibrate(
         if count < 1:
             raise DlperfError(f"threads is {count}; it must be at least 1")
     machine = _start(path, mode, force)
+    n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:
         narrate(f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for each other")
     work = [(count, _missing(machine, count, mode, traces)) for count in dict.fromkeys(threads)]
@@ -73,7 +75,16 @@ def calibrate(
                     machine = _run_worker(machine, path, mode, count, groups, files, bar)
     machine = replace(machine, complete=True)
     machine.save(path)
+    n_busy = _n_busy(machine) - n_before
+    if n_busy > 0:
+        n_groups = sum(len(groups) for _, groups in work)
+        narrate(f"warning: the machine was busy while {n_busy} of {n_groups} groups were measured; dlperf machine show names them, "
+                "and calibrating anew when it is quiet mends them")
     return machine
+
+
+def _n_busy(machine: Machine) -> int:
+    return sum(note.startswith("busy while measuring") for note in machine.notes)
 
 
 def narrate(text: str) -> None:
@@ -108,6 +119,10 @@ def _start(path: Path, mode: str, force: bool) -> Machine:
     return replace(old, mode=deeper, complete=False)
 
 
+def _busy(group: str, threads: int) -> str:
+    return f"busy while measuring {group} with {threads} thread(s):"
+
+
 def _done_name(mode: str, threads: int, group: str) -> str:
     return f"{mode}/{threads}/{group}"
 
@@ -122,6 +137,8 @@ def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace])
     # What was measured at this depth or deeper is not measured again.
     deep_enough = [m for m in MODES if _DEGREE[m] >= _DEGREE[mode]]
     done = set(machine.groups)
+    if not traces:  # a calibration that is run again mends what was measured on a busy machine; one that adds a target does not
+        done -= {_done_name(m, threads, name) for m in MODES for name, _ in planned if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
     return [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
 
 
@@ -188,18 +205,26 @@ def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: l
     return machine
 
 
+def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
+    if earlier is None:
+        return kernel
+    samples = Samples((*earlier.samples.values, *kernel.samples.values), earlier.samples.n_disturbed + kernel.samples.n_disturbed)
+    return replace(kernel, samples=samples)
+
+
 def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:
-    notes = list(machine.notes)
+    group = message["group"]
+    kernels = part.kernels
+    if any(note.startswith(_busy(group, threads)) for note in machine.notes):
+        # A second look at what a busy machine spoilt: the least of both looks is nearer to the quiet machine than either.
+        kernels = tuple(_with_earlier(kernel, machine.exact(kernel.op.signature, threads)) for kernel in kernels)
+    notes = [note for note in machine.notes if not note.startswith((_busy(group, threads), f"{group} with {threads} thread(s):"))]
     switches_per_s = message["switches"] / message["seconds"]
     if message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S:
-        note = f"busy while measuring {message['group']} with {threads} thread(s): the core was taken away {switches_per_s:.0f} times a second"
-        notes.append(note)
-        narrate(f"warning: {note}")
+        notes.append(f"{_busy(group, threads)} the core was taken away {switches_per_s:.0f} times a second")
     n_kernels = len(part.kernels)
     if message["unsteady"] > _UNSTEADY_FRAC * n_kernels:
-        note = f"busy while measuring {message['group']} with {threads} thread(s): {message['unsteady']} of {n_kernels} kernels never had the core's full pace"
-        notes.append(note)
-        narrate(f"warning: {note}; they cannot be trusted, calibrate again when it is quiet")
+        notes.append(f"{_busy(group, threads)} {message['unsteady']} of {n_kernels} kernels never had the core's full pace")
     if message["left_out"]:
         n_planned = n_kernels + message["left_out"]
         notes.append(f"{message['group']} with {threads} thread(s): {message['left_out']} of {n_planned} points left out for want of time")
@@ -209,7 +234,7 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
     footprints = {footprint.name: footprint for footprint in (*machine.footprints, *part.footprints)}
     costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs)}
     return replace(
-        machine.with_kernels(part.kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
+        machine.with_kernels(kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
         footprints=tuple(footprints.values()),
         groups=(*machine.groups, _done_name(mode, threads, message["group"])), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip

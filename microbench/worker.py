@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from typing import Any
 
 from dlperf import host
 from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
-from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import EXACT, PACE, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Trace
 from microbench.plan import Group, Point, repeats
 
@@ -47,7 +48,7 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     from microbench import conv, gemm, layers, pointwise
 
     dtypes = ("float32", *(("bfloat16",) if has_bfloat16(flags) else ()), "float64")
-    return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode)]
+    return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode, has_bfloat16(flags))]
 
 
 PATIENCE_S = {"quick": 1.0, "full": 40.0, "thorough": 400.0}
@@ -85,12 +86,14 @@ def trace_group(trace: Trace, mode: str) -> Group:
 
 @dataclass
 class Timed:
-    """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for."""
+    """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for,
+    and by how much each kernel's usual sample was above its least."""
 
     kernels: list[Kernel] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     n_unsteady: int = 0
     n_left_out: int = 0
+    unrest: list[float] = field(default_factory=list)
 
 
 def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock(), allowance_s: float = math.inf) -> Timed:
@@ -123,6 +126,7 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
             take_turns([sampler for _, sampler in running])
             for place, sampler in running:
                 taken.setdefault(place, []).append((sampler.result(), sampler.n_clean > 0))
+                found.unrest.append(sampler.unrest)
                 if number == 0:
                     progress(1)
     for place, parts in sorted(taken.items()):
@@ -195,6 +199,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         say({"progress": n_points})
 
     begun = time.perf_counter()
+    unrest: list[float] = []
     for place, name in enumerate(job["groups"]):
         timed = Timed()
         bandwidths: list[Bandwidth] = []
@@ -209,6 +214,9 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
             timed = time_group(groups[name], n_threads, progress, clock, allowance_s)
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
         costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
+        if timed.unrest:
+            unrest.append(statistics.median(timed.unrest))
+            costs.append(Cost(UNREST, n_threads, Samples(tuple(unrest))))
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
         part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), footprints=footprints)
         say(

@@ -50,9 +50,11 @@ def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch], policy: str = "
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces).
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
     stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it was highest, what is below stays; and free pieces
-    below take small tensors, which then leave room above. Processes of the same step are seen in all these states and between them: the
-    faults are those of the history of median total (a mean would be of a state in which no process is), by weights chosen on random networks
-    (benchmarks/page_faults.py), and what the histories differ by is uncertain. Where nothing is trimmed one history is enough. Raises DlperfError for an unknown policy.
+    below take small tensors, which then leave room above. Processes of the same step are seen in all these states and between them:
+    the faults are those of the history of median total (a mean would be of a state in which no process is), by weights chosen on random
+    networks (benchmarks/page_faults.py), and what the histories differ by is uncertain. Where nothing is trimmed one history is enough.
+
+    Raises DlperfError for an unknown policy.
     """
     chosen = policy_of(policy)
     script = Script(trace, scratch_bytes)

@@ -22,7 +22,7 @@ PEAK_STEPS = 3
 SPREAD = 1.55
 """What a step's part of glibc's heap takes up, against the replay's: small blocks that no trace holds keep free pieces apart.
 
-The median over random networks (benchmarks/page_faults.py)."""
+Chosen among a few values by the peaks of random networks (benchmarks/page_faults.py)."""
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf import work
-from dlperf.clock import quantile
 from dlperf.machine import EXACT, Curve, Kernel, Machine
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
 from dlperf.trace import Op
 
 _KEPT, _DESCRIBED = "_books", "_described_kernels"
-_MOST_UNREST = 1.06
 LEVELS = ("L1", "L2", "L3", "DRAM")
 
 
@@ -47,15 +45,6 @@ class Book:
             smoothness = None if curve is None else Smoothness(curve.scales, curve.signal, curve.noise)
             self._surfaces[key] = Surface.fit(*self.points(key), smoothness)
         return self._surfaces[key]
-
-    @cached_property
-    def unrest(self) -> float:
-        """What the usual call takes against the least one, as a factor: the median over kernels of median / least sample, at most 1.06.
-
-        Curves go by the least samples, a user sees medians. More than that is no unrest of the machine but a neighbour.
-        """
-        ratios = [kernel.samples.median / kernel.samples.minimum for rows in self.kernels.values() for _, kernel in rows if len(kernel.samples.values) > 2]
-        return min(_MOST_UNREST, float(np.median(ratios))) if ratios else 1.0
 
     def points(self, key: tuple[str, ...]) -> tuple[Array, Array, Array]:
         """Places (n, d), terms (n, q) and seconds (n,) of a key's kernels."""
@@ -146,7 +135,7 @@ class Book:
         for cost in self.machine.costs:
             if cost.name.startswith(("cold/", "churn/")) and cost.threads == self.threads:
                 kind, what, n_bytes = cost.name.split("/")
-                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), quantile(cost.samples.values, 0.25)))
+                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), cost.seconds))
         curves = {}
         for what, points in found.items():
             points.sort()

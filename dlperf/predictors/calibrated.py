@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from dlperf.trace import LOSS, Op, Trace
 _LEAST_KERNEL_S = 2e-7
 _SMALL_S = 1e-5
 """An op that takes longer is limited by its kernel, however little of the peak it reaches."""
+_QUIET_UNREST = 1.06
+"""Up to so much every machine is restless."""
 _Z90 = 1.645
 PROCESS_SPREAD = 0.05
 """Standard deviation, as a fraction, of one step's median from process to process where nothing else is known."""
@@ -46,9 +49,13 @@ class Calibrated:
             raise DlperfError(f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate")
         book, analysis = book_of(machine, threads), analyse(trace, malloc)
         priced = _Priced(trace, book, analysis, measured_threads=book.threads == threads)
-        items = [*priced.kernels(), *priced.page_faults(), *priced.modules(), *priced.calls()]
+        unrest = machine.unrest(book.threads)
+        if unrest > _QUIET_UNREST:
+            priced.notes.add(f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} % longer than at best (neighbours); so do predictions")
+        quiet = (*priced.kernels(), *priced.page_faults(), *priced.modules(), *priced.calls())
+        items = [replace(item, seconds=unrest * item.seconds) for item in quiet]
         total = math.fsum(item.seconds for item in items)
-        low, high = _interval(items, analysis, book, total)
+        low, high = _interval(items, analysis, book, total, unrest)
         notes = tuple(sorted(priced.notes))
         return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.replay))
 
@@ -91,7 +98,6 @@ class _Priced:
             for (index, description), time_s, within in zip(fitting, times, inside):
                 seconds[index] = float(time_s)
                 source[index] = "interpolated" if within and description.key == key else "extrapolated"
-        seconds = [self.book.unrest * time_s for time_s in seconds]
         if not self.measured_threads:
             source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
         return seconds, source
@@ -196,11 +202,12 @@ class _Priced:
             yield Item(name, "optimizer", loop_s * count / n_owned, "overhead", source, "optimizer loop")
 
 
-def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -> tuple[float, float]:
+def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, unrest: float) -> tuple[float, float]:
     """Factors of the 90 % interval: errors of one curve are common to all its ops, those of different curves independent.
 
     A curve's standard deviation is its held-out median error / 0.6745 (a normal law's median absolute deviation);
-    an extrapolated op counts twice that, an unpriced one 100 %. Both histories of malloc lie inside.
+    an extrapolated op counts twice that, an unpriced one 100 %. All histories of malloc lie inside, and so do the machine at its best and as much
+    slower than usual as it usually is slower than at best.
     """
     if total <= 0:
         return 1.0, 1.0
@@ -217,8 +224,8 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float) -
     variance = sum(value**2 for value in by_curve.values()) / total**2 + PROCESS_SPREAD**2
     half = _Z90 * math.sqrt(variance)
     replay = analysis.replay
-    fault_s = book.cost_s("page_fault") + book.cost_s("page_release")
+    fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)
     fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
-    return max(0.05, 1.0 - half - fewer), 1.0 + half + more
+    return max(0.05, 1.0 / unrest - half - fewer), unrest + half + more
 

@@ -74,6 +74,10 @@ def _mv(op: Op) -> Description:
 # -- convolutions ---------------------------------------------------------------------------------------------------
 
 
+def _is_channels_last(image: TensorSpec) -> bool:
+    return len(image.shape) > 2 and image.shape[1] > 1 and image.strides[1] == 1 and not image.is_contiguous
+
+
 def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], what: str, threads: int) -> Description:
     stride, _, dilation, transposed, _, groups_ = args
     groups = int(groups_)  # type: ignore[arg-type]
@@ -107,7 +111,10 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     )  # fmt: skip
     terms = (1.0, products, to_input, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in)
     dtype = image.dtype
-    keys = [(what, dtype, kind, regime), (what, dtype, kind, "blocked"), (what, dtype, kind, "first"), (what, dtype, kind, "native")]
+    # In channels_last nothing is converted on the way in and out.
+    regimes = tuple(dict.fromkeys((regime, "blocked", "first", "native")))
+    keys: list[tuple[str, ...]] = [(what, dtype, kind, name, "channels_last") for name in regimes[:2]] if _is_channels_last(image) else []
+    keys += [(what, dtype, kind, name) for name in regimes]
     similar = {"grouped": f"depthwise{d}d", "1x1 ": f"dense{d}d", "depthwise": f"grouped{d}d"}
     for start, alternative in similar.items():
         if kind.startswith(start):

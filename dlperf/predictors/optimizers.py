@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlperf.clock import quantile
 from dlperf.predictors.book import Book
 from dlperf.predictors.families import describe
 from dlperf.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
@@ -74,7 +73,7 @@ def _measured(book: Book) -> dict[tuple[str, str, int], float]:
     for cost in book.machine.costs:
         match = re.fullmatch(r"optimizer_tensor/([^/]+)/([^/]+)/(\d+)", cost.name)
         if match and cost.threads == book.threads:
-            found[match.group(1), match.group(2), int(match.group(3))] = quantile(cost.samples.values, 0.25)
+            found[match.group(1), match.group(2), int(match.group(3))] = cost.seconds
     return found
 
 
@@ -90,5 +89,5 @@ def _call_s(info: OptimizerInfo, book: Book) -> float:
     own = book.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
     if own:
         return own
-    calls = [quantile(cost.samples.values, 0.25) for cost in book.machine.costs if cost.name.startswith("optimizer_call/") and cost.threads == book.threads]
+    calls = [cost.seconds for cost in book.machine.costs if cost.name.startswith("optimizer_call/") and cost.threads == book.threads]
     return float(np.median(calls)) if calls else 0.0

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from dlperf.allocator import HISTORIES, PAGE_BYTES, POLICIES, Heap, allocator_of, replay
+from dlperf.allocator import HISTORIES, PAGE_BYTES, POLICIES, Heap, allocator_of, policy_of, replay
+from dlperf.allocator.steps import Script
 from dlperf.errors import DlperfError
 from dlperf.trace import Op, Storage, TensorSpec, Trace
 
@@ -324,6 +325,15 @@ def test_pages_given_back_are_counted_where_the_memory_is_freed() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(DlperfError, match=r"hoard.*default, tuned"):
         replay(step(n_ops=1), no_scratch, "hoard")
+
+
+def test_the_faults_are_those_of_one_history() -> None:
+    sizes = [2 * MIB, 3 * MIB, MIB, 4 * MIB]
+    trace = step(*(Storage(size, index, 8 - index) for index, size in enumerate(sizes)), n_ops=8, backward_from=4)
+    found = replay(trace, no_scratch)
+    runs = [Script(trace, no_scratch).run(policy_of("default"), history).faults for history in HISTORIES]
+    assert found.faults in runs
+    assert len(set(runs)) > 1
 
 
 def test_weights_of_the_histories_add_up() -> None:

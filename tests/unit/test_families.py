@@ -282,3 +282,17 @@ def test_an_operator_is_described_once() -> None:
         family("aten.mm")(lambda op: None)
     assert "aten.mm" in known()
     assert describe(Op("mine.mystery.default")) is None
+
+
+def test_a_channels_last_convolution_has_a_curve_of_its_own() -> None:
+    plain, last = (convolution(4, 16, 16, (8, 8), (3, 3), channels_last=flag) for flag in (False, True))
+    keys = [found.key for op in (plain, last, backward_of(last)) if (found := describe(op)) is not None]
+    assert keys == [
+        ("conv", "float32", "dense2d", "blocked"), ("conv", "float32", "dense2d", "blocked", "channels_last"),
+        ("conv_backward", "float32", "dense2d", "blocked", "channels_last"),
+    ]  # fmt: skip
+    found = describe(last)
+    assert found is not None
+    assert found.fallbacks[1] == ("conv", "float32", "dense2d", "blocked")  # where a file has none of it, that of NCHW stands in
+    real = torch.empty(4, 16, 8, 8).to(memory_format=torch.channels_last)
+    assert spec(real) == last.inputs[0]

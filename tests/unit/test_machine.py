@@ -86,9 +86,15 @@ def test_a_newer_measurement_replaces_the_older() -> None:
     assert found.samples.median == 9e-6
 
 
+def test_a_cost_is_its_least_sample_but_where_it_is_spread_by_nature() -> None:
+    samples = Samples((4e-6, 1e-6, 3e-6, 2e-6, 5e-6))
+    assert Cost("module_call", 1, samples).seconds == 1e-6
+    assert Cost("page_fault", 1, samples).seconds == Cost("cold/next/1048576", 1, samples).seconds == 2e-6  # the second of five
+
+
 def test_costs_come_from_the_nearest_threads() -> None:
     machine = full_machine()
-    assert machine.cost_s("dispatch", 1) == 0.25e-6  # the lower quartile of 1 us and 0
+    assert machine.cost_s("dispatch", 1) == 0.0  # the least of 1 us and 0
     assert machine.cost_s("dispatch", 3) == 5e-6
     assert machine.cost_s("unheard_of", 1, default=7.0) == 7.0
     with pytest.raises(DlperfError, match="holds no cost 'unheard_of'; run dlperf calibrate"):

@@ -11,7 +11,7 @@ from calibrated_cases import mm, trace
 from dlperf.clock import Clock, Repeats
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench import conv, gemm, memory, pointwise, stream, threads
-from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick
+from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick, turn
 from microbench.replay import Unplayable, build, n_bytes
 from microbench.worker import environment, planned_groups, time_group, trace_group
 
@@ -286,3 +286,15 @@ def test_kinds_of_patterns_and_layers_are_all_there() -> None:
     ).split():
         assert f"aten.{packet}" in found
     assert len(pointwise.UNARY) > 30
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_cases_come_evenly_and_in_no_step_with_a_coordinate(n: int, which: int) -> None:
+    cases = [turn(index, n, which) for index in range(1000)]
+    assert set(cases) == set(range(n))
+    for case in range(n):
+        assert abs(cases.count(case) - 1000 / n) < 12
+        # the base-n coordinate of the points of one case fills the whole interval: its mean is a half, not (case + 1/2) / n
+        own = [halton(index + 1, n) for index in range(1000) if cases[index] == case]
+        assert abs(sum(own) / len(own) - 0.5) < 0.05
