@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dlperf.trace import Op, TensorSpec
 from microbench.plan import Group, Point, design, log_pick, pick, repeats, share, turn
 
@@ -11,7 +13,7 @@ _MAX_ELEMENTS = 2**23
 
 def convolution(
     n: int, c_in: int, c_out: int, size: tuple[int, ...], kernel: tuple[int, ...], stride: int = 1, padding: int = 0, groups: int = 1,
-    bias: bool = True, transposed: bool = False, dtype: str = "float32", channels_last: bool = False,
+    bias: bool = True, transposed: bool = False, dtype: str = "float32", channels_last: bool = False, dilation: int = 1,
 ) -> Op:  # fmt: skip
     """``aten.convolution`` of n images of c_in channels."""
     spec = _channels_last if channels_last else TensorSpec.contiguous
@@ -21,7 +23,7 @@ def convolution(
     return Op(
         "aten.convolution.default",
         (image, spec(*weight_shape, dtype=dtype), TensorSpec.contiguous(c_out, dtype=dtype) if bias else None,
-         (stride,) * d, (padding,) * d, (1,) * d, transposed, (0,) * d, groups),
+         (stride,) * d, (padding,) * d, (dilation,) * d, transposed, (0,) * d, groups),
     )  # fmt: skip
 
 
@@ -30,7 +32,9 @@ def _channels_last(n: int, c: int, h: int, w: int, dtype: str) -> TensorSpec:
     return TensorSpec((n, c, h, w), (h * w * c, 1, w * c, c), dtype)
 
 
-def output_size(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int, transposed: bool = False) -> tuple[int, ...]:
+def output_size(
+    size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int, transposed: bool = False, dilation: int = 1
+) -> tuple[int, ...]:
     """Spatial size of a convolution's output.
 
     >>> output_size((28, 28), (5, 5), 1, 2)
@@ -38,7 +42,7 @@ def output_size(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, pad
     """
     if transposed:
         return tuple((s - 1) * stride - 2 * padding + k for s, k in zip(size, kernel))
-    return tuple((s + 2 * padding - k) // stride + 1 for s, k in zip(size, kernel))
+    return tuple((s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k in zip(size, kernel))
 
 
 def backward_of(forward: Op, input_needed: bool = True) -> Op:
@@ -54,7 +58,10 @@ def backward_of(forward: Op, input_needed: bool = True) -> Op:
     assert isinstance(first_stride, int)
     assert isinstance(first_padding, int)
     c_out = weight.shape[1] * n_groups if transposed else weight.shape[0]
-    out = output_size(image.shape[2:], kernel, first_stride, first_padding, bool(transposed))
+    assert isinstance(dilation, tuple)
+    first_dilation = dilation[0]
+    assert isinstance(first_dilation, int)
+    out = output_size(image.shape[2:], kernel, first_stride, first_padding, bool(transposed), first_dilation)
     spec = TensorSpec.contiguous if image.is_contiguous else _channels_last
     gradient = spec(image.shape[0], c_out, *out, dtype=image.dtype)
     return Op(
@@ -65,12 +72,13 @@ def backward_of(forward: Op, input_needed: bool = True) -> Op:
 
 
 def _fits(op: Op, mode: str) -> bool:
-    image, weight, _, stride, padding, _, transposed, *_ = op.args
+    image, weight, _, stride, padding, dilation, transposed, *_ = op.args
     assert isinstance(image, TensorSpec)
     assert isinstance(weight, TensorSpec)
     assert isinstance(stride, tuple)
     assert isinstance(padding, tuple)
-    out = output_size(image.shape[2:], weight.shape[2:], int(stride[0]), int(padding[0]), bool(transposed))  # type: ignore[arg-type]
+    assert isinstance(dilation, tuple)
+    out = output_size(image.shape[2:], weight.shape[2:], int(stride[0]), int(padding[0]), bool(transposed), int(dilation[0]))  # type: ignore[arg-type]
     if min(out) < 1:
         return False
     positions = image.shape[0] * (image.numel // (image.shape[0] * image.shape[1]) if transposed else 1)
@@ -112,41 +120,56 @@ def _dense(mode: str, count: int, start: int = 1, dtype: str = "float32", channe
     return found
 
 
-def _depthwise(mode: str, count: int) -> list[Op]:
+def _filled(mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple[float, ...]], Op | None]) -> list[Op]:
+    """The first `count` operations that `make` finds at a design's points and that are small enough."""
     found: list[Op] = []
-    for index, (a, b, c, d) in enumerate(design(4)):
-        if len(found) >= count:
-            break
-        kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 8, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
-        n_groups = channels if turn(index, 4, 1) != 3 else max(1, channels // pick(a * 7 % 1, (4, 8, 16, 32)))
-        if channels % n_groups == 0:
-            stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
-            op = convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, kernel // 2, n_groups, with_bias)
-            if _fits(op, mode):
-                found.append(op)
-    return found
-
-
-def _others(mode: str, count: int) -> list[Op]:
-    """Transposed, 1d and 3d convolutions."""
-    found: list[Op] = []
-    for index, (a, b, c, d, e) in enumerate(design(5)):
-        if len(found) >= count:
-            break
-        n, c_in, c_out = log_pick(a, 1, 64), _channels(b, 4, 256, True), _channels(c, 4, 256, True)
-        kernel = pick(d, (2, 3, 4, 5))
-        kind = turn(index, 4)
-        if kind < 2:
-            size = log_pick(e, 4, 48)
-            op = convolution(n, c_in, c_out, (size, size), (kernel, kernel), pick(d, (2, 1, 2, 2)), 0 if kernel == 2 else 1, transposed=True)
-        elif kind == 2:
-            op = convolution(n, c_in, c_out, (log_pick(e, 16, 4096),), (2 * kernel - 1,), 1, kernel - 1)
-        else:
-            size = log_pick(e, 4, 24)
-            op = convolution(n, c_in, c_out, (size,) * 3, (3, 3, 3), 1, 1)
-        if _fits(op, mode):
+    for index, place in enumerate(design(n_dimensions)):
+        op = make(index, place)
+        if op is not None and _fits(op, mode):
             found.append(op)
+        if len(found) >= count or index > 50 * count:
+            return found
     return found
+
+
+def _depthwise(index: int, place: tuple[float, ...]) -> Op:
+    a, b, c, d = place
+    kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 4, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
+    stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
+    return convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, kernel // 2, channels, with_bias)
+
+
+def _grouped(index: int, place: tuple[float, ...]) -> Op:
+    """Groups of one to 64 channels, few of them or many, with as many channels out as in or not."""
+    a, b, c, d, e = place
+    n_groups, each_in, size = pick(a, (2, 4, 8, 16, 32)), log_pick(b, 2, 64), log_pick(c, 4, 64)
+    each_out = each_in if turn(index, 2) else log_pick(d, 1, 64)
+    stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
+    return convolution(log_pick(e, 1, 64), n_groups * each_in, n_groups * each_out, (size, size), (3, 3), stride, 1, n_groups, with_bias)
+
+
+def _transposed(index: int, place: tuple[float, ...]) -> Op:
+    a, b, c, d, e = place
+    kernel, size = pick(d, (2, 3, 4, 5)), log_pick(e, 4, 48)
+    channels = _channels(b, 2, 256, turn(index, 3) > 0), _channels(c, 2, 256, turn(index, 3, 1) > 0)
+    return convolution(log_pick(a, 1, 64), *channels, (size, size), (kernel, kernel), pick(a * 7 % 1, (2, 1, 2, 2)), 0 if kernel == 2 else 1, transposed=True)
+
+
+def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
+    a, b, c, d, e = place
+    kernel, length = pick(d, (1, 3, 3, 5, 7, 9)), log_pick(e, 8, 4096)
+    dilation = pick(a * 11 % 1, (1, 1, 1, 2, 4, 8)) if kernel > 1 else 1
+    if dilation * (kernel - 1) >= length:
+        return None
+    channels = _channels(b, 1, 256, turn(index, 2) == 0), _channels(c, 2, 256, turn(index, 2, 1) == 0)
+    return convolution(log_pick(a, 1, 128), *channels, (length,), (kernel,), 1 + turn(index, 3, 2) // 2, dilation * (kernel - 1) // 2, dilation=dilation)
+
+
+def _three_dimensional(index: int, place: tuple[float, ...]) -> Op:
+    a, b, c, d, e = place
+    depth, side = log_pick(d, 2, 16), log_pick(e, 4, 32)
+    channels = _channels(b, 1, 96, turn(index, 2) == 0), _channels(c, 4, 96, turn(index, 2, 1) == 0)
+    return convolution(log_pick(a, 1, 16), *channels, (depth, side, side), (3, 3, 3), 1 + turn(index, 4, 2) // 3, 1)
 
 
 def _input_needed(op: Op, index: int) -> bool:
@@ -159,9 +182,12 @@ def _input_needed(op: Op, index: int) -> bool:
 def groups(mode: str, bfloat16: bool) -> list[Group]:
     """Dense, depthwise and other convolutions, forward and backward; dense ones also in channels_last and in bfloat16."""
     found = []
-    parts = [
-        ("dense", _dense(mode, share(mode, 80, 380))), ("depthwise", _depthwise(mode, share(mode, 8, 60))), ("other", _others(mode, share(mode, 4, 48))),
-    ]  # fmt: skip
+    makes: tuple[tuple[str, int, int, int, Callable[[int, tuple[float, ...]], Op | None]], ...] = (
+        ("depthwise", 8, 50, 4, _depthwise), ("grouped", 4, 50, 5, _grouped), ("transposed", 2, 36, 5, _transposed),
+        ("1d", 4, 50, 5, _one_dimensional), ("3d", 2, 40, 5, _three_dimensional),
+    )  # fmt: skip
+    parts = [("dense", _dense(mode, share(mode, 80, 380)))]
+    parts += [(name, _filled(mode, share(mode, quick, full), dimensions, make)) for name, quick, full, dimensions, make in makes]
     if mode != "quick":
         parts.append(("channels_last", _dense(mode, share(mode, 0, 60), 2000, channels_last=True)))
         if bfloat16:

@@ -10,7 +10,7 @@ The time of a step is the sum of
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -166,21 +166,27 @@ class _Priced:
         call_s, body_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in names)
         worked = {op.layer for op in self.trace.ops if op.phase == "backward"}
         root = self.trace.layers[0].name if self.trace.layers else ""
-        n_calls = Counter[str]()
-        for layer in self.trace.layers:
-            n_calls[layer.type] += layer.n_calls
+        distance = self._code_distance_of_layers()
         if not self.trace.inference:
             yield Item(LOSS, "forward", body_s, "overhead", self.cost_source, "module body")
         for layer in self.trace.layers:
             for caller, count in layer.callers:
                 yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
             if layer.is_leaf and layer.n_calls:
-                cold_s = self.book.cold_s("module", self.analysis.step_bytes / n_calls[layer.type])
-                yield Item(layer.name, "forward", layer.n_calls * (body_s + cold_s), "overhead", self.cost_source, "module body")
+                cold_s = self.book.cold_s("module", distance.get(layer.name, 0.0))
+                yield Item(layer.name, "forward", layer.n_calls * body_s + cold_s, "overhead", self.cost_source, "module body")
             if layer.parameters:
                 yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
                 if not self.trace.inference and layer.name in worked:
                     yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", self.cost_source, "gradient accumulation")
+
+    def _code_distance_of_layers(self) -> dict[str, float]:
+        """Bytes by layer that went by since a module of its kind last ran: of its forward's operators, that which ran last."""
+        found: dict[str, float] = {}
+        for op, distance in zip(self.trace.ops, self.analysis.code_distance):
+            if op.phase == "forward":
+                found[op.layer] = min(found.get(op.layer, math.inf), distance)
+        return found
 
     def calls(self) -> Iterator[Item]:
         """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""

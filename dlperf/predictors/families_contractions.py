@@ -95,7 +95,13 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     else:
         kind = f"1x1 {d}d" if kernel == 1 else f"dense{d}d"
     onednn = takes_onednn(image, weight, ints(stride), ints(dilation), groups, threads)
-    regime = "native" if not onednn else first_layer_regime(c_in, what == "conv") if kind.startswith("dense") else "blocked"
+    whole = c_in_g % BLOCK == 0 and c_out_g % BLOCK == 0
+    if not onednn:
+        regime = "native"
+    elif kind.startswith("grouped"):
+        regime = "blocked" if whole else "odd"
+    else:
+        regime = first_layer_regime(c_in, what == "conv") if kind.startswith("dense") else "blocked"
     # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels.
     padded_out = padded(c_out_g) if groups == 1 else c_out_g
     padded_in = c_in_g if regime == "first" or groups > 1 else padded(c_in_g)
@@ -108,6 +114,7 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     place = (
         log2(n), log2(padded_in), log2(padded_out), log2(kernel), log2(out), 2.0 * (max(ints(stride)) > 1), log2(groups) * 0.5,
         0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0), float(regime == "first" and c_in_g == 4),
+        float(max(ints(dilation)) > 1),
     )  # fmt: skip
     terms = (1.0, products, to_input, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in)
     dtype = image.dtype
