@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
+_LEAST_HELD_OUT = 20
 _SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
@@ -203,6 +205,11 @@ class Machine:
         nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
         return self._costs[name, nearest].seconds
 
+    def busy_groups(self, threads: int) -> tuple[str, ...]:
+        """The groups that were measured with `threads` while others had a part of the machine, as the calibration noted."""
+        found = (re.fullmatch(rf"busy while measuring (.+) with {threads} thread\(s\): .*", note) for note in self.notes)
+        return tuple(dict.fromkeys(match.group(1) for match in found if match))
+
     def unrest(self, threads: int) -> float:
         """How much longer than at best things usually took while the machine was measured, as a factor; some percent on a quiet machine.
 
@@ -214,12 +221,12 @@ class Machine:
         return min(at, key=lambda cost: (abs(math.log(cost.threads / threads)), cost.threads)).samples.median
 
     def held_out_errors(self, threads: int) -> dict[str, float]:
-        """Mean error of every family's kernels, each predicted from the others, as fractions; empty where the calibration did not end."""
+        """Mean error of every family's kernels, each predicted from the others, as fractions; a family of few kernels says nothing."""
         errors: dict[str, list[float]] = defaultdict(list)
         for curve in self.curves:
             if curve.threads == threads:
                 errors[curve.family].extend(curve.held_out_fracs)
-        return {name: math.fsum(values) / len(values) for name, values in sorted(errors.items()) if values}
+        return {name: math.fsum(values) / len(values) for name, values in sorted(errors.items()) if len(values) >= _LEAST_HELD_OUT}
 
     def footprint_bytes(self, name: str) -> int:
         """The named footprint in bytes; 0 where it was not measured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +186,14 @@ class Prediction:
         from dlperf.cures import find_cures
 
         return find_cures(self)
+
+    def elsewhere(self) -> Prediction:
+        """The same prediction for another machine or torch than the file was measured on: everything extrapolated, the interval twice as wide."""
+        prices = self.prices
+        items = tuple(replace(item, source="extrapolated") if item.source in ("measured", "interpolated") else item for item in prices.items)
+        low = None if prices.low_factor is None else max(0.05, 1.0 - 2.0 * (1.0 - prices.low_factor))
+        high = None if prices.high_factor is None else 1.0 + 2.0 * (prices.high_factor - 1.0)
+        return replace(self, prices=replace(prices, items=items, low_factor=low, high_factor=high))
 
     def epoch(self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None) -> Epoch:
         """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`."""

@@ -27,9 +27,10 @@ def convolution(
     )  # fmt: skip
 
 
-def _channels_last(n: int, c: int, h: int, w: int, dtype: str) -> TensorSpec:
+def _channels_last(*shape: int, dtype: str) -> TensorSpec:
     """A 4d tensor in torch.channels_last."""
-    return TensorSpec((n, c, h, w), (h * w * c, 1, w * c, c), dtype)
+    _, c, h, w = shape
+    return TensorSpec(shape, (h * w * c, 1, w * c, c), dtype)
 
 
 def output_size(

@@ -84,7 +84,7 @@ def calibrate(
 
 
 def _n_busy(machine: Machine) -> int:
-    return sum(note.startswith("busy while measuring") for note in machine.notes)
+    return sum(len(machine.busy_groups(threads)) for threads in {cost.threads for cost in machine.costs} | set(machine.threads))
 
 
 def narrate(text: str) -> None:

@@ -173,16 +173,19 @@ def make_folder(folder: Path) -> None:
         raise DlperfError(f"{folder}: cannot be made ({error.strerror or error}); choose another place") from error
 
 
-def doubts_of_machine(machine: Machine, trace: Trace) -> list[str]:
+def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]:
     """Where the machine file does not speak of this machine or this trace, a line each."""
     from dlperf import host, inspection
 
     doubts = [*inspection.find_mismatches(machine, host.this_cpu(), host.versions()), *inspection.find_missing_dtypes(machine, trace)]
     if not machine.complete:
         doubts.append(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
-    n_busy = sum("busy" in note for note in machine.notes)
+    n_busy = len(machine.busy_groups(machine.nearest_threads(threads)))
     if n_busy:
-        doubts.append(f"{machine.path}: the machine was busy during {n_busy} part(s) of its calibration; dlperf machine show tells which")
+        doubts.append(
+            f"{machine.path}: the machine was busy while {n_busy} groups were measured with {machine.nearest_threads(threads)} thread(s); "
+            "calibrating again when it is quiet mends them"
+        )
     return doubts
 
 
@@ -190,10 +193,14 @@ def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: st
     """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
     from dataclasses import replace
 
+    from dlperf import host
+    from dlperf.inspection import find_mismatches
     from dlperf.prediction import predict as predict_trace
 
     prediction = predict_trace(recorded, machine, threads, predictor, malloc)
-    prediction = replace(prediction, warnings=(*doubts_of_machine(machine, recorded), *prediction.warnings))
+    if find_mismatches(machine, host.this_cpu(), host.versions()):
+        prediction = prediction.elsewhere()
+    prediction = replace(prediction, warnings=(*doubts_of_machine(machine, recorded, threads), *prediction.warnings))
     for line in prediction.warnings:
         warn(line)
     if prediction.unpriced:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dlperf import allocator, work
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.onednn import scratch
-from dlperf.trace import Trace
+from dlperf.trace import Op, Trace
 
 _KEPT = "_analysis"
 
@@ -26,7 +26,7 @@ class Analysis:
     distance. `replay` is malloc's view.
     """
 
-    trace: Trace
+    ops: tuple[Op, ...]
     flops: npt.NDArray[np.float64]
     n_bytes: npt.NDArray[np.float64]
     first_of_node: tuple[bool, ...]
@@ -45,10 +45,10 @@ class Analysis:
         """The ops' descriptions where `threads` run them (None if no family knows an op); made once for one thread and once for several."""
         if (threads > 1) not in self._described:
             shared: dict[str, Description | None] = {}
-            for op in self.trace.ops:
+            for op in self.ops:
                 if op.signature not in shared:
                     shared[op.signature] = describe(op, threads)
-            self._described[threads > 1] = tuple(shared[op.signature] for op in self.trace.ops)
+            self._described[threads > 1] = tuple(shared[op.signature] for op in self.ops)
         return self._described[threads > 1]
 
 
@@ -75,7 +75,7 @@ def _analyse(trace: Trace, malloc: str) -> Analysis:
     farthest = np.zeros(len(trace.ops))
     np.maximum.at(farthest, owner.astype(np.int64), distances)
     return Analysis(
-        trace=trace, flops=np.array(flops, dtype=float), n_bytes=np.array(n_bytes, dtype=float), first_of_node=tuple(first),
+        ops=trace.ops, flops=np.array(flops, dtype=float), n_bytes=np.array(n_bytes, dtype=float), first_of_node=tuple(first),
         operand_op=owner.astype(np.int64), operand_bytes=sizes.astype(float), operand_distance=distances.astype(float), working_bytes=working,
         farthest=farthest, code_distance=_code_distances(trace, working.tolist()), bytes_before=(0.0, *working.tolist()[:-1]),
         step_bytes=float(working.sum()), replay=replay,

@@ -81,7 +81,7 @@ class Truth:
     forward_s: float
     backward_s: float | None
     optimizer_s: float | None
-    floor_frac: float
+    floor_frac: float | None
     layers: tuple[LayerTruth, ...]
     run_totals_s: tuple[float, ...]
     fault_counts: tuple[float, ...] = ()
@@ -123,7 +123,8 @@ def join(runs: Sequence[Measurement]) -> Truth:
         for row in run.layers:
             by_name.setdefault(row.layer, []).append(row)
     return Truth(
-        total_s=median(totals), forward_s=forward_s, backward_s=phase("backward"), optimizer_s=phase("optimizer"), floor_frac=spread_frac(totals),
+        total_s=median(totals), forward_s=forward_s, backward_s=phase("backward"), optimizer_s=phase("optimizer"),
+        floor_frac=spread_frac(totals) if len(totals) > 1 else None,
         layers=tuple(_layer(rows, len(runs)) for rows in by_name.values()), run_totals_s=totals,
         fault_counts=tuple(run.noise["page_faults_per_step"] for run in runs if "page_faults_per_step" in run.noise),
     )  # fmt: skip
@@ -204,7 +205,7 @@ class CaseScore:
     case: Case
     predictor: str
     actual_s: float
-    floor_frac: float
+    floor_frac: float | None
     predicted_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None

@@ -92,7 +92,8 @@ def cases_figure(study: Study) -> Figure | None:
     ax = figure.subplots()
     place = {label: y for y, label in enumerate(labels)}
     for score in {score.case.label: score for score in spoken}.values():
-        ax.barh(place[score.case.label], 2 * score.floor_frac, 0.8, left=-score.floor_frac, color="#cfd5db", linewidth=0, zorder=1)
+        floor_frac = score.floor_frac or 0.0
+        ax.barh(place[score.case.label], 2 * floor_frac, 0.8, left=-floor_frac, color="#cfd5db", linewidth=0, zorder=1)
     for number, name in enumerate(names):
         own = [score for score in spoken if score.predictor == name]
         x = [max(-_LIMIT, min(_LIMIT, score.step_error_frac or 0.0)) for score in own]

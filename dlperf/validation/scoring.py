@@ -168,16 +168,17 @@ class Summary:
 
 def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") -> Summary:
     """The summary of one predictor's cases."""
-    spoken = [(score.step_error_frac, score.floor_frac) for score in scores if score.step_error_frac is not None]
+    spoken = [(score.step_error_frac, score.floor_frac or 0.0) for score in scores if score.step_error_frac is not None]
     errors = [abs(error) for error, _ in spoken]
     layers = [value for score in scores for value in (score.forward_mape_frac, score.backward_mape_frac) if value is not None]
     floors = [value for score in scores for value in (score.forward_floor_frac, score.backward_floor_frac) if value is not None]
+    step_floors = [score.floor_frac for score in scores if score.floor_frac is not None]
     inside = [score.inside for score in scores if score.inside is not None]
     widths = [score.width_frac for score in scores if score.width_frac is not None]
     unpriced = [score.unpriced_frac for score in scores if score.unpriced_frac is not None]
     return Summary(
         predictor, what, len(scores), median(errors) if errors else None, max(errors, default=None), worst_beyond_floor(spoken) if spoken else None,
-        median([error for error, _ in spoken]) if spoken else None, median([score.floor_frac for score in scores]) if scores else None,
+        median([error for error, _ in spoken]) if spoken else None, median(step_floors) if step_floors else None,
         fmean(layers) if layers else None, fmean(floors) if floors else None, max(unpriced, default=None), fmean(inside) if inside else None,
         median(widths) if widths else None,
     )  # fmt: skip

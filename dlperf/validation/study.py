@@ -121,7 +121,7 @@ class Study:
     @cached_property
     def unrest(self) -> tuple[str, ...]:
         """Where the machine was too busy for the errors to mean anything: steps with one thread, single ops."""
-        steps = [truth.floor_frac for case, truth in self.truths if case.threads == 1 and len(truth.run_totals_s) > 1]
+        steps = [truth.floor_frac for case, truth in self.truths if case.threads == 1 and truth.floor_frac is not None]
         ops = [one.floor_frac for one in self.ops if one.threads == 1 and one.floor_frac is not None]
         return tuple(remark for remark in (restless(steps, "step"), restless(ops, "op")) if remark)
 

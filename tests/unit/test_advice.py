@@ -122,7 +122,8 @@ def test_page_faults_gone_are_what_a_tuned_malloc_brings():
     # The weight's gradient takes 64 MiB, a mapping of its own in each step: 16,384 pages.
     faults_s = math.fsum(item.seconds for item in base.prices.items if item.bound == "page-faults")
     assert faults_s > 16_384 * 1e-5
-    assert tuned.step.total_s == pytest.approx(base.step.total_s - faults_s)
+    # beside the faults, the operands of a kept heap lie elsewhere than those of fresh pages
+    assert tuned.step.total_s == pytest.approx(base.step.total_s - faults_s, rel=0.01)
     suggestion = next(s for s in explain(base).advice.suggestions if s.variant.malloc == "tuned")
     assert suggestion.gain_frac == pytest.approx(base.step.total_s / tuned.step.total_s - 1)
 

@@ -132,8 +132,8 @@ def test_code_that_ran_long_ago_is_cold() -> None:
 
 
 def test_a_modules_code_is_as_cold_as_its_operators() -> None:
-    # In place on 1 MiB each, relu after relu: 1 MiB between two calls; the product's operands are 32 KiB
-    ops = [Op("aten.relu_.default", (T(2**18, storage=place),), layer=layer) for place, layer in enumerate("ab")]
+    # In place on 1 MiB each, in turn: 1 MiB of the other between two calls of either.
+    ops = [Op(f"aten.{name}.default", (T(2**18, storage=place),), layer=name) for place, name in enumerate(("relu_", "abs_"))]
     step = trace(*ops, storages=(Storage(MIB, kind="input"), Storage(MIB, kind="input")))
     warm, cold = priced(step, machine()), priced(step, machine({"cold/module/1048576": 1e-6, "cold/module/4194304": 3e-6}))
     assert cold.step.total_s - warm.step.total_s == pytest.approx(2 * 1e-6)  # type: ignore[operator]

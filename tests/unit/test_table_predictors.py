@@ -110,11 +110,11 @@ def test_table_prices_the_published_layers() -> None:
     relu, sigmoid = unary("aten.relu_", "relu", 32, 50), unary("aten.sigmoid", "sigmoid", 32, 50)
     step = trace(unary("aten.view", "flatten", 32, 784), linear("fc", 32, 784, 50), relu, sigmoid)
     prediction = predict(step, cpu, threads=1, predictor="gemm-table")
-    assert row(prediction, "fc")["forward_s"] == pytest.approx(2e-4)  # the median
+    assert row(prediction, "fc")["forward_s"] == pytest.approx(1e-4)  # the least of the samples
     assert row(prediction, "relu")["forward_s"] == pytest.approx(4 * 1600 / 10e9)
     assert row(prediction, "sigmoid")["forward_s"] == pytest.approx(30 * 4 * 1600 / 10e9)
     assert row(prediction, "flatten")["forward_s"] == 0.0
-    assert prediction.step.total_s == pytest.approx(2e-4 + 31 * 4 * 1600 / 10e9)
+    assert prediction.step.total_s == pytest.approx(1e-4 + 31 * 4 * 1600 / 10e9)
 
 
 def test_memory_wins_where_the_table_is_too_fast() -> None:
