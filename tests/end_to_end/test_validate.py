@@ -41,7 +41,7 @@ def test_a_small_study_and_the_same_again(dlperf: Callable, targets_file: Path, 
     [
         (["{file}:absent"], "absent"),
         (["missing.py:net"], "missing.py"),
-        (["trace.json"], "trace file"),
+        (["trace.json"], "trace.json: No such file"),
         (["{file}:net@0"], "batch size is 0"),
         (["{file}:net", "--predictor", "oracle"], "oracle"),
         (["{file}:net", "--threads", "0"], "--threads: '0'"),

@@ -351,7 +351,7 @@ def test_a_surface_of_one_point_and_of_none_to_choose_from() -> None:
 def test_held_out_errors_are_those_of_the_families() -> None:
     assert machine().held_out_errors(1) == {}
     errors = learn(machine()).held_out_errors(1)
-    assert errors == pytest.approx({"gemm": 0.0, "pointwise": 0.0}, abs=1e-6)
+    assert errors == pytest.approx({"gemm": 0.0}, abs=1e-6)  # 27 products; four relu say nothing
     assert book_of(machine(), 3).threads == 1
 
 

@@ -27,7 +27,7 @@ def machine_of(scale: float = 1.0, **changes: object) -> Machine:
     return replace(machine, **changes)  # type: ignore[arg-type]
 
 
-CURVES = (Curve(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08)), Curve(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)))
+CURVES = (Curve(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08) * 10), Curve(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)))
 
 
 def test_summary_holds_the_rates_of_the_samples() -> None:
