@@ -106,7 +106,7 @@ def test_measured_ops_are_measured(ops: list[Op], data: st.DataObject) -> None:
     found = predict(trace(*ops), on, threads=1)
     rows = found.ops[[ops[index].signature == chosen.signature if index >= 0 else False for index in found.ops["index"]]]
     assert set(rows["source"]) == {"measured"}
-    assert list(rows["seconds"]) == pytest.approx([2e-3] * len(rows))
+    assert list(rows["seconds"]) == pytest.approx([1e-3] * len(rows))  # the least of the samples
 
 
 @settings(deadline=None, max_examples=40)
