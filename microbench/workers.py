@@ -136,12 +136,12 @@ class Pool:
 
     def __init__(self, n: int, numbers: tuple[int, ...], cpu: Cpu) -> None:
         spawning = multiprocessing.get_context("spawn")
-        barriers = {p: spawning.Barrier(p) for p in {1, *numbers}}
+        self.barriers = {p: spawning.Barrier(p) for p in {1, *numbers}}  # kept: a worker that still starts finds them by name
         self.cpu, self.work = cpu, ""
         self.processes, self.connections = [], []
         for place in range(n):
             here, there = spawning.Pipe()
-            process = spawning.Process(target=serve, args=(place, there, barriers, cpu), daemon=True)
+            process = spawning.Process(target=serve, args=(place, there, self.barriers, cpu), daemon=True)
             process.start()
             there.close()  # so that the pipe ends with the worker
             self.processes.append(process)
