@@ -13,8 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlperf.clock import Samples
+from dlperf.epoch import Epoch, forecast
 from dlperf.errors import DlperfError
 from dlperf.laws.threads import HardwareThreads, check_workers, least_squares_line
+from dlperf.loading import SampledLoader
+from dlperf.loop import Loop, parameters_of
 from dlperf.machine import Cost, Cpu, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Trace
@@ -80,13 +83,14 @@ def _lacking(machine: Machine, what: str) -> DlperfError:
 def preparation_s(machine: Machine, workers: int) -> float:
     """Seconds from the start of p worker processes until all of them are ready to train: each has imported torch and made a model and an optimizer.
 
-    As measured; else between the measured numbers or on their line of least squares, in which the processors' sharing is: starting computes.
-    Loading the data is not in it. Raises DlperfError for p below 1, and where the file holds no such times, or a single one and that at another p.
+    As usually measured (the median, as it happens once); else the processors' sharing, since starting computes, times what is interpolated or on a line
+    as slowdowns are. Loading the data is not in it. Raises DlperfError for p below 1, and where the file holds no such times, or a single one and that at
+    another p.
     """
     check_workers(workers)
     found = machine.sharing(PREPARATION)
-    points = {p: sharing.samples.minimum for p, sharing in found.items()}
-    points.setdefault(1, min((sharing.alone.minimum for sharing in found.values()), default=math.nan))
+    points = {p: sharing.samples.median for p, sharing in found.items()}
+    points.setdefault(1, min((sharing.alone.median for sharing in found.values()), default=math.nan))
     if math.isnan(points[1]) or (workers not in points and len(points) < 2):
         raise _lacking(machine, f"no preparation of {workers} worker(s)")
     if workers in points:
@@ -161,3 +165,33 @@ def averaging_s(machine: Machine, parameter_bytes: int, workers: int) -> float:
     """
     n_bytes = (workers + 4) * parameter_bytes  # gathered and written: 2 and 2, all rows read
     return n_bytes / machine.dram_bytes_per_s(1) * slowdown(machine, "DRAM", workers)
+
+
+def forecast_workers(
+    training: Prediction, workers: int, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None,
+    last: Prediction | None = None, loop: Loop = Loop(), loader: SampledLoader | None = None,
+) -> Epoch:
+    """The forecast of a run in which p worker processes train an instance each on their share of the samples and average the weights after every epoch.
+
+    T = T_prep + the epochs and the test pass of the worker with the largest share, ceil(samples / p), while all p run (:func:`beside`), and the averaging:
+    strategy (b) of Viebke et al. 2019 with the contention in the step. `training`, `evaluation` and `last` are predictions of one worker alone, `last` of the
+    last batch of its share; the rest is :func:`dlperf.epoch.forecast`'s. Workers are taken to be ready at once: waiting for the slowest beyond its larger share
+    is no part of it. Raises DlperfError for p below 1 or above the samples, for loading workers beside them, and as :func:`beside` and ``forecast`` do.
+    """
+    check_workers(workers)
+    if workers > samples:
+        raise DlperfError(f"{workers} workers are more than the {samples} samples; give each at least one")
+    if loop.loader_workers:
+        raise DlperfError("loading workers beside several training workers are not modelled; leave them out")
+    python = slowdown(training.machine, "overhead", workers)
+    one = forecast(
+        beside(training, workers), math.ceil(samples / workers), epochs, math.ceil(val_samples / workers), math.ceil(test_samples / workers),
+        None if evaluation is None else beside(evaluation, workers), None if last is None else beside(last, workers), loop,
+        None if loader is None else replace(loader, batch_s=python * loader.batch_s),
+    )  # fmt: skip
+    averaged_s = averaging_s(training.machine, sum(spec.nbytes for spec in parameters_of(training)), workers) if workers > 1 else 0.0
+    prepared_s = preparation_s(training.machine, workers)
+    return replace(
+        one, samples=samples, workers=workers, averaging_s=averaged_s, preparation_s=prepared_s, epoch_s=one.epoch_s + averaged_s,
+        total_s=one.total_s + epochs * averaged_s + prepared_s,
+    )  # fmt: skip
