@@ -25,9 +25,9 @@ from dlperf.clock import Clock, Samples, involuntary_switches
 from dlperf.machine import Cpu, Machine
 from dlperf.sharing import PREPARATION, Sharing
 
-ROUNDS = {"quick": 2, "full": 4, "thorough": 9}
+ROUNDS = {"quick": 3, "full": 7, "thorough": 15}
 """How often one alone and all together are measured in turns."""
-WINDOW_S = {"quick": 0.15, "full": 0.3, "thorough": 0.6}
+WINDOW_S = {"quick": 0.1, "full": 0.2, "thorough": 0.5}
 _MARGIN_FRAC = 0.1
 """The first and the last tenth of a window do not count: a process may be a few quanta late."""
 _BATCH_S = 1e-3
@@ -36,7 +36,7 @@ _CALLS_A_WINDOW = 6
 LIMIT_S = 120.0
 """Longer than any answer of a worker should take beyond its window; then the run is given up."""
 _LOOK_S = 0.005
-_STARTS = {"quick": 1, "full": 2, "thorough": 4}
+_STARTS = {"quick": 1, "full": 3, "thorough": 5}
 """How often processes are started to see what their preparation takes."""
 
 

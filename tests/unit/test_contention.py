@@ -154,6 +154,42 @@ def test_averaging_moves_all_rows() -> None:
     assert averaging_s(machine(DRAM={4: 3.0}), 10**6, 4) == pytest.approx(3 * 8e6 / 1e10)
 
 
+# -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def workers_file() -> Machine:
+    file = machine(compute={2: 1.5}, DRAM={2: 2.0}, overhead={2: 1.2})
+    return replace(file, sharings=(*file.sharings, sharing(PREPARATION, 2, 4.0, 3.0)))
+
+
+def test_a_run_is_that_of_the_largest_share_beside_the_others_and_what_surrounds_it() -> None:
+    # 101 samples on 2 workers: 51 of one, in batches of 10 6 steps; a pass over 21 validation samples has 11, 2 batches, over 9 test samples 1
+    alone = prediction(workers_file())  # its step is a forward pass of 3 ms computing and 1 ms of memory
+    step_s = 3e-3 * 1.5 + 1e-3 * 2.0
+    found = alone.epoch(101, 3, 21, 9, workers=2)
+    assert (found.samples, found.workers, found.steps_per_epoch) == (101, 2, 6)
+    assert found.preparation_s == 5.0  # the median of 4 and 6
+    assert found.averaging_s == 0.0  # a network without parameters
+    assert found.epoch_s == pytest.approx((6 + 2) * step_s)
+    assert found.total_s == pytest.approx(5.0 + 3 * 8 * step_s + step_s)
+    assert found.to_json()["preparation_s"] == 5.0
+
+
+def test_one_worker_is_started_too() -> None:
+    alone = prediction(workers_file())
+    assert alone.epoch(100, workers=1).total_s == pytest.approx(alone.epoch(100).total_s + 3.3)  # the median of 3.6 and 3.0
+    assert alone.epoch(100).preparation_s == 0.0
+
+
+def test_runs_that_cannot_be() -> None:
+    alone = prediction(workers_file())
+    for workers, complaint in ((0, "at least 1"), (11, "11 workers are more than the 10 samples")):
+        with pytest.raises(DlperfError, match=complaint):
+            alone.epoch(10, workers=workers)
+    with pytest.raises(DlperfError, match="loading workers beside"):
+        alone.epoch(10, workers=2, loader_workers=1)
+
+
 # -- files ----------------------------------------------------------------------------------------------------------------
 
 
