@@ -108,12 +108,12 @@ def beside(prediction: Prediction, workers: int) -> Prediction:
     which command adds them).
     """
     check_workers(workers)
+    if workers == 1:
+        return prediction
     if prediction.workers != 1:
         raise DlperfError(f"the prediction is beside {prediction.workers} workers already; give that of one alone")
     if prediction.threads != 1:
         raise DlperfError(f"the prediction is for {prediction.threads} threads; workers have one thread each: predict with threads=1")
-    if workers == 1:
-        return prediction
     machine, bounds = prediction.machine, {item.bound for item in prediction.prices.items}
     own = own_slowdown(machine, prediction.trace, workers)
     general = {bound: 1.0 if bound == _NETWORK else slowdown(machine, bound, workers) for bound in bounds}
