@@ -9,6 +9,7 @@ contention of Viebke et al. 2019 does.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -83,20 +84,14 @@ def _lacking(machine: Machine, what: str) -> DlperfError:
 def preparation_s(machine: Machine, workers: int) -> float:
     """Seconds from the start of p worker processes until all of them are ready to train: each has imported torch and made a model and an optimizer.
 
-    As usually measured (the median, as it happens once); else the processors' sharing, since starting computes, times what is interpolated or on a line
-    as slowdowns are. Loading the data is not in it. Raises DlperfError for p below 1, and where the file holds no such times, or a single one and that at
-    another p.
+    What one alone usually takes (the median of all that were started so), times the slowdown of p (:func:`slowdown`), as starting mostly computes. Loading the
+    data is not in it. Raises DlperfError for p below 1, and where the file holds no such times.
     """
     check_workers(workers)
-    found = machine.sharing(PREPARATION)
-    points = {p: sharing.samples.median for p, sharing in found.items()}
-    points.setdefault(1, min((sharing.alone.median for sharing in found.values()), default=math.nan))
-    if math.isnan(points[1]) or (workers not in points and len(points) < 2):
-        raise _lacking(machine, f"no preparation of {workers} worker(s)")
-    if workers in points:
-        return points[workers]
-    law = hardware_threads(machine.cpu).shared_cpi
-    return law(workers) * _between_or_beyond({p: value / law(p) for p, value in points.items()}, workers)
+    alone = [value for sharing in machine.sharing(PREPARATION).values() for value in sharing.alone.values]
+    if not alone:
+        raise _lacking(machine, "no preparation of workers")
+    return statistics.median(alone) * slowdown(machine, PREPARATION, workers)
 
 
 def beside(prediction: Prediction, workers: int) -> Prediction:

@@ -36,7 +36,7 @@ _CALLS_A_WINDOW = 6
 LIMIT_S = 120.0
 """Longer than any answer of a worker should take beyond its window; then the run is given up."""
 _LOOK_S = 0.005
-_STARTS = {"quick": 1, "full": 3, "thorough": 5}
+_STARTS = {"quick": 1, "full": 2, "thorough": 5}
 """How often processes are started to see what their preparation takes."""
 
 
