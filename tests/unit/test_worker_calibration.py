@@ -193,6 +193,12 @@ def test_two_real_workers_and_the_death_of_one() -> None:
     assert not any(process.is_alive() for process in team.processes)
 
 
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
+    with pool(2, (2,), CPU) as team, pytest.raises(WorkerDied, match=r"worker 1 of 2 failed, busy with own: DlperfError: .*absent.json"):
+        team.make("own", str(tmp_path / "absent.json"), 2)
+    assert not any(process.is_alive() for process in team.processes)
+
+
 def _dies(barrier: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
