@@ -4,7 +4,8 @@ Every item of a step takes as many times as long as work of its kind was measure
 (``dlperf calibrate --workers 1,2,4``). A target's own operations, measured so (``--for TARGET@BATCH``), come before that. Measured numbers of workers count as
 they are. Elsewhere a slowdown is the processors' sharing, which follows from the topology (:meth:`dlperf.laws.threads.HardwareThreads.shared_cpi`), times an
 excess that memory, caches and switching add: between measured numbers it is interpolated, beyond them it follows its line of least squares, as the memory
-contention of Viebke et al. 2019 does.
+contention of Viebke et al. 2019 does, up to as many workers as the processor has hardware threads. More than these never run at once, so that the excess
+grows no more.
 """
 from __future__ import annotations
 
@@ -64,17 +65,23 @@ def slowdown(machine: Machine, work: str, workers: int) -> float:
         return points[workers]
     if len(points) < 2:
         raise _lacking(machine, f"no contention of workers ({work})")
-    law = hardware_threads(machine.cpu).shared_cpi
-    return law(workers) * _between_or_beyond({p: value / law(p) for p, value in points.items()}, workers)
+    processor = hardware_threads(machine.cpu)
+    law = processor.shared_cpi
+    return law(workers) * _excess({p: value / law(p) for p, value in points.items()}, workers, processor.n_threads)
 
 
-def _between_or_beyond(points: dict[int, float], p: int) -> float:
-    """A value at p: linear between the points around it; beyond the last one on the line of least squares, not below the least that was measured."""
+def _excess(points: dict[int, float], p: int, n_threads: int) -> float:
+    """A value at p: linear between the points around it; beyond the last one on the line of least squares, not below the least that was measured.
+
+    From p = `n_threads` on, all hardware threads are busy: where so many were measured, their mean is what more of them have.
+    """
     largest = max(points)
-    if p > largest:
-        return max(min(points.values()), least_squares_line(sorted(points.items())).at(p))
-    below, above = max(q for q in points if q < p), min(q for q in points if q > p)
-    return points[below] + (points[above] - points[below]) * (p - below) / (above - below)
+    if p < largest:
+        below, above = max(q for q in points if q < p), min(q for q in points if q > p)
+        return points[below] + (points[above] - points[below]) * (p - below) / (above - below)
+    if largest >= n_threads:
+        return statistics.fmean(value for q, value in points.items() if q >= max(2, n_threads))
+    return max(min(points.values()), least_squares_line(sorted(points.items())).at(min(p, n_threads)))
 
 
 def _lacking(machine: Machine, what: str) -> DlperfError:

@@ -43,10 +43,10 @@ class Epoch:
     start_s: float = 0.0
     test_s: float = 0.0
     bound: str = "step"
+    notes: tuple[str, ...] = ()
     workers: int = 1
     averaging_s: float = 0.0
     preparation_s: float = 0.0
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as JSON data."""

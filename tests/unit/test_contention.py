@@ -21,6 +21,7 @@ from dlperf.predictors.base import BOUNDS, Item, Prices
 from dlperf.sharing import PREPARATION, Sharing, operations_of
 
 TWO_CORES = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
+EIGHT_CORES = replace(TWO_CORES, n_cores=8, n_physical_cores=8)
 SIBLINGS = Cpu("Made-up CPU", 4, (2**15, 2**20, 2**25), n_physical_cores=2)
 """Two cores of two hardware threads each."""
 
@@ -57,14 +58,19 @@ def test_between_measured_numbers_the_excess_over_the_processors_sharing_is_inte
     assert slowdown(machine(compute={4: 3.0}), "compute", 2) == pytest.approx(1.0 + 0.5 / 3)
 
 
-def test_beyond_them_the_excess_follows_its_line() -> None:
-    # excess 1, 1.1, 1.3 at 1, 2, 4: the line 0.9 + 0.1 p; at 8 it is 1.7, and each worker has a quarter of a core
-    assert slowdown(machine(compute={2: 1.1, 4: 2.6}), "compute", 8) == pytest.approx(4 * 1.7)
+def test_beyond_them_the_excess_follows_its_line_until_all_cores_are_busy() -> None:
+    # excess 1, 1.1, 1.3 at 1, 2, 4: the line 0.9 + 0.1 p; at 8 it is 1.7, and 16 workers have half a core each
+    file = machine(EIGHT_CORES, compute={2: 1.1, 4: 1.3})
+    assert [slowdown(file, "compute", p) for p in (6, 8, 16)] == pytest.approx([1.5, 1.7, 2 * 1.7])
+    # two cores were busy with 2 and with 4, excess 1.1 and 1.3; more have their mean
+    assert slowdown(machine(compute={2: 1.1, 4: 2.6}), "compute", 8) == pytest.approx(4 * 1.2)
+    # one core is busy with one already, but what one does not have is switching
+    assert slowdown(machine(replace(TWO_CORES, n_cores=1, n_physical_cores=1), compute={2: 2.2}), "compute", 4) == pytest.approx(4 * 1.1)
 
 
 def test_an_excess_that_falls_does_not_fall_for_ever() -> None:
-    # excess 1, 1 and 0.9 at 1, 2, 4: at 100 the line would be below 0; the least measured counts
-    assert slowdown(machine(compute={2: 1.0, 4: 1.8}), "compute", 100) == pytest.approx(50 * 0.9)
+    # excess 1, 0.9 and 0.8 at 1, 2, 4: at 8 the line would be at 0.54; the least measured counts
+    assert slowdown(machine(EIGHT_CORES, compute={2: 0.9, 4: 0.8}), "compute", 8) == pytest.approx(0.8)
 
 
 def test_siblings_share_a_core() -> None:
