@@ -138,7 +138,7 @@ class _Forecast:
         fetch_s, tensor_bytes = self._fetch(shuffled)
         one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers)
         cores = self.training.machine.cpu.n_cores
-        return pipeline_s(n_batches, consumer_s + one.take_over_s, one.fetch_s + one.hand_over_s, self.n_workers, self.training.threads, cores)
+        return pipeline_s(n_batches, consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores)
 
     def _fetch(self, shuffled: bool) -> tuple[float, tuple[int, ...]]:
         assert self.costs is not None
@@ -155,7 +155,7 @@ class _Forecast:
         fetch_s, tensor_bytes = self._fetch(True)
         one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers)
         cores = self.training.machine.cpu.n_cores
-        return period(consumer_s + one.take_over_s, one.fetch_s + one.hand_over_s, self.n_workers, self.training.threads, cores).waits
+        return period(consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores).waits
 
     def epoch(self, epochs: int, val_samples: int, test_samples: int) -> Epoch:
         """The whole of it."""
