@@ -143,7 +143,8 @@ class _Forecast:
     def _fetch(self, shuffled: bool) -> tuple[float, tuple[int, ...]]:
         assert self.costs is not None
         if self.loader is not None:
-            return self.costs.factor * self.loader.batch_s, self.loader.tensor_bytes
+            # A mean of usual batches, not the least that the micro-benchmarks keep: the machine's usual unrest is in it.
+            return self.mean * self.loader.batch_s, self.loader.tensor_bytes
         sizes = sample_bytes(self.training.trace) or (1,)
         costs = self.costs if not self.n_workers else LoaderCosts(self.costs.machine, 1, self.costs.factor)  # a worker has one thread
         return costs.fetch_s(self.batch, sizes, shuffled), tuple(self.batch * size for size in sizes)
