@@ -14,6 +14,7 @@ import sys
 try:
     import argparse
     import json
+    import logging
     import os
     import time
     from collections.abc import Iterator
@@ -142,7 +143,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def messages(context: mp.ProcessContext, told: Connection) -> Iterator[tuple[str, float, str]]:
-    """What the first worker tells, until all have ended. Raises ProcessException as soon as one of them fails, with the others ended."""
+    """What the first worker tells, until all have ended. Raises ProcessExitedException or ProcessRaisedException as soon as one of them fails, with the others ended."""
     listening = [told]
     while True:
         ready = wait([*listening, *context.sentinels])
@@ -164,6 +165,7 @@ def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, 
     print(f"{network.name}: {n_parameters:,} parameters; {n_train:,} training, {n_validation:,} validation, {n_test:,} test samples {source}")
     print(f"{args.optimizer}, learning rate {learning_rate(args, network):g}, batch size {args.batch_size}, workers {args.workers}", flush=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it warns of each worker that it ends because another one failed
     spawning = mp.get_context("spawn")
     shared = Shared(
         spawning.Barrier(args.workers),
@@ -188,7 +190,7 @@ def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, 
     return times
 
 
-def explain(error: mp.ProcessException, args: argparse.Namespace) -> str:
+def explain(error: mp.ProcessExitedException | mp.ProcessRaisedException, args: argparse.Namespace) -> str:
     """Why a worker ended, in one line."""
     if isinstance(error, mp.ProcessExitedException):
         if error.exit_code == _DIVERGED:
@@ -217,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         times = run(args, loaded, sizes, begin)
-    except mp.ProcessException as error:
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
         print(f"train_workers: error: {explain(error, args)}", file=sys.stderr)
         return 1
     if args.json is not None:
