@@ -143,7 +143,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def messages(context: mp.ProcessContext, told: Connection) -> Iterator[tuple[str, float, str]]:
-    """What the first worker tells, until all have ended. Raises ProcessExitedException or ProcessRaisedException as soon as one of them fails, with the others ended."""
+    """What the first worker tells, until all have ended.
+
+    Raises ProcessExitedException or ProcessRaisedException as soon as one of them fails, with the others ended.
+    """
     listening = [told]
     while True:
         ready = wait([*listening, *context.sentinels])
