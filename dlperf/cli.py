@@ -104,6 +104,8 @@ def _parser() -> _Parser:
     calibrate.add_argument("--for", dest="targets", metavar="TARGET@BATCH", nargs="+", action="extend", default=[],
                            help="also measure the exact operations of a target's step at that batch size")  # fmt: skip
     calibrate.add_argument("--threads", type=_counts, metavar="T,T", help="thread counts to measure (default: 1 and torch's own number)")
+    calibrate.add_argument("--workers", type=_counts, metavar="P,P", default=(),
+                           help="also measure what P processes of one thread each cost one another, for predict --workers")  # fmt: skip
     _output(calibrate, "machine file to write (default: --machine)")
     _common(calibrate, threads=False)
     _what(calibrate)
@@ -135,6 +137,8 @@ def _parser() -> _Parser:
     predict.add_argument("--val-samples", type=_count_or_none, metavar="V", help="validation samples after each epoch (0)")
     predict.add_argument("--test-samples", type=_count_or_none, metavar="S", help="test samples at the end (0)")
     predict.add_argument("--loader-workers", type=_count_or_none, metavar="W", help="worker processes of the data loader (0)")
+    predict.add_argument("--workers", type=_count, metavar="P", help="processes that train an instance each on a share of the samples, with one thread: "
+                         "the step beside the others, and with --samples the whole run from their start")  # fmt: skip
     predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
     predict.add_argument("--loader", metavar="FILE.py:CALLABLE",
                          help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in this process (default: tensors in memory)")  # fmt: skip
@@ -259,6 +263,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         for name in ("runs", "seconds"):
             if getattr(args, name) is not None:
                 _fail(args, f"--{name} is for the measuring of --try")
+    if args.command == "predict" and args.workers:
+        if args.threads not in (None, 1):
+            _fail(args, f"--workers have one thread each; leave --threads {args.threads} out")
+        if args.samples is not None and args.workers > args.samples:
+            _fail(args, f"--workers {args.workers} are more than the {args.samples} samples; give each at least one")
+        if args.loader_workers:
+            _fail(args, f"loading workers beside training --workers are not modelled; leave --loader-workers {args.loader_workers} out")
     if args.command == "predict" and args.samples is None:
         for name in _OF_AN_EPOCH:
             if getattr(args, name) not in (None, False):

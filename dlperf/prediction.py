@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a predictor says of a trace on a machine.
+    """What a predictor says of a trace on a machine. `workers` is how many processes run such a step at once (:func:`dlperf.contention.beside`).
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
     """
@@ -59,6 +59,7 @@ class Prediction:
     prices: Prices
     warnings: tuple[str, ...] = ()
     malloc: str = "default"
+    workers: int = 1
 
     @cached_property
     def step(self) -> Step:
@@ -198,15 +199,22 @@ class Prediction:
 
     def epoch(
         self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None, last: Prediction | None = None,
-        loader: SampledLoader | None = None, **loop: Any,
+        loader: SampledLoader | None = None, workers: int | None = None, **loop: Any,
     ) -> Epoch:
-        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`. `loop` are fields of :class:`dlperf.loop.Loop`, such as ``accumulate=4``."""
+        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`. `loop` are fields of :class:`dlperf.loop.Loop`, such as ``accumulate=4``.
+
+        With `workers` so many processes are started, and each trains on a share; see :func:`dlperf.contention.forecast_workers`.
+        """
         from dlperf.epoch import forecast
         from dlperf.loop import Loop
 
         known = [field.name for field in fields(Loop)]
         if unknown := set(loop) - set(known):
             raise DlperfError(f"epoch: {', '.join(sorted(unknown))} is unknown; a loop has {', '.join(known)}")
+        if workers is not None:
+            from dlperf.contention import forecast_workers
+
+            return forecast_workers(self, workers, samples, epochs, val_samples, test_samples, evaluation, last, Loop(**loop), loader)
         return forecast(self, samples, epochs, val_samples, test_samples, evaluation, last, Loop(**loop), loader)
 
     def to_json(self, epoch: Epoch | None = None) -> dict[str, Any]:
@@ -215,7 +223,7 @@ class Prediction:
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.trace.target, "batch_size": self.trace.batch_size,
             "threads": self.threads, "inference": self.trace.inference, "machine": self.machine.path or self.machine.cpu.model, "predictor": self.predictor,
-            "malloc": self.malloc,
+            "malloc": self.malloc, "workers": self.workers,
             "step": {
                 "forward_s": step.forward_s, "backward_s": step.backward_s, "optimizer_s": step.optimizer_s, "zero_grad_s": step.zero_grad_s,
                 "total_s": step.total_s, "low_s": step.low_s, "high_s": step.high_s, "peak_memory_bytes": step.peak_memory_bytes,

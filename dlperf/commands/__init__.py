@@ -44,7 +44,7 @@ def calibrate(args: Namespace) -> Answer:
     check_writable(path, args.force)
     threads = args.threads or default_threads(use_threads(None))
     traces = [read_or_record(args, target, size) for spec in args.targets for target, size in split_batch(spec)]
-    machine = replace(run_calibration(path, args.mode, threads, traces, args.force), path=str(path))
+    machine = replace(run_calibration(path, args.mode, threads, traces, args.force, args.workers), path=str(path))
     summary = summarize(machine)
     return Answer(summary.to_text(), summary.to_json())
 
@@ -85,9 +85,13 @@ def predict(args: Namespace) -> Answer:
 
     machine = load_machine(args)
     recorded = read_or_record(args, args.target)
-    threads = args.threads or use_threads(None)
+    threads = args.threads or (1 if args.workers else use_threads(None))
     prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
+    if args.workers:
+        from dlperf.contention import beside
+
+        prediction = beside(prediction, args.workers)
     return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
 
 
