@@ -185,6 +185,7 @@ def _parser() -> _Parser:
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    run.add_argument("--epochs", type=_count, metavar="E", help="epochs of the whole run, for its forecast (default: as the script's loops say)")
     _output(run, "report to write")
     _common(run, batch_size=False)
 
@@ -260,7 +261,7 @@ def _split_run(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[s
     """dlperf's own arguments and, for ``run``, the script with its: they part at the first word that is no option of dlperf."""
     if not argv or argv[0] != "run":
         return argv, []
-    with_value = {"-o", "--output", "--machine", "--threads", "--json"}
+    with_value = {"-o", "--output", "--machine", "--threads", "--json", "--epochs"}
     place = 1
     while place < len(argv) and argv[place].startswith("-"):
         word = argv[place]
