@@ -186,7 +186,7 @@ def _parser() -> _Parser:
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("--epochs", type=_count, metavar="E", help="epochs of the whole run, for its forecast (default: as the script's loops say)")
-    _output(run, "report to write")
+    _output(run, "report to write: .html, .md, or text")
     _common(run, batch_size=False)
 
     reproduce = command("reproduce", "recompute the papers' tables and print them beside the printed values")
@@ -347,12 +347,22 @@ def _run(args: argparse.Namespace, release_interrupts: Callable[[], None]) -> in
     from dlperf import commands
     from dlperf.files import check_writable
 
-    for path in (args.json, args.output):
-        if path is not None:
-            check_writable(path, args.force)
+    if args.json is not None:
+        check_writable(args.json, args.force)
+    if args.output is not None:
+        ours = os.path.isfile(args.output) and _is_report(args.output)
+        check_writable(args.output, args.force or ours)
     run_script = commands.prepare_run(args)
     release_interrupts()
     return run_script()
+
+
+def _is_report(path: str) -> bool:
+    from pathlib import Path
+
+    from dlperf.report.writing import is_ours
+
+    return is_ours(Path(path))
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def run_script(
     """Run a training script as ``__main__`` and report on its training when it ends; gives the script's exit status.
 
     ``command[0]`` is the script (`module`: the module's name), the rest its arguments. `machine_path` is the machine file,
-    by default this machine's; where there is none a quick one is made first. The report goes to `output`, else to stdout
+    by default this machine's; where there is none a quick one is made first. The report goes to `output` (``.html``, ``.md``, else text), else to stdout
     after the script's own; `json_path` takes it as JSON (``-``: stdout, and nothing else of ours). Everything that
     dlperf has to say on the way goes to stderr, a forecast of the run among it; `n_epochs` is how many epochs that has, where it
     cannot be found in the script's loops. Under torchrun the first rank reports.
@@ -101,6 +101,7 @@ def _report(session: _Session, machine: Machine | None, name: str, output: str |
     if watcher.error is not None:
         _say(f"watching failed and was given up: {type(watcher.error).__name__}: {watcher.error}", watcher.error, debug)
         return
+    from dlperf.runner.document import to_document
     from dlperf.runner.findings import Findings
 
     findings = Findings(watcher, machine, name, session.live)
@@ -108,7 +109,7 @@ def _report(session: _Session, machine: Machine | None, name: str, output: str |
     if json_path is not None:
         write_json(json_path, findings.to_json())
     if output is not None:
-        write_text(output, findings.to_text() + "\n")
+        write_text(output, to_document(findings, Path(output).suffix))
     elif json_path != "-":
         print(f"\n{findings.to_text()}", flush=True)
 

@@ -236,7 +236,7 @@ class Findings:
     def to_text(self) -> str:
         """The report for people: layers, loading, forecast, notes."""
         body = self._body()
-        lines = [body, "", *self._run_lines()]
+        lines = [body, "", *self.run_lines()]
         said = body
         notes = [note for note in dict.fromkeys([*self.notes, *self.measurement.notes]) if note not in said]
         return "\n".join([*lines, *(f"note: {note}" for note in notes)])
@@ -248,7 +248,8 @@ class Findings:
 
         return measurement_to_text(self.measurement)
 
-    def _run_lines(self) -> list[str]:
+    def run_lines(self) -> list[str]:
+        """What was watched, the forecasts and what became of them, one sentence a line."""
         seconds, percent = units.format_seconds, units.format_percent
         first = f"watched {self._watched.root_type} with {self._watched.optimizer_type}: {len(self._watched.plain)} steps"
         if self.loading_frac is not None:
