@@ -13,6 +13,7 @@ from typing import Any
 
 from dlperf.clock import quantile
 
+_Interval = tuple[float | None, float | None, float | None]
 _OUTLIER = 2.0
 """Intervals beyond so many times their 75th percentile happen once (a checkpoint written, a page printed), and not in every step."""
 _CONFIDENCE = 1.645
@@ -160,27 +161,27 @@ def look_ahead(past: Past, rate: Rate) -> Outlook:
     epoch = passed + (steps - done) step; run = passed + rest of the epoch + pause, and for each further epoch start + (steps - 1) step + pause.
     """
     step_s = rate.step_s
-    epoch_s = run_s = left_s = None
-    ends: list[tuple[float, float, float]] = []
+    epoch: _Interval = (None, None, None)
+    run: _Interval = (None, None, None)
+    left_s: float | None = None
     pause_s = statistics.fmean(past.pauses_s) if past.pauses_s else None
-    low = rate.low_s / step_s if step_s else 1.0
-    high = rate.high_s / step_s if step_s else 1.0
     if past.steps is not None:
-        rest_s = max(0.0, past.steps - past.n_running) * step_s
-        epoch_s, left_s = past.running_s + rest_s, rest_s
-        ends = [(epoch_s, past.running_s + low * rest_s, past.running_s + high * rest_s)]
+        left_s = max(0.0, past.steps - past.n_running) * step_s
+        epoch = _around(past.running_s, left_s, rate)
         if past.n_epochs is not None:
             start_s = statistics.fmean(past.starts_s) if past.starts_s else step_s
             further = max(0, past.n_epochs - past.number)
             pauses_s = (further + 1) * (pause_s or 0.0)
-            steps_s = rest_s + further * (start_s + max(0.0, past.steps - 1) * step_s)
+            steps_s = left_s + further * (start_s + max(0.0, past.steps - 1) * step_s)
             left_s = steps_s + pauses_s
-            run_s = past.now_s + left_s
-            ends.append((run_s, past.now_s + low * steps_s + pauses_s, past.now_s + high * steps_s + pauses_s))
-    (_, low_s, high_s), (_, run_low_s, run_high_s) = [*ends, *[(None, None, None)] * 2][:2]
-    return Outlook(
-        past.after_steps, past.number, past.n_epochs, past.n_running, past.steps, step_s, epoch_s, low_s, high_s, run_s, run_low_s, run_high_s, left_s, pause_s
-    )
+            run = _around(past.now_s + pauses_s, steps_s, rate)
+    return Outlook(past.after_steps, past.number, past.n_epochs, past.n_running, past.steps, step_s, *epoch, *run, left_s, pause_s)
+
+
+def _around(certain_s: float, steps_s: float, rate: Rate) -> _Interval:
+    """What is certain and what steps at this rate will take, with the least and the most that they may."""
+    low, high = (rate.low_s / rate.step_s, rate.high_s / rate.step_s) if rate.step_s else (1.0, 1.0)
+    return certain_s + steps_s, certain_s + low * steps_s, certain_s + high * steps_s
 
 
 @dataclass(frozen=True)
