@@ -198,7 +198,8 @@ def _parser() -> _Parser:
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    _output(run, "report to write")
+    run.add_argument("--epochs", type=_count, metavar="E", help="epochs of the whole run, for its forecast (default: as the script's loops say)")
+    _output(run, "report to write: .html, .md, or text")
     _common(run, batch_size=False)
 
     reproduce = command("reproduce", "recompute the papers' tables and print them beside the printed values")
@@ -286,7 +287,7 @@ def _split_run(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[s
     """dlperf's own arguments and, for ``run``, the script with its: they part at the first word that is no option of dlperf."""
     if not argv or argv[0] != "run":
         return argv, []
-    with_value = {"-o", "--output", "--machine", "--threads", "--json"}
+    with_value = {"-o", "--output", "--machine", "--threads", "--json", "--epochs"}
     place = 1
     while place < len(argv) and argv[place].startswith("-"):
         word = argv[place]
@@ -372,12 +373,22 @@ def _run(args: argparse.Namespace, release_interrupts: Callable[[], None]) -> in
     from dlperf import commands
     from dlperf.files import check_writable
 
-    for path in (args.json, args.output):
-        if path is not None:
-            check_writable(path, args.force)
+    if args.json is not None:
+        check_writable(args.json, args.force)
+    if args.output is not None:
+        ours = os.path.isfile(args.output) and _is_report(args.output)
+        check_writable(args.output, args.force or ours)
     run_script = commands.prepare_run(args)
     release_interrupts()
     return run_script()
+
+
+def _is_report(path: str) -> bool:
+    from pathlib import Path
+
+    from dlperf.report.writing import is_ours
+
+    return is_ours(Path(path))
 
 
 @contextlib.contextmanager

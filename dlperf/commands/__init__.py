@@ -135,7 +135,8 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
     from dlperf.runner import run_script
 
     return lambda: run_script(
-        args.script, module=args.module, machine_path=args.machine, threads=args.threads, output=args.output, json_path=args.json, debug=args.debug
+        args.script, module=args.module, machine_path=args.machine, threads=args.threads, output=args.output, json_path=args.json, debug=args.debug,
+        n_epochs=args.epochs,
     )
 
 

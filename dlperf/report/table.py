@@ -58,11 +58,7 @@ def format_table(columns: Sequence[Column], width: int, least_first: int = 20) -
 
     Columns of the same group and rank come and go together. The first column keeps `least_first` characters as long as the others of rank 0 leave them.
     """
-    chosen = [column for column in columns if column.rank == 0]
-    for rank in sorted({column.rank for column in columns if column.rank}):
-        more = [column for column in columns if column in chosen or column.rank == rank]
-        if _least(more, least_first) <= width:
-            chosen = more
+    chosen = _chosen(columns, width, least_first)
     first, *others = chosen
     room = width - sum(1 + column.width for column in others)
     first_width = min(first.width, max(room, 8))
@@ -78,6 +74,27 @@ def format_table(columns: Sequence[Column], width: int, least_first: int = 20) -
         text = " ".join(c.ljust(w) if column.align_left else c.rjust(w) for c, w, column in zip(cells, widths, chosen))
         lines.append(text.rstrip())
     return "\n".join(lines)
+
+
+def _chosen(columns: Sequence[Column], width: int, least_first: int) -> list[Column]:
+    chosen = [column for column in columns if column.rank == 0]
+    for rank in sorted({column.rank for column in columns if column.rank}):
+        more = [column for column in columns if column in chosen or column.rank == rank]
+        if _least(more, least_first) <= width:
+            chosen = more
+    return chosen
+
+
+def left_out(columns: Sequence[Column], width: int, least_first: int = 20) -> str:
+    """A line that names the columns which :func:`format_table` has no room for, a group by its name; empty where it has.
+
+    >>> left_out([Column("layer", ("a",)), Column("type", ("Linear",), rank=1), Column("err", ("1 %",), group="total", rank=2)], 8)
+    'no room for: type, total; a wider terminal (COLUMNS=16) shows all'
+    """
+    chosen = _chosen(columns, width, least_first)
+    names = dict.fromkeys(column.group or column.title for column in columns if column not in chosen)
+    needed = _least(columns, least_first)
+    return f"no room for: {', '.join(names)}; a wider terminal (COLUMNS={needed}) shows all" if names else ""
 
 
 def _least(columns: Sequence[Column], least_first: int) -> int:

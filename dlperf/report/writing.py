@@ -68,7 +68,7 @@ def check_folder(folder: str | Path, force: bool = False) -> None:
     if force:
         return
     for path in sorted(folder.iterdir()):
-        if not _is_ours(path):
+        if not is_ours(path):
             raise DlperfError(f"{folder}: holds {path.name}, which dlperf did not write; choose another folder, or give --force")
 
 
@@ -140,7 +140,7 @@ def make_folder(folder: str | Path) -> Path:
     return folder
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether dlperf wrote the file, by the mark that each of its formats carries."""
     if not path.is_file():
         return False

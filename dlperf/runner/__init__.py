@@ -8,6 +8,7 @@ import contextlib
 import importlib.abc
 import importlib.util
 import os
+import statistics
 import subprocess
 import sys
 import traceback
@@ -26,20 +27,22 @@ if TYPE_CHECKING:
     from dlperf.measurement import Measurement
     from dlperf.report.comparison import Report
     from dlperf.runner.findings import Findings
+    from dlperf.runner.live import Live
     from dlperf.runner.watcher import Watcher
     from dlperf.trace import Trace
 
 
 def run_script(
     command: Sequence[str], *, module: bool = False, machine_path: str | Path | None = None, threads: int | None = None,
-    output: str | Path | None = None, json_path: str | None = None, debug: bool = False,
+    output: str | Path | None = None, json_path: str | None = None, debug: bool = False, n_epochs: int | None = None,
 ) -> int:  # fmt: skip
     """Run a training script as ``__main__`` and report on its training when it ends; gives the script's exit status.
 
     ``command[0]`` is the script (`module`: the module's name), the rest its arguments. `machine_path` is the machine file,
-    by default this machine's; where there is none a quick one is made first. The report goes to `output`, else to stdout
+    by default this machine's; where there is none a quick one is made first. The report goes to `output` (``.html``, ``.md``, else text), else to stdout
     after the script's own; `json_path` takes it as JSON (``-``: stdout, and nothing else of ours). Everything that
-    dlperf has to say on the way goes to stderr. Under torchrun the first rank reports.
+    dlperf has to say on the way goes to stderr, a forecast of the run among it; `n_epochs` is how many epochs that has, where it
+    cannot be found in the script's loops. Under torchrun the first rank reports.
 
     Raises DlperfError where there is no such script, or an explicitly named machine file cannot be read.
     """
@@ -51,7 +54,7 @@ def run_script(
     if not first_rank:
         return run_as_main(command, module)
     machine = find_machine(machine_path)
-    session = _Session(threads)
+    session = _Session(threads, machine, n_epochs)
     session.watch_when_torch_comes()
     pid = os.getpid()
     with _stdout_to_stderr() if json_path == "-" else contextlib.nullcontext():
@@ -98,14 +101,15 @@ def _report(session: _Session, machine: Machine | None, name: str, output: str |
     if watcher.error is not None:
         _say(f"watching failed and was given up: {type(watcher.error).__name__}: {watcher.error}", watcher.error, debug)
         return
+    from dlperf.runner.document import to_document
     from dlperf.runner.findings import Findings
 
-    findings = Findings(watcher, machine, name)
+    findings = Findings(watcher, machine, name, session.live)
     findings.prediction  # noqa: B018  first, so that its notes are among the others
     if json_path is not None:
         write_json(json_path, findings.to_json())
     if output is not None:
-        write_text(output, findings.to_text() + "\n")
+        write_text(output, to_document(findings, Path(output).suffix))
     elif json_path != "-":
         print(f"\n{findings.to_text()}", flush=True)
 
@@ -159,10 +163,11 @@ def _calibration(place: Path) -> list[str]:
 class _Session:
     """One watched run: sets the watcher when torch has been imported."""
 
-    def __init__(self, threads: int | None) -> None:
+    def __init__(self, threads: int | None, machine: Machine | None, n_epochs: int | None) -> None:
         self.watcher: Watcher | None = None
+        self.live: Live | None = None
         self.error: BaseException | None = None
-        self._threads = threads
+        self._threads, self._machine, self._n_epochs = threads, machine, n_epochs
         self._finder: _AfterTorch | None = None
 
     def watch_when_torch_comes(self) -> None:
@@ -177,36 +182,39 @@ class _Session:
         try:
             import torch
 
+            from dlperf.runner.live import Live, StderrLine
             from dlperf.runner.watcher import Watcher
 
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            watcher = Watcher(on_watched=_announce)
+            watcher = Watcher()
+            machine, n_threads = self._machine, torch.get_num_threads
+            live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs, lambda: 1.0 if machine is None else machine.unrest(n_threads()))
+            watcher.on_watched = lambda watcher: _forecast_from(live, watcher)
             watcher.install()
-            self.watcher = watcher
+            self.watcher, self.live = watcher, live
         except Exception as error:  # the script goes on without us
             self.error = error
 
     def end(self) -> None:
         """Take out whatever is still set."""
+        if self.live is not None:
+            self.live.finish()
         if self._finder is not None and self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         if self.watcher is not None:
             self.watcher.remove()
 
 
-def _announce(watcher: Watcher) -> None:
-    """The forecast, as soon as it can be made."""
-    from dlperf.units import format_seconds
+def _forecast_from(live: Live, watcher: Watcher) -> None:
+    """The watching is over: what it saw goes to the forecast."""
+    from dlperf.runner.forecast import SeenStep
 
     watched = watcher.watched
-    intervals = [] if watched is None else [step.interval_s for step in watched.plain if step.interval_s is not None]
-    batches = next((epoch.n_batches for epoch in watcher.epochs.epochs if epoch.n_batches), None)
-    if watched is None or not intervals or batches is None:
+    if watched is None or not watched.plain:
         return
-    step_s = sorted(intervals)[len(intervals) // 2]
-    n_steps = max(1, batches // max(1, watched.plain[0].n_passes))
-    _say(f"watched {watched.root_type}: {format_seconds(step_s)} a step, so about {format_seconds(n_steps * step_s)} for an epoch of {n_steps} steps")
+    seen = [SeenStep(s.interval_s, s.loading_s, s.n_loaded, s.loader_idle) for s in watched.plain if s.interval_s is not None]
+    live.begin(seen, round(statistics.median(step.n_passes for step in watched.plain)), watched.root_type)
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

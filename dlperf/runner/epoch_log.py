@@ -2,9 +2,13 @@
 from __future__ import annotations
 
 import functools
+import math
+import sys
 import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -15,12 +19,19 @@ from dlperf.clock import Clock
 
 @dataclass
 class EpochTimes:
-    """One pass of a data loader during which an optimizer stepped: its length in batches, the steps, and its time up to the last step."""
+    """One pass of a data loader during which an optimizer stepped: its length in batches, the steps, and its time up to the last step.
+
+    `worth` is the length in whole batches, a smaller last one counted as the share of samples that it has. `first` is the end of the first step.
+    """
 
     n_batches: int | None
     began: float
     ended: float
     n_steps: int = 0
+    first: float | None = None
+    worth: float | None = None
+    iterator: Callable[[], Any] = field(default=lambda: None, repr=False)
+    n_yielded: int = 0
 
     @property
     def seconds(self) -> float:
@@ -29,17 +40,23 @@ class EpochTimes:
 
 
 class EpochLog:
-    """Passes of data loaders and optimizer steps. One call an epoch and one addition a step are all it costs.
+    """Passes of data loaders and optimizer steps. One call an epoch, a reading of the clock and an addition a step are all it costs.
 
-    A pass without an optimizer step (validation) leaves no epoch. Once `optimizer` is set, only its steps count.
+    A pass without an optimizer step (validation) leaves no epoch, and does not end the one that it interrupts. Once `optimizer` is set,
+    only its steps count. `call_at(at, then)`: the first step that ends at `at` or later calls ``then(now)``, once.
+    `on_pass` is called with each pass that begins and the frame that began it. Neither may raise.
     """
 
     def __init__(self, clock: Clock = Clock()) -> None:
         self._clock = clock
         self._current: EpochTimes | None = None
+        self._interrupted: EpochTimes | None = None
         self._epochs: list[EpochTimes] = []
         self._thread = threading.get_ident()
         self._undo: list[Callable[[], None]] = []
+        self._due = math.inf
+        self._then: Callable[[float], None] | None = None
+        self.on_pass: Callable[[EpochTimes, FrameType], None] | None = None
         self.optimizer: Any = None
         self.first_step: float | None = None
         self.last_step: float | None = None
@@ -55,23 +72,16 @@ class EpochLog:
             at = now()
             iterator = original(loader)
             if threading.get_ident() == own:
-                log._begin(loader, at)
+                epoch = log.begin(loader, iterator, at)
+                if log.on_pass is not None:
+                    log.on_pass(epoch, sys._getframe(1))
             return iterator
 
         data.DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
         def count(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if log.optimizer is not None and log.optimizer is not optimizer:
-                return
-            at = now()
-            log.n_steps += 1
-            log.last_step = at
-            if log.first_step is None:
-                log.first_step = at
-            current = log._current
-            if current is not None:
-                current.n_steps += 1
-                current.ended = at
+            if log.optimizer is None or log.optimizer is optimizer:
+                log.count(now())
 
         handle = register_optimizer_step_post_hook(count)
 
@@ -87,23 +97,110 @@ class EpochLog:
         for undo in self._undo:
             undo()
         self._undo = []
+        self.call_at(math.inf, None)
+        self.on_pass = None
 
-    def _begin(self, loader: Any, at: float) -> None:
+    def call_at(self, at: float, then: Callable[[float], None] | None) -> None:
+        """What the next step that ends at `at` or later calls; it must not raise."""
+        self._due, self._then = at, then
+
+    # -- what the hooks tell --------------------------------------------------------------------------------------
+
+    def begin(self, loader: Any, iterator: Any, at: float) -> EpochTimes:
+        """A loader's pass begins."""
+        n_batches = _length(loader)
+        current = self._current
+        if current is not None and current.n_steps:
+            self._suspend(current, iterator)
+        self._current = EpochTimes(n_batches, at, at, worth=_worth(loader, n_batches), iterator=_weakly(iterator))
+        return self._current
+
+    def count(self, at: float) -> None:
+        """A step has ended."""
+        self.n_steps += 1
+        self.last_step = at
+        current = self._current
+        if current is not None and not current.n_steps:
+            current = self._resume_or_open(current, at)
+        if current is not None:
+            current.n_steps += 1
+            current.ended = at
+        if self.first_step is None:
+            self.first_step = at
+        if at >= self._due:
+            then, self._due = self._then, math.inf
+            if then is not None and threading.get_ident() == self._thread:
+                then(at)
+
+    def _suspend(self, current: EpochTimes, iterator: Any) -> None:
+        old = current.iterator()
+        if old is None or old is iterator:
+            self._epochs.append(current)  # its iterator is gone, or begins again
+        else:
+            current.n_yielded = getattr(old, "_num_yielded", 0)
+            self._interrupted = current
+
+    def _resume_or_open(self, current: EpochTimes, at: float) -> EpochTimes | None:
+        """The first step after a pass began: of that pass, unless the one before it goes on (a validation in its middle), or it is over already."""
+        before, self._interrupted = self._interrupted, None
+        if before is not None:
+            if getattr(before.iterator(), "_num_yielded", 0) > before.n_yielded:
+                self._current = before
+                return before
+            self._epochs.append(before)
+        if current.iterator() is None:  # a validation, or a single batch, and a training without loader
+            self._current = None
+            return None
+        current.first = at
+        return current
+
+    @property
+    def loaded(self) -> tuple[int | None, bool]:
+        """How many batches the workers of the running pass's loader have made, and whether they have made all that they may make ahead."""
+        iterator = None if self._current is None else self._current.iterator()
+        if iterator is None or not hasattr(iterator, "_task_info"):
+            return None, False
         try:
-            n_batches = len(loader)
-        except Exception:  # an iterable dataset without a length, or whatever a foreign one raises
-            n_batches = None
-        self._close()
-        self._current = EpochTimes(n_batches, at, at)
-
-    def _close(self) -> None:
-        if self._current is not None and self._current.n_steps:
-            self._epochs.append(self._current)
-        self._current = None
+            waiting = sum(len(task) == 2 for task in list(iterator._task_info.values()))
+            n_made = iterator._rcvd_idx + waiting + iterator._data_queue.qsize()
+            return n_made, n_made >= iterator._send_idx
+        except Exception:  # another release of torch, or a system whose queues have no size
+            return None, False
 
     @property
     def epochs(self) -> list[EpochTimes]:
         """The passes that trained, the running one included."""
-        return [*self._epochs, *([self._current] if self._current is not None and self._current.n_steps else [])]
+        return [*self._epochs, *(epoch for epoch in (self._interrupted, self._current) if epoch is not None and epoch.n_steps)]
 
 
+_UNKNOWN = object()
+
+
+def _weakly(iterator: Any) -> Callable[[], Any]:
+    """The iterator as long as the program holds it: ours would keep its worker processes alive."""
+    try:
+        return weakref.ref(iterator)
+    except TypeError:  # a foreign one
+        return lambda: _UNKNOWN
+
+
+def _length(loader: Any) -> int | None:
+    """Batches in a pass; None for an iterable dataset without a length, or whatever a foreign loader raises."""
+    name = "_IterableDataset_len_called"  # once somebody has asked, torch warns about wrong lengths: nobody has
+    before = getattr(loader, name, None)
+    try:
+        return len(loader)
+    except Exception:
+        return None
+    finally:
+        if getattr(loader, name, None) is not before:
+            setattr(loader, name, before)
+
+
+def _worth(loader: Any, n_batches: int | None) -> float | None:
+    """Whole batches in a pass, a smaller last one by its share; None where nothing tells."""
+    try:
+        worth = len(loader.sampler) / loader.batch_size
+    except Exception:  # no batch size, a sampler without a length, a foreign loader
+        return n_batches
+    return worth if n_batches is not None and math.ceil(worth) == n_batches else n_batches

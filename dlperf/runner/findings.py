@@ -13,9 +13,10 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from dlperf import host, units
-from dlperf.clock import quantile, undisturbed
+from dlperf.clock import undisturbed
 from dlperf.errors import DlperfError
 from dlperf.measurement import STEP_PHASES, Measurement
+from dlperf.runner.forecast import typical_s
 from dlperf.runner.watcher import WatchedStep, Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dlperf.machine import Machine
     from dlperf.prediction import Prediction
     from dlperf.report.comparison import Report
+    from dlperf.runner.live import Live
     from dlperf.trace import Trace
 
 _FEWEST = 2  # plain steps below which there is nothing to say
@@ -57,18 +59,22 @@ class Forecast:
 class Findings:
     """The result of a :class:`dlperf.runner.watcher.Watcher` that has seen a training.
 
-    `name` is what the training is called in the report. With a machine there are predictions. Raises DlperfError where too
-    few steps were seen.
+    `name` is what the training is called in the report. With a machine there are predictions; `live` is the forecast that was shown
+    meanwhile. Raises DlperfError where too few steps were seen.
     """
 
-    def __init__(self, watcher: Watcher, machine: Machine | None = None, name: str = "") -> None:
+    def __init__(self, watcher: Watcher, machine: Machine | None = None, name: str = "", live: Live | None = None) -> None:
         watched = watcher.watched
         if watched is None or len(watched.plain) < _FEWEST:
             raise DlperfError(why_nothing(watcher))
         self.machine = machine
         self.name = name or watched.root_type
         self.notes = list(watched.notes)
-        self._watched, self._log = watched, watcher.epochs
+        self._watched, self._log, self._live = watched, watcher.epochs, live
+        if live is not None:
+            self.notes += live.notes
+            if live.error is not None:
+                self.notes.append(f"the live forecast failed and was given up: {type(live.error).__name__}: {live.error}")
 
     # -- what was measured ----------------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ class Findings:
     def to_text(self) -> str:
         """The report for people: layers, loading, forecast, notes."""
         body = self._body()
-        lines = [body, "", *self._run_lines()]
+        lines = [body, "", *self.run_lines()]
         said = body
         notes = [note for note in dict.fromkeys([*self.notes, *self.measurement.notes]) if note not in said]
         return "\n".join([*lines, *(f"note: {note}" for note in notes)])
@@ -242,7 +248,8 @@ class Findings:
 
         return measurement_to_text(self.measurement)
 
-    def _run_lines(self) -> list[str]:
+    def run_lines(self) -> list[str]:
+        """What was watched, the forecasts and what became of them, one sentence a line."""
         seconds, percent = units.format_seconds, units.format_percent
         first = f"watched {self._watched.root_type} with {self._watched.optimizer_type}: {len(self._watched.plain)} steps"
         if self.loading_frac is not None:
@@ -256,7 +263,7 @@ class Findings:
             parts.append(f"{seconds(forecast.from_prediction_s)} from the prediction,")
         parts.append(f"{seconds(forecast.from_steps_s)} from the measured steps;")
         parts.append("real: " + (_listed(forecast.real_s) if forecast.real_s else "no epoch was finished"))
-        return [first, " ".join(parts)]
+        return [first, " ".join(parts), *(self._live.lines() if self._live is not None else [])]
 
     def to_json(self) -> dict[str, Any]:
         """The findings as JSON data (schema ``dlperf.run``)."""
@@ -264,7 +271,7 @@ class Findings:
             "schema": "dlperf.run", "schema_version": 1, "target": self.name, "batch_size": self.batch_size, "threads": self._watched.threads,
             "model": self._watched.root_type, "optimizer": self._watched.optimizer_type, "passes_per_step": self.n_passes,
             "loading_frac": self.loading_frac, "interval_s": typical_s(self.intervals_s),
-            "forecast": None if self.forecast is None else self.forecast.to_json(),
+            "forecast": None if self.forecast is None else {**self.forecast.to_json(), **((self._live.to_json() or {}) if self._live is not None else {})},
             "measurement": self.measurement.to_json(), "report": None if self.report is None else self.report.to_json(),
             "notes": list(dict.fromkeys([*self.notes, *self.measurement.notes])), "versions": host.versions(),
         }  # fmt: skip
@@ -284,14 +291,6 @@ def why_nothing(watcher: Watcher) -> str:
         return "no training was found: no optimizer of torch.optim stepped twice the parameters of a module called in training mode"
     n = len(watcher.watched.plain)
     return f"the training of {watcher.watched.root_type} ended too early: {n} steps after warm-up, at least {_FEWEST} are needed"
-
-
-def typical_s(intervals_s: Sequence[float]) -> float | None:
-    """The mean of intervals, those beyond twice their 75th percentile left out (a checkpoint written, a page printed); None if empty."""
-    if not intervals_s:
-        return None
-    limit = 2 * quantile(intervals_s, 0.75)
-    return statistics.fmean(value for value in intervals_s if value <= limit)
 
 
 def inputs_of(model: nn.Module, seen: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[Any, ...] | dict[str, Any]:

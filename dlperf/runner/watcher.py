@@ -43,7 +43,7 @@ class WatchedStep:
     """One optimizer step of the program, in seconds; forward and backward summed over its passes.
 
     `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
-    where something else than training lay between.
+    where something else than training lay between. `n_loaded`, `loader_idle`: see :attr:`EpochLog.loaded`.
     """
 
     forward_s: float = 0.0
@@ -54,6 +54,8 @@ class WatchedStep:
     interval_s: float | None = None
     n_passes: int = 0
     disturbed: bool = False
+    n_loaded: int | None = None
+    loader_idle: bool = False
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Watcher:
         self.error: BaseException | None = None
         self.reason: str | None = None
         self.epochs = EpochLog(clock)
-        self._on_watched = on_watched
+        self.on_watched = on_watched
         self._thread = threading.get_ident()
         self._undo: list[Callable[[], None]] = []
         self._step_hooks: list[Any] = []
@@ -315,6 +317,8 @@ class Watcher:
         step.disturbed = switches != self._switches
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
+        if self.stage == PLAIN:
+            step.n_loaded, step.loader_idle = self.epochs.loaded
         if step.n_passes:
             self._keep(step)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
@@ -351,8 +355,8 @@ class Watcher:
         self.watched.with_gradient = frozenset(id(p) for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None)
         self._stop_watching()
         self._root = self._optimizer = None
-        if self._on_watched is not None:
-            self._on_watched(self)
+        if self.on_watched is not None:
+            self.on_watched(self)
 
     # -- the loss -------------------------------------------------------------------------------------------------
 

@@ -319,6 +319,86 @@ def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path)
         assert got.stderr == "dlperf: watching failed and was given up: ZeroDivisionError: ours\n", name
 
 
+def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> None:
+    write(tmp_path / "train.py", TRAIN)
+    alone, with_us = plainly(tmp_path, "train.py"), watched(tmp_path, machine, "train.py")
+    assert with_us.stdout == alone.stdout
+    line = next(line for line in with_us.stderr.splitlines() if "epoch 1 of 2" in line)
+    assert line.startswith("dlperf: Net, epoch 1 of 2: step 19 of 30, ")  # 120 samples in batches of 4; the loop is over range(2)
+    assert "without validation" in line
+    forecast = found(tmp_path)["forecast"]
+    assert isinstance(forecast, dict)
+    assert (forecast["after_steps"], forecast["n_epochs"], forecast["n_epochs_from_user"]) == (19, 2, False)
+    assert forecast["low_s"] <= forecast["epoch_s"] <= forecast["high_s"]
+    assert forecast["epoch_real_s"] == forecast["real_s"][0]
+    assert forecast["error_frac"] == pytest.approx(forecast["epoch_s"] / forecast["real_s"][0] - 1)
+    assert forecast["training"]["real_s"] == pytest.approx(sum(forecast["real_s"]))
+    assert len(forecast["history"]) >= 1
+    report = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert "live forecast after 19 steps: epoch " in report
+    assert "all 2 epochs" in report
+
+
+@pytest.mark.parametrize("broken", ["live.Live._outlook", "live.rate_of", "live.enclosing_loops", "live.StderrLine.show"])
+def test_a_failing_forecast_stops_neither_script_nor_report(tmp_path: Path, machine: Path, broken: str) -> None:
+    write(tmp_path / "train.py", TRAIN)
+    alone = plainly(tmp_path, "train.py")
+    call = START + (
+        "from dlperf.runner import live\n"
+        "def fail(*_): raise ZeroDivisionError('ours')\n"
+        f"{broken} = fail\n"
+        f"sys.exit(run_script(['train.py'], machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
+    )
+    write(tmp_path / "start.py", call)
+    got = plainly(tmp_path, "start.py")
+    assert (got.returncode, got.stdout) == (0, alone.stdout), got.stderr
+    data = found(tmp_path)
+    assert any("live forecast failed" in note and "ours" in note for note in data["notes"])  # type: ignore[attr-defined]
+    assert len(data["forecast"]["real_s"]) == 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("ending", "status"), [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("raise ValueError('mine')", 1)])
+def test_a_run_that_ends_early_keeps_report_and_forecast(tmp_path: Path, machine: Path, ending: str, status: int) -> None:
+    write(tmp_path / "train.py", TRAIN.replace("print(epoch, i,", f"exec({ending!r}) if i == 25 else print(epoch, i,"))
+    with_us = watched(tmp_path, machine, "train.py")
+    assert with_us.returncode == status, with_us.stderr
+    forecast = found(tmp_path)["forecast"]
+    assert isinstance(forecast, dict)
+    assert forecast["after_steps"] == 19
+    assert (forecast["epoch_real_s"], forecast["error_frac"]) == (None, None)
+    assert "it was not finished" in (tmp_path / "report.txt").read_text(encoding="utf-8")
+
+
+def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, machine: Path) -> None:
+    write(tmp_path / "train.py", TRAIN.replace("range(2)", "iter([0, 1])"))
+    command = [sys.executable, "-m", "dlperf", "run", "--epochs", "2", "--machine", str(machine), "--json", "found.json", "-o", "report.html", "train.py"]
+    environment_with_us = {**environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(2):  # a report of ours is replaced
+        got = subprocess.run(command, cwd=tmp_path, env=environment_with_us, capture_output=True, text=True, timeout=120, check=False)
+        assert got.returncode == 0, got.stderr
+    assert "epoch 1 of 2: step 19 of 30" in got.stderr
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    endless = """
+        import itertools, torch
+        from torch import nn
+        from torch.utils.data import DataLoader, IterableDataset
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return (torch.ones(4) for _ in itertools.count())
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i, x in enumerate(DataLoader(Stream(), batch_size=2)):
+            optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+            if i == 40: break
+        print("done")
+    """
+    write(tmp_path / "stream.py", endless)
+    got = watched(tmp_path, machine, "stream.py")
+    assert got.stdout == "done\n"
+    assert "steps/s" in got.stderr
+    assert "the loader has no length" in got.stderr
+
+
 def test_other_ranks_only_run(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
     call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"

@@ -1,0 +1,31 @@
+"""What a run found as a file: Markdown or a page of HTML by its suffix, else text."""
+from __future__ import annotations
+
+from html import escape as escape_html
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlperf.runner.findings import Findings
+
+
+def to_document(findings: Findings, suffix: str) -> str:
+    """The findings as the file's suffix (``.html``, ``.md``) asks; without a prediction the text stands in it as it is."""
+    if suffix not in (".html", ".md"):
+        return f"dlperf report\n\n{findings.to_text()}\n"
+    from dlperf.report.writing import render
+
+    lines = [*findings.run_lines(), *(f"note: {note}" for note in findings.notes)]
+    if suffix == ".md":
+        if findings.report is None:
+            return f"<!-- dlperf report -->\n\n```text\n{findings.to_text()}\n```\n"
+        from dlperf.report.markdown import escape
+
+        return render([findings.report], "md") + "\n### Run\n\n" + "\n".join(f"- {escape(line)}" for line in lines) + "\n"
+    from dlperf.report.html import GENERATOR
+
+    if findings.report is None:
+        head = f'<meta charset="utf-8">\n<meta name="generator" content="{GENERATOR}">\n<title>dlperf: {escape_html(findings.name)}</title>'
+        return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n<pre>{escape_html(findings.to_text())}</pre>\n</body>\n</html>\n'
+    run = "<h2>Run</h2>\n<ul>" + "".join(f"<li>{escape_html(line)}</li>" for line in lines) + "</ul>\n"
+    before, after = render([findings.report], "html").rsplit("</body>", 1)
+    return f"{before}{run}</body>{after}"
