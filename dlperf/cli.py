@@ -204,6 +204,7 @@ def _parser() -> _Parser:
 
     reproduce = command("reproduce", "recompute the papers' tables and print them beside the printed values")
     reproduce.add_argument("paper", metavar="PAPER", nargs="?", help="one paper (default: all)")
+    _output(reproduce, "folder to write the tables and the figures that follow from them to", "DIR")
     _common(reproduce, threads=False, batch_size=False)
     return parser
 
@@ -247,8 +248,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "names no file to write; give -o FILE (or --json -)")
         if args.output == "-":
             args.output, args.json = None, "-"
-    if args.command in ("report", "validate") and args.output == "-":
-        _fail(args, "-o - is no folder; without -o the report goes to stdout")
     if args.command == "validate":
         if args.held_out_ops and not args.targets:
             for name in ("peers", "ablation"):
@@ -258,8 +257,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
         if args.batch_sizes and args.batch_size:
             _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
-    if args.command in ("report", "explain") and args.output == "-":
-        _fail(args, f"-o - is no folder; without -o the {'report' if args.command == 'report' else 'explanation'} goes to stdout")
+    if args.output == "-" and (what := {"report": "report", "validate": "report", "explain": "explanation", "reproduce": "tables"}.get(args.command)):
+        _fail(args, f"-o - is no folder; without -o the {what} {'go' if what == 'tables' else 'goes'} to stdout")
     if args.command == "explain" and not args.trial:
         for name in ("runs", "seconds"):
             if getattr(args, name) is not None:

@@ -1,8 +1,8 @@
 """Cardwell, "Performance models for distributed-memory HPC systems and deep neural networks", Purdue 2019: Tables 3.6, 3.7, 3.8.
 
 Chapter 2 is in :mod:`dlperf.reproduce.cardwell_parallel`. Printed inputs: the matrix product times of Tables 3.3 and 3.4, the STREAM
-bandwidths of section 3.6. They make a Machine; the 784-50-10 network makes a Trace; the ``gemm-table`` predictor does the rest. The measured times of Tables 3.6 and
-3.7 enter the errors only.
+bandwidths of section 3.6. They make a Machine; the 784-50-10 network makes a Trace; the ``gemm-table`` predictor does the rest. The measured times of Tables
+3.6 and 3.7 enter the errors only.
 
 Readings that reproduce every printed value:
 
