@@ -230,8 +230,8 @@ def _output(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -
 
 
 _OF_AN_EPOCH = (
-    "epochs", "val_samples", "test_samples", "loader_workers", "persistent_workers", "loader", "drop_last", "accumulate", "clip", "scheduler", "accuracy",
-    "checkpoint",
+    "epochs", "val_samples", "test_samples", "loader_workers", "persistent_workers", "loader", "drop_last", "accumulate", "clip",
+    "scheduler", "accuracy", "checkpoint",
 )  # fmt: skip
 
 
@@ -257,8 +257,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
         if args.batch_sizes and args.batch_size:
             _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
-    if args.output == "-" and (what := {"report": "report", "validate": "report", "explain": "explanation", "reproduce": "tables"}.get(args.command)):
-        _fail(args, f"-o - is no folder; without -o the {what} {'go' if what == 'tables' else 'goes'} to stdout")
+    to_folder = {"report": "report goes", "validate": "report goes", "explain": "explanation goes", "reproduce": "tables go"}
+    if args.command in to_folder and args.output == "-":
+        _fail(args, f"-o - is no folder; without -o the {to_folder[args.command]} to stdout")
     if args.command == "explain" and not args.trial:
         for name in ("runs", "seconds"):
             if getattr(args, name) is not None:

@@ -18,6 +18,7 @@ AREA_COLORS = {law.COMPUTE: "#dcebd9", law.MEMORY: "#dbe7f3", law.NETWORK: "#f6e
 LINE_COLORS = {law.COMPUTE: "#3c7d3e", law.MEMORY: "#1b6ca8", law.NETWORK: "#c1440e"}
 SERIES = (("o", "#23272e"), ("s", "#d9822b"), ("^", "#1b6ca8"), ("D", "#8a4f9e"), ("v", "#3c7d3e"), ("P", "#a03030"), ("X", "#5b6570"))
 """Marks and colours of series, in turn."""
+_PREFIXES = {-1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ def powers(axis: Any, low: float, high: float, style: str = "plain") -> None:
     first, last = int(np.ceil(np.log10(low))), int(np.floor(np.log10(high)))
     step = max(1, (last - first + 5) // 6)
     places = list(range(first, last + 1, step)) or [round(np.log10(low * high) / 2)]
-    axis.set_ticks(places, [format_si(10.0**place, "").strip().replace(".00", "").replace(".0 ", " ") if style == "eng" else f"{10.0**place:g}" for place in places])
+    labels = [f"{10.0 ** (place % 3):g} {_PREFIXES.get(place // 3, '')}" if style == "eng" else f"{10.0**place:g}" for place in places]
+    axis.set_ticks(places, labels)
 
 
 def _drawable(points: Sequence[PlanePoint]) -> list[PlanePoint]:
