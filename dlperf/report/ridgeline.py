@@ -87,7 +87,7 @@ def ridgeline_figure(points: Sequence[PlanePoint], rates: law.Rates, title: str)
     ax.set_title(f"{plain(title, 90)}\n{says}" + (f"\n{n_left_out} points that send or compute nothing are not drawn" if n_left_out else ""), fontsize=9.5)
     draw_ridgeline(ax, points, rates)
     if len({p.series for p in points}) > 1:
-        figure.legend(loc="outside lower center", ncols=min(6, len({p.series for p in points})))
+        figure.legend(loc="outside lower center", ncols=min(7, len({p.series for p in points})))
     return figure
 
 
