@@ -22,6 +22,7 @@ from dlperf.trace import LOSS, Trace
 if TYPE_CHECKING:
     from dlperf.cures import PageFaults
     from dlperf.epoch import Epoch
+    from dlperf.measurement import Measurement
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _SPOKEN = ("forward", "backward", "optimizer")
@@ -241,12 +242,15 @@ def _largest(shares: dict[tuple[str, str], float], place: int) -> str:
     return max(sums, key=lambda name: sums[name])
 
 
-def predict(trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated", malloc: str = "default") -> Prediction:
+def predict(
+    trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated", malloc: str = "default", point: Measurement | None = None
+) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
     `threads` defaults to the least number that the machine file holds. `malloc` is the policy of memory that the process is started with, one of
-    :data:`dlperf.allocator.POLICIES`. Raises DlperfError for an unknown predictor or policy, for threads below 1, or where the machine file lacks
-    what the predictor needs.
+    :data:`dlperf.allocator.POLICIES`. `point` is a measurement of the network for the predictors that rest on one (``viebke-a``, ``viebke-b``).
+    Raises DlperfError for an unknown predictor or policy, for threads below 1, where the machine file lacks what the predictor needs, or for a point of
+    another network.
     """
     for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
         if not isinstance(value, kind):
@@ -263,5 +267,5 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; "
             f"dlperf calibrate --threads {threads} measures it"
         )
-    prices = predictors.get(predictor).price(trace, machine, threads, policy_of(malloc).name)
+    prices = predictors.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
     return Prediction(trace, machine, threads, predictor, prices, tuple(warnings), malloc)

@@ -16,6 +16,7 @@ from dlperf.commands.inputs import (
     default_threads,
     is_trace,
     load_machine,
+    load_point,
     machine_path,
     make_folder,
     predict_aloud,
@@ -85,11 +86,13 @@ def predict(args: Namespace) -> Answer:
     machine = load_machine(args)
     recorded = read_or_record(args, args.target)
     threads = args.threads or use_threads(None)
-    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
+    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, load_point(args))
     epoch = None
     if args.samples is not None:
         evaluation = None
-        if (args.val_samples or args.test_samples) and not recorded.inference and not is_trace(args.target):
+        from dlperf.predictors import evaluates_by_forward
+
+        if (args.val_samples or args.test_samples) and not (recorded.inference or is_trace(args.target) or evaluates_by_forward(args.predictor)):
             from dlperf import recorder
             from dlperf.prediction import predict as predict_trace
 
