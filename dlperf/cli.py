@@ -129,7 +129,9 @@ def _parser() -> _Parser:
 
     predict = command("predict", "predict layers, step, memory and epoch without running the model")
     predict.add_argument("target", metavar="TARGET", help=_TARGET)
-    predict.add_argument("--predictor", default="calibrated", metavar="NAME", help="calibrated (default), roofline or gemm-table")
+    predict.add_argument("--predictor", default="calibrated", metavar="NAME", help="calibrated (default), roofline, gemm-table, viebke-a or viebke-b")
+    predict.add_argument("--point", metavar="MEASUREMENT", help="measurement of the target (dlperf measure -o) that viebke-a and viebke-b rest on "
+                         "(default: the step that calibrated predicts)")  # fmt: skip
     predict.add_argument("--malloc", choices=MALLOCS, default="default",
                          help=f"whose memory the process uses: {', '.join(MALLOCS)}")  # fmt: skip
     predict.add_argument("--samples", type=_count, metavar="N", help="training samples of an epoch: forecast the epoch")

@@ -17,6 +17,7 @@ from dlperf.commands.inputs import (
     default_threads,
     is_trace,
     load_machine,
+    load_point,
     machine_path,
     make_folder,
     predict_aloud,
@@ -86,7 +87,7 @@ def predict(args: Namespace) -> Answer:
     machine = load_machine(args)
     recorded = read_or_record(args, args.target)
     threads = args.threads or (1 if args.workers else use_threads(None))
-    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
+    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, load_point(args))
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
     if args.workers:
         from dlperf.contention import beside

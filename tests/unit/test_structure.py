@@ -37,7 +37,7 @@ ORDER = (
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
     ("dlperf.loading",),
-    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures", "dlperf.contention"),
+    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures", "dlperf.contention", "dlperf.strategies"),
     ("dlperf.targets",),
     ("dlperf.recorder",),
     ("dlperf.loader_sampling",),
