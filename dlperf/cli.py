@@ -134,7 +134,16 @@ def _parser() -> _Parser:
     predict.add_argument("--epochs", type=_count, metavar="E", help="number of epochs (1)")
     predict.add_argument("--val-samples", type=_count_or_none, metavar="V", help="validation samples after each epoch (0)")
     predict.add_argument("--test-samples", type=_count_or_none, metavar="S", help="test samples at the end (0)")
-    predict.add_argument("--loader-workers", type=_count_or_none, metavar="W", help="worker processes of the data loader")
+    predict.add_argument("--loader-workers", type=_count_or_none, metavar="W", help="worker processes of the data loader (0)")
+    predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
+    predict.add_argument("--loader", metavar="FILE.py:CALLABLE",
+                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in this process (default: tensors in memory)")  # fmt: skip
+    predict.add_argument("--drop-last", action="store_true", help="leave out an epoch's last, smaller batch")
+    predict.add_argument("--accumulate", type=_count, metavar="K", help="batches to one step of the optimizer (1)")
+    predict.add_argument("--clip", action="store_true", help="the gradients' norm is clipped")
+    predict.add_argument("--scheduler", action="store_true", help="a learning rate scheduler steps with the optimizer")
+    predict.add_argument("--accuracy", action="store_true", help="right answers are counted at each batch")
+    predict.add_argument("--checkpoint", action="store_true", help="the parameters are saved after each epoch")
     _common(predict)
     _what(predict)
 
@@ -214,6 +223,12 @@ def _output(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -
     parser.add_argument("-o", "--output", dest="output", metavar=metavar, help=text)
 
 
+_OF_AN_EPOCH = (
+    "epochs", "val_samples", "test_samples", "loader_workers", "persistent_workers", "loader", "drop_last", "accumulate", "clip", "scheduler", "accuracy",
+    "checkpoint",
+)  # fmt: skip
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line as a namespace; ``script`` holds what ``run`` passes on. Exits with one line where it cannot be understood."""
     parser = _parser()
@@ -245,8 +260,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             if getattr(args, name) is not None:
                 _fail(args, f"--{name} is for the measuring of --try")
     if args.command == "predict" and args.samples is None:
-        for name in ("epochs", "val_samples", "test_samples", "loader_workers"):
-            if getattr(args, name) is not None:
+        for name in _OF_AN_EPOCH:
+            if getattr(args, name) not in (None, False):
                 _fail(args, f"--{name.replace('_', '-')} forecasts an epoch and needs --samples N")
     return args
 

@@ -219,6 +219,12 @@ class Sampler:
         return statistics.median(values) / min(values) if values and min(values) > 0 else 1.0
 
     @property
+    def mean_factor(self) -> float:
+        """The mean of all raw samples, disturbed ones included, over their median: sums over many calls are so much longer than the usual call says."""
+        values = [value for value, _ in self._pairs]
+        return statistics.fmean(values) / statistics.median(values) if values and statistics.median(values) > 0 else 1.0
+
+    @property
     def n_clean(self) -> int:
         """Undisturbed raw samples so far."""
         return sum(not disturbed for _, disturbed in self._pairs)

@@ -10,7 +10,7 @@ from typing import Any
 from dlperf import work
 from dlperf.clock import Samples
 from dlperf.hierarchy.roofs import CEILING, roofs_of
-from dlperf.machine import PACE, UNREST, Cpu, Machine
+from dlperf.machine import MEAN, PACE, UNREST, Cpu, Machine
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds, format_si
 
@@ -117,7 +117,7 @@ def summarize(machine: Machine) -> Summary:
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
     bandwidths = [(level, t, rate) for level in LEVELS for t in machine.threads if t in measured and (rate := machine.level_bytes_per_s(level, t)) is not None]
-    costs = [c for c in machine.costs if not c.name.startswith(CEILING) and c.name not in (PACE, UNREST)]
+    costs = [c for c in machine.costs if not c.name.startswith(CEILING) and c.name not in (MEAN, PACE, UNREST)]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     families = []

@@ -26,11 +26,13 @@ SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 _LEAST_HELD_OUT = 20
-_SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_")
+_SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
 UNREST = "unrest"
 """Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
+MEAN = "unrest_mean"
+"""A factor like UNREST: how much longer on average than usually."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not counted)."""
 
@@ -98,7 +100,7 @@ class Cost:
     def seconds(self) -> float:
         """What the cost is where nobody else has the core: the least sample, since disturbances only add.
 
-        Of what is spread by its nature (a page, code that comes back from far caches) the lower quartile.
+        Of what is spread by its nature (a page, code that comes back from far caches, another process that is woken) the lower quartile.
         """
         return quantile(self.samples.values, 0.25) if self.name.startswith(_SPREAD_COSTS) else self.samples.minimum
 
@@ -215,7 +217,14 @@ class Machine:
 
         Curves go by least samples, a user sees medians, neighbours of a virtual machine included.
         """
-        at = [cost for cost in self.costs if cost.name == UNREST]
+        return self._factor(UNREST, threads)
+
+    def mean_factor(self, threads: int) -> float:
+        """How much longer things took on average than usually while the machine was measured: a step's median times this is its share of an epoch."""
+        return self._factor(MEAN, threads)
+
+    def _factor(self, name: str, threads: int) -> float:
+        at = [cost for cost in self.costs if cost.name == name]
         if not at:
             return 1.0
         return min(at, key=lambda cost: (abs(math.log(cost.threads / threads)), cost.threads)).samples.median

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from dlperf.trace import LOSS, Trace
 if TYPE_CHECKING:
     from dlperf.cures import PageFaults
     from dlperf.epoch import Epoch
+    from dlperf.loading import SampledLoader
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _SPOKEN = ("forward", "backward", "optimizer")
@@ -195,11 +196,18 @@ class Prediction:
         high = None if prices.high_factor is None else 1.0 + 2.0 * (prices.high_factor - 1.0)
         return replace(self, prices=replace(prices, items=items, low_factor=low, high_factor=high))
 
-    def epoch(self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None) -> Epoch:
-        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`."""
+    def epoch(
+        self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None, last: Prediction | None = None,
+        loader: SampledLoader | None = None, **loop: Any,
+    ) -> Epoch:
+        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`. `loop` are fields of :class:`dlperf.loop.Loop`, such as ``accumulate=4``."""
         from dlperf.epoch import forecast
+        from dlperf.loop import Loop
 
-        return forecast(self, samples=samples, epochs=epochs, val_samples=val_samples, test_samples=test_samples, evaluation=evaluation)
+        known = [field.name for field in fields(Loop)]
+        if unknown := set(loop) - set(known):
+            raise DlperfError(f"epoch: {', '.join(sorted(unknown))} is unknown; a loop has {', '.join(known)}")
+        return forecast(self, samples, epochs, val_samples, test_samples, evaluation, last, Loop(**loop), loader)
 
     def to_json(self, epoch: Epoch | None = None) -> dict[str, Any]:
         """The prediction as JSON data (schema in the README)."""
@@ -216,7 +224,7 @@ class Prediction:
                 {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
                 for row in self.layers.astype(object).to_dict("records")
             ],
-            "epoch": None if epoch is None else {"samples": epoch.samples, "epoch_s": epoch.epoch_s, "total_s": epoch.total_s},
+            "epoch": None if epoch is None else epoch.to_json(),
             "coverage": {"priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()]},
             "page_faults": None if faults is None else {
                 "seconds": faults.seconds, "cures": [{"malloc": c.malloc, "settings": c.settings, "saved_s": c.saved_s} for c in faults.cures],

@@ -216,6 +216,18 @@ def _check_arguments(spec: str, found: Callable[..., Any], arguments: tuple[Any,
         raise DlperfError(f"target {spec}: is called as {call}, but takes {signature} ({error}); wrap it in a function that fits") from None
 
 
+def find_callable(spec: str, arguments: tuple[Any, ...], call: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:CALLABLE`` or ``PACKAGE.MODULE:CALLABLE`` names, which takes `arguments` (`call` says it in words).
+
+    Raises DlperfError where there is none, or it takes others.
+    """
+    found = _find(spec)
+    if not callable(found):
+        raise DlperfError(f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function {call}")
+    _check_arguments(spec, found, arguments, call)
+    return found  # type: ignore[no-any-return]
+
+
 # -- finding -----------------------------------------------------------------------------------------------------
 
 

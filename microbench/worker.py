@@ -21,7 +21,7 @@ from typing import Any
 
 from dlperf import host
 from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
-from dlperf.machine import EXACT, PACE, UNREST, Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import EXACT, MEAN, PACE, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Trace
 from microbench.plan import Group, Point, repeats
 
@@ -72,7 +72,7 @@ def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
     return pace
 
 
-SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings")
+SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader", "loop")
 
 
 def trace_group(trace: Trace, mode: str) -> Group:
@@ -87,13 +87,14 @@ def trace_group(trace: Trace, mode: str) -> Group:
 @dataclass
 class Timed:
     """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for,
-    and by how much each kernel's usual sample was above its least."""
+    by how much each kernel's usual sample was above its least, and the mean of all its samples above the usual one."""
 
     kernels: list[Kernel] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     n_unsteady: int = 0
     n_left_out: int = 0
     unrest: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
 
 
 def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock(), allowance_s: float = math.inf) -> Timed:
@@ -127,6 +128,7 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
             for place, sampler in running:
                 taken.setdefault(place, []).append((sampler.result(), sampler.n_clean > 0))
                 found.unrest.append(sampler.unrest)
+                found.mean.append(sampler.mean_factor)
                 if number == 0:
                     progress(1)
     for place, parts in sorted(taken.items()):
@@ -173,7 +175,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results."""
     import torch
 
-    from microbench import ceilings, framework, memory, stream, threads
+    from microbench import ceilings, framework, loader, loop, memory, stream, threads
 
     n_threads, mode = job["threads"], job["mode"]
     torch.set_num_threads(n_threads)
@@ -187,6 +189,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         "threads": lambda: ([], threads.measure(n_threads, mode, clock)),
         "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2], clock), []),
         "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),
+        "loop": lambda: ([], loop.measure(n_threads, mode, clock)),
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()
@@ -200,12 +203,15 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
 
     begun = time.perf_counter()
     unrest: list[float] = []
+    means: list[float] = []
     for place, name in enumerate(job["groups"]):
         timed = Timed()
         bandwidths: list[Bandwidth] = []
         costs: list[Cost] = []
         switches, begin = involuntary_switches(), time.perf_counter()
-        if name in system:
+        if name == "loader":
+            costs, timed.refused = loader.measure(n_threads, mode, clock)
+        elif name in system:
             bandwidths, costs = system[name]()
         else:
             ahead = [_weight(groups[other]) for other in job["groups"][place:] if other in groups and other not in exact]
@@ -216,7 +222,8 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
         if timed.unrest:
             unrest.append(statistics.median(timed.unrest))
-            costs.append(Cost(UNREST, n_threads, Samples(tuple(unrest))))
+            means.append(statistics.fmean(timed.mean))
+            costs += [Cost(UNREST, n_threads, Samples(tuple(unrest))), Cost(MEAN, n_threads, Samples(tuple(means)))]
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
         part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), footprints=footprints)
         say(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dlperf.commands.epochs import forecast_epoch
 from dlperf.commands.explaining import explain
 from dlperf.commands.inputs import (
     Answer,
@@ -86,17 +87,7 @@ def predict(args: Namespace) -> Answer:
     recorded = read_or_record(args, args.target)
     threads = args.threads or use_threads(None)
     prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
-    epoch = None
-    if args.samples is not None:
-        evaluation = None
-        if (args.val_samples or args.test_samples) and not recorded.inference and not is_trace(args.target):
-            from dlperf import recorder
-            from dlperf.prediction import predict as predict_trace
-
-            evaluation = predict_trace(recorder.record_target(resolve(args, args.target, inference=True)), machine, threads, args.predictor, args.malloc)
-        if args.loader_workers is not None:
-            warn(f"the loading of data is not part of the forecast; --loader-workers {args.loader_workers} changes nothing")
-        epoch = prediction.epoch(args.samples, args.epochs or 1, args.val_samples or 0, args.test_samples or 0, evaluation)
+    epoch = None if args.samples is None else forecast_epoch(args, prediction)
     return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
 
 

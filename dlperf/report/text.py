@@ -139,7 +139,7 @@ def prediction_to_text(prediction: Prediction, epoch: Epoch | None = None, width
         "\n".join(wrap(f"{name:<12} {value}", width, " " * 13) for name, value in _step_lines(step, prediction, epoch)),
     ]
     remarks = [*coverage_remarks(prediction), *(f"warning: {w}" for w in prediction.warnings), *trace.notes, *prediction.prices.notes]
-    blocks += _remarks(remarks, width)
+    blocks += _remarks([*remarks, *(() if epoch is None else epoch.notes)], width)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -160,10 +160,22 @@ def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list
         lines.append(("page faults", prediction.page_faults.sentence()))
     if bounds := bound_shares(prediction):
         lines.append(("limited by", ", ".join(f"{name} {100 * share:.0f} %" for name, share in bounds.items())))
-    if epoch is not None:
-        lines.append(("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples in {epoch.steps_per_epoch} steps)"))
-        lines.append(("run", f"{format_seconds(epoch.total_s)}   ({epoch.epochs} epoch{'s' if epoch.epochs != 1 else ''})"))
-    return lines
+    return lines + ([] if epoch is None else _epoch_lines(epoch))
+
+
+def _epoch_lines(epoch: Epoch) -> list[tuple[str, str]]:
+    parts = [("steps", epoch.steps_s), ("around them", epoch.loop_s), ("loading", epoch.loading_s), ("validation", epoch.evaluation_s)]
+    parts.append(("checkpoint", epoch.pauses_s))
+    around = [("first step", epoch.first_step_s), ("workers' start", epoch.start_s), ("test", epoch.test_s)]
+
+    def listed(named: list[tuple[str, float | None]]) -> str:
+        return "".join(f", {name} {format_seconds(seconds)}" for name, seconds in named if seconds)
+
+    waits = "; the loader binds" if epoch.bound == "loader" else ""
+    return [
+        ("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples in {epoch.steps_per_epoch} steps{listed(parts)}{waits})"),
+        ("run", f"{format_seconds(epoch.total_s)}   ({epoch.epochs} epoch{'s' if epoch.epochs != 1 else ''}{listed(around)})"),
+    ]
 
 
 def _rate(samples_per_s: float) -> str:

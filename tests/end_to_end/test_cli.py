@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.machine import Machine
+from dlperf.clock import Samples
+from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS
+from dlperf.machine import Cost, Machine
 
 ROOFLINE = ("--predictor", "roofline", "--threads", "1")
 
@@ -48,7 +50,7 @@ def test_predict_json_to_a_file_keeps_the_table(dlperf: Callable, net: str, mach
 
 
 def test_predict_epoch(dlperf: Callable, net: str, machine_file: Path) -> None:
-    """60 samples in batches of 32 are 2 steps, 40 validation samples 2 passes, 32 test samples 1 pass."""
+    """60 samples in batches of 32 are a step of 32 and one of 28, 40 validation samples 2 passes, 32 test samples 1 pass."""
 
     def step_s(*options: str) -> float:
         return json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)["step"]["total_s"]
@@ -57,8 +59,66 @@ def test_predict_epoch(dlperf: Callable, net: str, machine_file: Path) -> None:
     epoch = json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)["epoch"]
     train_s, evaluation_s = step_s(), step_s("--inference")
     assert epoch["samples"] == 60
-    assert epoch["epoch_s"] == pytest.approx(2 * train_s + 2 * evaluation_s)
-    assert epoch["total_s"] == pytest.approx(3 * (2 * train_s + 2 * evaluation_s) + evaluation_s)
+    last_s = step_s("--batch-size", "28")
+    assert epoch["epoch_s"] == pytest.approx(train_s + last_s + 2 * evaluation_s)
+    assert epoch["total_s"] == pytest.approx(3 * (train_s + last_s + 2 * evaluation_s) + evaluation_s)
+
+
+LOADER = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def data(batch_size, num_workers):
+    return TensorDataset(torch.zeros(100, 8), torch.zeros(100, dtype=torch.long))
+
+def without_length(batch_size, num_workers):
+    return DataLoader(Stream(), batch_size)
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.zeros(8)
+"""
+
+
+@pytest.fixture
+def loading_file(machine_file: Path) -> Path:
+    """The made-up machine with every cost of loading and of a loop, 1 us each."""
+    names = [f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS, "byte/4096", "byte/65536")]
+    names += [f"loop/{name}" for name in ("item", "accuracy", "scheduler", "clip_call", "clip_tensor", "clip_byte", "save_call", "save_tensor", "save_byte")]
+    machine = Machine.load(machine_file)
+    replace(machine, costs=(*machine.costs, *(Cost(name, 1, Samples((1e-9 if "byte" in name else 1e-6,))) for name in names))).save(machine_file)
+    return machine_file
+
+
+def test_predict_epoch_with_its_loader(dlperf: Callable, net: str, loading_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "cwd" / "data.py").write_text(LOADER)
+    options = ("--samples", "100", "--loader-workers", "1", "--clip", "--scheduler", "--accuracy", "--checkpoint", "--accumulate", "2")
+    found = {}
+    for name in ("data", "without_length"):
+        done = dlperf("predict", net, "--machine", loading_file, *ROOFLINE, "--json", "-", *options, "--loader", f"data.py:{name}")
+        assert done.status == 0, done.err
+        found[name] = json.loads(done.out)["epoch"]
+        epoch = found[name]
+        assert epoch["steps_per_epoch"] == 4
+        assert epoch["epoch_s"] == pytest.approx(epoch["steps_s"] + epoch["loop_s"] + epoch["loading_s"] + epoch["pauses_s"])
+        # 4 looks and counts, 2 updates (a call, 4 parameters of 46 elements in all, the scheduler), 2 additions to gradients
+        assert epoch["loop_s"] >= (4 * 2 + 2 * (1 + 4 + 1)) * 1e-6
+        assert epoch["loading_s"] > 0
+    assert any("has no length" in note for note in found["without_length"]["notes"])
+    assert not any("has no length" in note for note in found["data"]["notes"])
+    text = dlperf("predict", net, "--machine", loading_file, *ROOFLINE, *options).out
+    assert "100 samples in 4 steps, steps" in text
+    assert ", loading " in text
+
+
+def test_predict_epoch_records_the_last_batch(dlperf: Callable, net: str, machine_file: Path) -> None:
+    def epoch(*options: str) -> dict:
+        return json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)
+
+    last_s, step_s = (epoch("--batch-size", size)["step"]["total_s"] for size in ("4", "32"))
+    assert epoch("--samples", "100")["epoch"]["epoch_s"] == pytest.approx(3 * step_s + last_s)
+    assert epoch("--samples", "100", "--drop-last")["epoch"]["epoch_s"] == pytest.approx(3 * step_s)
 
 
 def test_a_bare_module_takes_its_input(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:

@@ -24,6 +24,11 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--threads", "0"], "--threads: '0'"),
         (["predict", "x:y", "--samples", "0"], "--samples: '0'"),
         (["predict", "x:y", "--epochs", "3"], "--samples"),
+        (["predict", "x:y", "--epochs", "0"], "--epochs: '0'"),
+        (["predict", "x:y", "--samples", "-5"], "--samples: '-5'"),
+        (["predict", "x:y", "--samples", "9", "--accumulate", "0"], "--accumulate: '0'"),
+        (["predict", "x:y", "--loader", "a.py:b"], "--loader forecasts an epoch and needs --samples N"),
+        (["predict", "x:y", "--drop-last"], "--drop-last forecasts an epoch and needs --samples N"),
         (["predict", "x:y", "--input", "3,0"], "--input: '0'"),
         (["predict", "x:y", "--batch", "3"], "--batch"),
         (["calibrate", "--threads", "1,0"], "--threads: '0'"),
@@ -249,3 +254,27 @@ def test_debug_shows_the_traceback(dlperf: Callable, targets_file: Path, machine
     assert done.status == FAILED
     assert "Traceback" in done.err
     assert "the model is tired" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "names"),
+    [
+        (("--loader-workers", "1"), UNUSABLE, "machine.json: holds no costs of loading data; dlperf calibrate -o"),
+        (("--samples", "7", "--drop-last"), UNUSABLE, "samples is 7, fewer than a batch of 32, and drop_last leaves no step"),
+        (("--loader", "absent.py:data"), UNUSABLE, "loader absent.py:data: there is no file"),
+        (("--loader", "{file}:net"), UNUSABLE, "is called as CALLABLE(batch_size, num_workers), but takes (batch_size)"),
+        (("--loader", "torn.py:data"), FAILED, "loader torn.py:data: raises ValueError: the sample is torn"),
+        (("--checkpoint",), UNUSABLE, "holds no cost of 'save'; dlperf calibrate -o"),
+    ],
+)
+def test_epochs_that_cannot_be_forecast(
+    dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path, options: tuple[str, ...], status: int, names: str
+) -> None:
+    (tmp_path / "cwd" / "torn.py").write_text(
+        "class Data(list):\n    def __getitem__(self, i):\n        raise ValueError('the sample is torn')\n"
+        "def data(batch_size, num_workers):\n    from torch.utils.data import DataLoader\n    return DataLoader(Data([1] * 100), batch_size)\n"
+    )
+    words = [word.format(file=targets_file) for word in options]
+    done = dlperf("predict", f"{targets_file}:net", "--machine", machine_file, "--predictor", "roofline", "--threads", "1", "--samples", "100", *words)
+    assert done.status == status
+    assert names in done.line

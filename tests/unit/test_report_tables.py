@@ -286,7 +286,7 @@ def test_prediction_alone() -> None:
     text = prediction_to_text(prediction, prediction.epoch(64, 3), width=120)
     assert "step         1.39 ms   (90 % interval 1.25 ms .. 1.53 ms)" in text
     assert "peak memory  3.00 MiB" in text
-    assert "epoch        2.78 ms   (64 samples in 2 steps)" in text
+    assert "epoch        2.78 ms   (64 samples in 2 steps, steps 2.78 ms)" in text
     assert "run          8.34 ms   (3 epochs)" in text
     assert "warning: 2 threads asked for" in text
     assert "actual" not in text

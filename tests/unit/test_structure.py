@@ -14,7 +14,8 @@ SOURCES = sorted(path for package in ("dlperf", "microbench", "networks") for pa
 MAX_LINES = 450
 
 TORCH = (
-    "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
+    "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.loader_sampling",
+    "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
 )  # fmt: skip
 """The modules of dlperf (with what lies below them) that import torch when they are imported."""
@@ -33,8 +34,10 @@ ORDER = (
     ("dlperf.allocator",),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
-    ("dlperf.prediction", "dlperf.epoch", "dlperf.cures"),
+    ("dlperf.loading",),
+    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures"),
     ("dlperf.targets",),
+    ("dlperf.loader_sampling",),
     ("dlperf.recorder",),
     ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),

@@ -1,0 +1,61 @@
+"""The epoch of ``predict``: what else it needs predicted and sampled, as the options say."""
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from dlperf.commands.inputs import is_trace, resolve, warn
+
+if TYPE_CHECKING:
+    from dlperf.epoch import Epoch
+    from dlperf.loading import SampledLoader
+    from dlperf.prediction import Prediction
+
+_PATIENCE_S = 3.0
+"""How long the sampling of a loader may wait, in all, for a core that others slow down."""
+
+
+def forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
+    """The forecast that the options ask for.
+
+    The pass of an evaluation and a smaller last batch are steps of their own, recorded where there is code to record.
+    """
+    from dlperf.epoch import last_batch_size
+
+    recorded = prediction.trace
+    loader = _sampled(args, prediction) if args.loader else None
+    drop_last = args.drop_last or (loader is not None and loader.drop_last)
+    evaluation = last = None
+    if not is_trace(args.target):
+        if (args.val_samples or args.test_samples) and not recorded.inference:
+            evaluation = _predicted(args, prediction, None, inference=True)
+        size = last_batch_size(args.samples, recorded.batch_size, drop_last)
+        if size is not None and args.samples > recorded.batch_size:
+            last = _predicted(args, prediction, size, inference=recorded.inference)
+    epoch = prediction.epoch(
+        args.samples, args.epochs or 1, args.val_samples or 0, args.test_samples or 0, evaluation, last, loader,
+        accumulate=args.accumulate or 1, drop_last=drop_last,
+        loader_workers=args.loader_workers, persistent_workers=args.persistent_workers or (loader is not None and loader.persistent_workers),
+        clip=args.clip, scheduler=args.scheduler, checkpoint=args.checkpoint, accuracy=args.accuracy,
+    )  # fmt: skip
+    for note in epoch.notes:
+        warn(note)
+    return epoch
+
+
+def _predicted(args: Namespace, prediction: Prediction, batch_size: int | None, inference: bool) -> Prediction:
+    from dlperf import recorder
+    from dlperf.prediction import predict
+
+    trace = recorder.record_target(resolve(args, args.target, batch_size, inference=inference))
+    return predict(trace, prediction.machine, prediction.threads, prediction.predictor, prediction.malloc)
+
+
+def _sampled(args: Namespace, prediction: Prediction) -> SampledLoader:
+    from dlperf.clock import Pace
+    from dlperf.loader_sampling import load
+    from dlperf.machine import PACE
+
+    pace = Pace(best_s=prediction.machine.cost_s(PACE, prediction.threads, math.inf), patience_s=_PATIENCE_S)
+    return load(args.loader, prediction.trace.batch_size, args.loader_workers or 0, pace.clock())

@@ -1,0 +1,254 @@
+"""What torch's DataLoader costs: batches fetched in the training process, batches handed over by worker processes, starting and stopping those.
+
+Datasets lie in memory, so that what is measured is the loader's own: the sampler, the calls of ``__getitem__``, the collation, the
+queues and the shared memory. What a dataset of one's own takes beyond that is for ``predict --loader`` to find out.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, default_collate
+
+from dlperf.clock import Clock, Repeats, Sampler, Samples, quantile, take_single, take_turns
+from dlperf.machine import Cost
+
+_FEW, _MANY = 8, 72
+_ROWS = 4096
+ROW_BYTES = (4096, 65536, 1048576)
+"""Sizes of one sample at which the collation of bytes is measured."""
+_BATCH_BYTES = 2**20
+"""A batch that a worker hands over, for what its bytes cost."""
+_DATA_BYTES = {"quick": 2**26, "full": 2**27, "thorough": 2**27}
+"""Memory out of which rows are drawn: more than the nearer caches hold, as a training set is."""
+_LONGEST_WAIT_S = 60.0
+"""A worker that hands over nothing for so long has died or hangs."""
+Call = Callable[[], object]
+
+
+def ignore_interrupts(_worker: int) -> None:
+    """Ctrl-C is for the measuring process, which ends its loading workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Endless:
+    """A sampler of every index in turn, for ever."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(self.n))
+
+    def __len__(self) -> int:
+        return 2**40
+
+
+class _Stamped:
+    """The default collation, and how much time of a processor the process that does it has used so far."""
+
+    def __call__(self, rows: list[Any]) -> tuple[Any, float]:
+        return default_collate(rows), time.process_time()
+
+
+def _dataset(n_tensors: int, row_bytes: int, n_rows: int = _ROWS) -> TensorDataset:
+    return TensorDataset(*(torch.zeros(n_rows, row_bytes // 4) for _ in range(n_tensors)))
+
+
+def _next_of(dataset: TensorDataset, batch_size: int, shuffled: bool) -> Call:
+    n_rows = len(dataset)
+    sampler: Any = RandomSampler(dataset, num_samples=2**20 * n_rows) if shuffled else Endless(n_rows)
+    iterator = iter(DataLoader(dataset, batch_size=batch_size, sampler=sampler))
+    return lambda: next(iterator)
+
+
+def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[str, Samples]:
+    """Batches fetched by the training process itself.
+
+    A batch of b samples of k tensors takes batch + k batch_tensor + b (sample + k tensor) and its bytes; the four follow from the times at two
+    values of b and two of k. Shuffling adds to a sample its share of the permutation.
+    """
+    tiny = {n_tensors: _dataset(n_tensors, 4) for n_tensors in (1, 3)}
+    cases = {(size, n_tensors): _next_of(dataset, size, False) for n_tensors, dataset in tiny.items() for size in (_FEW, _MANY)}
+    shuffled = _next_of(tiny[1], _MANY, True)
+    samplers = [Sampler(call, repeats, clock) for call in (*cases.values(), shuffled)]
+    take_turns(samplers)
+    results = [sampler.result() for sampler in samplers]
+    found = dict(zip(cases, results))
+    least = {case: samples.minimum for case, samples in found.items()}
+    slope = {n_tensors: max(0.0, least[_MANY, n_tensors] - least[_FEW, n_tensors]) / (_MANY - _FEW) for n_tensors in (1, 3)}
+    start = {n_tensors: max(0.0, least[_FEW, n_tensors] - _FEW * slope[n_tensors]) for n_tensors in (1, 3)}
+    tensor_s, batch_tensor_s = max(0.0, slope[3] - slope[1]) / 2, max(0.0, start[3] - start[1]) / 2
+
+    def moved(samples: Samples, amount_s: float, parts: float = 1.0) -> Samples:
+        return Samples(tuple(max(0.0, value - amount_s) / parts for value in samples.values), samples.n_disturbed)
+
+    single = found[_MANY, 1]
+    costs = {
+        "loader/batch": moved(found[_FEW, 1], _FEW * slope[1] + batch_tensor_s),
+        "loader/batch_tensor": moved(found[_FEW, 3], _FEW * slope[3] + start[1], 2.0),
+        "loader/sample": moved(single, least[_FEW, 1] + (_MANY - _FEW) * tensor_s, _MANY - _FEW),
+        "loader/tensor": moved(found[_MANY, 3], least[_FEW, 3] + (_MANY - _FEW) * slope[1], 2.0 * (_MANY - _FEW)),
+        "loader/shuffle": moved(results[-1], single.minimum, _MANY),
+    }
+    for row_bytes in ROW_BYTES:
+        size = max(1, min(32, 2**22 // row_bytes))
+        dataset = _dataset(1, row_bytes, data_bytes // row_bytes)
+        alone_s = start[1] + size * slope[1]
+        big = Sampler(_next_of(dataset, size, True), repeats, clock)
+        take_turns([big])
+        costs[f"loader/byte/{row_bytes}"] = moved(big.result(), alone_s + size * costs["loader/shuffle"].minimum, size * row_bytes)
+    return costs
+
+
+def _until_next(iterator: Any, gap_s: float, clock: Clock, kept: list[Any]) -> Callable[[], Call]:
+    """Prepares a call that takes a batch which lies ready: the processor is kept busy meanwhile, as a training step would."""
+
+    def prepare() -> Call:
+        end = clock.now() + gap_s
+        while clock.now() < end:
+            pass
+
+        def take() -> None:
+            (tensors, stamp) = next(iterator)
+            for tensor in tensors:
+                tensor.view(-1)[::1024].sum()  # the pages are mapped at their first use
+            kept[:] = [tensors, *kept[1:], stamp]
+
+        return take
+
+    return prepare
+
+
+def _handed_over(n_tensors: int, row_bytes: int, batch_size: int, n_samples: int, clock: Clock) -> tuple[Samples, float]:
+    """Seconds in which the training process takes over a batch that is ready, and the processor time that a worker spends on one.
+
+    Of the latter the tenth part of the quickest decides: no counter tells which batches were disturbed.
+    """
+    dataset = _dataset(n_tensors, row_bytes, 256)
+    loader = DataLoader(
+        dataset, batch_size=batch_size, sampler=Endless(len(dataset)), num_workers=1, collate_fn=_Stamped(), worker_init_fn=ignore_interrupts,  # type: ignore[arg-type]
+        timeout=_LONGEST_WAIT_S,
+    )  # fmt: skip
+    iterator = iter(loader)
+    try:
+        for _ in range(4):
+            next(iterator)
+        begin = clock.now()
+        for _ in range(4):
+            next(iterator)
+        gap_s = 2.0 * (clock.now() - begin) / 4 + 1e-3
+        kept: list[Any] = [None]
+        taken = take_single(_until_next(iterator, gap_s, clock, kept), n_samples, clock)
+        stamps = kept[1:]
+        spent = [after - before for before, after in itertools.pairwise(stamps)]
+        return taken, quantile(spent, 0.1)
+    finally:
+        del iterator, loader
+        gc.collect()
+
+
+def with_worker(fetched: dict[str, Samples], n_samples: int, clock: Clock) -> dict[str, Samples]:
+    """Batches that a worker process makes: ``receive_*`` in the training process, ``send_*`` in the worker beyond what fetching takes.
+
+    ``batch`` is a batch without tensors, ``tensor`` one tensor of it (each lies in shared memory of its own, whose file descriptor is passed
+    through a socket), ``byte`` a byte.
+    """
+    single, triple = _handed_over(1, 4, _FEW, n_samples, clock), _handed_over(3, 4, _FEW, n_samples, clock)
+    big = _handed_over(1, _BATCH_BYTES // _FEW, _FEW, n_samples, clock)
+    cost = {name.removeprefix("loader/"): samples.minimum for name, samples in fetched.items()}
+
+    def fetch_s(n_tensors: int) -> float:
+        return cost["batch"] + n_tensors * cost["batch_tensor"] + _FEW * (cost["sample"] + n_tensors * cost["tensor"])
+
+    receive_tensor_s = max(0.0, triple[0].minimum - single[0].minimum) / 2
+    send = {n_tensors: max(0.0, spent_s - fetch_s(n_tensors)) for n_tensors, spent_s in ((1, single[1]), (3, triple[1]))}
+    send_tensor_s = max(0.0, send[3] - send[1]) / 2
+    copied_s = _BATCH_BYTES * cost[f"byte/{ROW_BYTES[1]}"]
+    return {
+        "loader/receive_batch": Samples(tuple(max(0.0, value - receive_tensor_s) for value in single[0].values), single[0].n_disturbed),
+        "loader/receive_tensor": Samples(tuple(max(0.0, value - single[0].minimum) / 2 for value in triple[0].values), triple[0].n_disturbed),
+        "loader/receive_byte": Samples(tuple(max(0.0, value - single[0].minimum) / _BATCH_BYTES for value in big[0].values), big[0].n_disturbed),
+        "loader/send_batch": Samples((max(0.0, send[1] - send_tensor_s),)),
+        "loader/send_tensor": Samples((send_tensor_s,)),
+        "loader/send_byte": Samples((max(0.0, big[1] - single[1] - copied_s) / _BATCH_BYTES,)),
+    }
+
+
+def _lives(n_workers: int, persistent: bool, clock: Clock) -> tuple[float, float, float]:
+    """Seconds from asking for an iterator to its first batch, of ending it after its last, and of starting the next epoch with the same workers."""
+    dataset = _dataset(1, 4, n_workers)
+    loader = DataLoader(
+        dataset, batch_size=1, num_workers=n_workers, persistent_workers=persistent, worker_init_fn=ignore_interrupts, timeout=_LONGEST_WAIT_S
+    )
+    begin = clock.now()
+    iterator = iter(loader)
+    for _ in range(n_workers):
+        next(iterator)
+    ready = clock.now()
+    for _ in iterator:
+        pass
+    end = clock.now()
+    resumed_s = 0.0
+    if persistent:
+        again = clock.now()
+        iterator = iter(loader)
+        next(iterator)
+        resumed_s = clock.now() - again
+    del iterator, loader
+    gc.collect()
+    return ready - begin, end - ready, resumed_s
+
+
+def starts(mode: str, clock: Clock) -> dict[str, Samples]:
+    """What comes once for each start of workers: ``start_*``, ``stop_*`` (a call, and a worker more), ``resume`` of those that stay, and
+    ``fork_byte``: a process whose memory was copied pays for each page when it next writes to it."""
+    times = 2 if mode == "quick" else 4
+    found: dict[str, list[float]] = {}
+    for _ in range(times):
+        start_s, stop_s, resume_s = zip(*(_lives(n_workers, False, clock) for n_workers in (1, 2)), _lives(1, True, clock))
+        values = {
+            "start_call": max(0.0, 2 * start_s[0] - start_s[1]), "start_worker": max(0.0, start_s[1] - start_s[0]),
+            "stop_call": max(0.0, 2 * stop_s[0] - stop_s[1]), "stop_worker": max(0.0, stop_s[1] - stop_s[0]), "resume": resume_s[2],
+        }  # fmt: skip
+        for name, value in values.items():
+            found.setdefault(f"loader/{name}", []).append(value)
+    found["loader/fork_byte"] = [_fork_byte_s(2**25 if mode == "quick" else 2**27, clock) for _ in range(times)]
+    return {name: Samples(tuple(values)) for name, values in found.items()}
+
+
+def _fork_byte_s(n_bytes: int, clock: Clock) -> float:
+    memory = torch.zeros(n_bytes // 4)
+    dataset = _dataset(1, 4, 8)
+    loader = DataLoader(dataset, batch_size=1, num_workers=1, worker_init_fn=ignore_interrupts, timeout=_LONGEST_WAIT_S)
+    memory.fill_(1.0)
+    begin = clock.now()
+    memory.fill_(2.0)
+    warm_s = clock.now() - begin
+    iterator = iter(loader)
+    next(iterator)
+    begin = clock.now()
+    memory.fill_(3.0)
+    shared_s = clock.now() - begin
+    del iterator, loader
+    gc.collect()
+    return max(0.0, shared_s - warm_s) / n_bytes
+
+
+def measure(threads: int, mode: str, clock: Clock = Clock()) -> tuple[list[Cost], list[str]]:
+    """Every cost of loading, in seconds each, and what could not be measured: a system may refuse processes or shared memory."""
+    repeats = Repeats(sample_s=2e-4 if mode == "quick" else 1e-3, n_samples=5 if mode == "quick" else 11)
+    found = in_process(repeats, _DATA_BYTES[mode], clock)
+    refused: list[str] = []
+    try:
+        found |= with_worker(found, 8 if mode == "quick" else 25, clock)
+        found |= starts(mode, clock)
+    except (OSError, RuntimeError) as error:
+        refused.append(f"worker processes of a data loader ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
+    return [Cost(name, threads, samples) for name, samples in found.items()], refused
