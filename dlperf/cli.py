@@ -104,6 +104,8 @@ def _parser() -> _Parser:
     calibrate.add_argument("--for", dest="targets", metavar="TARGET@BATCH", nargs="+", action="extend", default=[],
                            help="also measure the exact operations of a target's step at that batch size")  # fmt: skip
     calibrate.add_argument("--threads", type=_counts, metavar="T,T", help="thread counts to measure (default: 1 and torch's own number)")
+    calibrate.add_argument("--workers", type=_counts, metavar="P,P", default=(),
+                           help="also measure what P processes of one thread each cost one another, for predict --workers")  # fmt: skip
     _output(calibrate, "machine file to write (default: --machine)")
     _common(calibrate, threads=False)
     _what(calibrate)

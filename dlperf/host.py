@@ -26,6 +26,7 @@ def this_cpu() -> Cpu:
         memory_bytes=_memory_bytes(),
         flags=tuple(flag for flag in _FLAGS if flag in flags),
         family=family or platform.machine(),
+        n_physical_cores=_physical_cores(),
     )
 
 
@@ -52,6 +53,19 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     first = text.split("\n\n", 1)[0]
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines()) if value}
+
+
+def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Cores among those that this process may use, hardware threads of one core counted once; 0 where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return 0
+    siblings = set()
+    for number in os.sched_getaffinity(0):
+        try:
+            siblings.add((system / f"cpu{number}" / "topology" / "thread_siblings_list").read_text().strip())
+        except OSError:
+            return 0
+    return len(siblings)
 
 
 def _caches() -> tuple[int, int, int]:

@@ -9,8 +9,10 @@ from typing import Any
 
 from dlperf import work
 from dlperf.clock import Samples
+from dlperf.contention import hardware_threads
 from dlperf.hierarchy.roofs import CEILING, roofs_of
 from dlperf.machine import MEAN, PACE, UNREST, Cpu, Machine
+from dlperf.sharing import PREPARATION
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds, format_si
 
@@ -57,6 +59,23 @@ class Summary:
     no_fma: tuple[tuple[str, int, float], ...] = ()
     roofs: tuple[tuple[str, int, float], ...] = ()
 
+    @property
+    def _sharing_lines(self) -> list[str]:
+        """What workers cost one another: for each kind of work how many times as long it takes beside the others."""
+        sharings = self.machine.sharings
+        if not sharings:
+            return []
+        numbers = sorted({s.workers for s in sharings})
+        titles = [f"{n} worker{'s' * (n != 1)}" for n in numbers]
+        rows = [["by the topology alone", *(f"{hardware_threads(self.machine.cpu).shared_cpi(n):.2f}" for n in numbers)]]
+        for name in dict.fromkeys(s.work for s in sharings):
+            found = self.machine.sharing(name)
+            if name == PREPARATION:
+                rows.insert(0, [name, *(format_seconds(found[n].samples.minimum) if n in found else "-" for n in numbers)])
+            else:
+                rows.append([name, *(f"{found[n].slowdown:.2f}" if n in found else "1.00" if n == 1 else "-" for n in numbers)])
+        return ["", *_table(["workers at once, times as long as alone", *titles], rows)]
+
     def to_text(self) -> str:
         """A page to read."""
         machine, cpu, threads = self.machine, self.machine.cpu, self.machine.threads
@@ -65,7 +84,7 @@ class Summary:
         made = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}, made {machine.created or 'at an unknown time'}"
         lines = [
             f"{machine.path or 'machine'}: {made}",
-            f"  {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}; {', '.join(sizes) or 'sizes of caches and memory unknown'}",
+            f"  {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}{_siblings(cpu)}; {', '.join(sizes) or 'sizes of caches and memory unknown'}",
             f"  {' '.join(cpu.flags) or 'no known vector extensions'}",
             "  " + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
         ]
@@ -84,6 +103,7 @@ class Summary:
         if self.families:
             found = [[f.name, str(f.threads), str(f.n_points), format_percent(f.spread_frac), format_percent(f.held_out_frac)] for f in self.families]
             lines += ["", *_table(["kernels", "threads", "points", "spread", "held-out error"], found)]
+        lines += self._sharing_lines
         lines += [f"note: {note}" for note in machine.notes]
         return "\n".join(lines)
 
@@ -95,7 +115,12 @@ class Summary:
             "complete": machine.complete, "versions": dict(machine.versions), "threads": list(machine.threads), "notes": list(machine.notes),
             "cpu": {
                 "model": cpu.model, "n_cores": cpu.n_cores, "caches_bytes": list(cpu.caches_bytes), "memory_bytes": cpu.memory_bytes, "flags": list(cpu.flags),
+                "threads_per_core": cpu.threads_per_core,
             },
+            "sharings": [
+                {"work": s.work, "workers": s.workers, "slowdown": s.slowdown, "time_s": s.samples.minimum, "alone_s": s.alone.minimum}
+                for s in machine.sharings
+            ],
             "peaks": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.peaks],
             "no_fma": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.no_fma],
             "roofs": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.roofs],
@@ -266,6 +291,10 @@ def _only_in_one(first: Machine, second: Machine) -> Iterable[str]:
 
 
 # -- text -----------------------------------------------------------------------------------------------------------------
+
+
+def _siblings(cpu: Cpu) -> str:
+    return f" ({cpu.threads_per_core} hardware threads each of {cpu.n_physical_cores})" if cpu.threads_per_core > 1 else ""
 
 
 def _thread_titles(threads: Iterable[int]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any
 from dlperf.clock import Samples, quantile
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
+from dlperf.sharing import Sharing
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 
 SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
@@ -39,7 +40,10 @@ STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 
 @dataclass(frozen=True)
 class Cpu:
-    """What the machine is. Sizes in bytes; `caches` are per core (L1, L2) and per socket (L3), 0 where unknown."""
+    """What the machine is. Sizes in bytes; `caches` are per core (L1, L2) and per socket (L3), 0 where unknown.
+
+    `n_cores` are those that the system shows; where several of them are hardware threads of one core, there are only `n_physical_cores` (0 where unknown).
+    """
 
     model: str
     n_cores: int
@@ -47,6 +51,12 @@ class Cpu:
     memory_bytes: int = 0
     flags: tuple[str, ...] = ()
     family: str = ""
+    n_physical_cores: int = 0
+
+    @property
+    def threads_per_core(self) -> int:
+        """Hardware threads that share a core; 1 where the system does not tell."""
+        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -152,6 +162,7 @@ class Machine:
     path: str = ""
     curves: tuple[Curve, ...] = ()
     footprints: tuple[Footprint, ...] = ()
+    sharings: tuple[Sharing, ...] = ()
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -241,6 +252,10 @@ class Machine:
         """The named footprint in bytes; 0 where it was not measured."""
         return next((footprint.n_bytes for footprint in self.footprints if footprint.name == name), 0)
 
+    def sharing(self, work: str) -> dict[int, Sharing]:
+        """What was measured of one kind of work done by several workers at once, by their number."""
+        return {sharing.workers: sharing for sharing in self.sharings if sharing.work == work}
+
     def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
         """The sweep of one memory kernel at the nearest measured thread count, by rising working set."""
         at = {b.threads for b in self.bandwidths if b.kernel == kernel}
@@ -319,7 +334,7 @@ class Machine:
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "created": self.created, "versions": dict(self.versions),
             "cpu": {
                 "model": self.cpu.model, "family": self.cpu.family, "n_cores": self.cpu.n_cores, "caches_bytes": list(self.cpu.caches_bytes),
-                "memory_bytes": self.cpu.memory_bytes, "flags": list(self.cpu.flags),
+                "memory_bytes": self.cpu.memory_bytes, "flags": list(self.cpu.flags), "n_physical_cores": self.cpu.n_physical_cores,
             },
             "mode": self.mode, "groups": list(self.groups), "complete": self.complete, "notes": list(self.notes),
             "bandwidths": [
@@ -338,6 +353,9 @@ class Machine:
                 for c in self.curves
             ],
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
+            "sharings": [
+                {"work": s.work, "workers": s.workers, **_samples_to_json(s.samples), "alone": _samples_to_json(s.alone)} for s in self.sharings
+            ],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -350,6 +368,8 @@ class Machine:
             _check_number(f"cpu.{name}", cpu[name])
         for place, size in enumerate(cpu["caches_bytes"]):
             _check_number(f"cpu.caches_bytes[{place}]", size)
+        n_physical_cores = cpu.get("n_physical_cores", 0)
+        _check_number("cpu.n_physical_cores", n_physical_cores)
         bandwidths = []
         for number, row in enumerate(data["bandwidths"]):
             where = f"bandwidths[{number}]"
@@ -376,6 +396,12 @@ class Machine:
         footprints = data["footprints"]
         for number, row in enumerate(footprints):
             _check_number(f"footprints[{number}].bytes", row["bytes"])
+        sharings = []
+        for number, row in enumerate(data.get("sharings", ())):  # files of earlier versions have none
+            where = f"sharings[{number}]"
+            _check_number(f"{where}.workers", row["workers"], positive=True)
+            together, alone = _samples_from_json(row, where, positive=True), _samples_from_json(row["alone"], f"{where}.alone", positive=True)
+            sharings.append(Sharing(row["work"], row["workers"], together, alone))
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"
@@ -383,10 +409,10 @@ class Machine:
             op = op_from_json([*row["op"], [], "forward", "", -1, False, []], tensors)
             kernels.append(Kernel(op, row["family"], row["threads"], _samples_from_json(row, where, positive=True)))
         return cls(
-            cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"]),
+            cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"], n_physical_cores),
             kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
             footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
-            complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
+            sharings=tuple(sharings), complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
         )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a predictor says of a trace on a machine.
+    """What a predictor says of a trace on a machine. `workers` is how many processes run such a step at once (:func:`dlperf.contention.beside`).
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
     """
@@ -59,6 +59,7 @@ class Prediction:
     prices: Prices
     warnings: tuple[str, ...] = ()
     malloc: str = "default"
+    workers: int = 1
 
     @cached_property
     def step(self) -> Step:
@@ -215,7 +216,7 @@ class Prediction:
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.trace.target, "batch_size": self.trace.batch_size,
             "threads": self.threads, "inference": self.trace.inference, "machine": self.machine.path or self.machine.cpu.model, "predictor": self.predictor,
-            "malloc": self.malloc,
+            "malloc": self.malloc, "workers": self.workers,
             "step": {
                 "forward_s": step.forward_s, "backward_s": step.backward_s, "optimizer_s": step.optimizer_s, "zero_grad_s": step.zero_grad_s,
                 "total_s": step.total_s, "low_s": step.low_s, "high_s": step.high_s, "peak_memory_bytes": step.peak_memory_bytes,

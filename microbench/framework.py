@@ -287,7 +287,7 @@ def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
             for name, values in zip(("first", "next"), _pair_after(first, second, stream, n_samples, clock)):
                 found.setdefault(f"cold/{name}/{n_bytes}", []).extend(values)
         found.setdefault(f"cold/module/{n_bytes}", []).extend(_pair_after(operators[0], lambda: bare(leaf), stream, n_samples, clock)[1])
-        others = {"": lambda: None, "cold": stream, "churn": lambda n_bytes=n_bytes: _churn(n_bytes)}  # type: ignore[misc]
+        others = {"": lambda: None, "cold": stream, "churn": lambda n_bytes=n_bytes: churn(n_bytes)}  # type: ignore[misc]
         for name, make in makes:
             taken = {kind: take_single(lambda: _after(make, other), n_samples, clock) for kind, other in others.items()}  # noqa: B023
             warm_s = taken.pop("").minimum
@@ -329,7 +329,7 @@ def _after(make: Callable[[], Call], other: Call) -> Call:
     return call
 
 
-def _churn(n_bytes: int) -> None:
+def churn(n_bytes: int) -> None:
     """Write to fresh pages and give them back."""
     with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
         torch.frombuffer(region, dtype=torch.float32).fill_(1.0)

@@ -21,9 +21,11 @@ from dlperf.clock import Samples
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.files import check_writable, schema_of
 from dlperf.machine import PACE, SCHEMA, Bandwidth, Cost, Kernel, Machine
+from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Trace
 from microbench.plan import MODES, Group
 from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_group
+from microbench.workers import resources
 
 BUSY_SWITCHES_PER_S = 40.0
 """Involuntary context switches a second from which a group counts as measured on a busy machine: a neighbour on the same
@@ -33,16 +35,19 @@ BUSY_SWITCHES = 25
 _UNSTEADY_FRAC = 0.2
 """Share of a group's kernels that may be measured on a slow core alone before the group is said not to be trusted."""
 _SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
+_SHARING_WEIGHT = 50
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
 
 
 def calibrate(
-    path: str | Path, *, mode: str = "full", threads: Sequence[int] = (1,), traces: Sequence[Trace] = (), force: bool = False, progress: bool | None = None
-) -> Machine:
+    path: str | Path, *, mode: str = "full", threads: Sequence[int] = (1,), traces: Sequence[Trace] = (), workers: Sequence[int] = (), force: bool = False,
+    progress: bool | None = None,
+) -> Machine:  # fmt: skip
     """Measure this machine into `path`: create the file, resume an interrupted one, or extend a finished one.
 
-    `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact operations. What is
-    finished stays in the file whatever happens. `progress` shows a bar on stderr (default: if that is a terminal).
+    `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact operations. `workers` are numbers of processes with one
+    thread each: what they cost one another when all of them work at once, the operations of `traces` included. What is finished stays in the file
+    whatever happens. `progress` shows a bar on stderr (default: if that is a terminal).
 
     Raises DlperfError for an unknown mode, threads below 1, a file of another machine or not of dlperf (without `force`);
     WorkFailed when a worker dies or the disk refuses.
@@ -50,18 +55,21 @@ def calibrate(
     path = Path(path)
     if mode not in MODES:
         raise DlperfError(f"mode {mode!r} is unknown; known are {', '.join(MODES)}")
-    for count in threads:
-        if count < 1:
-            raise DlperfError(f"threads is {count}; it must be at least 1")
+    for name, counts in (("threads", threads), ("workers", workers)):
+        for count in counts:
+            if count < 1:
+                raise DlperfError(f"{name} is {count}; it must be at least 1")
     machine = _start(path, mode, force)
     n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:
         narrate(f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for each other")
-    work = [(count, _missing(machine, count, mode, traces)) for count in dict.fromkeys(threads)]
-    if not any(groups for _, groups in work):
+    mends = not traces and not workers  # a calibration that is run again does; one that adds something does not
+    work = [(count, _missing(machine, count, mode, traces, mends)) for count in dict.fromkeys(threads)]
+    shared = _missing_sharings(machine, mode, traces, workers)
+    if not any(groups for _, groups in work) and not shared:
         narrate(f"{path} holds all of this already; nothing to measure")
     machine = _note_neighbours(machine)
-    total = sum(weight for _, groups in work for _, weight in groups)
+    total = sum(weight for _, groups in work for _, weight in groups) + _SHARING_WEIGHT * len(shared)
     with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
         files = []
         for number, trace in enumerate(traces):
@@ -72,12 +80,17 @@ def calibrate(
         ) as bar:
             for count, groups in work:
                 if groups:
-                    machine = _run_worker(machine, path, mode, count, groups, files, bar)
+                    job = {"threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine)}
+                    machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar)
+            if shared:
+                paths = dict(zip(map(_operations_of, traces), files))
+                job = {"threads": 1, "mode": mode, "groups": [[name, kind, paths.get(kind), n] for name, kind, n in shared]}
+                machine = _run_worker(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar)
     machine = replace(machine, complete=True)
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
     if n_busy > 0:
-        n_groups = sum(len(groups) for _, groups in work)
+        n_groups = sum(len(groups) for _, groups in work) + len(shared)
         narrate(f"warning: the machine was busy while {n_busy} of {n_groups} groups were measured; dlperf machine show names them, "
                 "and calibrating anew when it is quiet mends them")
     return machine
@@ -127,8 +140,8 @@ def _done_name(mode: str, threads: int, group: str) -> str:
     return f"{mode}/{threads}/{group}"
 
 
-def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace]) -> list[tuple[str, int]]:
-    """The groups still to measure, each with its weight in the progress bar."""
+def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace], mends: bool) -> list[tuple[str, int]]:
+    """The groups still to measure, each with its weight in the progress bar; where it `mends`, what was measured on a busy machine, too."""
     planned: list[tuple[str, int]] = [(name, _SYSTEM_WEIGHT) for name in SYSTEM_GROUPS]
     kernels: list[Group] = planned_groups(mode, machine.cpu.flags)
     planned += [(group.name, len(group.points)) for group in kernels]
@@ -137,7 +150,7 @@ def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace])
     # What was measured at this depth or deeper is not measured again.
     deep_enough = [m for m in MODES if _DEGREE[m] >= _DEGREE[mode]]
     done = set(machine.groups)
-    if not traces:  # a calibration that is run again mends what was measured on a busy machine; one that adds a target does not
+    if mends:
         done -= {_done_name(m, threads, name) for m in MODES for name, _ in planned if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
     return [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
 
@@ -163,19 +176,39 @@ def _running_processes() -> int:
     return max(1, min(counts))
 
 
-def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: list[tuple[str, int]], traces: list[str], bar: Any) -> Machine:
-    pace_s = min((cost.samples.minimum for cost in machine.costs if cost.name == PACE), default=float("inf"))
-    job = {"pace_s": pace_s, "threads": threads, "mode": mode, "groups": [name for name, _ in groups], "traces": traces}
-    weights = dict(groups)
+def _operations_of(trace: Trace) -> str:
+    return operations_of(trace.target, trace.batch_size, trace.inference)
+
+
+def _missing_sharings(machine: Machine, mode: str, traces: Sequence[Trace], workers: Sequence[int]) -> list[tuple[str, str, int]]:
+    """What is still to measure of several workers at once: (group, kind of work, number of workers) each."""
+    if not workers:
+        return []
+    numbers = sorted(set(workers))
+    planned = [(PREPARATION, n) for n in numbers]
+    planned += [(kind, n) for kind in (*resources(machine.cpu), *map(_operations_of, traces)) for n in numbers if n > 1]
+    named = [(f"{kind} of {n} worker{'s' * (n > 1)}", kind, n) for kind, n in planned]
+    deep_enough = [m for m in MODES if _DEGREE[m] >= _DEGREE[mode]]
+    busy = {name for name, _, _ in named if any(note.startswith(_busy(name, 1)) for note in machine.notes)}
+    return [row for row in named if row[0] in busy or not any(_done_name(m, 1, row[0]) in machine.groups for m in deep_enough)]
+
+
+def _best_pace_s(machine: Machine) -> float:
+    return min((cost.samples.minimum for cost in machine.costs if cost.name == PACE), default=float("inf"))
+
+
+def _run_worker(machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Any) -> Machine:
+    """Run a measuring process for the groups of a job, and write the file after each of them."""
+    threads, names = job["threads"], list(weights)
     process = subprocess.Popen(
-        [sys.executable, "-m", "microbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(threads)}, text=True
+        [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(threads)}, text=True
     )
     try:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.close()
-        bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {groups[0][0]}")
+        bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {names[0]}")
         reported = 0
         for line in process.stdout:
             if not line.endswith("\n"):
@@ -185,13 +218,15 @@ def _run_worker(machine: Machine, path: Path, mode: str, threads: int, groups: l
                 reported += message["progress"]
                 bar.update(message["progress"])
                 continue
+            if "failed" in message:
+                raise WorkFailed(f"{message['failed']}; {path} keeps the finished groups, run the same command again to go on")
             bar.update(weights[message["group"]] - reported)
             reported = 0
-            machine = _merge(machine, Machine.from_json(message["part"]), message, mode, threads)
+            machine = _merge(machine, Machine.from_json(message["part"]), message, job["mode"], threads)
             machine.save(path)
-            place = job["groups"].index(message["group"]) + 1  # type: ignore[attr-defined]
-            if place < len(groups):
-                bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {groups[place][0]}")
+            place = names.index(message["group"]) + 1
+            if place < len(names):
+                bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {names[place]}")
         if process.wait() == 130:
             raise KeyboardInterrupt
         if process.returncode != 0:
@@ -232,9 +267,10 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
         notes.append(f"{message['group']}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}
     footprints = {footprint.name: footprint for footprint in (*machine.footprints, *part.footprints)}
+    sharings = {(sharing.work, sharing.workers): sharing for sharing in (*machine.sharings, *part.sharings)}
     costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs)}
     return replace(
         machine.with_kernels(kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
-        footprints=tuple(footprints.values()),
+        footprints=tuple(footprints.values()), sharings=tuple(sharings.values()),
         groups=(*machine.groups, _done_name(mode, threads, message["group"])), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip

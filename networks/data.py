@@ -22,6 +22,9 @@ N_TRAIN, N_VALIDATION, N_TEST = 50_000, 10_000, 10_000
 MEAN, DEVIATION = 0.1307, 0.3081
 """Of MNIST's training pixels, scaled to 0..1."""
 
+_PORTION = 2**32
+"""Vectors lie so far apart, by number, from one portion to the next: further than anybody asks for."""
+
 Sample = tuple[Tensor, Tensor]
 
 
@@ -162,20 +165,26 @@ class Splits:
     source: str
 
 
-def generate(network: Network, n_train: int | None = None, n_validation: int | None = None, n_test: int | None = None) -> Splits:
-    """Generated data for any network, by default as much as MNIST has."""
-    sizes = (
+def generated_sizes(n_train: int | None = None, n_validation: int | None = None, n_test: int | None = None) -> tuple[int, int, int]:
+    """How many samples are generated to train, validate and test with: as many as asked for, by default as MNIST has."""
+    return (
         N_TRAIN if n_train is None else n_train,
         N_VALIDATION if n_validation is None else n_validation,
         N_TEST if n_test is None else n_test,
     )
+
+
+def generate(network: Network, n_train: int | None = None, n_validation: int | None = None, n_test: int | None = None, portion: int = 0) -> Splits:
+    """Generated data for any network, by default as much as MNIST has. Every `portion`, 0 and up, is other data of the same kind."""
+    sizes = generated_sizes(n_train, n_validation, n_test)
     train: Dataset[Sample]
     validation: Dataset[Sample]
     test: Dataset[Sample]
     if network.reads_digits:
-        train, validation, test = (Digits(generate_images(n, seed), network) for seed, n in enumerate(sizes, 1))
+        train, validation, test = (Digits(generate_images(n, seed), network) for seed, n in enumerate(sizes, 1 + len(sizes) * portion))
     else:
-        train, validation, test = (Vectors(n, network, first) for n, first in zip(sizes, (0, sizes[0], sizes[0] + sizes[1])))
+        begin = portion * _PORTION
+        train, validation, test = (Vectors(n, network, first) for n, first in zip(sizes, (begin, begin + sizes[0], begin + sizes[0] + sizes[1])))
     return Splits(train, validation, test, sizes, "generated")
 
 

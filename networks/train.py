@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with status 2."""
-        self.exit(2, f"train: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 @dataclass
@@ -63,15 +63,18 @@ class Tally:
     right: int = 0
     n: int = 0
 
-    def describe(self, network: Network, group: dist.ProcessGroup | None) -> str:
-        """Mean loss and, where the network's answers are right or wrong, the share of right ones, over the processes of `group`."""
-        loss, right, n = self.loss, self.right, self.n
-        if group is not None:
-            sums = torch.tensor([loss, right, n], dtype=torch.float64)
-            dist.all_reduce(sums, group=group)
-            loss, right, n = sums.tolist()
-        accuracy = f" accuracy {100 * right / n:.2f} %" if network.count_right else ""
-        return f"loss {loss / n:.4f}{accuracy}"
+    def over(self, group: dist.ProcessGroup | None) -> Tally:
+        """The sums over the processes of `group`."""
+        if group is None:
+            return self
+        sums = torch.tensor([self.loss, self.right, self.n], dtype=torch.float64)
+        dist.all_reduce(sums, group=group)
+        return Tally(*sums.tolist())
+
+    def describe(self, network: Network) -> str:
+        """Mean loss and, where the network's answers are right or wrong, the share of right ones."""
+        accuracy = f" accuracy {100 * self.right / self.n:.2f} %" if network.count_right else ""
+        return f"loss {self.loss / self.n:.4f}{accuracy}"
 
 
 def whole(smallest: int, largest: float = math.inf) -> Callable[[str], int]:
@@ -104,6 +107,14 @@ def positive(text: str) -> float:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="train", description="Train one of the networks on MNIST's files, or on generated data of the same shape.")
+    add_training_options(parser)
+    parser.add_argument("--loader-workers", type=whole(0, 1024), default=0, metavar="W", help="processes that load the data (default: %(default)s)")
+    parser.add_argument("--threads", type=whole(1, 4096), metavar="T", help="threads inside each operation (default: torch's own number)")
+    return parser.parse_args(argv)
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """What is trained, how, and on what."""
     parser.add_argument("--net", choices=list(NETWORKS), default="mlp", help="which network (default: %(default)s)")
     parser.add_argument("--epochs", type=whole(1), default=1, metavar="N")
     parser.add_argument("--batch-size", type=whole(1, MOST_SAMPLES), default=32, metavar="B", help="of each process (default: %(default)s)")
@@ -116,10 +127,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="to validate with, 0 for none (default: a sixth of the training file; 10,000 generated ones)",
     )  # fmt: skip
     parser.add_argument("--test-samples", type=whole(0, MOST_SAMPLES), metavar="N", help="to test with, 0 for none (default: all; 10,000 generated ones)")
-    parser.add_argument("--loader-workers", type=whole(0, 1024), default=0, metavar="W", help="processes that load the data (default: %(default)s)")
-    parser.add_argument("--threads", type=whole(1, 4096), metavar="T", help="threads inside each operation (default: torch's own number)")
     parser.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="of the weights and of the order of the samples (default: %(default)s)")
-    return parser.parse_args(argv)
 
 
 def ignore_interrupts(_worker: int) -> None:
@@ -178,6 +186,12 @@ def add(tally: Tally, loss: float, output: torch.Tensor, wanted: torch.Tensor, n
         tally.right += int(network.count_right(output, wanted))
 
 
+def learning_rate(args: argparse.Namespace, network: Network) -> float:
+    """The one asked for, or one that suits the network and the optimizer."""
+    suits: float = 1e-3 if args.optimizer.startswith("adam") else network.learning_rate * (0.1 if args.optimizer == "momentum" else 1)
+    return args.lr or suits
+
+
 def run(args: argparse.Namespace, network: Network, splits: Splits, rank: int, n_ranks: int) -> None:
     """Train, validate after each epoch, test at the end; the first process prints."""
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if rank == 0 else (lambda line: None)
@@ -194,7 +208,7 @@ def run(args: argparse.Namespace, network: Network, splits: Splits, rank: int, n
         # A group of its own for the sums, since destroy_process_group ends its threads. Those of DDP's group may outlive it, and one that still
         # held a tensor which Python has seen would abort the process at its exit ("terminate called without an active exception").
         group = dist.new_group()
-    lr = args.lr or (1e-3 if args.optimizer.startswith("adam") else network.learning_rate * (0.1 if args.optimizer == "momentum" else 1))
+    lr = learning_rate(args, network)
     optimizer = OPTIMIZERS[args.optimizer](model, lr)
     train_loader = make_loader(splits.train, args, sampler=sampler, shuffle=sampler is None)
     validation_loader, test_loader = make_loader(validation, args), make_loader(test, args)
@@ -207,12 +221,12 @@ def run(args: argparse.Namespace, network: Network, splits: Splits, rank: int, n
         begin = time.perf_counter()
         if sampler is not None:
             sampler.set_epoch(epoch)
-        line = f"epoch {epoch}/{args.epochs}  train {train(model, train_loader, network, optimizer).describe(network, group)}"
+        line = f"epoch {epoch}/{args.epochs}  train {train(model, train_loader, network, optimizer).over(group).describe(network)}"
         if n_validation:
-            line += f"  validation {evaluate(module, validation_loader, network).describe(network, group)}"
+            line += f"  validation {evaluate(module, validation_loader, network).over(group).describe(network)}"
         say(f"{line}  {time.perf_counter() - begin:.2f} s")
     if n_test:
-        say(f"test {evaluate(module, test_loader, network).describe(network, group)}")
+        say(f"test {evaluate(module, test_loader, network).over(group).describe(network)}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -44,7 +44,7 @@ def calibrate(args: Namespace) -> Answer:
     check_writable(path, args.force)
     threads = args.threads or default_threads(use_threads(None))
     traces = [read_or_record(args, target, size) for spec in args.targets for target, size in split_batch(spec)]
-    machine = replace(run_calibration(path, args.mode, threads, traces, args.force), path=str(path))
+    machine = replace(run_calibration(path, args.mode, threads, traces, args.force, args.workers), path=str(path))
     summary = summarize(machine)
     return Answer(summary.to_text(), summary.to_json())
 

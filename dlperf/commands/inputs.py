@@ -139,12 +139,14 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
     return Machine.load(path)
 
 
-def run_calibration(path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False) -> Machine:
+def run_calibration(
+    path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False, workers: Sequence[int] = ()
+) -> Machine:
     """Measure this machine (:func:`microbench.suite.calibrate`), and learn from the measurements how exact they make a prediction."""
     from dlperf.predictors.book import learn
     from microbench.suite import calibrate
 
-    machine = learn(calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), force=force))
+    machine = learn(calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force))
     machine.save(path)
     return machine
 

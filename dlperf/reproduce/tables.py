@@ -11,7 +11,7 @@ from dlperf.errors import DlperfError
 class Entry:
     """One number of a paper.
 
-    `printed` is the text as it stands there, with its decimals; "" where the paper does not print the number.
+    `printed` is the text as it stands there, with its decimals and, as in ``2.78e-2``, its power of ten; "" where the paper does not print the number.
     `recomputed` is ours, not rounded, in the printed unit.
     """
 
@@ -23,12 +23,17 @@ class Entry:
         """Decimals of the printed number; 3 where none is printed."""
         if not self.printed:
             return 3
-        return len(self.printed.partition(".")[2])
+        return len(self.printed.partition("e")[0].partition(".")[2])
 
     @property
     def text(self) -> str:
-        """The recomputed number at the printed precision."""
-        return f"{self.recomputed:.{self.decimals}f}"
+        """The recomputed number at the printed precision.
+
+        >>> Entry("2.8e-2", 0.02777).text
+        '2.8e-2'
+        """
+        _, power, exponent = self.printed.partition("e")
+        return f"{self.recomputed / 10 ** int(exponent or 0):.{self.decimals}f}{power}{exponent}"
 
     @property
     def matches(self) -> bool | None:

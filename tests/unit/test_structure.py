@@ -22,20 +22,22 @@ TORCH = (
 TORCH_INSIDE = ("dlperf.commands",)
 """Those that import it inside a function, where a command needs it."""
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
-MICROBENCH_MAY = ("dlperf.machine", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units", "dlperf.version")
+MICROBENCH_MAY = (
+    "dlperf.machine", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units", "dlperf.version",
+)  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
     ("dlperf.version", "dlperf.errors", "dlperf.units"),
     ("dlperf.files", "dlperf.clock"),
-    ("dlperf.trace",),
+    ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement"),
     ("dlperf.host", "dlperf.work", "dlperf.laws"),
     ("dlperf.allocator",),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
     ("dlperf.loading",),
-    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures"),
+    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures", "dlperf.contention"),
     ("dlperf.targets",),
     ("dlperf.loader_sampling",),
     ("dlperf.recorder",),

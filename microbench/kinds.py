@@ -1,0 +1,98 @@
+"""The kinds of work that workers do at once, to see what they cost one another: one for each resource that bounds a step's items."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dlperf.machine import Cpu
+from dlperf.trace import Trace
+from microbench import ceilings
+from microbench.framework import churn
+from microbench.replay import Unplayable, build
+from microbench.stream import arrays, triad
+
+Call = Callable[[], object]
+_SIDE = 256
+"""Matrices of 256 KiB: a product keeps within a core's own caches, and computes for long before it needs more."""
+_PAGES_BYTES = 2**22
+_CHUNK = 2**19
+"""Elements of a large array that one call goes over, so that a call is short against a measuring window."""
+
+
+def make(work: str, cpu: Cpu, n_most: int) -> Call:
+    """A call that `work` bounds, small against a second; `n_most` processes at most hold its operands at once."""
+    sizes = dict(zip(("L1", "L2", "L3"), cpu.caches_bytes))
+    if work == "compute":
+        return _product()
+    if work in ("L1", "L2"):
+        return ceilings.update(sizes[work] // 2)[0]
+    if work == "L3":  # between the cache before it and itself, as far from both: a step's operands
+        return ceilings.update(round(math.sqrt(max(sizes["L2"], sizes["L1"], 2**15) * sizes["L3"])))[0]
+    if work == "DRAM":
+        room = cpu.memory_bytes // (4 * n_most) if cpu.memory_bytes else math.inf
+        return _stream(int(min(max(4 * max(cpu.caches_bytes), 2**26), room)))
+    if work == "page-faults":
+        return lambda: churn(_PAGES_BYTES)
+    return _small_step()
+
+
+def _product() -> Call:
+    a, b, out = (torch.rand(_SIDE, _SIDE) for _ in range(3))
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _stream(set_bytes: int) -> Call:
+    """STREAM's triad over arrays of `set_bytes` together, a part of them a call, one after the other."""
+    n = max(_CHUNK, set_bytes // 12)
+    parts = [tuple(array[begin : begin + _CHUNK] for array in whole) for whole in (arrays(n),) for begin in range(0, n - _CHUNK + 1, _CHUNK)]
+    place = 0
+
+    def call() -> None:
+        nonlocal place
+        triad(*parts[place])
+        place = (place + 1) % len(parts)
+
+    return call
+
+
+def _small_step() -> Call:
+    """A training step of a network so small that its kernels cost next to nothing."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.rand(4, 8)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def make_operations(path: str) -> Call:
+    """The operations of a recorded step one by one in their order, each on tensors of its own; what cannot be called on its own is left out.
+
+    Raises Unplayable where none can.
+    """
+    calls: list[Call] = []
+    built: dict[str, Call | None] = {}
+    for op in Trace.load(Path(path)).ops:
+        if op.signature not in built:
+            try:
+                built[op.signature] = build(op)
+            except Unplayable:
+                built[op.signature] = None
+        call = built[op.signature]
+        if call is not None:
+            calls.append(call)
+    if not calls:
+        raise Unplayable(f"{path}: none of its operations can be called on its own")
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run

@@ -1,0 +1,194 @@
+"""Workers beside one another on made-up machines, by hand."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from calibrated_cases import machine as made_up
+from calibrated_cases import relu
+from calibrated_cases import trace as trace_of
+
+from dlperf.clock import Samples
+from dlperf.contention import averaging_s, beside, cpi, hardware_threads, memory_contention_s, own_slowdown, preparation_s, slowdown
+from dlperf.errors import DlperfError
+from dlperf.inspection import summarize
+from dlperf.machine import Cost, Cpu, Machine
+from dlperf.prediction import Prediction
+from dlperf.predictors.base import BOUNDS, Item, Prices
+from dlperf.sharing import PREPARATION, Sharing, operations_of
+
+TWO_CORES = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
+SIBLINGS = Cpu("Made-up CPU", 4, (2**15, 2**20, 2**25), n_physical_cores=2)
+"""Two cores of two hardware threads each."""
+
+
+def sharing(work: str, workers: int, together_s: float, alone_s: float = 1.0) -> Sharing:
+    return Sharing(work, workers, Samples((together_s, together_s * 1.5)), Samples((alone_s * 1.2, alone_s)))
+
+
+def machine(cpu: Cpu = TWO_CORES, **work: Mapping[int, float]) -> Machine:
+    """A machine whose slowdowns are those given by kind of work (``page_faults`` for ``page-faults``) and number of workers."""
+    rows = [sharing(name.replace("_", "-"), p, value) for name, values in work.items() for p, value in values.items()]
+    return replace(made_up(), cpu=cpu, sharings=tuple(rows))
+
+
+def prediction(file: Machine, *items: Item, threads: int = 1) -> Prediction:
+    found = items or (Item("fc", "forward", 3e-3, "compute", "measured"), Item("fc", "forward", 1e-3, "DRAM", "measured"))
+    return Prediction(replace(trace_of(relu(64)), batch_size=10), file, threads, "made-up", Prices(found, phases=("forward",), low_factor=0.9, high_factor=1.1))
+
+
+# -- slowdowns ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_the_ratio_of_the_least_samples() -> None:
+    # least of (2.5, 3.75) over least of (1.2, 1.0)
+    assert slowdown(machine(compute={4: 2.5}), "compute", 4) == 2.5
+    assert slowdown(machine(compute={4: 2.5}), "compute", 1) == 1.0
+
+
+def test_between_measured_numbers_the_excess_over_the_processors_sharing_is_interpolated() -> None:
+    # 2 cores: sharing 1 at 2 workers, 2 at 4, 1.5 at 3; excess 1.2 and 2.8 / 2 = 1.4, halfway 1.3
+    assert slowdown(machine(compute={2: 1.2, 4: 2.8}), "compute", 3) == pytest.approx(1.5 * 1.3)
+    # only 4 was measured: excess 1 at one worker and 1.5 at four, a third of the way 1.1667; two workers have two cores
+    assert slowdown(machine(compute={4: 3.0}), "compute", 2) == pytest.approx(1.0 + 0.5 / 3)
+
+
+def test_beyond_them_the_excess_follows_its_line() -> None:
+    # excess 1, 1.1, 1.3 at 1, 2, 4: the line 0.9 + 0.1 p; at 8 it is 1.7, and each worker has a quarter of a core
+    assert slowdown(machine(compute={2: 1.1, 4: 2.6}), "compute", 8) == pytest.approx(4 * 1.7)
+
+
+def test_an_excess_that_falls_does_not_fall_for_ever() -> None:
+    # excess 1, 1 and 0.9 at 1, 2, 4: at 100 the line would be below 0; the least measured counts
+    assert slowdown(machine(compute={2: 1.0, 4: 1.8}), "compute", 100) == pytest.approx(50 * 0.9)
+
+
+def test_siblings_share_a_core() -> None:
+    assert [hardware_threads(SIBLINGS).shared_cpi(p) for p in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
+    assert [hardware_threads(TWO_CORES).shared_cpi(p) for p in (1, 2, 4)] == [1, 1, 2]
+    file = machine(SIBLINGS, compute={4: 1.4})
+    assert cpi(file, 4) == (2.0, pytest.approx(1.4))
+    assert cpi(file, 2) == (1.0, None)
+    # excess 1 at one worker, 1.4 / 2 = 0.7 at four: the line stays there beyond, and 8 workers take turns on 4 threads
+    assert slowdown(file, "compute", 8) == pytest.approx(4 * 0.7)
+
+
+def test_a_file_without_the_terms_says_which_command_adds_them() -> None:
+    for ask in (lambda m: slowdown(m, "L2", 2), lambda m: preparation_s(m, 2), lambda m: beside(prediction(m), 2), lambda m: averaging_s(m, 4, 2)):
+        with pytest.raises(DlperfError, match=r"dlperf calibrate --workers 1,2,4 adds"):
+            ask(replace(machine(), path="m.json"))
+    with pytest.raises(DlperfError, match="at least 1"):
+        slowdown(machine(), "compute", 0)
+
+
+# -- predictions ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_item_takes_the_slowdown_of_what_bounds_it() -> None:
+    file = machine(compute={2: 1.1}, DRAM={2: 1.8}, overhead={2: 1.05})
+    alone = prediction(file)
+    found = beside(alone, 2)
+    assert found.workers == 2
+    assert found.step.total_s == pytest.approx(3e-3 * 1.1 + 1e-3 * 1.8)
+    assert (found.step.low_s, found.step.high_s) == (pytest.approx(0.9 * 5.1e-3), pytest.approx(1.1 * 5.1e-3))
+    assert beside(alone, 1) is alone
+    assert "one of 2 workers" in found.prices.notes[-1]
+    with pytest.raises(DlperfError, match="beside 2 workers already"):
+        beside(found, 4)
+
+
+def test_every_bound_has_a_slowdown_but_the_networks() -> None:
+    file = machine(**{name.replace("-", "_"): {2: 2.0} for name in BOUNDS if name != "network"})
+    found = beside(prediction(file, *(Item("fc", "forward", 1.0, bound, "measured") for bound in BOUNDS)), 2)
+    assert {item.bound: item.seconds for item in found.prices.items} == {bound: 1.0 if bound == "network" else 2.0 for bound in BOUNDS}
+
+
+def test_a_targets_own_operations_come_before_kinds_of_work() -> None:
+    file = machine(compute={2: 1.1}, overhead={2: 1.3}, page_faults={2: 1.6})
+    own = operations_of("made-up", 10, inference=False)
+    file = replace(file, sharings=(*file.sharings, sharing(own, 2, 1.5)))
+    items = (
+        Item("fc", "forward", 1.0, "compute", "measured"), Item("fc", "forward", 1.0, "overhead", "measured", "module call"),
+        Item("fc", "forward", 1.0, "page-faults", "measured", "page faults"),
+    )  # fmt: skip
+    found = beside(prediction(file, *items), 2)
+    assert [item.seconds for item in found.prices.items] == pytest.approx([1.5, 1.3, 1.6])
+    assert own_slowdown(file, replace(found.trace, batch_size=11), 2) is None
+    assert own_slowdown(file, found.trace, 2) == 1.5  # a forward pass takes that of its step
+
+
+def test_the_costs_around_a_step_are_slowed_down_as_python_is() -> None:
+    file = machine(compute={2: 1.0}, DRAM={2: 1.0}, overhead={2: 1.25})
+    file = replace(file, costs=(Cost("loader/batch", 1, Samples((4e-6,))), Cost("page_fault", 1, Samples((4e-6,)))))
+    found = {cost.name: cost.seconds for cost in beside(prediction(file), 2).machine.costs}
+    assert found == {"loader/batch": pytest.approx(5e-6), "page_fault": 4e-6}
+
+
+def test_workers_have_one_thread() -> None:
+    with pytest.raises(DlperfError, match="predict with threads=1"):
+        beside(prediction(machine(compute={2: 1.0}), threads=2), 2)
+
+
+def test_memory_contention_is_what_an_image_takes_beyond_the_processors_sharing() -> None:
+    file = machine(compute={4: 2.2}, DRAM={4: 3.0}, overhead={4: 2.0})
+    # alone 4 ms for 10 images; beside three others 3 x 2.2 + 1 x 3 = 9.6 ms, of which half a core each explains 8
+    assert memory_contention_s(prediction(file), 4) == pytest.approx((9.6e-3 - 8e-3) / 10)
+    assert memory_contention_s(prediction(file), 1) == 0.0
+
+
+def test_preparation() -> None:
+    # 2 s alone, and of 4 workers on 2 cores 5: by core 2 s and 2.5 s
+    file = replace(machine(), sharings=(sharing(PREPARATION, 1, 2.0, 2.0), sharing(PREPARATION, 4, 5.0, 2.0)))
+    assert [preparation_s(file, p) for p in (1, 4)] == [2.0, 5.0]
+    assert preparation_s(file, 2) == pytest.approx(2.0 + 0.5 / 3)
+    # the line through (1, 2) and (4, 2.5) is at 8 2 + 7 / 6, four workers a core
+    assert preparation_s(file, 8) == pytest.approx(4 * (2 + 7 / 6))
+    assert preparation_s(replace(file, sharings=file.sharings[1:]), 1) == 2.0  # what was alone beside four
+
+
+def test_averaging_moves_all_rows() -> None:
+    # 4 workers: 4 + 4 times 10^6 bytes at 10 GB/s, beside three others three times as long
+    assert averaging_s(machine(DRAM={4: 3.0}), 10**6, 4) == pytest.approx(3 * 8e6 / 1e10)
+
+
+# -- files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_files_keep_what_was_measured(tmp_path: Path) -> None:
+    file = machine(SIBLINGS, compute={2: 1.25, 4: 2.5})
+    file.save(tmp_path / "m.json")
+    assert Machine.load(tmp_path / "m.json") == replace(file, path=str(tmp_path / "m.json"))
+    data = json.loads((tmp_path / "m.json").read_text())
+    del data["sharings"], data["cpu"]["n_physical_cores"]  # a file of before
+    old = Machine.from_json(data)
+    assert (old.sharings, old.cpu.threads_per_core) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda row: row.update(workers=0), r"sharings\[0\].workers is 0; it must be a finite positive number"),
+        (lambda row: row.update(samples_s=[-1.0]), r"sharings\[0\].samples_s\[0\] is -1.0"),
+        (lambda row: row["alone"].update(samples_s=[]), r"sharings\[0\].alone.samples_s is \[\]"),
+    ],
+)
+def test_what_no_measurement_can_have_made_is_refused(change, complaint) -> None:  # type: ignore[no-untyped-def]
+    data = machine(compute={2: 1.25}).to_json()
+    change(data["sharings"][0])
+    with pytest.raises(DlperfError, match=complaint):
+        Machine.from_json(data)
+
+
+def test_show_prints_them() -> None:
+    file = machine(SIBLINGS, compute={2: 1.25, 4: 2.5})
+    file = replace(file, sharings=(*file.sharings, sharing(PREPARATION, 1, 2.0, 2.0), sharing(PREPARATION, 4, 5.0, 2.0)))
+    text = summarize(file).to_text()
+    rows = {tuple(line.split()) for line in text.splitlines()}
+    assert ("compute", "1.00", "1.25", "2.50") in rows
+    assert ("by", "the", "topology", "alone", "1.00", "1.00", "2.00") in rows
+    assert ("preparation", "2.00", "s", "-", "5.00", "s") in rows
+    assert "2 hardware threads each of 2" in text
+    assert summarize(file).to_json()["sharings"][1] == {"work": "compute", "workers": 4, "slowdown": 2.5, "time_s": 2.5, "alone_s": 1.0}

@@ -1,0 +1,221 @@
+"""What workers cost one another, measured with made-up clocks and teams; and once with real processes, one of which dies."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calibrated_cases import mm, relu, trace
+
+from dlperf import host
+from dlperf.clock import Clock, Samples
+from dlperf.errors import WorkFailed
+from dlperf.machine import Cpu, Machine
+from dlperf.sharing import PREPARATION, Sharing
+from microbench import suite, workers
+from microbench.workers import Window, WorkerDied, measure, measure_preparation, pool, resources, run, time_window
+
+CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
+
+
+class Ticking:
+    """A clock whose time passes in calls alone, `seconds` each."""
+
+    def __init__(self, seconds: float) -> None:
+        self.time, self.seconds, self.n_calls = 0.0, seconds, 0
+
+    def call(self) -> None:
+        self.time += self.seconds
+        self.n_calls += 1
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.time, lambda: self.n_calls // 10)
+
+
+def test_only_what_lies_well_inside_a_window_counts() -> None:
+    ticking = Ticking(0.5)
+    # batches of two calls end at 1, 2, ..., 30; what ended before 3 and after 27 does not count: 25 batches from 2 to 27
+    assert time_window(ticking.call, 2, 30.0, ticking.clock()) == Window(50, 25.0, 6)
+
+
+def test_a_batch_longer_than_the_window_counts() -> None:
+    ticking = Ticking(40.0)
+    assert time_window(ticking.call, 1, 30.0, ticking.clock()) == Window(1, 40.0, 0)
+
+
+class Team:
+    """Stands for a pool: alone a call takes 2 ms, with others 1 ms more for each of them, and every other time twice as long."""
+
+    def __init__(self, call_s: float = 2e-3) -> None:
+        self.cpu, self.call_s, self.runs = CPU, call_s, []  # type: ignore[var-annotated]
+
+    def make(self, work: str, path: str | None, n: int) -> float:
+        return self.call_s
+
+    def run(self, places: list[int], batch: int, window_s: float) -> tuple[float, int]:
+        self.runs.append((tuple(places), batch, window_s))
+        disturbed = 1 + (len(self.runs) // 2) % 2
+        return disturbed * (2e-3 + 1e-3 * (len(places) - 1)), 3
+
+
+def test_one_alone_and_all_at_once_take_turns() -> None:
+    team = Team()
+    sharing, switches, seconds = measure(team, "compute", None, 3, "quick")
+    assert sharing.slowdown == pytest.approx(4e-3 / 2e-3)
+    assert len(sharing.samples.values) == len(sharing.alone.values) == workers.ROUNDS["quick"]
+    assert [places for places, *_ in team.runs] == [(0,), (0, 1, 2), (1,), (0, 1, 2)]  # each alone in its turn
+    assert (switches, seconds) == (6, pytest.approx(2 * workers.WINDOW_S["quick"]))  # those of the one alone: that others take turns is no disturbance
+
+
+def test_windows_hold_several_calls_and_batches_a_millisecond() -> None:
+    long, short = Team(call_s=2.0), Team(call_s=1e-5)
+    measure(long, "operations of big@1 (step)", None, 4, "quick")
+    assert {(len(places), batch, window_s) for places, batch, window_s in long.runs} == {(1, 1, 12.0), (4, 1, 24.0)}  # 2 cores: 4 take turns
+    measure(short, "overhead", None, 2, "quick")
+    assert {batch for _, batch, _ in short.runs} == {100}
+
+
+def test_preparation_is_measured_beside_one_alone() -> None:
+    sharing = measure_preparation(4, "full", lambda n: 2.0 + n)
+    assert (sharing.samples.values, sharing.alone.values) == ((6.0, 6.0), (3.0, 3.0))
+    assert measure_preparation(1, "quick", lambda n: 2.0 + n) == Sharing(PREPARATION, 1, Samples((3.0,)), Samples((3.0,)))
+
+
+def test_only_the_caches_that_are_there() -> None:
+    assert resources(CPU) == ["compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults"]
+    assert resources(replace(CPU, caches_bytes=(2**15, 2**20, 0))) == ["compute", "L1", "L2", "DRAM", "overhead", "page-faults"]
+
+
+# -- the suite ------------------------------------------------------------------------------------------------------------
+
+
+class Leader:
+    """Stands for the measuring process: answers every group, or fails at the one called `failing`."""
+
+    jobs: list[dict[str, Any]]
+    failing = ""
+
+    def __init__(self, arguments: list[str], **_: Any) -> None:
+        self.stdin, self.returncode, self.lines = self, 0, []  # type: ignore[var-annotated]
+        self.module = arguments[-1]
+
+    def write(self, line: str) -> None:
+        job = json.loads(line)
+        type(self).jobs.append(job)
+        for name, work, _, n in job["groups"]:
+            if name == self.failing:
+                self.lines.append({"failed": f"worker 1 of {n} (process 7) ended with status -9, busy with {work}"})
+                return
+            part = Machine(host.this_cpu(), sharings=(Sharing(work, n, Samples((float(n),)), Samples((1.0,))),))
+            self.lines.append({"group": name, "part": part.to_json(), "switches": 0, "seconds": 1.0, "refused": [], "unsteady": 0, "left_out": 0})
+
+    @property
+    def stdout(self) -> Any:
+        return (json.dumps(line) + "\n" for line in self.lines)
+
+    def close(self) -> None: ...
+
+    def wait(self) -> int:
+        return self.returncode
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.fixture
+def leader(monkeypatch: pytest.MonkeyPatch) -> type[Leader]:
+    class Fresh(Leader):
+        jobs: list[dict[str, Any]] = []  # noqa: RUF012
+
+    monkeypatch.setattr(suite.subprocess, "Popen", Fresh)
+    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
+    monkeypatch.setattr(suite, "trace_group", lambda found, mode: suite.Group("exact", (), suite_repeats(mode)))
+    monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
+    monkeypatch.setattr(suite, "_running_processes", lambda: 1)
+    return Fresh
+
+
+def suite_repeats(mode: str) -> Any:
+    from microbench.plan import repeats
+
+    return repeats(mode)
+
+
+def asked(leader: type[Leader]) -> list[list[tuple[str, int]]]:
+    return [[(work, n) for _, work, _, n in job["groups"]] for job in leader.jobs if job["groups"] and isinstance(job["groups"][0], list)]
+
+
+def test_workers_are_measured_once_and_more_of_them_added(tmp_path: Path, leader: type[Leader]) -> None:
+    path = tmp_path / "m.json"
+    assert suite.calibrate(path, mode="quick").sharings == ()  # nothing without the option
+    machine = suite.calibrate(path, mode="quick", workers=(2, 1))
+    kinds = resources(machine.cpu)
+    assert asked(leader) == [[(PREPARATION, 1), (PREPARATION, 2), *((kind, 2) for kind in kinds)]]
+    assert machine.sharing("DRAM")[2].slowdown == 2.0
+    suite.calibrate(path, mode="quick", workers=(1, 2))
+    assert len(asked(leader)) == 1
+    machine = suite.calibrate(path, mode="quick", workers=(1, 2, 4))
+    assert asked(leader)[1] == [(PREPARATION, 4), *((kind, 4) for kind in kinds)]
+    assert set(machine.sharing("compute")) == {2, 4}
+    assert Machine.load(path).sharings == machine.sharings
+
+
+def test_a_targets_operations_are_measured_by_target_and_batch_size(tmp_path: Path, leader: type[Leader]) -> None:
+    step = replace(trace(mm(8, 8, 8), inference=False), target="mine", batch_size=16)
+    machine = suite.calibrate(tmp_path / "m.json", mode="quick", workers=(2,), traces=[step])
+    assert machine.sharing("operations of mine@16 (step)")[2].slowdown == 2.0
+    (path,) = (path for name, _, path, _ in leader.jobs[-1]["groups"] if name.startswith("operations of mine@16"))
+    assert path.endswith("trace0.json")
+
+
+def test_a_worker_that_dies_leaves_one_line_and_what_is_finished(tmp_path: Path, leader: type[Leader]) -> None:
+    leader.failing = "L2 of 2 workers"
+    with pytest.raises(WorkFailed, match=r"^worker 1 of 2 \(process 7\) ended with status -9, busy with L2; .*m.json keeps the finished groups, run the same"):
+        suite.calibrate(tmp_path / "m.json", mode="quick", workers=(2,))
+    assert {sharing.work for sharing in Machine.load(tmp_path / "m.json").sharings} == {PREPARATION, "compute", "L1"}
+
+
+# -- real processes -------------------------------------------------------------------------------------------------------
+
+
+def test_two_real_workers_and_the_death_of_one() -> None:
+    with pool(2, (2,), CPU) as team:
+        assert team.make("overhead", None, 2) > 0
+        seconds, _ = team.run([0, 1], 5, 0.02)
+        assert seconds > 0
+        os.kill(team.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match=rf"worker 1 of 2 \(process {team.processes[1].pid}\) ended with status -9, busy with overhead"):
+            team.run([0, 1], 5, 0.02)
+    assert not any(process.is_alive() for process in team.processes)
+
+
+def _dies(barrier: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _meets(barrier: Any) -> None:
+    barrier.wait(60)
+
+
+def test_starting_processes() -> None:
+    assert workers.start_s(2, _meets) > 0
+    with pytest.raises(WorkerDied, match="one of 2 workers ended while they were started"):
+        workers.start_s(2, _dies)
+
+
+def test_a_job_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(workers.ROUNDS, "quick", 1)
+    monkeypatch.setitem(workers.WINDOW_S, "quick", 0.01)
+    monkeypatch.setattr(workers, "start_s", lambda n: float(n))
+    trace(relu(64), mm(8, 8, 8)).save(tmp_path / "trace.json")
+    groups = [["p", PREPARATION, None, 2], *([work, work, None, 2] for work in resources(CPU)), ["own", "own", str(tmp_path / "trace.json"), 2]]
+    told: list[dict[str, Any]] = []
+    run({"mode": "quick", "groups": groups}, told.append)
+    assert [message["group"] for message in told] == [name for name, *_ in groups]
+    (sharing,) = Machine.from_json(told[-1]["part"]).sharings
+    assert (sharing.work, sharing.workers) == ("own", 2)
+    assert sharing.slowdown > 0
