@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.commands.inputs import Answer, is_trace, load_machine, narrate, read_or_record, resolve, warn
+from dlperf.commands.inputs import Answer, is_trace, load_machine, narrate, read_or_record, warn
 from dlperf.errors import DlperfError
 from dlperf.version import VERSION
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dlperf.tuning import Tuning
     from dlperf.tuning.grid import Axes, Configuration
     from dlperf.tuning.paces import Forecaster
+    from dlperf.tuning.trials import Contest
 
 BEST, RUNS, SECONDS = 3, 3, 3.0
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
@@ -35,6 +36,8 @@ def tune(args: Namespace) -> Answer:
         check_folder(args.output, args.force)
     if args.trial and is_trace(args.target):
         raise DlperfError(f"{args.target}: a trace file has no code to measure; name the target it was recorded from")
+    if args.samples is not None and args.workers and max(args.workers) > args.samples:
+        raise DlperfError(f"workers is {max(args.workers)}, more than the {args.samples} samples; each worker needs at least one")
     wish = Wish(args.objective or (THROUGHPUT if args.samples is None else EPOCH), args.samples, args.memory_limit)
     machine = load_machine(args)
     mismatches = find_mismatches(machine, host.this_cpu(), host.versions())
@@ -76,13 +79,12 @@ def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
         if args.batch_sizes or args.batch_size not in (None, own):
             raise DlperfError(f"{args.target}: a trace file has one batch size, {own}; name the target it was recorded from to compare others")
         sizes = (own,)
-    axes = Axes(
-        args.threads or measured or (1,), sizes, args.loader_workers or tuple(range(min(cores, 2) + 1)), args.workers or _powers_of_two(cores)
-    )  # fmt: skip
+    axes = Axes(args.threads or measured or (1,), sizes, args.loader_workers or tuple(range(min(cores, 2) + 1)), args.workers or _powers_of_two(cores))
     for threads in axes.threads:
         if threads not in machine.threads:
             forecaster.notes.append(
-                f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; dlperf calibrate --threads {threads} measures it"
+                f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; "
+                f"dlperf calibrate --threads {threads} measures it"
             )
         if threads > available_cores():
             forecaster.notes.append(f"{threads} threads asked for, this process may use {available_cores()} core(s)")
@@ -93,7 +95,7 @@ def _powers_of_two(most: int) -> tuple[int, ...]:
     return tuple(2**i for i in range(most.bit_length()))
 
 
-def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster):  # type: ignore[no-untyped-def]
+def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) -> Contest:
     """Measure the best few."""
     from dlperf.tuning import trials
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlperf.tuning.grid import PREDICTED, Axes, Configuration, PaceOf, Row, Wish, ranked, spread_sizes, survey
+from dlperf.tuning.grid import PREDICTED, Axes, Configuration, Pace, PaceOf, Row, Wish, ranked, spread_sizes, survey
 from dlperf.tuning.trials import Contest
 
 MOST_RECORDED = 8
@@ -53,9 +53,9 @@ def tune(
     Raises DlperfError where nothing fits or nothing is left, and what `pace_of` raises.
     """
     recorded = set(spread_sizes(axes.batch_sizes, MOST_RECORDED))
-    known: dict[Configuration, object] = {}
+    known: dict[Configuration, Pace] = {}
 
-    def once(configuration: Configuration):  # type: ignore[no-untyped-def]
+    def once(configuration: Configuration) -> Pace:
         if configuration not in known:
             known[configuration] = pace_of(configuration)
         return known[configuration]

@@ -72,8 +72,8 @@ class Axes:
 
 @dataclass(frozen=True)
 class Pace:
-    """What one worker does in a configuration: `step_s` from batch to batch once everything runs, `once_s` more in each epoch, `peak_memory_bytes` of the worker
-    with what loads for it, and what its time is bound by."""
+    """What one worker does in a configuration: `step_s` from batch to batch once everything runs, `once_s` more in each epoch, `peak_memory_bytes` of
+    the worker with what loads for it, and what its time is bound by."""
 
     step_s: float
     once_s: float
@@ -126,10 +126,11 @@ PaceOf = Callable[[Configuration], Pace]
 def survey(axes: Axes, pace_of: PaceOf, recorded: Sequence[int], wish: Wish, allowed: Callable[[Configuration], bool] = lambda _: True) -> list[Row]:
     """Every allowed configuration's forecast, in the order of the axes.
 
-    `pace_of` is asked at the `recorded` batch sizes alone; between two of them step, overhead and memory are interpolated linearly in the batch size, and outside of
-    them nothing is said (those configurations are left out). A batch larger than a worker's share of the samples is left out too.
+    `pace_of` is asked at the `recorded` batch sizes alone; between two of them step, overhead and memory are interpolated linearly in the batch size, and
+    outside of them nothing is said (those configurations are left out). A batch larger than a worker's share of the samples is left out too.
 
-    An epoch is ceil(share / batch) steps, share = ceil(samples / workers), and `once_s`; a last, smaller batch counts as a whole one, so it errs high by less than a step.
+    An epoch is ceil(share / batch) steps, share = ceil(samples / workers), and `once_s`; a last, smaller batch counts as a whole one, so it errs high by
+    less than a step.
     """
     known = sorted(set(recorded))
     rows = []
@@ -179,8 +180,8 @@ def ranked(rows: Sequence[Row], wish: Wish) -> list[Row]:
     if not left:
         least = min(rows, key=lambda row: (row.peak_memory_bytes, row.configuration))
         raise DlperfError(
-            f"nothing fits into {format_bytes(wish.memory_limit_bytes)}: the smallest need is {format_bytes(least.peak_memory_bytes)} ({least.configuration.label}); "
-            "raise --memory-limit, or give smaller --batch-sizes"
+            f"nothing fits into {format_bytes(wish.memory_limit_bytes)}: the smallest need is {format_bytes(least.peak_memory_bytes)} "
+            f"({least.configuration.label}); raise --memory-limit, or give smaller --batch-sizes"
         )
     order: list[Row] = []
     begin = 0

@@ -16,7 +16,7 @@ _COLORS = ("#0b3c5d", "#d9822b", "#4f7942", "#b03a2e", "#328cc1", "#8d99a6", PRE
 
 
 def lines_of(tuning: Tuning) -> dict[str, list[Row]]:
-    """The rows by line, by rising batch size; of many lines those whose best configuration is best, as nothing is gained by drawing slow ones over each other."""
+    """The rows by line, by rising batch size; of many lines those whose best configuration is best, so that they can be told apart."""
     found: dict[tuple[int, int, int], list[Row]] = {}
     for row in tuning.rows:
         one = row.configuration

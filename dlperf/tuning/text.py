@@ -36,7 +36,8 @@ def best_line(tuning: Tuning) -> str:
     """The proposal in one line."""
     best = tuning.best
     epoch = "" if best.epoch_s is None else f", {format_seconds(best.epoch_s)} an epoch"
-    return f"best: {best.configuration.label}: {rate_text(best.samples_per_s)} samples/s predicted{epoch}, {format_bytes(best.peak_memory_bytes)}; limited by {best.bound}"
+    rate = f"{rate_text(best.samples_per_s)} samples/s predicted{epoch}"
+    return f"best: {best.configuration.label}: {rate}, {format_bytes(best.peak_memory_bytes)}; limited by {best.bound}"
 
 
 def columns_of(tuning: Tuning, rows: Sequence[Row]) -> list[Column]:

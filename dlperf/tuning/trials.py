@@ -95,7 +95,8 @@ def measure_apart(
 ) -> float:
     """Samples per second of a configuration: its workers start, warm up, and train side by side for `seconds`; the sum of their rates.
 
-    With `with_loader` every batch comes from a DataLoader over samples in memory. Raises WorkFailed with the last line that a process said; none is left running.
+    With `with_loader` every batch comes from a DataLoader over samples in memory. Raises WorkFailed with the last line that a process said; none is
+    left running.
     """
     order: dict[str, Any] = {
         "spec": spec, "batch_size": configuration.batch_size, "threads": configuration.threads, "loader_workers": configuration.loader_workers,
@@ -109,7 +110,7 @@ def measure_apart(
                 subprocess.Popen(
                     [sys.executable, "-m", "dlperf.tuning.trial_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                     env=environment,
-                )  # fmt: skip
+                )
             )
         _say(processes, json.dumps(order))
         for process in processes:
