@@ -9,6 +9,7 @@ from dlperf.report.text import wrap
 from dlperf.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
 from dlperf.tuning.grid import EPOCH, INTERPOLATED, Row
 from dlperf.units import format_bytes, format_percent, format_seconds
+from dlperf.version import VERSION
 
 MOST_SHOWN = 10
 
@@ -105,7 +106,8 @@ def tuning_to_text(tuning: Tuning, width: int | None = None) -> str:
 
 def tuning_to_markdown(tuning: Tuning, images: Sequence[str] = ()) -> str:
     """The same as Markdown, with links to the plots."""
-    lines = [f"# {escape(heading(tuning))}", "", escape(best_line(tuning)), "", table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN])), ""]
+    lines = [f"<!-- dlperf {VERSION} -->", "", f"# {escape(heading(tuning))}", "", escape(best_line(tuning)), ""]
+    lines += [table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN])), ""]
     lines += [f"![{name}]({name})" for name in images]
     lines += ["", *(f"- {escape(line)}" for line in (*contest_lines(tuning), *remarks(tuning))), ""]
     lines += [f"Made by {escape(line)}" for line in tuning.provenance]
