@@ -74,8 +74,8 @@ class Script:
 
     def __init__(self, trace: Trace, scratch_bytes: Callable[[Op], Scratch], kept: Sequence[tuple[int, int]] = ()) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
-        for storage, n_bytes in kept:
-            self._sizes[storage] = max(self._sizes[storage], n_bytes)
+        for place, n_bytes in kept:
+            self._sizes[place] = max(self._sizes[place], n_bytes)
         self._n_ops = len(trace.ops)
         self._before: list[int] = []  # there before the first step and after the last
         self._late: list[int] = []  # made by the first optimizer step, with gradients alive and activations gone

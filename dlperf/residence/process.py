@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, WorkFailed
 from dlperf.residence import N_STEPS
 from dlperf.targets import Built, resolve
 
@@ -52,7 +52,7 @@ def _step(built: Built) -> None:
     if built.loss is None or built.optimizer is None:
         return
     scalar = built.loss(output)
-    scalar.backward()
+    scalar.backward()  # type: ignore[no-untyped-call]
     built.optimizer.step()
 
 
@@ -72,8 +72,6 @@ def measure_order(order: dict[str, Any]) -> int:
 
 def main() -> int:
     """Exit status 0; 2 where the target is unusable, 1 where its step fails, with one line on stderr that says why."""
-    from dlperf.errors import WorkFailed
-
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what a target prints is not the answer
             answer = measure_order(json.load(sys.stdin))

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dlperf.contention import averaging_s, beside
 from dlperf.errors import DlperfError
-from dlperf.loading import LoaderCosts, has_costs, sample_bytes
+from dlperf.loading import LoaderCosts, has_costs, period, sample_bytes
+from dlperf.loop import Loop, visit_s
 from dlperf.machine import Machine
 from dlperf.prediction import Prediction, predict
 from dlperf.trace import Trace
@@ -15,8 +16,6 @@ from dlperf.tuning.grid import Configuration, Pace
 
 PREFETCHED = 2
 """Batches that a loading worker holds ready (torch's ``prefetch_factor``)."""
-_STEADY_STEPS = 1000
-"""Steps over which the start of an epoch is spread to tell its steady pace."""
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Forecaster:
     notes: list[str] = field(default_factory=list)
     _traces: dict[int, Trace] = field(default_factory=dict)
     _predictions: dict[tuple[int, int, int], Prediction] = field(default_factory=dict)
-    _machines: dict[int, Machine] = field(default_factory=dict)
+    _bases: dict[tuple[int, int, int], _Base] = field(default_factory=dict)
 
     @cached_property
     def knows_loading(self) -> bool:
@@ -86,40 +85,59 @@ class Forecaster:
                 made = predict(self.trace_of(batch_size), self.machine, threads)
                 made = made.elsewhere() if self.elsewhere else made
             else:
-                made = replace(beside(self.prediction_of(threads, batch_size), workers), machine=self._share_of_machine(workers))
+                made = beside(self.prediction_of(threads, batch_size), workers)
             self._predictions[key] = made
         return self._predictions[key]
-
-    def _share_of_machine(self, workers: int) -> Machine:
-        """The machine as one of several workers finds it for what loads beside it: with its share of the cores, at least one."""
-        if workers not in self._machines:
-            cpu = self.machine.cpu
-            self._machines[workers] = replace(self.machine, cpu=replace(cpu, n_cores=max(1, cpu.n_cores // workers)))
-        return self._machines[workers]
 
     def pace_of(self, configuration: Configuration) -> Pace:
         """What one worker of a configuration takes, its loading included where the machine file speaks of it.
 
-        Once an epoch come the start and end of loading workers and, with several workers, the averaging of their weights. Memory is the step's and the
-        batches that loading workers hold ready. Raises DlperfError where the predictor gives no step or no memory.
+        The loss is looked at in each step. Several workers share the cores for their loading. Once an epoch come the start and end of loading workers and,
+        with several workers, the averaging of their weights. Memory is the step's and the batches that loading workers hold ready.
+
+        Raises DlperfError where the predictor gives no step or no memory.
         """
-        prediction = self.prediction_of(configuration.threads, configuration.batch_size, configuration.workers)
-        step, trace = prediction.step, prediction.trace
-        if step.total_s is None or step.peak_memory_bytes is None:
-            raise DlperfError(f"predictor {prediction.predictor!r} predicts no whole step, so no configuration can be chosen")
-        loader_workers = configuration.loader_workers if self.knows_loading else None
-        samples = _STEADY_STEPS * configuration.batch_size
-        epoch = prediction.epoch(samples, loader_workers=loader_workers, persistent_workers=True)
-        step_s = (epoch.steps_s + epoch.loop_s + (epoch.loading_s or 0.0)) / _STEADY_STEPS
-        once_s = 0.0
-        if loader_workers:
-            anew = prediction.epoch(samples, loader_workers=loader_workers)
-            once_s += (anew.loading_s or 0.0) - (epoch.loading_s or 0.0)
-        if configuration.workers > 1:
-            once_s += averaging_s(self.machine, _parameter_bytes(trace), configuration.workers)
-        held_bytes = PREFETCHED * (loader_workers or 0) * configuration.batch_size * sum(sample_bytes(trace))
-        bound = "loader" if epoch.bound == "loader" else main_bound(prediction)
-        return Pace(step_s, once_s, step.peak_memory_bytes + held_bytes, bound)
+        threads, batch_size, workers = configuration.threads, configuration.batch_size, configuration.workers
+        found = self._base_of(threads, batch_size, workers)
+        once_s = averaging_s(self.machine, found.parameter_bytes, workers) if workers > 1 else 0.0
+        if not self.knows_loading:
+            return Pace(found.step_s, once_s, found.peak_memory_bytes, found.bound)
+        n_loading = configuration.loader_workers
+        factor = self.machine.unrest(threads) * self.machine.mean_factor(threads)
+        costs = LoaderCosts(self.machine, threads, factor)
+        fetching = costs if not n_loading else LoaderCosts(self.machine, 1, factor)  # a loading worker has one thread
+        tensor_bytes = tuple(batch_size * size for size in found.sample_bytes)
+        batch = costs.batches(fetching.fetch_s(batch_size, found.sample_bytes, True), tensor_bytes, n_loading)
+        if not n_loading:
+            return Pace(found.step_s + batch.fetch_s, once_s, found.peak_memory_bytes, "loader" if batch.fetch_s > found.step_s else found.bound)
+        cores = max(1, self.machine.cpu.n_cores // workers)
+        steady = period(found.step_s + batch.take_over_s, batch.fetch_s + batch.hand_over_s, n_loading, threads, cores)
+        starts = costs.starts(n_loading, found.peak_memory_bytes)
+        memory_bytes = found.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes)
+        return Pace(steady.seconds, once_s + starts.start_s + starts.stop_s, memory_bytes, "loader" if steady.waits else found.bound)
+
+    def _base_of(self, threads: int, batch_size: int, workers: int) -> _Base:
+        key = threads, batch_size, workers
+        if key not in self._bases:
+            prediction = self.prediction_of(threads, batch_size, workers)
+            step, trace = prediction.step, prediction.trace
+            if step.total_s is None or step.peak_memory_bytes is None:
+                raise DlperfError(f"predictor {prediction.predictor!r} predicts no whole step, so no configuration can be chosen")
+            step_s = self.machine.mean_factor(threads) * (step.total_s + visit_s(prediction, Loop()))
+            sizes = sample_bytes(trace) or (1,)
+            self._bases[key] = _Base(step_s, step.peak_memory_bytes, main_bound(prediction), sizes, _parameter_bytes(trace))
+        return self._bases[key]
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A step without its loading, and what the loading depends on: bytes of a sample by tensor, bytes of all parameters."""
+
+    step_s: float
+    peak_memory_bytes: int
+    bound: str
+    sample_bytes: tuple[int, ...]
+    parameter_bytes: int
 
 
 def _parameter_bytes(trace: Trace) -> int:

@@ -52,7 +52,7 @@ def _step(built: Built, inputs: Any) -> None:
         built.optimizer.zero_grad()
     output = built.model(**inputs) if isinstance(inputs, dict) else built.model(*inputs)
     if built.loss is not None and built.optimizer is not None:
-        built.loss(output).backward()
+        built.loss(output).backward()  # type: ignore[no-untyped-call]
         built.optimizer.step()
 
 
