@@ -107,7 +107,7 @@ def test_truncated_file_gets_one_line_and_status_2(tmp_path):
     assert done.stderr == f"train: error: {path}: is truncated: 10 elements need 10 bytes, the file has 9; fetch it again\n"
 
 
-@pytest.mark.parametrize("net", ["lenet", "mlp", "fc4096"])
+@pytest.mark.parametrize("net", ["lenet", "fc4096"])  # a layer of dead ReLUs, as in mlp, stays finite
 def test_divergence_gets_one_line_and_status_1(net, capsys):
     assert main(["--net", net, "--lr", "1e30", "--samples", "1000", "--val-samples", "0", "--test-samples", "0"]) == 1
     assert capsys.readouterr().err.splitlines() == [f"train: error: the loss of {net} is no finite number any more; choose a smaller --lr"]

@@ -128,7 +128,7 @@ def test_a_sampled_loader_with_workers() -> None:
     take_s, hand_s = (500 + 300) * US + 1024 * 4e-10, (700 + 200) * US + 1024 * 1e-9
     once_s = 0.02 + 2 * 0.015 + 0.007 + 2 * 0.001  # started and ended in every epoch
     found = full().epoch(3200, loader_workers=2, loader=loader(0.02))
-    with_loading_s = pipeline_s(100, STEP_S + ITEM_S + take_s, 0.02 + hand_s, 2, 1, 2)
+    with_loading_s = pipeline_s(100, STEP_S + ITEM_S + take_s, 0.02 + hand_s + take_s, 2, 1, 2)
     assert found.bound == "loader"
     assert found.epoch_s == pytest.approx(with_loading_s + once_s)
     assert found.start_s == 0.0

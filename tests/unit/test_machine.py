@@ -249,3 +249,11 @@ def test_the_default_file_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert default_path() == tmp_path / "dlperf" / "machine.json"
     monkeypatch.delenv("XDG_DATA_HOME")
     assert default_path() == Path.home() / ".local" / "share" / "dlperf" / "machine.json"
+
+
+def test_factors_of_a_restless_machine() -> None:
+    # the median of the groups' factors; 1 where none was kept
+    costs = (Cost("unrest", 1, Samples((1.1, 1.2, 1.6))), Cost("unrest_mean", 1, Samples((1.0, 1.05, 1.5))))
+    machine = Machine(Cpu("x", 2), costs=costs)
+    assert (machine.unrest(2), machine.mean_factor(2)) == (1.2, 1.05)
+    assert (Machine(Cpu("x", 2)).unrest(1), Machine(Cpu("x", 2)).mean_factor(1)) == (1.0, 1.0)
