@@ -87,6 +87,8 @@ def _parser() -> _Parser:
     predict.add_argument("--val-samples", type=count_or_none, metavar="V", help="validation samples after each epoch (0)")
     predict.add_argument("--test-samples", type=count_or_none, metavar="S", help="test samples at the end (0)")
     predict.add_argument("--loader-workers", type=count_or_none, metavar="W", help="worker processes of the data loader (0)")
+    predict.add_argument("--workers", type=count, metavar="P", help="processes that train an instance each on a share of the samples, with one thread: "
+                         "the step beside the others, and with --samples the whole run from their start")  # fmt: skip
     predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
     predict.add_argument("--loader", metavar="FILE.py:CALLABLE",
                          help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in this process (default: tensors in memory)")  # fmt: skip
@@ -232,6 +234,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         for name in ("runs", "seconds", "best"):
             if getattr(args, name, None) is not None:
                 _fail(args, f"--{name} is for the measuring of --try")
+    if args.command == "predict" and args.workers:
+        if args.threads not in (None, 1):
+            _fail(args, f"--workers have one thread each; leave --threads {args.threads} out")
+        if args.samples is not None and args.workers > args.samples:
+            _fail(args, f"--workers {args.workers} are more than the {args.samples} samples; give each at least one")
+        if args.loader_workers:
+            _fail(args, f"loading workers beside training --workers are not modelled; leave --loader-workers {args.loader_workers} out")
     if args.command == "predict" and args.samples is None:
         for name in _OF_AN_EPOCH:
             if getattr(args, name) not in (None, False):

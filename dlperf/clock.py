@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlperf.errors import DlperfError
 
@@ -297,3 +298,27 @@ def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, cloc
         if pairs[-1][1] and clock.rest is not None:
             clock.rest()
     return undisturbed(pairs, least_frac=0.0)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+def samples_to_json(samples: Samples) -> dict[str, Any]:
+    """Samples as JSON data of their own, or a part of a larger entry's."""
+    return {"samples_s": [float(f"{value:.6g}") for value in samples.values], "disturbed": samples.n_disturbed}
+
+
+def samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -> Samples:
+    """The samples that :func:`samples_to_json` wrote. Raises DlperfError that names the entry, called `where`, which no measurement can have made."""
+    values = row["samples_s"]
+    if not isinstance(values, list) or not values:
+        raise DlperfError(f"{where}.samples_s is {values!r}; expected a list of seconds")
+    for place, value in enumerate(values):
+        check_number(f"{where}.samples_s[{place}]", value, positive)
+    return Samples(tuple(float(v) for v in values), row["disturbed"])
+
+
+def check_number(where: str, value: Any, positive: bool = False) -> None:
+    """Raises DlperfError for what is no finite number, negative, or, where it must be positive, 0; `where` names the entry."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")

@@ -4,17 +4,22 @@ Every item of a step takes as many times as long as work of its kind was measure
 (``dlperf calibrate --workers 1,2,4``). A target's own operations, measured so (``--for TARGET@BATCH``), come before that. Measured numbers of workers count as
 they are. Elsewhere a slowdown is the processors' sharing, which follows from the topology (:meth:`dlperf.laws.threads.HardwareThreads.shared_cpi`), times an
 excess that memory, caches and switching add: between measured numbers it is interpolated, beyond them it follows its line of least squares, as the memory
-contention of Viebke et al. 2019 does.
+contention of Viebke et al. 2019 does, up to as many workers as the processor has hardware threads. More than these never run at once, so that the excess
+grows no more.
 """
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlperf.clock import Samples
+from dlperf.epoch import Epoch, forecast
 from dlperf.errors import DlperfError
 from dlperf.laws.threads import HardwareThreads, check_workers, least_squares_line
+from dlperf.loading import SampledLoader
+from dlperf.loop import Loop, parameters_of
 from dlperf.machine import Cost, Cpu, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Trace
@@ -60,17 +65,23 @@ def slowdown(machine: Machine, work: str, workers: int) -> float:
         return points[workers]
     if len(points) < 2:
         raise _lacking(machine, f"no contention of workers ({work})")
-    law = hardware_threads(machine.cpu).shared_cpi
-    return law(workers) * _between_or_beyond({p: value / law(p) for p, value in points.items()}, workers)
+    processor = hardware_threads(machine.cpu)
+    law = processor.shared_cpi
+    return law(workers) * _excess({p: value / law(p) for p, value in points.items()}, workers, processor.n_threads)
 
 
-def _between_or_beyond(points: dict[int, float], p: int) -> float:
-    """A value at p: linear between the points around it; beyond the last one on the line of least squares, not below the least that was measured."""
+def _excess(points: dict[int, float], p: int, n_threads: int) -> float:
+    """A value at p: linear between the points around it; beyond the last one on the line of least squares, not below the least that was measured.
+
+    From p = `n_threads` on, all hardware threads are busy: where so many were measured, their mean is what more of them have.
+    """
     largest = max(points)
-    if p > largest:
-        return max(min(points.values()), least_squares_line(sorted(points.items())).at(p))
-    below, above = max(q for q in points if q < p), min(q for q in points if q > p)
-    return points[below] + (points[above] - points[below]) * (p - below) / (above - below)
+    if p < largest:
+        below, above = max(q for q in points if q < p), min(q for q in points if q > p)
+        return points[below] + (points[above] - points[below]) * (p - below) / (above - below)
+    if largest >= n_threads:
+        return statistics.fmean(value for q, value in points.items() if q >= max(2, n_threads))
+    return max(min(points.values()), least_squares_line(sorted(points.items())).at(min(p, n_threads)))
 
 
 def _lacking(machine: Machine, what: str) -> DlperfError:
@@ -80,19 +91,14 @@ def _lacking(machine: Machine, what: str) -> DlperfError:
 def preparation_s(machine: Machine, workers: int) -> float:
     """Seconds from the start of p worker processes until all of them are ready to train: each has imported torch and made a model and an optimizer.
 
-    As measured; else between the measured numbers or on their line of least squares, in which the processors' sharing is: starting computes.
-    Loading the data is not in it. Raises DlperfError for p below 1, and where the file holds no such times, or a single one and that at another p.
+    What one alone usually takes (the median of all that were started so), times the slowdown of p (:func:`slowdown`), as starting mostly computes. Loading the
+    data is not in it. Raises DlperfError for p below 1, and where the file holds no such times.
     """
     check_workers(workers)
-    found = machine.sharing(PREPARATION)
-    points = {p: sharing.samples.minimum for p, sharing in found.items()}
-    points.setdefault(1, min((sharing.alone.minimum for sharing in found.values()), default=math.nan))
-    if math.isnan(points[1]) or (workers not in points and len(points) < 2):
-        raise _lacking(machine, f"no preparation of {workers} worker(s)")
-    if workers in points:
-        return points[workers]
-    law = hardware_threads(machine.cpu).shared_cpi
-    return law(workers) * _between_or_beyond({p: value / law(p) for p, value in points.items()}, workers)
+    alone = [value for sharing in machine.sharing(PREPARATION).values() for value in sharing.alone.values]
+    if not alone:
+        raise _lacking(machine, "no preparation of workers")
+    return statistics.median(alone) * slowdown(machine, PREPARATION, workers)
 
 
 def beside(prediction: Prediction, workers: int) -> Prediction:
@@ -104,12 +110,12 @@ def beside(prediction: Prediction, workers: int) -> Prediction:
     which command adds them).
     """
     check_workers(workers)
+    if workers == 1:
+        return prediction
     if prediction.workers != 1:
         raise DlperfError(f"the prediction is beside {prediction.workers} workers already; give that of one alone")
     if prediction.threads != 1:
         raise DlperfError(f"the prediction is for {prediction.threads} threads; workers have one thread each: predict with threads=1")
-    if workers == 1:
-        return prediction
     machine, bounds = prediction.machine, {item.bound for item in prediction.prices.items}
     own = own_slowdown(machine, prediction.trace, workers)
     general = {bound: 1.0 if bound == _NETWORK else slowdown(machine, bound, workers) for bound in bounds}
@@ -161,3 +167,33 @@ def averaging_s(machine: Machine, parameter_bytes: int, workers: int) -> float:
     """
     n_bytes = (workers + 4) * parameter_bytes  # gathered and written: 2 and 2, all rows read
     return n_bytes / machine.dram_bytes_per_s(1) * slowdown(machine, "DRAM", workers)
+
+
+def forecast_workers(
+    training: Prediction, workers: int, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None,
+    last: Prediction | None = None, loop: Loop = Loop(), loader: SampledLoader | None = None,
+) -> Epoch:
+    """The forecast of a run in which p worker processes train an instance each on their share of the samples and average the weights after every epoch.
+
+    T = T_prep + the epochs and the test pass of the worker with the largest share, ceil(samples / p), while all p run (:func:`beside`), and the averaging:
+    strategy (b) of Viebke et al. 2019 with the contention in the step. `training`, `evaluation` and `last` are predictions of one worker alone, `last` of the
+    last batch of its share; the rest is :func:`dlperf.epoch.forecast`'s. Workers are taken to be ready at once: waiting for the slowest beyond its larger share
+    is no part of it. Raises DlperfError for p below 1 or above the samples, for loading workers beside them, and as :func:`beside` and ``forecast`` do.
+    """
+    check_workers(workers)
+    if workers > samples:
+        raise DlperfError(f"{workers} workers are more than the {samples} samples; give each at least one")
+    if loop.loader_workers:
+        raise DlperfError("loading workers beside several training workers are not modelled; leave them out")
+    python = slowdown(training.machine, "overhead", workers)
+    one = forecast(
+        beside(training, workers), math.ceil(samples / workers), epochs, math.ceil(val_samples / workers), math.ceil(test_samples / workers),
+        None if evaluation is None else beside(evaluation, workers), None if last is None else beside(last, workers), loop,
+        None if loader is None else replace(loader, batch_s=python * loader.batch_s),
+    )  # fmt: skip
+    averaged_s = averaging_s(training.machine, sum(spec.nbytes for spec in parameters_of(training)), workers) if workers > 1 else 0.0
+    prepared_s = preparation_s(training.machine, workers)
+    return replace(
+        one, samples=samples, workers=workers, averaging_s=averaged_s, preparation_s=prepared_s, epoch_s=one.epoch_s + averaged_s,
+        total_s=one.total_s + epochs * averaged_s + prepared_s,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dlperf.allocator import POLICIES
+from dlperf.contention import beside
 from dlperf.prediction import Prediction, predict
 from dlperf.predictors.paging import BOUND
 from dlperf.units import format_seconds
@@ -55,7 +56,8 @@ def find_cures(prediction: Prediction) -> PageFaults | None:
     for name, policy in POLICIES.items():
         if name in ("default", prediction.malloc):
             continue
-        other = predict(prediction.trace, prediction.machine, prediction.threads, prediction.predictor, malloc=name).step.total_s
+        alone = predict(prediction.trace, prediction.machine, prediction.threads, prediction.predictor, malloc=name)
+        other = beside(alone, prediction.workers).step.total_s
         if other is not None and other < step_s:
             cures.append(Cure(name, policy.settings, step_s - other))
     return PageFaults(seconds, step_s, tuple(sorted(cures, key=lambda cure: -cure.saved_s)))

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 class Epoch:
     """A forecast, in seconds. `epoch_s` is one epoch (training and validation), `total_s` all of them with everything around:
 
-        epoch_s = steps_s + loop_s + loading_s + evaluation_s + pauses_s
-        total_s = first_step_s + start_s + epochs epoch_s + test_s
+        epoch_s = steps_s + loop_s + loading_s + evaluation_s + pauses_s + averaging_s
+        total_s = preparation_s + first_step_s + start_s + epochs epoch_s + test_s
 
     `steps_s` are an epoch's training steps, `loop_s` what the script does in each of them besides (clipping, a scheduler, looking at the loss),
     `loading_s` how much longer loading makes it, `evaluation_s` the validation pass with its own loading, `pauses_s` checkpoints. Of the run,
     `first_step_s` is what its first step takes more, `start_s` the start of loading workers that stay from epoch to epoch, `test_s` the pass at the
     end. None is what the machine file does not hold; sums go without it, and `notes` say so. `bound` is ``step`` or ``loader``, whichever the other waits for.
+
+    Where `workers` train on a share of the samples each (:func:`dlperf.contention.forecast_workers`), the parts of an epoch, its steps among them, are those
+    of the worker with the largest share; `averaging_s` puts their weights together after each epoch, `preparation_s` is until all of them are ready.
     """
 
     samples: int
@@ -41,6 +44,9 @@ class Epoch:
     test_s: float = 0.0
     bound: str = "step"
     notes: tuple[str, ...] = ()
+    workers: int = 1
+    averaging_s: float = 0.0
+    preparation_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as JSON data."""

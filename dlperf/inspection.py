@@ -71,7 +71,7 @@ class Summary:
         for name in dict.fromkeys(s.work for s in sharings):
             found = self.machine.sharing(name)
             if name == PREPARATION:
-                rows.insert(0, [name, *(format_seconds(found[n].samples.minimum) if n in found else "-" for n in numbers)])
+                rows.insert(0, [name, *(format_seconds(found[n].samples.median) if n in found else "-" for n in numbers)])
             else:
                 rows.append([name, *(f"{found[n].slowdown:.2f}" if n in found else "1.00" if n == 1 else "-" for n in numbers)])
         return ["", *_table(["workers at once, times as long as alone", *titles], rows)]
@@ -118,7 +118,7 @@ class Summary:
                 "threads_per_core": cpu.threads_per_core,
             },
             "sharings": [
-                {"work": s.work, "workers": s.workers, "slowdown": s.slowdown, "time_s": s.samples.minimum, "alone_s": s.alone.minimum}
+                {"work": s.work, "workers": s.workers, "slowdown": s.slowdown, "time_s": s.samples.median, "alone_s": s.alone.median}
                 for s in machine.sharings
             ],
             "peaks": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.peaks],

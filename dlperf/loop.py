@@ -58,7 +58,7 @@ def _cost_s(prediction: Prediction, name: str, asked: bool) -> float:
     return machine.unrest(prediction.threads) * machine.cost_s(f"loop/{name}", prediction.threads)
 
 
-def _parameters(prediction: Prediction) -> list[TensorSpec]:
+def parameters_of(prediction: Prediction) -> list[TensorSpec]:
     """The parameters of the network, shared ones once."""
     found: dict[object, TensorSpec] = {}
     for layer in prediction.trace.layers:
@@ -77,7 +77,7 @@ def update_s(prediction: Prediction, loop: Loop) -> float:
     """Seconds of what is done at each update: clipping (a call, each parameter's tensor and bytes), the scheduler."""
     seconds = _cost_s(prediction, "scheduler", asked=True) if loop.scheduler else 0.0
     if loop.clip:
-        parameters = _parameters(prediction)
+        parameters = parameters_of(prediction)
         call_s, tensor_s, byte_s = (_cost_s(prediction, f"clip_{what}", asked=True) for what in ("call", "tensor", "byte"))
         seconds += call_s + len(parameters) * tensor_s + sum(spec.nbytes for spec in parameters) * byte_s
     return seconds
@@ -88,7 +88,7 @@ def accumulation_s(prediction: Prediction) -> float:
     book = book_of(prediction.machine, prediction.threads)
     rate = book.bytes_per_s
     seconds = 0.0
-    for spec in _parameters(prediction):
+    for spec in parameters_of(prediction):
         priced = book.kernel_s(Op("aten.add_.Tensor", (spec, spec)))
         # two gradients read, one written
         seconds += priced[0] if priced is not None else 3 * spec.nbytes / rate[prediction.machine.level_of(3 * spec.nbytes)] + book.cost_s("native_call")
@@ -99,7 +99,7 @@ def pause_s(prediction: Prediction, loop: Loop) -> float:
     """Seconds between two epochs: a checkpoint of the parameters."""
     if not loop.checkpoint:
         return 0.0
-    parameters = _parameters(prediction)
+    parameters = parameters_of(prediction)
     call_s, tensor_s, byte_s = (_cost_s(prediction, f"save_{what}", asked=True) for what in ("call", "tensor", "byte"))
     return call_s + len(parameters) * tensor_s + sum(spec.nbytes for spec in parameters) * byte_s
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dlperf.clock import Samples, quantile
+from dlperf.clock import Samples, check_number, quantile, samples_from_json, samples_to_json
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing
@@ -329,7 +329,7 @@ class Machine:
         kernels = []
         for kernel in self.kernels:
             name, args, kwargs, *_ = op_to_json(kernel.op, table)
-            kernels.append({"family": kernel.family, "op": [name, args, kwargs], "threads": kernel.threads, **_samples_to_json(kernel.samples)})
+            kernels.append({"family": kernel.family, "op": [name, args, kwargs], "threads": kernel.threads, **samples_to_json(kernel.samples)})
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "created": self.created, "versions": dict(self.versions),
             "cpu": {
@@ -340,11 +340,11 @@ class Machine:
             "bandwidths": [
                 {
                     "kernel": b.kernel, "threads": b.threads, "working_set_bytes": b.working_set_bytes, "moved_bytes": b.moved_bytes,
-                    **_samples_to_json(b.samples),
+                    **samples_to_json(b.samples),
                 }
                 for b in self.bandwidths
             ],
-            "costs": [{"name": c.name, "threads": c.threads, **_samples_to_json(c.samples)} for c in self.costs],
+            "costs": [{"name": c.name, "threads": c.threads, **samples_to_json(c.samples)} for c in self.costs],
             "curves": [
                 {
                     "key": list(c.key), "family": c.family, "threads": c.threads, "scales": list(c.scales), "signal": _rounded(c.signal),
@@ -354,7 +354,7 @@ class Machine:
             ],
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
             "sharings": [
-                {"work": s.work, "workers": s.workers, **_samples_to_json(s.samples), "alone": _samples_to_json(s.alone)} for s in self.sharings
+                {"work": s.work, "workers": s.workers, **samples_to_json(s.samples), "alone": samples_to_json(s.alone)} for s in self.sharings
             ],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
@@ -365,49 +365,49 @@ class Machine:
         tensors = TensorTable.from_json(data["tensors"])
         cpu = data["cpu"]
         for name in ("n_cores", "memory_bytes"):
-            _check_number(f"cpu.{name}", cpu[name])
+            check_number(f"cpu.{name}", cpu[name])
         for place, size in enumerate(cpu["caches_bytes"]):
-            _check_number(f"cpu.caches_bytes[{place}]", size)
+            check_number(f"cpu.caches_bytes[{place}]", size)
         n_physical_cores = cpu.get("n_physical_cores", 0)
-        _check_number("cpu.n_physical_cores", n_physical_cores)
+        check_number("cpu.n_physical_cores", n_physical_cores)
         bandwidths = []
         for number, row in enumerate(data["bandwidths"]):
             where = f"bandwidths[{number}]"
             for name in ("threads", "working_set_bytes", "moved_bytes"):
-                _check_number(f"{where}.{name}", row[name], positive=True)
+                check_number(f"{where}.{name}", row[name], positive=True)
             bandwidths.append(
-                Bandwidth(row["kernel"], row["threads"], row["working_set_bytes"], row["moved_bytes"], _samples_from_json(row, where, positive=True))
+                Bandwidth(row["kernel"], row["threads"], row["working_set_bytes"], row["moved_bytes"], samples_from_json(row, where, positive=True))
             )
         costs = []
         for number, row in enumerate(data["costs"]):
             where = f"costs[{number}]"
-            _check_number(f"{where}.threads", row["threads"], positive=True)
-            costs.append(Cost(row["name"], row["threads"], _samples_from_json(row, where)))
+            check_number(f"{where}.threads", row["threads"], positive=True)
+            costs.append(Cost(row["name"], row["threads"], samples_from_json(row, where)))
         curves = []
         for number, row in enumerate(data["curves"]):
             for name in ("scales", "held_out_fracs"):
                 for place, value in enumerate(row[name]):
-                    _check_number(f"curves[{number}].{name}[{place}]", value, positive=name == "scales")
+                    check_number(f"curves[{number}].{name}[{place}]", value, positive=name == "scales")
             for name in ("threads", "signal", "noise"):
-                _check_number(f"curves[{number}].{name}", row[name], positive=True)
+                check_number(f"curves[{number}].{name}", row[name], positive=True)
             curves.append(
                 Curve(tuple(row["key"]), row["family"], row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"]))
             )
         footprints = data["footprints"]
         for number, row in enumerate(footprints):
-            _check_number(f"footprints[{number}].bytes", row["bytes"])
+            check_number(f"footprints[{number}].bytes", row["bytes"])
         sharings = []
         for number, row in enumerate(data.get("sharings", ())):  # files of earlier versions have none
             where = f"sharings[{number}]"
-            _check_number(f"{where}.workers", row["workers"], positive=True)
-            together, alone = _samples_from_json(row, where, positive=True), _samples_from_json(row["alone"], f"{where}.alone", positive=True)
+            check_number(f"{where}.workers", row["workers"], positive=True)
+            together, alone = samples_from_json(row, where, positive=True), samples_from_json(row["alone"], f"{where}.alone", positive=True)
             sharings.append(Sharing(row["work"], row["workers"], together, alone))
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"
-            _check_number(f"{where}.threads", row["threads"], positive=True)
+            check_number(f"{where}.threads", row["threads"], positive=True)
             op = op_from_json([*row["op"], [], "forward", "", -1, False, []], tensors)
-            kernels.append(Kernel(op, row["family"], row["threads"], _samples_from_json(row, where, positive=True)))
+            kernels.append(Kernel(op, row["family"], row["threads"], samples_from_json(row, where, positive=True)))
         return cls(
             cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"], n_physical_cores),
             kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
@@ -431,21 +431,3 @@ def default_path() -> Path:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def _samples_to_json(samples: Samples) -> dict[str, Any]:
-    return {"samples_s": [float(f"{value:.6g}") for value in samples.values], "disturbed": samples.n_disturbed}
-
-
-def _samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -> Samples:
-    values = row["samples_s"]
-    if not isinstance(values, list) or not values:
-        raise DlperfError(f"{where}.samples_s is {values!r}; expected a list of seconds")
-    for place, value in enumerate(values):
-        _check_number(f"{where}.samples_s[{place}]", value, positive)
-    return Samples(tuple(float(v) for v in values), row["disturbed"])
-
-
-def _check_number(where: str, value: Any, positive: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (positive and value == 0):
-        raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")

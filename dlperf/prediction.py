@@ -199,15 +199,22 @@ class Prediction:
 
     def epoch(
         self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None, last: Prediction | None = None,
-        loader: SampledLoader | None = None, **loop: Any,
+        loader: SampledLoader | None = None, workers: int | None = None, **loop: Any,
     ) -> Epoch:
-        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`. `loop` are fields of :class:`dlperf.loop.Loop`, such as ``accumulate=4``."""
+        """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`. `loop` are fields of :class:`dlperf.loop.Loop`, such as ``accumulate=4``.
+
+        With `workers` so many processes are started, and each trains on a share; see :func:`dlperf.contention.forecast_workers`.
+        """
         from dlperf.epoch import forecast
         from dlperf.loop import Loop
 
         known = [field.name for field in fields(Loop)]
         if unknown := set(loop) - set(known):
             raise DlperfError(f"epoch: {', '.join(sorted(unknown))} is unknown; a loop has {', '.join(known)}")
+        if workers is not None:
+            from dlperf.contention import forecast_workers
+
+            return forecast_workers(self, workers, samples, epochs, val_samples, test_samples, evaluation, last, Loop(**loop), loader)
         return forecast(self, samples, epochs, val_samples, test_samples, evaluation, last, Loop(**loop), loader)
 
     def to_json(self, epoch: Epoch | None = None) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """What workers that run at once cost one another, as data: measured on one machine, kept in its file."""
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from dlperf.clock import Samples
+from dlperf.errors import DlperfError
 
 PREPARATION = "preparation"
 """Not a resource: from the start of the workers' processes until all of them have imported torch and made an optimizer."""
@@ -14,7 +16,8 @@ class Sharing:
     """One kind of work done by `workers` processes of one thread each at once, and by one of them alone: seconds a call, sampled in turns.
 
     `work` is what bounds the items of a prediction (``compute``, ``L2``, ``page-faults``, ...), :data:`PREPARATION`, or
-    :func:`operations_of` a step. A sample is the mean over the processes, taken while all of them were busy.
+    :func:`operations_of` a step. A sample is the mean over the processes, taken while all of them were busy; the i-th one alone and the i-th
+    beside the others follow each other. Raises DlperfError where there are not as many of both.
     """
 
     work: str
@@ -22,10 +25,19 @@ class Sharing:
     samples: Samples
     alone: Samples
 
+    def __post_init__(self) -> None:
+        together, alone = len(self.samples.values), len(self.alone.values)
+        if together != alone:
+            raise DlperfError(f"sharing of {self.work} by {self.workers} workers has {together} samples together and {alone} alone; they are taken in pairs")
+
     @property
     def slowdown(self) -> float:
-        """How many times as long a call takes beside the others as alone, of either the least sample, since disturbances only add."""
-        return self.samples.minimum / self.alone.minimum
+        """How many times as long a call takes beside the others as alone: the median over the pairs.
+
+        Not the ratio of the least: a neighbour on the machine may slow any core for seconds, and that all cores are quiet at once may not happen.
+        Two samples in a row mostly meet the same state.
+        """
+        return statistics.median(together / alone for together, alone in zip(self.samples.values, self.alone.values))
 
 
 def operations_of(target: str, batch_size: int, inference: bool) -> str:

@@ -189,7 +189,7 @@ def _missing_sharings(machine: Machine, mode: str, traces: Sequence[Trace], work
     planned += [(kind, n) for kind in (*resources(machine.cpu), *map(_operations_of, traces)) for n in numbers if n > 1]
     named = [(f"{kind} of {n} worker{'s' * (n > 1)}", kind, n) for kind, n in planned]
     deep_enough = [m for m in MODES if _DEGREE[m] >= _DEGREE[mode]]
-    busy = {name for name, _, _ in named if any(note.startswith(_busy(name, 1)) for note in machine.notes)}
+    busy = set() if traces else {name for name, _, _ in named if any(note.startswith(_busy(name, 1)) for note in machine.notes)}
     return [row for row in named if row[0] in busy or not any(_done_name(m, 1, row[0]) in machine.groups for m in deep_enough)]
 
 

@@ -25,9 +25,9 @@ from dlperf.clock import Clock, Samples, involuntary_switches
 from dlperf.machine import Cpu, Machine
 from dlperf.sharing import PREPARATION, Sharing
 
-ROUNDS = {"quick": 2, "full": 4, "thorough": 9}
+ROUNDS = {"quick": 3, "full": 7, "thorough": 15}
 """How often one alone and all together are measured in turns."""
-WINDOW_S = {"quick": 0.15, "full": 0.3, "thorough": 0.6}
+WINDOW_S = {"quick": 0.1, "full": 0.2, "thorough": 0.5}
 _MARGIN_FRAC = 0.1
 """The first and the last tenth of a window do not count: a process may be a few quanta late."""
 _BATCH_S = 1e-3
@@ -36,7 +36,7 @@ _CALLS_A_WINDOW = 6
 LIMIT_S = 120.0
 """Longer than any answer of a worker should take beyond its window; then the run is given up."""
 _LOOK_S = 0.005
-_STARTS = {"quick": 1, "full": 2, "thorough": 4}
+_STARTS = {"quick": 1, "full": 2, "thorough": 5}
 """How often processes are started to see what their preparation takes."""
 
 
@@ -104,6 +104,8 @@ def serve(place: int, connection: Connection, barriers: dict[int, Any], cpu: Cpu
                 connection.send(time_window(call, batch, window_s))
     except (EOFError, KeyboardInterrupt, BrokenBarrierError, OSError):
         return  # whoever listened is gone, and has said why
+    except Exception as error:  # what cannot be made or called; the leader says it in a line
+        connection.send(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
 
 
 def _warm_s(call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
@@ -136,12 +138,12 @@ class Pool:
 
     def __init__(self, n: int, numbers: tuple[int, ...], cpu: Cpu) -> None:
         spawning = multiprocessing.get_context("spawn")
-        barriers = {p: spawning.Barrier(p) for p in {1, *numbers}}
-        self.cpu, self.work = cpu, ""
+        self.barriers = {p: spawning.Barrier(p) for p in {1, *numbers}}  # kept: a worker that still starts finds them by name
+        self.cpu, self.work, self.workers = cpu, "", n
         self.processes, self.connections = [], []
         for place in range(n):
             here, there = spawning.Pipe()
-            process = spawning.Process(target=serve, args=(place, there, barriers, cpu), daemon=True)
+            process = spawning.Process(target=serve, args=(place, there, self.barriers, cpu), daemon=True)
             process.start()
             there.close()  # so that the pipe ends with the worker
             self.processes.append(process)
@@ -157,19 +159,21 @@ class Pool:
             while waiting := [place for place in places if place not in found]:
                 ready = wait([self.connections[place] for place in waiting], max(0.0, end - time.monotonic()))
                 if not ready:
-                    raise WorkerDied(f"{len(waiting)} of {len(places)} workers did not answer within {limit_s:.0f} s, busy with {self.work}")
+                    raise WorkerDied(f"{len(waiting)} of {self.workers} workers did not answer within {limit_s:.0f} s, busy with {self.work}")
                 for place in waiting:
                     if self.connections[place] in ready:
                         found[place] = self.connections[place].recv()
+                        if isinstance(found[place], str):
+                            raise WorkerDied(f"worker {place} of {self.workers} failed, busy with {self.work}: {found[place]}")
         except (EOFError, OSError) as error:
             place = next((place for place in places if place not in found and not _is_alive(self.processes[place])), places[0])
             process = self.processes[place]
-            raise WorkerDied(f"worker {place} of {len(places)} (process {process.pid}) ended with status {process.exitcode}, busy with {self.work}") from error
+            raise WorkerDied(f"worker {place} of {self.workers} (process {process.pid}) ended with status {process.exitcode}, busy with {self.work}") from error
         return [found[place] for place in places]
 
     def make(self, work: str, path: str | None, workers: int) -> float:
         """Have `workers` of them get ready for a kind of work, or for a trace file's operations; seconds of a call where no others run."""
-        self.work = work
+        self.work, self.workers = work, workers
         self._ask(list(range(1, workers)), ("make", work, path), LIMIT_S)
         (call_s,) = self._ask([0], ("make", work, path), LIMIT_S)
         return float(call_s)

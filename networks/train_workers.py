@@ -14,6 +14,7 @@ import sys
 try:
     import argparse
     import json
+    import logging
     import os
     import time
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ try:
     import torch
     from torch import Tensor, nn
     from torch import multiprocessing as mp
+    from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException, start_processes
     from torch.nn.utils import parameters_to_vector
     from torch.utils.data import Subset
 
@@ -70,7 +72,7 @@ class Shared:
             self.weights[rank].copy_(parameters_to_vector(parameters))
             self.barrier.wait()
             mean = self.weights.mean(0)
-            for parameter, values in zip(parameters, mean.split([parameter.numel() for parameter in parameters])):
+            for parameter, values in zip(parameters, torch.split(mean, [parameter.numel() for parameter in parameters])):
                 parameter.copy_(values.view_as(parameter))
 
     def sum(self, rank: int, *tallies: Tally) -> list[Tally]:
@@ -91,10 +93,9 @@ def splits_of(rank: int, args: argparse.Namespace, network: Network, loaded: Spl
     if loaded is None:
         n_train, n_validation, n_test = (len(share(n, rank, args.workers)) for n in generated_sizes(args.samples, args.val_samples, args.test_samples))
         return generate(network, n_train, n_validation, n_test, portion=rank)
-    datasets = [
-        Subset(samples, share(n, rank, args.workers)) for samples, n in zip((loaded.train, loaded.validation, loaded.test), loaded.sizes)
-    ]
-    return Splits(*datasets, (len(datasets[0]), len(datasets[1]), len(datasets[2])), loaded.source)
+    whole_ones = (loaded.train, loaded.validation, loaded.test)
+    ours, validation, test = (Subset(samples, share(n, rank, args.workers)) for samples, n in zip(whole_ones, loaded.sizes))
+    return Splits(ours, validation, test, (len(ours), len(validation), len(test)), loaded.source)
 
 
 def work(rank: int, args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, int], shared: Shared, told: Connection) -> None:
@@ -141,8 +142,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv, argparse.Namespace(loader_workers=0))
 
 
-def messages(context: mp.ProcessContext, told: Connection) -> Iterator[tuple[str, float, str]]:
-    """What the first worker tells, until all have ended. Raises ProcessException as soon as one of them fails, with the others ended."""
+def messages(context: ProcessContext, told: Connection) -> Iterator[tuple[str, float, str]]:
+    """What the first worker tells, until all have ended.
+
+    Raises ProcessExitedException or ProcessRaisedException as soon as one of them fails, with the others ended.
+    """
     listening = [told]
     while True:
         ready = wait([*listening, *context.sentinels])
@@ -164,15 +168,18 @@ def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, 
     print(f"{network.name}: {n_parameters:,} parameters; {n_train:,} training, {n_validation:,} validation, {n_test:,} test samples {source}")
     print(f"{args.optimizer}, learning rate {learning_rate(args, network):g}, batch size {args.batch_size}, workers {args.workers}", flush=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it warns of each worker that it ends because another one failed
     spawning = mp.get_context("spawn")
     shared = Shared(
         spawning.Barrier(args.workers),
-        torch.zeros(args.workers, n_parameters).share_memory_(),
-        torch.zeros(args.workers, 2, 3, dtype=torch.float64).share_memory_(),
+        torch.zeros(args.workers, n_parameters).share_memory_(),  # type: ignore[no-untyped-call]
+        torch.zeros(args.workers, 2, 3, dtype=torch.float64).share_memory_(),  # type: ignore[no-untyped-call]
     )
     hearing, telling = spawning.Pipe(duplex=False)
     times: dict[str, Any] = {"preparation_s": 0.0, "epochs_s": [], "test_s": 0.0, "total_s": 0.0}
-    context = mp.spawn(work, (args, loaded, sizes, shared, telling), args.workers, join=False, daemon=True)
+    context = start_processes(  # type: ignore[no-untyped-call]
+        work, (args, loaded, sizes, shared, telling), args.workers, join=False, daemon=True, start_method="spawn"
+    )
     telling.close()
     for what, seconds, line in messages(context, hearing):
         times["total_s"] = time.perf_counter() - begin
@@ -188,9 +195,9 @@ def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, 
     return times
 
 
-def explain(error: mp.ProcessException, args: argparse.Namespace) -> str:
+def explain(error: ProcessExitedException | ProcessRaisedException, args: argparse.Namespace) -> str:
     """Why a worker ended, in one line."""
-    if isinstance(error, mp.ProcessExitedException):
+    if isinstance(error, ProcessExitedException):
         if error.exit_code == _DIVERGED:
             return f"the loss of {args.net} is no finite number any more; choose a smaller --lr"
         how = f"was ended by {error.signal_name}" if error.signal_name else f"ended with status {error.exit_code}"
@@ -217,7 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         times = run(args, loaded, sizes, begin)
-    except mp.ProcessException as error:
+    except (ProcessExitedException, ProcessRaisedException) as error:
         print(f"train_workers: error: {explain(error, args)}", file=sys.stderr)
         return 1
     if args.json is not None:

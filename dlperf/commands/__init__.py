@@ -86,9 +86,13 @@ def predict(args: Namespace) -> Answer:
 
     machine = load_machine(args)
     recorded = read_or_record(args, args.target)
-    threads = args.threads or use_threads(None)
+    threads = args.threads or (1 if args.workers else use_threads(None))
     prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
+    if args.workers:
+        from dlperf.contention import beside
+
+        prediction = beside(prediction, args.workers)
     return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
 
 

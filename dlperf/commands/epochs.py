@@ -30,14 +30,16 @@ def forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
     if not is_trace(args.target):
         if (args.val_samples or args.test_samples) and not recorded.inference:
             evaluation = _predicted(args, prediction, None, inference=True)
-        size = last_batch_size(args.samples, recorded.batch_size, drop_last)
-        if size is not None and args.samples > recorded.batch_size:
+        share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has
+        size = last_batch_size(share, recorded.batch_size, drop_last)
+        if size is not None and share > recorded.batch_size:
             last = _predicted(args, prediction, size, inference=recorded.inference)
     epoch = prediction.epoch(
         args.samples, args.epochs or 1, args.val_samples or 0, args.test_samples or 0, evaluation, last, loader,
         accumulate=args.accumulate or 1, drop_last=drop_last,
         loader_workers=args.loader_workers, persistent_workers=args.persistent_workers or (loader is not None and loader.persistent_workers),
         clip=args.clip, scheduler=args.scheduler, checkpoint=args.checkpoint, accuracy=args.accuracy,
+        workers=args.workers,
     )  # fmt: skip
     for note in epoch.notes:
         warn(note)

@@ -165,15 +165,16 @@ def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list
 
 def _epoch_lines(epoch: Epoch) -> list[tuple[str, str]]:
     parts = [("steps", epoch.steps_s), ("around them", epoch.loop_s), ("loading", epoch.loading_s), ("validation", epoch.evaluation_s)]
-    parts.append(("checkpoint", epoch.pauses_s))
-    around = [("first step", epoch.first_step_s), ("workers' start", epoch.start_s), ("test", epoch.test_s)]
+    parts += [("checkpoint", epoch.pauses_s), ("averaging", epoch.averaging_s)]
+    around = [("preparation", epoch.preparation_s), ("first step", epoch.first_step_s), ("workers' start", epoch.start_s), ("test", epoch.test_s)]
 
     def listed(named: list[tuple[str, float | None]]) -> str:
         return "".join(f", {name} {format_seconds(seconds)}" for name, seconds in named if seconds)
 
+    shares = f" shared by {epoch.workers} workers," if epoch.workers > 1 else ""
     waits = "; the loader binds" if epoch.bound == "loader" else ""
     return [
-        ("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples in {epoch.steps_per_epoch} steps{listed(parts)}{waits})"),
+        ("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples{shares} in {epoch.steps_per_epoch} steps{listed(parts)}{waits})"),
         ("run", f"{format_seconds(epoch.total_s)}   ({epoch.epochs} epoch{'s' if epoch.epochs != 1 else ''}{listed(around)})"),
     ]
 

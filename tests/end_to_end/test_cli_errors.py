@@ -29,6 +29,11 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--samples", "9", "--accumulate", "0"], "--accumulate: '0'"),
         (["predict", "x:y", "--loader", "a.py:b"], "--loader forecasts an epoch and needs --samples N"),
         (["predict", "x:y", "--drop-last"], "--drop-last forecasts an epoch and needs --samples N"),
+        (["predict", "x:y", "--workers", "0"], "--workers: '0'"),
+        (["predict", "x:y", "--workers", "5", "--samples", "4"], "--workers 5 are more than the 4 samples"),
+        (["predict", "x:y", "--workers", "2", "--threads", "2"], "--workers have one thread each; leave --threads 2 out"),
+        (["predict", "x:y", "--workers", "2", "--samples", "9", "--loader-workers", "1"], "leave --loader-workers 1 out"),
+        (["calibrate", "--workers", "1,0"], "--workers: '0'"),
         (["predict", "x:y", "--input", "3,0"], "--input: '0'"),
         (["predict", "x:y", "--batch", "3"], "--batch"),
         (["calibrate", "--threads", "1,0"], "--threads: '0'"),
@@ -76,6 +81,14 @@ def test_unusable_target(dlperf: Callable, targets_file: Path, machine_file: Pat
     done = dlperf("predict", target.format(file=targets_file), "--machine", machine_file, "--predictor", "roofline", "--threads", "1")
     assert done.status == status
     assert names in done.line
+    assert done.out == ""
+
+
+def test_a_machine_file_without_the_terms_of_workers(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    done = dlperf("predict", f"{targets_file}:talkative", "--machine", machine_file, "--predictor", "roofline", "--workers", "2", "--samples", "100")
+    assert done.status == UNUSABLE
+    assert f"{machine_file}: holds no contention of workers" in done.err.splitlines()[-1]
+    assert "dlperf calibrate --workers 1,2,4 adds it" in done.err.splitlines()[-1]
     assert done.out == ""
 
 

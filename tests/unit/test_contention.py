@@ -21,12 +21,14 @@ from dlperf.predictors.base import BOUNDS, Item, Prices
 from dlperf.sharing import PREPARATION, Sharing, operations_of
 
 TWO_CORES = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
+EIGHT_CORES = replace(TWO_CORES, n_cores=8, n_physical_cores=8)
 SIBLINGS = Cpu("Made-up CPU", 4, (2**15, 2**20, 2**25), n_physical_cores=2)
 """Two cores of two hardware threads each."""
 
 
 def sharing(work: str, workers: int, together_s: float, alone_s: float = 1.0) -> Sharing:
-    return Sharing(work, workers, Samples((together_s, together_s * 1.5)), Samples((alone_s * 1.2, alone_s)))
+    """Pairs of ratio t / a, t / a (both slowed down by a neighbour) and 3 t / a (which the median leaves out)."""
+    return Sharing(work, workers, Samples((together_s, 2 * together_s, 3 * together_s)), Samples((alone_s, 2 * alone_s, alone_s)))
 
 
 def machine(cpu: Cpu = TWO_CORES, **work: Mapping[int, float]) -> Machine:
@@ -43,8 +45,8 @@ def prediction(file: Machine, *items: Item, threads: int = 1) -> Prediction:
 # -- slowdowns ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_measured_is_the_ratio_of_the_least_samples() -> None:
-    # least of (2.5, 3.75) over least of (1.2, 1.0)
+def test_what_was_measured_is_the_usual_ratio_of_a_pair() -> None:
+    # of 2.5 / 1, 5 / 2 and 7.5 / 1
     assert slowdown(machine(compute={4: 2.5}), "compute", 4) == 2.5
     assert slowdown(machine(compute={4: 2.5}), "compute", 1) == 1.0
 
@@ -56,14 +58,19 @@ def test_between_measured_numbers_the_excess_over_the_processors_sharing_is_inte
     assert slowdown(machine(compute={4: 3.0}), "compute", 2) == pytest.approx(1.0 + 0.5 / 3)
 
 
-def test_beyond_them_the_excess_follows_its_line() -> None:
-    # excess 1, 1.1, 1.3 at 1, 2, 4: the line 0.9 + 0.1 p; at 8 it is 1.7, and each worker has a quarter of a core
-    assert slowdown(machine(compute={2: 1.1, 4: 2.6}), "compute", 8) == pytest.approx(4 * 1.7)
+def test_beyond_them_the_excess_follows_its_line_until_all_cores_are_busy() -> None:
+    # excess 1, 1.1, 1.3 at 1, 2, 4: the line 0.9 + 0.1 p; at 8 it is 1.7, and 16 workers have half a core each
+    file = machine(EIGHT_CORES, compute={2: 1.1, 4: 1.3})
+    assert [slowdown(file, "compute", p) for p in (6, 8, 16)] == pytest.approx([1.5, 1.7, 2 * 1.7])
+    # two cores were busy with 2 and with 4, excess 1.1 and 1.3; more have their mean
+    assert slowdown(machine(compute={2: 1.1, 4: 2.6}), "compute", 8) == pytest.approx(4 * 1.2)
+    # one core is busy with one already, but what one does not have is switching
+    assert slowdown(machine(replace(TWO_CORES, n_cores=1, n_physical_cores=1), compute={2: 2.2}), "compute", 4) == pytest.approx(4 * 1.1)
 
 
 def test_an_excess_that_falls_does_not_fall_for_ever() -> None:
-    # excess 1, 1 and 0.9 at 1, 2, 4: at 100 the line would be below 0; the least measured counts
-    assert slowdown(machine(compute={2: 1.0, 4: 1.8}), "compute", 100) == pytest.approx(50 * 0.9)
+    # excess 1, 0.9 and 0.8 at 1, 2, 4: at 8 the line would be at 0.54; the least measured counts
+    assert slowdown(machine(EIGHT_CORES, compute={2: 0.9, 4: 0.8}), "compute", 8) == pytest.approx(0.8)
 
 
 def test_siblings_share_a_core() -> None:
@@ -140,18 +147,57 @@ def test_memory_contention_is_what_an_image_takes_beyond_the_processors_sharing(
 
 
 def test_preparation() -> None:
-    # 2 s alone, and of 4 workers on 2 cores 5: by core 2 s and 2.5 s
-    file = replace(machine(), sharings=(sharing(PREPARATION, 1, 2.0, 2.0), sharing(PREPARATION, 4, 5.0, 2.0)))
-    assert [preparation_s(file, p) for p in (1, 4)] == [2.0, 5.0]
-    assert preparation_s(file, 2) == pytest.approx(2.0 + 0.5 / 3)
-    # the line through (1, 2) and (4, 2.5) is at 8 2 + 7 / 6, four workers a core
-    assert preparation_s(file, 8) == pytest.approx(4 * (2 + 7 / 6))
-    assert preparation_s(replace(file, sharings=file.sharings[1:]), 1) == 2.0  # what was alone beside four
+    # alone 1, 2, 1 and 2, 4, 2 s: the median is 2; of 4 workers 2.5 / 2 times as long as alone, excess 1.25 / 2 = 0.625 on 2 cores
+    file = replace(machine(), sharings=(sharing(PREPARATION, 1, 1.0, 1.0), sharing(PREPARATION, 4, 2.5, 2.0)))
+    assert [preparation_s(file, p) for p in (1, 4)] == [2.0, 2.5]
+    # a third of the way from excess 1 at one worker to 0.625 at four: 0.875
+    assert preparation_s(file, 2) == pytest.approx(2 * 0.875)
+    # the line falls below what was measured; 8 workers, four of them a core
+    assert preparation_s(file, 8) == pytest.approx(2 * 4 * 0.625)
+    assert preparation_s(replace(file, sharings=file.sharings[:1]), 1) == 1.0
+    with pytest.raises(DlperfError, match="preparation"):
+        preparation_s(replace(file, sharings=file.sharings[:1]), 2)
 
 
 def test_averaging_moves_all_rows() -> None:
     # 4 workers: 4 + 4 times 10^6 bytes at 10 GB/s, beside three others three times as long
     assert averaging_s(machine(DRAM={4: 3.0}), 10**6, 4) == pytest.approx(3 * 8e6 / 1e10)
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def workers_file() -> Machine:
+    file = machine(compute={2: 1.5}, DRAM={2: 2.0}, overhead={2: 1.2})
+    return replace(file, sharings=(*file.sharings, sharing(PREPARATION, 2, 4.0, 3.0)))
+
+
+def test_a_run_is_that_of_the_largest_share_beside_the_others_and_what_surrounds_it() -> None:
+    # 101 samples on 2 workers: 51 of one, in batches of 10 6 steps; a pass over 21 validation samples has 11, 2 batches, over 9 test samples 1
+    alone = prediction(workers_file())  # its step is a forward pass of 3 ms computing and 1 ms of memory
+    step_s = 3e-3 * 1.5 + 1e-3 * 2.0
+    found = alone.epoch(101, 3, 21, 9, workers=2)
+    assert (found.samples, found.workers, found.steps_per_epoch) == (101, 2, 6)
+    assert found.preparation_s == pytest.approx(4.0)  # 3 s, the median of 3, 6 and 3, times 4 / 3
+    assert found.averaging_s == 0.0  # a network without parameters
+    assert found.epoch_s == pytest.approx((6 + 2) * step_s)
+    assert found.total_s == pytest.approx(4.0 + 3 * 8 * step_s + step_s)
+    assert found.to_json()["preparation_s"] == found.preparation_s
+
+
+def test_one_worker_is_started_too() -> None:
+    alone = prediction(workers_file())
+    assert alone.epoch(100, workers=1).total_s == pytest.approx(alone.epoch(100).total_s + 3.0)  # the median of 3, 6 and 3
+    assert alone.epoch(100).preparation_s == 0.0
+
+
+def test_runs_that_cannot_be() -> None:
+    alone = prediction(workers_file())
+    for workers, complaint in ((0, "at least 1"), (11, "11 workers are more than the 10 samples")):
+        with pytest.raises(DlperfError, match=complaint):
+            alone.epoch(10, workers=workers)
+    with pytest.raises(DlperfError, match="loading workers beside"):
+        alone.epoch(10, workers=2, loader_workers=1)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------------
@@ -160,7 +206,8 @@ def test_averaging_moves_all_rows() -> None:
 def test_files_keep_what_was_measured(tmp_path: Path) -> None:
     file = machine(SIBLINGS, compute={2: 1.25, 4: 2.5})
     file.save(tmp_path / "m.json")
-    assert Machine.load(tmp_path / "m.json") == replace(file, path=str(tmp_path / "m.json"))
+    loaded = Machine.load(tmp_path / "m.json")
+    assert (loaded.sharings, loaded.cpu) == (file.sharings, file.cpu)
     data = json.loads((tmp_path / "m.json").read_text())
     del data["sharings"], data["cpu"]["n_physical_cores"]  # a file of before
     old = Machine.from_json(data)
@@ -172,6 +219,7 @@ def test_files_keep_what_was_measured(tmp_path: Path) -> None:
     [
         (lambda row: row.update(workers=0), r"sharings\[0\].workers is 0; it must be a finite positive number"),
         (lambda row: row.update(samples_s=[-1.0]), r"sharings\[0\].samples_s\[0\] is -1.0"),
+        (lambda row: row["alone"].update(samples_s=[1.0]), r"3 samples together and 1 alone"),
         (lambda row: row["alone"].update(samples_s=[]), r"sharings\[0\].alone.samples_s is \[\]"),
     ],
 )
@@ -184,11 +232,11 @@ def test_what_no_measurement_can_have_made_is_refused(change, complaint) -> None
 
 def test_show_prints_them() -> None:
     file = machine(SIBLINGS, compute={2: 1.25, 4: 2.5})
-    file = replace(file, sharings=(*file.sharings, sharing(PREPARATION, 1, 2.0, 2.0), sharing(PREPARATION, 4, 5.0, 2.0)))
+    file = replace(file, sharings=(*file.sharings, sharing(PREPARATION, 1, 1.0, 1.0), sharing(PREPARATION, 4, 2.5, 2.0)))
     text = summarize(file).to_text()
     rows = {tuple(line.split()) for line in text.splitlines()}
     assert ("compute", "1.00", "1.25", "2.50") in rows
     assert ("by", "the", "topology", "alone", "1.00", "1.00", "2.00") in rows
     assert ("preparation", "2.00", "s", "-", "5.00", "s") in rows
     assert "2 hardware threads each of 2" in text
-    assert summarize(file).to_json()["sharings"][1] == {"work": "compute", "workers": 4, "slowdown": 2.5, "time_s": 2.5, "alone_s": 1.0}
+    assert summarize(file).to_json()["sharings"][1] == {"work": "compute", "workers": 4, "slowdown": 2.5, "time_s": 5.0, "alone_s": 1.0}

@@ -171,8 +171,8 @@ def test_what_a_loop_does_besides() -> None:
 
 
 def test_unknown_words_are_named() -> None:
-    with pytest.raises(DlperfError, match="epoch: workers is unknown; a loop has accumulate, drop_last"):
-        full().epoch(320, workers=3)
+    with pytest.raises(DlperfError, match="epoch: loaders is unknown; a loop has accumulate, drop_last"):
+        full().epoch(320, loaders=3)
 
 
 def test_epochs_sum_means_of_a_restless_machine() -> None:

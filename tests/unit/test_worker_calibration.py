@@ -48,7 +48,7 @@ def test_a_batch_longer_than_the_window_counts() -> None:
 
 
 class Team:
-    """Stands for a pool: alone a call takes 2 ms, with others 1 ms more for each of them, and every other time twice as long."""
+    """Stands for a pool: alone a call takes 2 ms, with others 1 ms more for each of them; a neighbour makes every other pair take twice as long."""
 
     def __init__(self, call_s: float = 2e-3) -> None:
         self.cpu, self.call_s, self.runs = CPU, call_s, []  # type: ignore[var-annotated]
@@ -58,7 +58,7 @@ class Team:
 
     def run(self, places: list[int], batch: int, window_s: float) -> tuple[float, int]:
         self.runs.append((tuple(places), batch, window_s))
-        disturbed = 1 + (len(self.runs) // 2) % 2
+        disturbed = 1 + ((len(self.runs) - 1) // 2) % 2
         return disturbed * (2e-3 + 1e-3 * (len(places) - 1)), 3
 
 
@@ -67,8 +67,8 @@ def test_one_alone_and_all_at_once_take_turns() -> None:
     sharing, switches, seconds = measure(team, "compute", None, 3, "quick")
     assert sharing.slowdown == pytest.approx(4e-3 / 2e-3)
     assert len(sharing.samples.values) == len(sharing.alone.values) == workers.ROUNDS["quick"]
-    assert [places for places, *_ in team.runs] == [(0,), (0, 1, 2), (1,), (0, 1, 2)]  # each alone in its turn
-    assert (switches, seconds) == (6, pytest.approx(2 * workers.WINDOW_S["quick"]))  # those of the one alone: that others take turns is no disturbance
+    assert [places for places, *_ in team.runs] == [(0,), (0, 1, 2), (1,), (0, 1, 2), (2,), (0, 1, 2)]  # each alone in its turn
+    assert (switches, seconds) == (9, pytest.approx(3 * workers.WINDOW_S["quick"]))  # those of the one alone: that others take turns is no disturbance
 
 
 def test_windows_hold_several_calls_and_batches_a_millisecond() -> None:
@@ -93,6 +93,9 @@ def test_only_the_caches_that_are_there() -> None:
 # -- the suite ------------------------------------------------------------------------------------------------------------
 
 
+ANSWER = {"switches": 0, "seconds": 1.0, "refused": [], "unsteady": 0, "left_out": 0}
+
+
 class Leader:
     """Stands for the measuring process: answers every group, or fails at the one called `failing`."""
 
@@ -106,12 +109,16 @@ class Leader:
     def write(self, line: str) -> None:
         job = json.loads(line)
         type(self).jobs.append(job)
-        for name, work, _, n in job["groups"]:
+        for row in job["groups"]:
+            if isinstance(row, str):  # of one process
+                self.lines.append({**ANSWER, "group": row, "part": Machine(host.this_cpu()).to_json()})
+                continue
+            name, work, _, n = row
             if name == self.failing:
                 self.lines.append({"failed": f"worker 1 of {n} (process 7) ended with status -9, busy with {work}"})
                 return
             part = Machine(host.this_cpu(), sharings=(Sharing(work, n, Samples((float(n),)), Samples((1.0,))),))
-            self.lines.append({"group": name, "part": part.to_json(), "switches": 0, "seconds": 1.0, "refused": [], "unsteady": 0, "left_out": 0})
+            self.lines.append({**ANSWER, "group": name, "part": part.to_json()})
 
     @property
     def stdout(self) -> Any:
@@ -190,6 +197,12 @@ def test_two_real_workers_and_the_death_of_one() -> None:
         os.kill(team.processes[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match=rf"worker 1 of 2 \(process {team.processes[1].pid}\) ended with status -9, busy with overhead"):
             team.run([0, 1], 5, 0.02)
+    assert not any(process.is_alive() for process in team.processes)
+
+
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
+    with pool(2, (2,), CPU) as team, pytest.raises(WorkerDied, match=r"worker 1 of 2 failed, busy with own: DlperfError: .*absent.json"):
+        team.make("own", str(tmp_path / "absent.json"), 2)
     assert not any(process.is_alive() for process in team.processes)
 
 
