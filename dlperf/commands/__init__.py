@@ -30,6 +30,7 @@ from dlperf.commands.inputs import (
     warn_of_threads,
 )
 from dlperf.commands.reporting import report
+from dlperf.commands.tuning import tune
 from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable
@@ -108,6 +109,11 @@ def measure(args: Namespace) -> Answer:
     from dlperf.report import measurement_to_text
 
     measurement = stopwatch.measure_target(target, seconds=args.seconds)
+    if args.memory:
+        from dlperf.residence import measure_peak_memory
+
+        size = measure_peak_memory(args.target, measurement.batch_size, threads, inference=args.inference, input_shape=args.input)
+        measurement = replace(measurement, peak_memory_bytes=size)
     if args.output is not None:
         measurement.save(args.output)
     for note in measurement.notes:
@@ -142,7 +148,7 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
-    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain,
+    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain, "tune": tune,
     "reproduce": reproduce, "validate": validate,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

@@ -17,6 +17,7 @@ TORCH = (
     "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.loader_sampling",
     "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
+    "dlperf.residence.process", "dlperf.tuning.trial_process",
 )  # fmt: skip
 """The modules of dlperf (with what lies below them) that import torch when they are imported."""
 TORCH_INSIDE = ("dlperf.commands",)
@@ -28,7 +29,7 @@ MICROBENCH_MAY = (
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.units"),
+    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values"),
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement"),
@@ -39,11 +40,12 @@ ORDER = (
     ("dlperf.loading",),
     ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures", "dlperf.contention", "dlperf.strategies"),
     ("dlperf.targets",),
+    ("dlperf.residence",),
     ("dlperf.recorder",),
     ("dlperf.loader_sampling",),
     ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
-    ("dlperf.validation", "dlperf.explanation"),
+    ("dlperf.validation", "dlperf.explanation", "dlperf.tuning"),
     ("dlperf.runner",),
     ("dlperf.commands",),
     ("dlperf.cli",),
@@ -189,10 +191,10 @@ def test_predictors_are_registered() -> None:
 
 
 def test_the_command_line_knows_the_formats_of_reports() -> None:
-    from dlperf import cli
+    from dlperf import values
     from dlperf.report import writing
 
-    assert cli.FORMATS == writing.FORMATS
+    assert values.FORMATS == writing.FORMATS
 
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:
