@@ -128,10 +128,13 @@ def _parser() -> _Parser:
     validate.add_argument("--threads", type=counts, metavar="T,T", help="thread counts (default: those of the machine file)")
     validate.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors (default: all)")
     validate.add_argument("--runs", type=count, metavar="N", help="fresh processes a case (2; 5 with several threads)")
-    validate.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step in each (4)")
+    validate.add_argument("--seconds", type=seconds, metavar="S", help="how long to time the step in each (4), or about how long a training takes (10)")
     validate.add_argument("--peers", action="store_true", help="also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak")
     validate.add_argument("--ablation", action="store_true", help="also predict without each term")
     validate.add_argument("--held-out-ops", action="store_true", help="random single ops that the machine file does not hold, timed now")
+    validate.add_argument("--training", action="store_true",
+                          help="whole trainings instead: on several workers, epochs under run, the choice of tune, peak memory")  # fmt: skip
+    validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory (all)")
     validate.add_argument("--seed", type=count_or_none, metavar="N", help="which random ops (default: others each time)")
     validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
     validate.add_argument("--fresh", action="store_true", help="measure again what is kept")
@@ -226,6 +229,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             for name in ("peers", "ablation"):
                 if getattr(args, name):
                     _fail(args, f"--{name} needs targets; name some, or all")
+        if args.training and (args.held_out_ops or args.peers or args.ablation or args.predictor or args.threads):
+            _fail(args, "--training has no --held-out-ops, --peers, --ablation, --predictor or --threads")
+        if args.parts and not args.training:
+            _fail(args, "--parts are those of --training")
         if args.seed is not None and not args.held_out_ops:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
     if args.command in ("validate", "tune") and args.batch_sizes and args.batch_size:
