@@ -48,8 +48,9 @@ class NcclSystem:
     """GPUs and links as NCCL's topology search reports them (`NCCL_DEBUG=INFO`, `NCCL_DEBUG_SUBSYS=GRAPH`).
 
     `intra_bytes_per_s`, `inter_bytes_per_s`: bandwidth of one channel inside and between nodes; `n_channels` of them work at once.
-    `compute_capability`: 70 Volta, 80 Ampere, 90 Hopper, one for all GPUs. `network_latency_s`: what the network's adapter adds. `ll128`: whether it is enabled; NCCL does so with NVLink
-    on these three where GPU and adapter share a PCI switch. Raises DlperfError for ranks that do not fill the nodes, or values that are not positive.
+    `compute_capability`: 70 Volta, 80 Ampere, 90 Hopper, one for all GPUs. `network_latency_s`: what the network's adapter adds. `ll128`: whether it is
+    enabled; NCCL does so with NVLink on these three where GPU and adapter share a PCI switch.
+    Raises DlperfError for ranks that do not fill the nodes, or values that are not positive.
     """
 
     n_ranks: int
