@@ -102,7 +102,7 @@ def recursive_halving_reduce_scatter_s(
     """
     n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
     if not np.all(p == 2 ** _floor_log2(p)):
-        raise DlperfError(f"n_ranks is {n_ranks}; recursive halving and doubling need a power of two. Take the ring, or Bruck's all-gather")
+        raise DlperfError(f"n_ranks is {n_ranks!r}; recursive halving and doubling need a power of two. Take the ring, or Bruck's all-gather")
     return plain(_floor_log2(p) * alpha + (p - 1) / p * n * (beta + gamma))
 
 

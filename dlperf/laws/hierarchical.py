@@ -46,7 +46,7 @@ def split(n_ranks: ArrayLike, ranks_per_node: ArrayLike) -> Quantity:
     """
     ranks, each = counts("n_ranks", n_ranks), counts("ranks_per_node", ranks_per_node)
     if not np.all(ranks % each == 0):
-        raise DlperfError(f"{n_ranks} ranks cannot be divided among nodes of {ranks_per_node}; change n_ranks or ranks_per_node")
+        raise DlperfError(f"{n_ranks!r} ranks cannot be divided among nodes of {ranks_per_node!r}; change n_ranks or ranks_per_node")
     return plain(ranks / each)
 
 

@@ -77,7 +77,7 @@ def max_rate_s(
     senders = at_least("n_senders", n_senders)
     rate = positive("base_bytes_per_s", base_bytes_per_s) + (senders - 1) * at_least("added_bytes_per_s", added_bytes_per_s)
     if not np.all(rate > 0):
-        raise DlperfError(f"the rate of {n_senders} senders is {rate} bytes/s; it must be positive, so base_bytes_per_s must exceed added_bytes_per_s")
+        raise DlperfError(f"the rate of {n_senders!r} senders is {rate} bytes/s; it must be positive, so base_bytes_per_s must exceed added_bytes_per_s")
     rate = np.minimum(rate, positive("injection_bytes_per_s", injection_bytes_per_s))
     return plain(at_least("latency_s", latency_s) + senders * at_least("n_bytes", n_bytes) / rate)
 
@@ -111,5 +111,5 @@ def k_model_senders(n_inter: ArrayLike, n_total: ArrayLike, n_senders: ArrayLike
     """
     inter, total = at_least("n_inter", n_inter), positive("n_total", n_total)
     if not np.all(inter <= total):
-        raise DlperfError(f"n_inter is {n_inter}, n_total {n_total}; a node cannot send more messages to other nodes than in all")
+        raise DlperfError(f"n_inter is {n_inter!r}, n_total {n_total!r}; a node cannot send more messages to other nodes than in all")
     return plain(inter / total * at_least("n_senders", n_senders))
