@@ -21,16 +21,16 @@ TORCH = (
 TORCH_INSIDE = ("dlperf.commands",)
 """Those that import it inside a function, where a command needs it."""
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
-MICROBENCH_MAY = ("dlperf.machine", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units", "dlperf.version")
+MICROBENCH_MAY = ("dlperf.machine", "dlperf.cluster", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units", "dlperf.version")
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
     ("dlperf.version", "dlperf.errors", "dlperf.units"),
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace",),
-    ("dlperf.machine", "dlperf.measurement"),
+    ("dlperf.machine", "dlperf.measurement", "dlperf.cluster"),
     ("dlperf.host", "dlperf.work", "dlperf.laws"),
-    ("dlperf.allocator",),
+    ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
     ("dlperf.prediction", "dlperf.epoch", "dlperf.cures"),
