@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlperf.cluster import DISTANCES, KINDS, Cluster, Collective
 from dlperf.errors import DlperfError
-from dlperf.laws import gloo
+from dlperf.laws import backends
+from dlperf.laws.backends import LinkParameters
 from dlperf.network.fits import fit_link
 
 Reals = NDArray[np.float64]
@@ -155,19 +156,12 @@ def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> 
 def law_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
     """The backend's algorithm without any correction, seconds. An empty message counts as one of a few bytes: somebody has to say that it is empty."""
     sizes = np.maximum(n_bytes, _SHORTEST_BYTES)
-    alpha, beta, gamma = path.latency_s, path.s_per_byte, path.reduce_s_per_byte
-    if backend == "nccl":  # rings of many small chunks: the pipeline is full, its steps' latencies add up
-        steps, share = n_ranks - 1, (n_ranks - 1) / n_ranks
-        rounds = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0}
-        if kind == "broadcast":
-            return np.asarray(steps * alpha + sizes * beta)
-        return np.asarray(rounds[kind] * (steps * alpha + share * sizes * beta) + (kind != "all_gather") * share * sizes * gamma)
-    if kind == "all_reduce":
-        return np.asarray(gloo.all_reduce_s(sizes, n_ranks, alpha, beta, gamma), dtype=np.float64)
-    if kind == "reduce_scatter":
-        return np.asarray(gloo.reduce_scatter_s(sizes, n_ranks, alpha, beta, gamma), dtype=np.float64)
-    law = gloo.all_gather_s if kind == "all_gather" else gloo.broadcast_s
-    return np.asarray(law(sizes, n_ranks, alpha, beta), dtype=np.float64)
+    link = LinkParameters(path.latency_s, path.s_per_byte, path.reduce_s_per_byte)
+    if backend == "gloo":
+        return np.asarray(backends.collective_s(kind, sizes, n_ranks, link), dtype=np.float64)
+    if kind == "broadcast":  # NCCL's is a ring of many small chunks: once the pipeline is full, the vector passes each link once
+        return np.asarray((n_ranks - 1) * link.latency_s + sizes * link.s_per_byte, dtype=np.float64)
+    return np.asarray(backends.collective_s(kind, sizes, n_ranks, link, "textbook", "ring"), dtype=np.float64)
 
 
 def _ratio(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals, ranks_per_node: int, between_nodes: bool, path: Path) -> Reals:

@@ -135,14 +135,13 @@ def measure_interference(team: Team, mode: str, budget: Budget) -> list[Interfer
 
 
 def _in_turns(team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor, budget: Budget) -> list[Samples]:
-    alone = lambda: _compute_for(team, compute, _COMPUTE_S)  # noqa: E731
     lists: list[list[float]] = [[], [], [], []]
     team.wait()
     while team.decide(group, int((budget.left_s() > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)):
         team.watch.begin(team.watch.step)
         rows = []
         team.wait()
-        rows.append(alone())
+        rows.append(_compute_for(team, compute, _COMPUTE_S))
         team.wait()
         begin = team.now()
         dist.all_reduce(vector, group=group.data)

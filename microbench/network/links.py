@@ -67,7 +67,10 @@ def measure_links(team: Team, mode: str, budget: Budget) -> list[Link]:
         for place, (distance, chosen, group) in enumerate(plan):
             share = budget.part(1 / (len(plan) * (n_passes - number) - place))
             _one_pass(team, mode, distance, chosen, group, share, measured)
-    messages = [(distance, Message(*rest, Samples(tuple(values)))) for (distance, *rest), values in measured.items()]
+    messages = [
+        (distance, Message(what, n_bytes, n_pairs, n_messages, Samples(tuple(values))))
+        for (distance, what, n_bytes, n_pairs, n_messages), values in measured.items()
+    ]
     return [Link(pairs.distance, tuple(message for distance, message in messages if distance == pairs.distance)) for pairs in found]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -50,7 +51,17 @@ def measure_cluster(path: str, *, quick: bool, backend: str | None, limit_s: flo
             print(f"microbench.network: error: {error}", file=sys.stderr)
         return 2
     except (DlperfError, RuntimeError, OSError, EOFError) as error:  # what torch.distributed raises when a peer is gone or silent
-        watch.fail(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        watch.fail(shortened(str(error)) or type(error).__name__)
+
+
+def shortened(message: str) -> str:
+    """gloo's message without the place in its sources and its advice.
+
+    >>> shortened("[/a/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:5: Connection reset by peer. This is typically caused by ...")
+    'Read error [10.0.0.2]:5: Connection reset by peer'
+    """
+    line = message.splitlines()[0] if message else ""
+    return re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\] *", "", line).partition(". This is typically")[0]
 
 
 def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool, watch: Watch) -> int:

@@ -103,3 +103,10 @@ def test_a_missing_network_is_named() -> None:
 def test_factors_are_positive(factor: float) -> None:
     with pytest.raises(DlperfError, match="link_bandwidth is"):
         LinkFactors(link_bandwidth=factor)
+
+
+def test_nccl_takes_rings() -> None:
+    """Four ranks, 4 kB at 1e8 bytes/s: 2 x 3 steps of 1 kB (10 us) and 300 us; a broadcast passes three links, and the vector each of them once."""
+    sheet = replace(SHEET, backend="nccl")
+    assert collective_s(sheet, "all_reduce", 4000, 4) == pytest.approx(6 * (3e-4 + 1e-5))
+    assert collective_s(sheet, "broadcast", 4000, 4) == pytest.approx(3 * 3e-4 + 4e-5)
