@@ -17,11 +17,11 @@ from types import FrameType
 from typing import NoReturn
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
 from dlperf.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 MALLOCS = ("default", "tuned", "huge-pages", "jemalloc", "tcmalloc")
-FORMATS = ("text", "md", "html", "csv", "json")
 _TARGET = "FILE.py:CALLABLE, MODULE:CALLABLE, a trace file or, in a checkout, a short name such as lenet"
 
 
@@ -39,56 +39,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(UNUSABLE, f"{self.prog}: error: {_one_line(message)}; {self.prog} --help shows how\n")
 
 
-def _count(text: str) -> int:
-    """A whole number of at least 1."""
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-
-
-def _count_or_none(text: str) -> int:
-    """A whole number of at least 0."""
-    with contextlib.suppress(ValueError):
-        if int(text) >= 0:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """``1,2,4``: whole numbers of at least 1, each once."""
-    return tuple(dict.fromkeys(_shape(text)))
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    """``3,224,224``: sizes of at least 1."""
-    return tuple(_count(part) for part in text.split(","))
-
-
-def _seconds(text: str) -> float:
-    """A positive, finite time."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """``a,b``: names, each once."""
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of names separated by commas")
-    return found
-
-
-def _formats(text: str) -> tuple[str, ...]:
-    """``text,html``: formats of a report."""
-    for name in _names(text):
-        if name not in FORMATS:
-            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(FORMATS)}")
-    return _names(text)
-
-
 def _parser() -> _Parser:
     parser = _Parser(prog="dlperf", description="Predicts how long a PyTorch training step, epoch or run takes on a CPU, layer by layer, without running it.")
     parser.add_argument("--version", action="version", version=f"dlperf {VERSION}")
@@ -103,8 +53,8 @@ def _parser() -> _Parser:
     depth.add_argument("--thorough", dest="mode", action="store_const", const="thorough", help="more shapes and samples than usual")
     calibrate.add_argument("--for", dest="targets", metavar="TARGET@BATCH", nargs="+", action="extend", default=[],
                            help="also measure the exact operations of a target's step at that batch size")  # fmt: skip
-    calibrate.add_argument("--threads", type=_counts, metavar="T,T", help="thread counts to measure (default: 1 and torch's own number)")
-    calibrate.add_argument("--workers", type=_counts, metavar="P,P", default=(),
+    calibrate.add_argument("--threads", type=counts, metavar="T,T", help="thread counts to measure (default: 1 and torch's own number)")
+    calibrate.add_argument("--workers", type=counts, metavar="P,P", default=(),
                            help="also measure what P processes of one thread each cost one another, for predict --workers")  # fmt: skip
     _output(calibrate, "machine file to write (default: --machine)")
     _common(calibrate, threads=False)
@@ -113,7 +63,7 @@ def _parser() -> _Parser:
     machine = command("machine", "show, check or compare machine files")
     actions = machine.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
     for action, n_files, text in (
-        ("show", "?", "what a machine file says"),
+        ("show", "?", "what a machine file, or a cluster file, says"),
         ("check", "?", "whether a machine file can be trusted here; exit status 1 if not"),
         ("diff", 2, "how two machine files differ"),
     ):
@@ -129,21 +79,23 @@ def _parser() -> _Parser:
 
     predict = command("predict", "predict layers, step, memory and epoch without running the model")
     predict.add_argument("target", metavar="TARGET", help=_TARGET)
-    predict.add_argument("--predictor", default="calibrated", metavar="NAME", help="calibrated (default), roofline or gemm-table")
+    predict.add_argument("--predictor", default="calibrated", metavar="NAME", help="calibrated (default), roofline, gemm-table, viebke-a or viebke-b")
+    predict.add_argument("--point", metavar="MEASUREMENT", help="measurement of the target (dlperf measure -o) that viebke-a and viebke-b rest on "
+                         "(default: the step that calibrated predicts)")  # fmt: skip
     predict.add_argument("--malloc", choices=MALLOCS, default="default",
                          help=f"whose memory the process uses: {', '.join(MALLOCS)}")  # fmt: skip
-    predict.add_argument("--samples", type=_count, metavar="N", help="training samples of an epoch: forecast the epoch")
-    predict.add_argument("--epochs", type=_count, metavar="E", help="number of epochs (1)")
-    predict.add_argument("--val-samples", type=_count_or_none, metavar="V", help="validation samples after each epoch (0)")
-    predict.add_argument("--test-samples", type=_count_or_none, metavar="S", help="test samples at the end (0)")
-    predict.add_argument("--loader-workers", type=_count_or_none, metavar="W", help="worker processes of the data loader (0)")
-    predict.add_argument("--workers", type=_count, metavar="P", help="processes that train an instance each on a share of the samples, with one thread: "
+    predict.add_argument("--samples", type=count, metavar="N", help="training samples of an epoch: forecast the epoch")
+    predict.add_argument("--epochs", type=count, metavar="E", help="number of epochs (1)")
+    predict.add_argument("--val-samples", type=count_or_none, metavar="V", help="validation samples after each epoch (0)")
+    predict.add_argument("--test-samples", type=count_or_none, metavar="S", help="test samples at the end (0)")
+    predict.add_argument("--loader-workers", type=count_or_none, metavar="W", help="worker processes of the data loader (0)")
+    predict.add_argument("--workers", type=count, metavar="P", help="processes that train an instance each on a share of the samples, with one thread: "
                          "the step beside the others, and with --samples the whole run from their start")  # fmt: skip
     predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
     predict.add_argument("--loader", metavar="FILE.py:CALLABLE",
                          help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in this process (default: tensors in memory)")  # fmt: skip
     predict.add_argument("--drop-last", action="store_true", help="leave out an epoch's last, smaller batch")
-    predict.add_argument("--accumulate", type=_count, metavar="K", help="batches to one step of the optimizer (1)")
+    predict.add_argument("--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)")
     predict.add_argument("--clip", action="store_true", help="the gradients' norm is clipped")
     predict.add_argument("--scheduler", action="store_true", help="a learning rate scheduler steps with the optimizer")
     predict.add_argument("--accuracy", action="store_true", help="right answers are counted at each batch")
@@ -153,16 +105,17 @@ def _parser() -> _Parser:
 
     measure = command("measure", "time a step and its layers")
     measure.add_argument("target", metavar="TARGET", help=_TARGET)
-    measure.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="how long to time the step (4)")
+    measure.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
+    measure.add_argument("--memory", action="store_true", help="also count the most memory that three steps add to a fresh process")
     _output(measure, "measurement file to write")
     _common(measure)
     _what(measure)
 
     report = command("report", "predicted against actual, per layer")
     report.add_argument("targets", metavar="TARGET|MEASUREMENT", nargs="+", help=f"{_TARGET}; or a measurement file. TARGET@BATCH gives one its own batch size")
-    report.add_argument("--predictor", type=_names, metavar="NAME,NAME", help="predictors to compare (default: all)")
-    report.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="how long to time the step (4)")
-    report.add_argument("--format", type=_formats, default=None, metavar="FORMAT,...",
+    report.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors to compare (default: all)")
+    report.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
+    report.add_argument("--format", type=formats, default=None, metavar="FORMAT,...",
                         help="text, md, html, csv, json (default: text; with -o all of them)")  # fmt: skip
     _output(report, "folder to write the reports and plots to", "DIR")
     _common(report)
@@ -171,15 +124,18 @@ def _parser() -> _Parser:
     validate = command("validate", "the accuracy study: predicted against actual over many networks, or over single ops")
     validate.add_argument("targets", metavar="TARGET[@BATCH,...]", nargs="*",
                           help="networks (default, or the word all: every network of the checkout; nothing with --held-out-ops)")  # fmt: skip
-    validate.add_argument("--batch-sizes", type=_counts, metavar="B,B", help="batch sizes of targets without one of their own (16,64)")
-    validate.add_argument("--threads", type=_counts, metavar="T,T", help="thread counts (default: those of the machine file)")
-    validate.add_argument("--predictor", type=_names, metavar="NAME,NAME", help="predictors (default: all)")
-    validate.add_argument("--runs", type=_count, metavar="N", help="fresh processes a case (2; 5 with several threads)")
-    validate.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="how long to time the step in each (4)")
+    validate.add_argument("--batch-sizes", type=counts, metavar="B,B", help="batch sizes of targets without one of their own (16,64)")
+    validate.add_argument("--threads", type=counts, metavar="T,T", help="thread counts (default: those of the machine file)")
+    validate.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors (default: all)")
+    validate.add_argument("--runs", type=count, metavar="N", help="fresh processes a case (2; 5 with several threads)")
+    validate.add_argument("--seconds", type=seconds, metavar="S", help="how long to time the step in each (4), or about how long a training takes (10)")
     validate.add_argument("--peers", action="store_true", help="also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak")
     validate.add_argument("--ablation", action="store_true", help="also predict without each term")
     validate.add_argument("--held-out-ops", action="store_true", help="random single ops that the machine file does not hold, timed now")
-    validate.add_argument("--seed", type=_count_or_none, metavar="N", help="which random ops (default: others each time)")
+    validate.add_argument("--training", action="store_true",
+                          help="whole trainings instead: on several workers, epochs under run, the choice of tune, peak memory")  # fmt: skip
+    validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory (all)")
+    validate.add_argument("--seed", type=count_or_none, metavar="N", help="which random ops (default: others each time)")
     validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
     validate.add_argument("--fresh", action="store_true", help="measure again what is kept")
     _output(validate, "folder to write tables and plots to", "DIR")
@@ -188,17 +144,36 @@ def _parser() -> _Parser:
     explain = command("explain", "what a step's time is made of, and which changes would pay")
     explain.add_argument("target", metavar="TARGET", help=_TARGET)
     explain.add_argument("--try", dest="trial", action="store_true", help="measure each change that can be made here beside its prediction")
-    explain.add_argument("--runs", type=_count, metavar="N", help="with --try: processes for each change, and as many of the step as it is between them (3)")
-    explain.add_argument("--seconds", type=_seconds, metavar="S", help="with --try: how long each process times the step (2)")
+    explain.add_argument("--runs", type=count, metavar="N", help="with --try: processes for each change, and as many of the step as it is between them (3)")
+    explain.add_argument("--seconds", type=seconds, metavar="S", help="with --try: how long each process times the step (2)")
     _output(explain, "folder to write the explanation and its plots to", "DIR")
     _common(explain)
     _what(explain)
+
+    tune = command("tune", "which threads, batch size, loading workers and worker processes train fastest")
+    tune.epilog = "It seeks speed, not convergence: a larger batch, or more workers, update the weights less often in an epoch."
+    tune.add_argument("target", metavar="TARGET", help=_TARGET)
+    tune.add_argument("--objective", choices=("epoch", "throughput"), help="the shortest epoch (default with --samples) or the most samples per second")
+    tune.add_argument("--samples", type=count, metavar="N", help="training samples of an epoch")
+    tune.add_argument("--memory-limit", type=size, metavar="BYTES", help="2GiB, 500MB: what all processes together may take beyond importing torch")
+    tune.add_argument("--threads", type=counts, metavar="T,T", help="threads to compare (default: those of the machine file)")
+    tune.add_argument("--batch-sizes", type=counts, metavar="B,B", help="batch sizes to compare (8,16,32,64,128,256)")
+    tune.add_argument("--loader-workers", type=counts_or_none, metavar="W,W", help="loading workers to compare (0,1,2)")
+    tune.add_argument("--workers", type=counts, metavar="P,P",
+                      help="worker processes to compare, each with its share of the samples (powers of 2 up to the cores)")  # fmt: skip
+    tune.add_argument("--try", dest="trial", action="store_true", help="measure the best few, and say which one really won")
+    tune.add_argument("--best", type=count, metavar="K", help="with --try: how many (3)")
+    tune.add_argument("--runs", type=count, metavar="N", help="with --try: how often each is measured (3)")
+    tune.add_argument("--seconds", type=seconds, metavar="S", help="with --try: how long each is timed (3)")
+    _output(tune, "folder to write the comparison and its plot to", "DIR")
+    _common(tune, threads=False)
+    _what(tune)
 
     run = command("run", "run a training script as it is, and predict it while it runs")
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    run.add_argument("--epochs", type=_count, metavar="E", help="epochs of the whole run, for its forecast (default: as the script's loops say)")
+    run.add_argument("--epochs", type=count, metavar="E", help="epochs of the whole run, for its forecast (default: as the script's loops say)")
     _output(run, "report to write: .html, .md, or text")
     _common(run, batch_size=False)
 
@@ -212,9 +187,9 @@ def _parser() -> _Parser:
 def _common(parser: argparse.ArgumentParser, threads: bool = True, batch_size: bool = True) -> None:
     parser.add_argument("--machine", metavar="FILE", help="machine file (default: this machine's, in the user's data folder)")
     if batch_size:
-        parser.add_argument("--batch-size", type=_count, metavar="B", help="samples of a step (32)")
+        parser.add_argument("--batch-size", type=count, metavar="B", help="samples of a step (32)")
     if threads:
-        parser.add_argument("--threads", type=_count, metavar="T", help="threads (default: torch's own number)")
+        parser.add_argument("--threads", type=count, metavar="T", help="threads (default: torch's own number)")
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON; - is stdout")
     parser.add_argument("--force", action="store_true", help="replace what dlperf did not write")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -222,7 +197,7 @@ def _common(parser: argparse.ArgumentParser, threads: bool = True, batch_size: b
 
 def _what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inference", action="store_true", help="one forward pass instead of a training step")
-    parser.add_argument("--input", type=_shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
+    parser.add_argument("--input", type=shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
 
 
 def _output(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -> None:
@@ -253,16 +228,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             for name in ("peers", "ablation"):
                 if getattr(args, name):
                     _fail(args, f"--{name} needs targets; name some, or all")
+        if args.training and (args.held_out_ops or args.peers or args.ablation or args.predictor or args.threads):
+            _fail(args, "--training has no --held-out-ops, --peers, --ablation, --predictor or --threads")
+        if args.parts and not args.training:
+            _fail(args, "--parts are those of --training")
         if args.seed is not None and not args.held_out_ops:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
-        if args.batch_sizes and args.batch_size:
-            _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
-    to_folder = {"report": "report goes", "validate": "report goes", "explain": "explanation goes", "reproduce": "tables go"}
-    if args.command in to_folder and args.output == "-":
-        _fail(args, f"-o - is no folder; without -o the {to_folder[args.command]} to stdout")
-    if args.command == "explain" and not args.trial:
-        for name in ("runs", "seconds"):
-            if getattr(args, name) is not None:
+    if args.command in ("validate", "tune") and args.batch_sizes and args.batch_size:
+        _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
+    answers = {"report": "report goes", "validate": "report goes", "explain": "explanation goes", "tune": "comparison goes", "reproduce": "tables go"}
+    if args.command in answers and args.output == "-":
+        _fail(args, f"-o - is no folder; without -o the {answers[args.command]} to stdout")
+    if args.command in ("explain", "tune") and not args.trial:
+        for name in ("runs", "seconds", "best"):
+            if getattr(args, name, None) is not None:
                 _fail(args, f"--{name} is for the measuring of --try")
     if args.command == "predict" and args.workers:
         if args.threads not in (None, 1):

@@ -69,10 +69,15 @@ def forecast(
     Raises DlperfError for counts below 0 (1 for samples and epochs), a predictor that gives no step, an epoch without a whole batch under
     ``drop_last``, and where the machine file lacks what the loop asks for.
     """
+    check_counts(samples, epochs, val_samples, test_samples)
+    return _Forecast(training, samples, evaluation, last, loop, loader).epoch(epochs, val_samples, test_samples)
+
+
+def check_counts(samples: int, epochs: int, val_samples: int, test_samples: int) -> None:
+    """Raises DlperfError for counts below 0, or 1 for samples and epochs."""
     for name, value, least in (("samples", samples, 1), ("epochs", epochs, 1), ("val_samples", val_samples, 0), ("test_samples", test_samples, 0)):
         if value < least:
             raise DlperfError(f"{name} is {value}; it must be at least {least}")
-    return _Forecast(training, samples, evaluation, last, loop, loader).epoch(epochs, val_samples, test_samples)
 
 
 def last_batch_size(samples: int, batch_size: int, drop_last: bool = False) -> int | None:

@@ -135,7 +135,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory that torch itself takes when it first does something: `name` is ``forward``, ``training`` or ``convolution``."""
+    """Memory that torch itself takes when it first does something: `name` is ``forward``, ``training``, ``convolution``, or ``operator`` (each further one)."""
 
     name: str
     n_bytes: int

@@ -42,6 +42,7 @@ class Measurement:
     of steps without any instrumentation; with `inference` only ``forward`` and ``total``. `layers` come from a second,
     instrumented pass, the instrument's own cost subtracted. `repeat` holds the total of an independent repetition, if
     one was made: the two medians' distance is the repeatability floor. `noise` says what was seen (disturbed samples, faults).
+    `peak_memory_bytes` is the most that three steps add to a fresh process (:func:`dlperf.residence.measure_peak_memory`), None where it was not asked for.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Measurement:
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     machine: str = ""
+    peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward", "total"):
@@ -103,7 +105,8 @@ class Measurement:
         """The measurement as JSON data."""
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.target, "batch_size": self.batch_size, "threads": self.threads,
-            "inference": self.inference, "machine": self.machine, "versions": dict(self.versions), "notes": list(self.notes), "noise": dict(self.noise),
+            "inference": self.inference, "peak_memory_bytes": self.peak_memory_bytes,
+            "machine": self.machine, "versions": dict(self.versions), "notes": list(self.notes), "noise": dict(self.noise),
             "step": {name: _to_json(samples) for name, samples in self.step.items()}, "repeat": _to_json(self.repeat),
             "layers": [
                 {"layer": t.layer, "type": t.type, "forward": _to_json(t.forward), "backward": _to_json(t.backward), "optimizer": _to_json(t.optimizer)}
@@ -121,7 +124,7 @@ class Measurement:
                 LayerTimes(r["layer"], r["type"], _from_json(r["forward"]), _from_json(r["backward"]), _from_json(r["optimizer"])) for r in data["layers"]
             ),
             inference=data["inference"], repeat=_from_json(data["repeat"]), noise=data["noise"], notes=tuple(data["notes"]),
-            versions=data["versions"], machine=data["machine"],
+            versions=data["versions"], machine=data["machine"], peak_memory_bytes=data.get("peak_memory_bytes"),
         )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlperf.cures import PageFaults
     from dlperf.epoch import Epoch
     from dlperf.loading import SampledLoader
+    from dlperf.measurement import Measurement
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _SPOKEN = ("forward", "backward", "optimizer")
@@ -203,7 +204,8 @@ class Prediction:
     ) -> Epoch:
         """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`. `loop` are fields of :class:`dlperf.loop.Loop`, such as ``accumulate=4``.
 
-        With `workers` so many processes are started, and each trains on a share; see :func:`dlperf.contention.forecast_workers`.
+        With `workers` so many processes are started, and each trains on a share; see :func:`dlperf.contention.forecast_workers`. The predictors
+        of published strategies have a law of their own: :func:`dlperf.strategies.forecast_published`.
         """
         from dlperf.epoch import forecast
         from dlperf.loop import Loop
@@ -211,6 +213,10 @@ class Prediction:
         known = [field.name for field in fields(Loop)]
         if unknown := set(loop) - set(known):
             raise DlperfError(f"epoch: {', '.join(sorted(unknown))} is unknown; a loop has {', '.join(known)}")
+        if predictors.evaluates_by_forward(self.predictor):
+            from dlperf.strategies import forecast_published
+
+            return forecast_published(self, workers, samples, epochs, val_samples, test_samples)
         if workers is not None:
             from dlperf.contention import forecast_workers
 
@@ -257,12 +263,15 @@ def _largest(shares: dict[tuple[str, str], float], place: int) -> str:
     return max(sums, key=lambda name: sums[name])
 
 
-def predict(trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated", malloc: str = "default") -> Prediction:
+def predict(
+    trace: Trace, machine: Machine, threads: int | None = None, predictor: str = "calibrated", malloc: str = "default", point: Measurement | None = None
+) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
     `threads` defaults to the least number that the machine file holds. `malloc` is the policy of memory that the process is started with, one of
-    :data:`dlperf.allocator.POLICIES`. Raises DlperfError for an unknown predictor or policy, for threads below 1, or where the machine file lacks
-    what the predictor needs.
+    :data:`dlperf.allocator.POLICIES`. `point` is a measurement of the network for the predictors that rest on one (``viebke-a``, ``viebke-b``).
+    Raises DlperfError for an unknown predictor or policy, for threads below 1, where the machine file lacks what the predictor needs, or for a point of
+    another network.
     """
     for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
         if not isinstance(value, kind):
@@ -279,5 +288,5 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
             f"the machine file holds {', '.join(map(str, machine.threads))} thread(s), not {threads}: extrapolated; "
             f"dlperf calibrate --threads {threads} measures it"
         )
-    prices = predictors.get(predictor).price(trace, machine, threads, policy_of(malloc).name)
+    prices = predictors.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
     return Prediction(trace, machine, threads, predictor, prices, tuple(warnings), malloc)

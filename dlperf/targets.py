@@ -353,14 +353,19 @@ def _networks_targets(spec: str) -> ModuleType:
         return importlib.import_module("networks.targets")
 
 
+def checkout_folder() -> Path:
+    """The folder of the checkout. Raises DlperfError where there is none."""
+    folders = _checkout()
+    if not folders:
+        raise DlperfError(f"the networks of a dlperf checkout are not here; name targets: {_FORMS}")
+    return folders[0]
+
+
 def checkout_targets() -> tuple[str, ...]:
     """Every network of the checkout: the short names, then those written to validate predictions on (``networks.further:NAME``).
 
     Raises DlperfError where there is no checkout.
     """
-    folders = _checkout()
-    if not folders:
-        raise DlperfError(f"the networks of a dlperf checkout are not here; name targets: {_FORMS}")
-    with _importable("networks.further", *folders):
+    with _importable("networks.further", checkout_folder()):
         further = importlib.import_module("networks.further")
     return (*SHORT_NAMES, *(f"networks.further:{name}" for name in further.NAMES))

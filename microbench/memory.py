@@ -90,41 +90,14 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     return costs
 
 
-_FIRST_STEPS = """
-import torch
-
-def resident():
-    with open("/proc/self/status") as status:
-        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-
-def forward(model, x):
-    with torch.no_grad():
-        model(x)
-
-def train(model, x):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-torch.set_num_threads(1)
-linear, convolution = (torch.nn.Linear(64, 64), torch.randn(32, 64)), (torch.nn.Conv2d(16, 16, 3, padding=1), torch.randn(4, 16, 8, 8))
-taken = [resident()]
-for run, (model, x) in ((forward, linear), (train, linear), (train, convolution)):
-    run(model, x)
-    taken.append(resident())
-print(*(after - before for before, after in zip(taken, taken[1:])))
-"""
-
-
 def measure_footprints() -> list[Footprint]:
     """Bytes that torch takes for itself, beside any tensor, in a process that has only imported it: its code and kernels' code at the first
-    ``forward`` pass, what ``training`` imports and starts, and a ``convolution``'s library. Nothing where the system does not tell.
+    ``forward`` pass, what ``training`` imports and starts, a ``convolution``'s library, and on average the code that each further ``operator`` reads
+    at its first call. Nothing where the system does not tell.
 
     A process of its own runs layers of a few KiB; what it grows by is nearly the same every time (within 1 MiB).
     """
     if not os.path.exists("/proc/self/status"):
         return []
-    done = subprocess.run([sys.executable, "-c", _FIRST_STEPS], stdout=subprocess.PIPE, text=True, check=True)
-    return [Footprint(name, max(0, int(size))) for name, size in zip(("forward", "training", "convolution"), done.stdout.split())]
+    done = subprocess.run([sys.executable, "-m", "microbench.first_steps"], stdout=subprocess.PIPE, text=True, check=True)
+    return [Footprint(name, max(0, int(size))) for name, size in zip(("forward", "training", "convolution", "operator"), done.stdout.split())]

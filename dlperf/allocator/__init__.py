@@ -44,10 +44,13 @@ class Replay:
     released: tuple[float, ...] = ()
 
 
-def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch], policy: str = "default") -> Replay:
+def replay(
+    trace: Trace, scratch_bytes: Callable[[Op], Scratch], policy: str = "default", kept: Sequence[tuple[int, int]] = ()
+) -> Replay:
     """Replay the trace's storages for some steps under one of POLICIES, and tell the last ones.
 
-    `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces).
+    `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces); `kept` are (storage, bytes) of memory
+    whose size no recording could know.
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
     stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it was highest, what is below stays; and free pieces
     below take small tensors, which then leave room above. Processes of the same step are seen in all these states and between them:
@@ -57,7 +60,7 @@ def replay(trace: Trace, scratch_bytes: Callable[[Op], Scratch], policy: str = "
     Raises DlperfError for an unknown policy.
     """
     chosen = policy_of(policy)
-    script = Script(trace, scratch_bytes)
+    script = Script(trace, scratch_bytes, kept)
     histories = HISTORIES if chosen.adapts else (History((), False, 1.0),)
     runs = [script.run(chosen, history) for history in histories]
 

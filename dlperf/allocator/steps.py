@@ -70,17 +70,19 @@ class _Counts:
 
 
 class Script:
-    """A trace's events, ready to be run under any policy and history."""
+    """A trace's events, ready to be run under any policy and history. `kept` are (storage, bytes) of memory whose size no recording could know."""
 
-    def __init__(self, trace: Trace, scratch_bytes: Callable[[Op], Scratch]) -> None:
+    def __init__(self, trace: Trace, scratch_bytes: Callable[[Op], Scratch], kept: Sequence[tuple[int, int]] = ()) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
+        for place, n_bytes in kept:
+            self._sizes[place] = max(self._sizes[place], n_bytes)
         self._n_ops = len(trace.ops)
         self._before: list[int] = []  # there before the first step and after the last
         self._late: list[int] = []  # made by the first optimizer step, with gradients alive and activations gone
         born: dict[int, list[int]] = defaultdict(list)
         dying: dict[int, list[int]] = defaultdict(list)
         for index, storage in enumerate(trace.storages):
-            if storage.nbytes < SMALL_BYTES:
+            if self._sizes[index] < SMALL_BYTES:
                 continue
             if storage.born >= 0:
                 born[storage.born].append(index)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dlperf.cluster import SCHEMA as CLUSTER
+from dlperf.cluster import Cluster
 from dlperf.commands.epochs import forecast_epoch
 from dlperf.commands.explaining import explain
 from dlperf.commands.inputs import (
@@ -17,6 +19,7 @@ from dlperf.commands.inputs import (
     default_threads,
     is_trace,
     load_machine,
+    load_point,
     machine_path,
     make_folder,
     predict_aloud,
@@ -29,9 +32,10 @@ from dlperf.commands.inputs import (
     warn_of_threads,
 )
 from dlperf.commands.reporting import report
+from dlperf.commands.tuning import tune
 from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
-from dlperf.files import check_writable
+from dlperf.files import check_writable, schema_of
 
 
 def calibrate(args: Namespace) -> Answer:
@@ -56,6 +60,11 @@ def machine(args: Namespace) -> Answer:
     if args.action == "diff":
         difference = inspection.compare_machines(*(load_machine(args, file) for file in args.files))
         return Answer(difference.to_text(), difference.to_json())
+    if args.action == "show" and args.files and schema_of(args.files) == CLUSTER:
+        from dlperf.network import summarize_cluster
+
+        page = summarize_cluster(Cluster.load(args.files))
+        return Answer(page.to_text(), page.to_json())
     file = load_machine(args, args.files)
     if args.action == "show":
         summary = inspection.summarize(file)
@@ -86,7 +95,7 @@ def predict(args: Namespace) -> Answer:
     machine = load_machine(args)
     recorded = read_or_record(args, args.target)
     threads = args.threads or (1 if args.workers else use_threads(None))
-    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc)
+    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, load_point(args))
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
     if args.workers:
         from dlperf.contention import beside
@@ -107,6 +116,11 @@ def measure(args: Namespace) -> Answer:
     from dlperf.report import measurement_to_text
 
     measurement = stopwatch.measure_target(target, seconds=args.seconds)
+    if args.memory:
+        from dlperf.residence import measure_peak_memory
+
+        size = measure_peak_memory(args.target, measurement.batch_size, threads, inference=args.inference, input_shape=args.input)
+        measurement = replace(measurement, peak_memory_bytes=size)
     if args.output is not None:
         measurement.save(args.output)
     for note in measurement.notes:
@@ -147,7 +161,7 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
-    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain,
+    "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain, "tune": tune,
     "reproduce": reproduce, "validate": validate,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

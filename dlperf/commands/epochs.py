@@ -22,12 +22,13 @@ def forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
     The pass of an evaluation and a smaller last batch are steps of their own, recorded where there is code to record.
     """
     from dlperf.epoch import last_batch_size
+    from dlperf.predictors import evaluates_by_forward
 
     recorded = prediction.trace
     loader = _sampled(args, prediction) if args.loader else None
     drop_last = args.drop_last or (loader is not None and loader.drop_last)
     evaluation = last = None
-    if not is_trace(args.target):
+    if not is_trace(args.target) and not evaluates_by_forward(args.predictor):
         if (args.val_samples or args.test_samples) and not recorded.inference:
             evaluation = _predicted(args, prediction, None, inference=True)
         share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has

@@ -14,6 +14,7 @@ from dlperf.files import check_writable, kind_of, schema_of
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
+    from dlperf.measurement import Measurement
     from dlperf.prediction import Prediction
     from dlperf.targets import Target
     from dlperf.trace import Trace
@@ -101,6 +102,15 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
     if args.input:
         raise DlperfError(f"{spec}: --input {','.join(map(str, args.input))} is for a bare nn.Module; a trace file has its shapes")
     return trace
+
+
+def load_point(args: Namespace) -> Measurement | None:
+    """The measurement that a predictor is to rest on, or None. Raises DlperfError where the file is none."""
+    if args.point is None:
+        return None
+    from dlperf.measurement import Measurement
+
+    return Measurement.load(args.point)
 
 
 def split_batch(spec: str) -> list[tuple[str, int | None]]:
@@ -191,7 +201,9 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
     return doubts
 
 
-def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: str, malloc: str = "default") -> Prediction:
+def predict_aloud(
+    recorded: Trace, machine: Machine, threads: int, predictor: str, malloc: str = "default", point: Measurement | None = None
+) -> Prediction:
     """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
     from dataclasses import replace
 
@@ -199,7 +211,7 @@ def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: st
     from dlperf.inspection import find_mismatches
     from dlperf.prediction import predict as predict_trace
 
-    prediction = predict_trace(recorded, machine, threads, predictor, malloc)
+    prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
     if find_mismatches(machine, host.this_cpu(), host.versions()):
         prediction = prediction.elsewhere()
     prediction = replace(prediction, warnings=(*doubts_of_machine(machine, recorded, threads), *prediction.warnings))

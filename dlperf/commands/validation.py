@@ -32,10 +32,17 @@ PREDICTORS = ("calibrated", "roofline", "gemm-table")
 RUNS, RUNS_SEVERAL_THREADS = 2, 5
 """Fresh processes a case: with several threads they differ by far more."""
 OPS_RUNS = 2
+SECONDS = 4.0
+"""How long each process times the step."""
 
 
 def validate(args: Namespace) -> Answer:
-    """Predicted against actual over many networks, or single ops."""
+    """Predicted against actual over many networks, or single ops, or whole trainings."""
+    if args.training:
+        from dlperf.commands.training import validate_training
+
+        return validate_training(args)
+    args.seconds = args.seconds or SECONDS
     from dlperf.validation import page
     from dlperf.validation.archive import Archive
     from dlperf.validation.study import Study
@@ -90,20 +97,25 @@ def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
 
 
 def _provenance(args: Namespace, machine: Machine, counts: Sequence[int], with_cases: bool) -> Provenance:
+    seed = None
+    if args.held_out_ops:
+        seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    runs = tuple((count, _n_runs(args, count)) for count in counts) if with_cases else ()
+    return provenance_of(args, machine, runs, args.seconds, seed)
+
+
+def provenance_of(args: Namespace, machine: Machine, n_runs: tuple[tuple[int, int], ...], seconds: float, seed: int | None = None) -> Provenance:
+    """Where a study comes from, with the doubts about its machine file, which are said on stderr, too."""
     from dlperf import host, inspection
     from dlperf.validation.study import Provenance
 
     doubts = [*inspection.find_problems(machine, host.this_cpu(), host.versions())]
     for doubt in doubts:
         warn(f"{machine.path}: {doubt}")
-    seed = None
-    if args.held_out_ops:
-        seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     return Provenance(
         machine=host.this_cpu().model, machine_file=machine.path, machine_mode=machine.mode, machine_created=machine.created, versions=host.versions(),
         command=shlex.join(["dlperf", *sys.argv[1:]]), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        n_runs=tuple((count, _n_runs(args, count)) for count in counts) if with_cases else (), seconds=args.seconds, seed=seed,
-        remarks=tuple(f"machine file: {doubt}" for doubt in doubts),
+        n_runs=n_runs, seconds=seconds, seed=seed, remarks=tuple(f"machine file: {doubt}" for doubt in doubts),
     )  # fmt: skip
 
 

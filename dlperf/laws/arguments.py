@@ -14,7 +14,7 @@ def at_least(name: str, value: ArrayLike, least: float = 0.0) -> Reals:
     """The argument as an array of finite numbers. Raises DlperfError where one is below `least`, infinite or not a number."""
     array = np.asarray(value, dtype=np.float64)
     if not np.all((array >= least) & np.isfinite(array)):
-        raise DlperfError(f"{name} is {value}; it must be finite and at least {least:g}")
+        raise DlperfError(f"{name} is {value!r}; it must be finite and at least {least:g}")
     return array
 
 
@@ -22,7 +22,7 @@ def positive(name: str, value: ArrayLike) -> Reals:
     """The argument as an array of positive numbers; a rate may be infinite. Raises DlperfError otherwise."""
     array = np.asarray(value, dtype=np.float64)
     if not np.all(array > 0):
-        raise DlperfError(f"{name} is {value}; it must be positive")
+        raise DlperfError(f"{name} is {value!r}; it must be positive")
     return array
 
 
@@ -30,7 +30,7 @@ def counts(name: str, value: ArrayLike, least: int = 1) -> Reals:
     """The argument as an array of whole numbers. Raises DlperfError where one is below `least` or no whole number."""
     array = at_least(name, value, least)
     if not np.all(array == np.floor(array)):
-        raise DlperfError(f"{name} is {value}; it must be a whole number")
+        raise DlperfError(f"{name} is {value!r}; it must be a whole number")
     return array
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dlperf import allocator, work
 from dlperf.predictors.families import Description, describe
-from dlperf.predictors.onednn import scratch
+from dlperf.predictors.onednn import scratch, workspace_bytes
 from dlperf.trace import Op, Trace
 
 _KEPT = "_analysis"
@@ -61,7 +61,8 @@ def analyse(trace: Trace, malloc: str = "default") -> Analysis:
 
 
 def _analyse(trace: Trace, malloc: str) -> Analysis:
-    replay = allocator.replay(trace, scratch, malloc)
+    kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
+    replay = allocator.replay(trace, scratch, malloc, kept)
     flops, n_bytes = work.totals(trace)
     seen_nodes: set[int] = set()
     first = []

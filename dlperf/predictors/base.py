@@ -8,6 +8,7 @@ from typing import Protocol
 
 from dlperf.errors import DlperfError
 from dlperf.machine import Machine
+from dlperf.measurement import Measurement
 from dlperf.trace import Trace
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
@@ -80,9 +81,24 @@ def names() -> Iterable[str]:
     return tuple(sorted(_REGISTRY))
 
 
-def get(name: str) -> Predictor:
-    """The predictor called `name`. Raises DlperfError that lists the known ones."""
-    try:
+def get(name: str, point: Measurement | None = None) -> Predictor:
+    """The predictor called `name`, resting on one measured `point` if it can: one that has a field of that name.
+
+    Raises DlperfError that lists the known ones, or those that take a point.
+    """
+    if name not in _REGISTRY:
+        raise DlperfError(f"predictor {name!r} is unknown; known are {', '.join(names())}")
+    if point is None:
         return _REGISTRY[name]()
-    except KeyError:
-        raise DlperfError(f"predictor {name!r} is unknown; known are {', '.join(names())}") from None
+    if not _takes_point(_REGISTRY[name]):
+        raise DlperfError(f"predictor {name!r} takes no measured point; those that do are {', '.join(n for n in names() if _takes_point(_REGISTRY[n]))}")
+    return _REGISTRY[name](point=point)  # type: ignore[call-arg]
+
+
+def evaluates_by_forward(name: str) -> bool:
+    """Whether validation and tests take the training step's forward, as this predictor's authors have it, and no pass of their own."""
+    return bool(getattr(_REGISTRY.get(name), "evaluates_by_forward", False))
+
+
+def _takes_point(cls: type[Predictor]) -> bool:
+    return "point" in getattr(cls, "__dataclass_fields__", ())

@@ -63,6 +63,24 @@ def _blocked_weight(spec: TensorSpec) -> int:
     return padded(c_out) * (c_in if c_in < BLOCK else padded(c_in)) * math.prod(spec.shape[2:]) * spec.item_bytes
 
 
+_RECURRENT_FLOATS = 15.6
+"""Floats that oneDNN keeps of an LSTM for each of its outputs, channels padded to whole blocks: gates and states of every step, for the backward. The
+sizes that aten.mkldnn_rnn_layer returns: 159,744 bytes of 10 steps, batch 8, 24 channels; 10,240,000 of 20, 64 and 128."""
+
+
+def workspace_bytes(op: Op) -> tuple[int, int] | None:
+    """(storage, bytes) of what an op keeps for its backward where no recording on fake tensors can know its size; None for other ops.
+
+    >>> step = TensorSpec.contiguous(10, 8, 24); kept = TensorSpec.contiguous(0, dtype="uint8", storage=7)
+    >>> workspace_bytes(Op("aten.mkldnn_rnn_layer.default", outputs=(step, step, step, kept)))
+    (7, 159744)
+    """
+    if op.packet != "aten.mkldnn_rnn_layer" or len(op.outputs) < 4 or len(op.outputs[0].shape) != 3 or op.outputs[3].storage < 0:
+        return None
+    steps, batch, channels = op.outputs[0].shape
+    return op.outputs[3].storage, round(_RECURRENT_FLOATS * steps * batch * padded(channels) * 4)
+
+
 def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op without such.
 

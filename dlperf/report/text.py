@@ -243,6 +243,8 @@ def measurement_to_text(measurement: Measurement, width: int | None = None) -> s
     ]
     if measurement.floor_frac is not None:
         step.append(f"{'repetition':<12} {format_percent(measurement.floor_frac):>8}   (distance of a second measurement of the step)")
+    if measurement.peak_memory_bytes is not None:
+        step.append(f"{'peak memory':<12} {format_bytes(measurement.peak_memory_bytes):>8}   (the most that three steps of a fresh process add)")
     threads = f"{measurement.threads} thread{'s' if measurement.threads != 1 else ''}"
     where = f"batch size {measurement.batch_size}, {threads}, on {measurement.machine or 'this machine'}"
     blocks = [wrap(f"{measurement.target or 'model'}: {what}, {where}", width)]

@@ -45,6 +45,8 @@ Net          Net         440 us  410 us +7.3 %  860 us  710 us +21 % L2
   classifier Linear      100 us  110 us -9.1 %  200 us  160 us +25 % L2
 (loss)       Loss       10.0 us 20.0 us  -50 % 5.00 us 10.0 us -50 % compute
 sum                      450 us  430 us +4.7 %  865 us  720 us +20 % L2
+no room for: optimizer, total, fwd spread, FLOP, bytes, source; a wider terminal
+(COLUMNS=160) shows all
 
 accuracy
 predictor  phase        pred  actual    err floor MAPE >= 1 %   MAPE all spread
@@ -53,6 +55,7 @@ calibrated backward   865 us  720 us  +20 %     -  28.7 % (4) 28.7 % (4) 16.0 %
 calibrated optimizer 60.0 us 75.0 us  -20 %     -  20.0 % (2) 20.0 % (2) 16.0 %
 calibrated zero_grad 15.0 us 10.0 us  +50 %     -           -          -      -
 calibrated step      1.39 ms 1.23 ms  +13 % 2.0 %           -          -      -
+no room for: weighted, seen; a wider terminal (COLUMNS=94) shows all
 """
 
 

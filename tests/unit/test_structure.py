@@ -17,33 +17,36 @@ TORCH = (
     "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.loader_sampling",
     "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
+    "dlperf.residence.process", "dlperf.tuning.trial_process",
 )  # fmt: skip
 """The modules of dlperf (with what lies below them) that import torch when they are imported."""
 TORCH_INSIDE = ("dlperf.commands",)
 """Those that import it inside a function, where a command needs it."""
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
 MICROBENCH_MAY = (
-    "dlperf.machine", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units", "dlperf.version",
+    "dlperf.machine", "dlperf.cluster", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units",
+    "dlperf.version",
 )  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.units"),
+    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values"),
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
-    ("dlperf.machine", "dlperf.measurement"),
+    ("dlperf.machine", "dlperf.measurement", "dlperf.cluster"),
     ("dlperf.host", "dlperf.work", "dlperf.laws"),
-    ("dlperf.allocator",),
+    ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
     ("dlperf.loading",),
-    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures", "dlperf.contention"),
+    ("dlperf.prediction", "dlperf.epoch", "dlperf.loop", "dlperf.cures", "dlperf.contention", "dlperf.strategies"),
     ("dlperf.targets",),
+    ("dlperf.residence",),
     ("dlperf.recorder",),
     ("dlperf.loader_sampling",),
     ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
-    ("dlperf.validation", "dlperf.explanation"),
+    ("dlperf.validation", "dlperf.explanation", "dlperf.tuning"),
     ("dlperf.runner",),
     ("dlperf.commands",),
     ("dlperf.cli",),
@@ -189,10 +192,10 @@ def test_predictors_are_registered() -> None:
 
 
 def test_the_command_line_knows_the_formats_of_reports() -> None:
-    from dlperf import cli
+    from dlperf import values
     from dlperf.report import writing
 
-    assert cli.FORMATS == writing.FORMATS
+    assert values.FORMATS == writing.FORMATS
 
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:

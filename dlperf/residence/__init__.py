@@ -1,0 +1,40 @@
+"""The most memory that a step takes, measured: in a fresh process, whose memory nothing else has touched. The counterpart of ``Step.peak_memory_bytes``."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from dlperf.errors import DlperfError, WorkFailed
+
+N_STEPS = 3
+_UNUSABLE, _INTERRUPTED = 2, 130
+
+
+def measure_peak_memory(
+    target: str, batch_size: int, threads: int = 1, *, inference: bool = False, input_shape: tuple[int, ...] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
+    """The most resident memory, in bytes, that building a target and N_STEPS of its steps add to a fresh process that has imported torch (and the
+    target's module), and built nothing yet.
+
+    The system counts it (VmHWM of Linux, set back before building; where that is not allowed, ru_maxrss, which errs high by what importing took
+    for a moment). A busy machine does not change it; processes differ by what the system's random addresses make of the heap, some 1 %.
+    `environment` is the process's own; this one's where none is given.
+
+    Raises DlperfError where the target is unusable or the system does not tell, WorkFailed where its step fails.
+    """
+    order = {"spec": target, "batch_size": batch_size, "threads": threads, "inference": inference, "input": list(input_shape) if input_shape else None}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlperf.residence.process"], input=json.dumps(order), capture_output=True, text=True,
+        env={**(os.environ if environment is None else environment), "OMP_NUM_THREADS": str(threads)},
+    )  # fmt: skip
+    if done.returncode == _INTERRUPTED:
+        raise KeyboardInterrupt
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"target {target}: the process that measures its memory ended with status {done.returncode}"
+        raise (DlperfError if done.returncode == _UNUSABLE else WorkFailed)(reason)
+    return int(done.stdout)

@@ -1,0 +1,75 @@
+"""What may stand behind the options of the command line: text -> values. Nothing heavy is imported here."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from dlperf.units import parse_bytes
+
+FORMATS = ("text", "md", "html", "csv", "json")
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+
+
+def count_or_none(text: str) -> int:
+    """A whole number of at least 0."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 0:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """``1,2,4``: whole numbers of at least 1, each once."""
+    return tuple(dict.fromkeys(shape(text)))
+
+
+def counts_or_none(text: str) -> tuple[int, ...]:
+    """``0,1,2``: whole numbers of at least 0, each once."""
+    return tuple(dict.fromkeys(count_or_none(part) for part in text.split(",")))
+
+
+def size(text: str) -> int:
+    """``2GiB``, ``500MB``: bytes, at least 1."""
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory to work in; write for example 512M or 4GiB")
+    return found
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """``3,224,224``: sizes of at least 1."""
+    return tuple(count(part) for part in text.split(","))
+
+
+def seconds(text: str) -> float:
+    """A positive, finite time."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """``a,b``: names, each once."""
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names separated by commas")
+    return found
+
+
+def formats(text: str) -> tuple[str, ...]:
+    """``text,html``: formats of a report."""
+    for name in names(text):
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(FORMATS)}")
+    return names(text)

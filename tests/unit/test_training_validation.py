@@ -1,0 +1,129 @@
+"""The study of trainings: arithmetic by hand, and its runs with commands that answer at once."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calibrated_cases import machine as made_up
+
+from dlperf.errors import WorkFailed
+from dlperf.validation import training_page
+from dlperf.validation.study import Provenance
+from dlperf.validation.training import Forecasts, Pair, Row, TrainingStudy
+from dlperf.validation.training_runs import BATCH_SIZE, Bench
+
+PROVENANCE = Provenance("Made-up CPU", "m.json", "full", "2026-01-01", {"torch": "2"}, "dlperf validate --training", "2026-01-02", remarks=("a remark",))
+ROWS = (
+    Row("workers", "small, p = 1", (Pair(10.5, 10.0), Pair(10.5, 10.0)), "s", "small", 1),
+    Row("workers", "small, p = 2", (Pair(5.0, 4.0), Pair(5.0, 5.0)), "s", "small", 2),
+    Row("memory", "small @ 16", (Pair(95e6, 100e6),), "bytes", "small"),
+)
+
+
+def test_errors_and_floors_of_a_row() -> None:
+    assert ROWS[0].error_frac == pytest.approx(0.05)
+    assert ROWS[1].error_frac == pytest.approx((0.25 + 0.0) / 2)
+    assert ROWS[1].floor_frac == pytest.approx(1.0 / 4.5)
+    assert ROWS[1].delta_frac == pytest.approx(0.5 / 5.0)  # it divides by the prediction
+    assert ROWS[2].floor_frac is None
+
+
+def test_summaries_judge_each_kind_by_its_own_bar() -> None:
+    study = TrainingStudy(PROVENANCE, ROWS)
+    workers, memory = study.summaries
+    assert (workers.kind, workers.n, memory.kind, memory.n) == ("workers", 2, "memory", 1)
+    assert workers.median_frac == pytest.approx((0.05 + 0.125) / 2)
+    assert workers.worst_frac == pytest.approx(0.125)
+    assert workers.within_frac == 0.5  # 5 % is within 7 %, 12.5 % is not
+    assert workers.floor_frac == pytest.approx(1.0 / 9)
+    assert memory.within_frac == 1.0
+
+
+def test_page_and_folder(tmp_path: Path) -> None:
+    table = Forecasts("more workers", ("small",), ("1", "2"), ((120.0, None),))
+    study = TrainingStudy(PROVENANCE, ROWS, (table,), ("large: diverged",))
+    text = training_page.study_to_text(study, 120)
+    assert "small, p = 2" in text
+    assert "failed: large: diverged" in text
+    written = training_page.write_study(study, tmp_path / "out")
+    assert [path.name for path in written] == ["training.md", "training.csv", "workers-small.png"]
+    page = written[0].read_text()
+    assert "| small | 2.0 | - |" in page
+    assert "| small | 7.4 | 8.8 |" in page  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
+    assert "![workers-small.png](workers-small.png)" in page
+    assert written[1].read_text().splitlines()[1] == 'workers,"small, p = 1",1,s,10.5,10.0'
+    assert Row.from_json(json.loads(json.dumps(asdict(ROWS[1])))) == ROWS[1]
+
+
+class Answers(Bench):
+    """A bench whose commands answer from a script instead of running."""
+
+    def run(self, *command: str) -> dict[str, Any]:
+        """What the command would write."""
+        self.log.append(command)  # type: ignore[attr-defined]
+        if "predict" in command:
+            samples = int(command[command.index("--samples") + 1])
+            return {"epoch": {"epoch_s": samples * 1e-3, "total_s": samples * 2e-3, "first_step_s": 0.5, "start_s": 0.25}}
+        if "run" in command:
+            return {"forecast": {"epoch_s": 21.0, "epoch_real_s": 20.0}}
+        if "tune" in command:
+            settings = {"threads": 1, "loader_workers": 0, "workers": 1}
+            tried = [
+                {**settings, "batch_size": size, "measured_samples_per_s": rate, "runs_samples_per_s": [rate]} for size, rate in ((16, 90.0), (64, 100.0))
+            ]
+            return {"best": {**settings, "batch_size": 16}, "tried": tried}
+        if "cnn-large" in command:
+            raise WorkFailed("a worker died")
+        return {"total_s": 25.0}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Answers:
+    """Two runs of 10 s on a machine of one core."""
+    found = Answers(tmp_path, replace(made_up(), path="m.json"), 2, 10.0, tmp_path / "kept", False, lambda line: None)
+    object.__setattr__(found, "log", [])
+    return found
+
+
+def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> None:
+    (row,) = [make() for make in bench.workers("cnn-small", [2])]
+    # an epoch of 10 s / 2 at 1 ms a sample: 5,000 samples, 157 batches
+    n = BATCH_SIZE * 157
+    assert row.pairs == (Pair(n * 2e-3, 25.0), Pair(n * 2e-3, 25.0))
+    commands = [command for command in bench.log if "--workers" in command]  # type: ignore[attr-defined]
+    assert len(commands) == 3
+    for command in commands:
+        assert [command[command.index(f"--{name}") + 1] for name in ("samples", "epochs", "val-samples", "test-samples", "workers")] == [
+            str(n), "2", str(n // 5), str(n // 5), "2",
+        ]  # fmt: skip
+
+
+def test_one_run_serves_both_forecasts_of_an_epoch(bench: Answers) -> None:
+    wrapped, alone = [make() for make in bench.epochs("lenet", 1)]
+    assert (wrapped.kind, alone.kind) == ("wrapped", "epoch")
+    assert wrapped.pairs[0] == Pair(21.0, 20.0)
+    n = BATCH_SIZE * 688  # 22 s at 1 ms a sample, in batches
+    assert alone.pairs[0] == Pair(n * 1e-3 + 0.5 + 0.25, 20.0)
+    assert sum("run" in command for command in bench.log) == 2  # type: ignore[attr-defined]
+
+
+def test_the_choice_is_judged_against_the_fastest(bench: Answers) -> None:
+    (row,) = [make() for make in bench.choice("lenet")]
+    assert row.pairs == (Pair(90.0, 100.0),)
+    assert row.error_frac == pytest.approx(-0.1)
+
+
+def test_finished_cases_are_kept(bench: Answers) -> None:
+    first = [make() for make in bench.choice("lenet")]
+    n = len(bench.log)  # type: ignore[attr-defined]
+    assert [make() for make in bench.choice("lenet")] == first
+    assert len(bench.log) == n  # type: ignore[attr-defined]
+
+
+def test_a_run_that_fails_keeps_nothing(bench: Answers) -> None:
+    with pytest.raises(WorkFailed, match="a worker died"):
+        _ = [make() for make in bench.workers("cnn-large", [2])]
+    assert not list(bench.cache.glob("*")) if bench.cache.exists() else True
