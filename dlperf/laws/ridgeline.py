@@ -154,7 +154,7 @@ def bounding_resource(
     >>> RESOURCES[int(bounding_resource(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0)))]
     'compute'
     """
-    return np.argmax(terms_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s), axis=-1)
+    return np.asarray(np.argmax(terms_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s), axis=-1))
 
 
 def projected_s(
@@ -180,7 +180,7 @@ def projected_s(
     local, network = _local_and_network(terms_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s))
     hidden = at_least("overlap_frac", overlap_frac)
     if np.any(hidden > 1):
-        raise DlperfError(f"overlap_frac is {overlap_frac}; it must lie between 0 and 1")
+        raise DlperfError(f"overlap_frac is {overlap_frac!r}; it must lie between 0 and 1")
     return plain(np.maximum(local, network) + (1 - hidden) * np.minimum(local, network))
 
 

@@ -121,7 +121,8 @@ def fft(wire: Wire, x: Tensor, factors: Tensor) -> Tensor:
     n2_mine, n1 = factors.shape
     n2 = n2_mine * wire.n_ranks
     columns = _transpose(wire, x.reshape(n1 // wire.n_ranks, n2))
-    return torch.fft.fft(_transpose(wire, torch.fft.fft(columns, dim=1).mul_(factors)), dim=1)
+    result: Tensor = torch.fft.fft(_transpose(wire, torch.fft.fft(columns, dim=1).mul_(factors)), dim=1)
+    return result
 
 
 def _transpose(wire: Wire, rows: Tensor) -> Tensor:

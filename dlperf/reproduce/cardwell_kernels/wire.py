@@ -91,7 +91,8 @@ class ProcessWire:
                 if values is not None and room is not None:
                     works += [dist.isend(values, self._ranks[peer], group=self._group), dist.irecv(room, self._ranks[peer], group=self._group)]
             for work in works:
-                work.wait()
+                if work is not None:
+                    work.wait()
 
         self._metered(call, sum(_size(values) for values in (up, down) if values is not None), 1)
         return came[0], came[1]
