@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from dlperf.laws import ridgeline as law
 from dlperf.report.drawing import DIM, INK, PointLabel, label_points, new_figure, plain
@@ -74,7 +75,11 @@ def draw_ridgeline(ax: Any, points: Sequence[PlanePoint], rates: law.Rates, name
     ax.set_xlabel("memory intensity (byte of memory per byte of network)")
     ax.set_ylabel("arithmetic intensity (FLOP per byte of memory)")
     marks = [(p.memory_intensity, p.arithmetic_intensity) for p in drawn]
-    return label_points(ax, [PointLabel(p.memory_intensity, p.arithmetic_intensity, plain(p.label, 24)) for p in drawn if p.label], marks + covered)
+    before = set(ax.texts)
+    placed = label_points(ax, [PointLabel(p.memory_intensity, p.arithmetic_intensity, plain(p.label, 24)) for p in drawn if p.label], marks + covered)
+    for text in set(ax.texts) - before:
+        text.set_path_effects([withStroke(linewidth=2.5, foreground="white", alpha=0.8)])  # readable on the ridge too
+    return placed
 
 
 def ridgeline_figure(points: Sequence[PlanePoint], rates: law.Rates, title: str) -> Figure:
@@ -209,6 +214,9 @@ def _draw_names(ax: Any, rates: law.Rates) -> list[tuple[float, float]]:
         for x, y, ha, va, resource in places
     ]
     ax.figure.draw_without_rendering()
+    edge = ax.transData.transform((rates.centre[0], 1.0))[0]
+    if texts[0].get_window_extent().x1 > edge - 4:  # a narrow region
+        texts[0].set_text(texts[0].get_text().replace(" ", "\n"))
     boxes = [text.get_window_extent() for text in texts]
     pixels = [(x, y) for box in boxes for x in np.arange(box.x0, box.x1 + 6, 6) for y in (box.y0, (box.y0 + box.y1) / 2, box.y1)]
     return [tuple(ax.transData.inverted().transform(pixel)) for pixel in pixels]
