@@ -179,6 +179,7 @@ def _parser() -> _Parser:
 
     reproduce = command("reproduce", "recompute the papers' tables and print them beside the printed values")
     reproduce.add_argument("paper", metavar="PAPER", nargs="?", help="one paper (default: all)")
+    _output(reproduce, "folder to write the tables and the figures that follow from them to", "DIR")
     _common(reproduce, threads=False, batch_size=False)
     return parser
 
@@ -204,8 +205,8 @@ def _output(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -
 
 
 _OF_AN_EPOCH = (
-    "epochs", "val_samples", "test_samples", "loader_workers", "persistent_workers", "loader", "drop_last", "accumulate", "clip", "scheduler", "accuracy",
-    "checkpoint",
+    "epochs", "val_samples", "test_samples", "loader_workers", "persistent_workers", "loader", "drop_last", "accumulate", "clip",
+    "scheduler", "accuracy", "checkpoint",
 )  # fmt: skip
 
 
@@ -222,8 +223,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "names no file to write; give -o FILE (or --json -)")
         if args.output == "-":
             args.output, args.json = None, "-"
-    if args.command in ("report", "validate") and args.output == "-":
-        _fail(args, "-o - is no folder; without -o the report goes to stdout")
     if args.command == "validate":
         if args.held_out_ops and not args.targets:
             for name in ("peers", "ablation"):
@@ -237,9 +236,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
     if args.command in ("validate", "tune") and args.batch_sizes and args.batch_size:
         _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
-    answers = {"report": "report", "explain": "explanation", "tune": "comparison"}
+    answers = {"report": "report goes", "validate": "report goes", "explain": "explanation goes", "tune": "comparison goes", "reproduce": "tables go"}
     if args.command in answers and args.output == "-":
-        _fail(args, f"-o - is no folder; without -o the {answers[args.command]} goes to stdout")
+        _fail(args, f"-o - is no folder; without -o the {answers[args.command]} to stdout")
     if args.command in ("explain", "tune") and not args.trial:
         for name in ("runs", "seconds", "best"):
             if getattr(args, name, None) is not None:

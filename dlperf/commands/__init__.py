@@ -134,12 +134,18 @@ def _check_outputs(args: Namespace) -> None:
 
 
 def reproduce(args: Namespace) -> Answer:
-    """Recompute the papers' tables."""
+    """Recompute the papers' tables; with -o also draw their figures."""
     from dlperf import reproduce
 
-    tables = reproduce.reproduce(args.paper)
+    by_paper = {paper: reproduce.reproduce(paper) for paper in ([args.paper] if args.paper else reproduce.PAPERS)}
+    tables = [table for own in by_paper.values() for table in own]
     data = {"schema": "dlperf.reproduction", "schema_version": 1, "tables": [table.to_json() for table in tables]}
-    return Answer("\n\n".join(table.to_text() for table in tables), data)
+    text = "\n\n".join(table.to_text() for table in tables)
+    if args.output is not None:
+        from dlperf.reproduce import figures
+
+        text += "".join(f"\n{path}" for path in ["", *figures.write(by_paper, args.output, args.force)])
+    return Answer(text, data)
 
 
 def prepare_run(args: Namespace) -> Callable[[], int]:

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dlperf.errors import DlperfError
 from dlperf.reproduce.cardwell import tables as _cardwell
 from dlperf.reproduce.choi import tables as _choi
+from dlperf.reproduce.ridgeline import tables as _ridgeline
 from dlperf.reproduce.tables import Entry, Row, Table
 from dlperf.reproduce.viebke import tables as _viebke
 from dlperf.reproduce.yang import tables as _yang
 
 __all__ = ["PAPERS", "Entry", "Row", "Table", "reproduce"]
 
-PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "choi": _choi, "viebke": _viebke, "yang": _yang}
+PAPERS: dict[str, Callable[[], list[Table]]] = {
+    "cardwell": _cardwell, "choi": _choi, "ridgeline": _ridgeline, "viebke": _viebke, "yang": _yang,
+}  # fmt: skip
 """The papers by short name; each gives its tables."""
 
 

@@ -1,8 +1,8 @@
-"""Cardwell, "Performance models for distributed-memory HPC systems and deep neural networks", Purdue 2019: Tables 2.3, 3.6, 3.7, 3.8.
+"""Cardwell, "Performance models for distributed-memory HPC systems and deep neural networks", Purdue 2019: Tables 3.6, 3.7, 3.8.
 
-Printed inputs: the matrix product times of Tables 3.3 and 3.4, the STREAM bandwidths of section 3.6, the peaks of Table 2.3. They make
-a Machine; the 784-50-10 network makes a Trace; the ``gemm-table`` predictor does the rest. The measured times of Tables 3.6 and
-3.7 enter the errors only.
+Chapter 2 is in :mod:`dlperf.reproduce.cardwell_parallel`. Printed inputs: the matrix product times of Tables 3.3 and 3.4, the STREAM
+bandwidths of section 3.6. They make a Machine; the 784-50-10 network makes a Trace; the ``gemm-table`` predictor does the rest. The measured times of Tables
+3.6 and 3.7 enter the errors only.
 
 Readings that reproduce every printed value:
 
@@ -16,32 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlperf.clock import Samples
-from dlperf.laws.roofline import ridge_point
 from dlperf.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.prediction import predict
+from dlperf.reproduce.cardwell_parallel import PAPER
+from dlperf.reproduce.cardwell_parallel import tables as chapter_2
 from dlperf.reproduce.tables import Entry, Row, Table
 from dlperf.trace import Layer, Op, TensorSpec, Trace
-from dlperf.units import GIGA, MEGA
+from dlperf.units import MEGA
 
-PAPER = "Cardwell 2019"
 BATCH_SIZES = (32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelSystem:
-    """A row of Table 2.3: memory and network bandwidth in GB/s, peak in GFLOP/s, as printed."""
-
-    name: str
-    memory_gb_per_s: str
-    network_gb_per_s: str
-    peak_gflops_per_s: str
-
-
-TABLE_2_3 = (
-    ParallelSystem("Big Red II", "13.4", "5.7", "14.7"),
-    ParallelSystem("Karst", "13.9", "1.2", "22"),
-    ParallelSystem("Jetstream", "13.1", "0.34", "43.4"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +159,6 @@ def summary() -> Table:
     return Table(PAPER, "Table 3.8", ("system", "batch"), ("MAPE_%",), tuple(rows))
 
 
-def ridge_points() -> Table:
-    """The ridge points that follow from Table 2.3, in FLOP per byte of memory (OI) and of network traffic (CAI)."""
-    rows = []
-    for system in TABLE_2_3:
-        peak = float(system.peak_gflops_per_s) * GIGA
-        entries = tuple(
-            Entry("", float(ridge_point(peak, float(bandwidth) * GIGA))) for bandwidth in (system.memory_gb_per_s, system.network_gb_per_s)
-        )
-        rows.append(Row((system.name, system.memory_gb_per_s, system.network_gb_per_s, system.peak_gflops_per_s), entries))
-    notes = ("The paper draws the ridge points (Figure 2.3) and prints their inputs only.",)
-    keys = ("system", "memory_GB/s", "network_GB/s", "GFLOP/s")
-    return Table(PAPER, "ridge points of Table 2.3", keys, ("OI_FLOP/byte", "CAI_FLOP/byte"), tuple(rows), notes)
-
-
 def tables() -> list[Table]:
     """Every table of the paper that can be recomputed."""
-    return [ridge_points(), results(CARBONATE), results(BRIDGES), summary()]
+    return [*chapter_2(), results(CARBONATE), results(BRIDGES), summary()]

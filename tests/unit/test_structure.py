@@ -231,3 +231,15 @@ def test_import_is_light() -> None:
 def test_the_running_of_a_script_imports_neither_networks_nor_microbench() -> None:
     found = run_python("import sys, dlperf.runner; print(sorted({'networks', 'microbench'} & set(sys.modules)))")
     assert found.strip() == "[]"
+
+
+def test_the_papers_tables_and_figures_need_no_torch() -> None:
+    """It enters below reproduce at the kernels that run on torch.distributed, which nothing imports but their own command."""
+    loaded = "import sys, dlperf.reproduce.figures; print(sorted(name for name in sys.modules if name.split('.')[0] == 'torch' or 'cardwell_kernels' in name))"
+    assert run_python(loaded).strip() == "[]"
+
+
+def test_the_kernels_on_ranks_are_imported_by_themselves_alone(source: Path) -> None:
+    kernels = "dlperf.reproduce.cardwell_kernels"
+    if not below(module_name(source), (kernels,)):
+        assert not [target for target in imports(parse(source)) if below(target, (kernels,))]
