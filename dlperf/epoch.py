@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, check_count
 
 if TYPE_CHECKING:
     from dlperf.prediction import Prediction
@@ -36,8 +36,7 @@ def forecast(
     Raises DlperfError for counts below 0 (1 for samples and epochs), or a predictor that gives no step.
     """
     for name, value, least in (("samples", samples, 1), ("epochs", epochs, 1), ("val_samples", val_samples, 0), ("test_samples", test_samples, 0)):
-        if value < least:
-            raise DlperfError(f"{name} is {value}; it must be at least {least}")
+        check_count(name, value, least)
     batch = training.trace.batch_size
     step_s = training.step.total_s
     evaluation_s = evaluation.step.total_s if evaluation is not None else training.step.forward_s

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlperf import hierarchy, predictors, work
-from dlperf.allocator import policy_of
-from dlperf.errors import DlperfError
+from dlperf.allocator import POLICIES, policy_of
+from dlperf.errors import check_count, check_type
 from dlperf.files import write_json
 from dlperf.machine import Machine
 from dlperf.predictors.base import Prices
@@ -245,16 +245,16 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
     """Predict a recorded step on a measured machine without running it.
 
     `threads` defaults to the least number that the machine file holds. `malloc` is the policy of memory that the process is started with, one of
-    :data:`dlperf.allocator.POLICIES`. Raises DlperfError for an unknown predictor or policy, for threads below 1, or where the machine file lacks
-    what the predictor needs.
+    :data:`dlperf.allocator.POLICIES`. Raises DlperfError for an argument of another type, an unknown predictor or policy, threads below 1, or
+    where the machine file lacks what the predictor needs.
     """
     for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
-        if not isinstance(value, kind):
-            raise DlperfError(f"predict: the {name} is {value!r:.60} (of type {type(value).__name__}); expected a {kind.__name__}: {way}")
+        check_type("predict", name, value, kind, way)
     if threads is None:
         threads = min(machine.threads, default=1)
-    if threads < 1:
-        raise DlperfError(f"threads is {threads}; it must be at least 1")
+    check_count("threads", threads)
+    check_type("predict", "predictor", predictor, str, f"one of {', '.join(predictors.names())}")
+    check_type("predict", "malloc", malloc, str, f"one of {', '.join(POLICIES)}")
     warnings = []
     if threads > machine.cpu.n_cores:
         warnings.append(f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores: extrapolated")

@@ -206,6 +206,26 @@ def test_sources_of_the_frames_are_known() -> None:
     assert LOSS in set(found.layers["layer"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"threads": "2"}, r"^threads is '2' \(of type str\); it must be a whole number of at least 1$"),
+        ({"threads": 1.5}, r"^threads is 1.5 \(of type float\)"),
+        ({"threads": True}, r"^threads is True \(of type bool\)"),
+        ({"predictor": ["roofline"]}, r"the predictor is \['roofline'\] \(of type list\); expected a str: one of calibrated"),
+        ({"malloc": ["tuned"]}, r"the malloc is \['tuned'\] \(of type list\); expected a str: one of default"),
+    ],
+)
+def test_options_of_other_types_are_named(changes, said):
+    with pytest.raises(DlperfError, match=said):
+        predict(cnn_trace(), machine(), **changes)
+
+
+def test_a_number_of_samples_is_whole():
+    with pytest.raises(DlperfError, match="samples is '60000'"):
+        cnn()[0].epoch("60000")
+
+
 @pytest.mark.parametrize(("arguments", "said"), [(("a", "b"), "the trace is 'a'"), ((None, "b"), "the trace is None")])
 def test_arguments_of_other_types_are_named(arguments, said):
     with pytest.raises(DlperfError, match=said):

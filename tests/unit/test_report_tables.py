@@ -276,6 +276,10 @@ def test_what_cannot_be_compared() -> None:
         compare(prediction, cases.cnn_measurement(inference=True))
     with pytest.raises(DlperfError, match="no prediction"):
         compare([], measurement)
+    with pytest.raises(DlperfError, match=r"compare: the prediction is 3 \(of type int\); expected a Prediction: dlperf.predict makes one"):
+        compare(3, cases.cnn()[1])
+    with pytest.raises(DlperfError, match=r"compare: the measurement is 'm.json' \(of type str\); expected a Measurement"):
+        compare(cases.cnn()[0], "m.json")
     report = compare(cases.prediction(cases.cnn_trace(target="other.py:net"), cases.cnn_items(), threads=2), measurement)
     assert report.warnings == ("predicted for 2 threads, measured with 1", "predicted target other.py:net, measured nets.py:cnn")
 
