@@ -217,7 +217,10 @@ class Prediction:
                 for row in self.layers.astype(object).to_dict("records")
             ],
             "epoch": None if epoch is None else {"samples": epoch.samples, "epoch_s": epoch.epoch_s, "total_s": epoch.total_s},
-            "coverage": {"priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()]},
+            "coverage": {
+                "priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()],
+                "unspoken": list(self.prices.unspoken),
+            },
             "page_faults": None if faults is None else {
                 "seconds": faults.seconds, "cures": [{"malloc": c.malloc, "settings": c.settings, "saved_s": c.saved_s} for c in faults.cures],
             },
