@@ -298,6 +298,21 @@ def test_nothing_is_changed(optimizer_type: type[torch.optim.Optimizer], stepped
     assert "unused" not in rows(got)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_graph_that_is_alive_meanwhile_still_runs_backward(inference: bool) -> None:
+    """Autograd refuses a backward whose saved tensors were written; the measurement's steps write parameters, buffers and inputs' versions."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    x = torch.randn(5, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(_squares(copy.deepcopy(model)(x)), x)
+    alive = _squares(model(x))
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+    measure(model, (x.detach(),), loss=_squares, optimizer=torch.optim.Adam(model.parameters()), seconds=0.1, inference=inference)
+    assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
+    alive.backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, expected)
+
+
 def test_training_goes_on_to_the_bit() -> None:
     """Ten steps with a measurement after the third end where ten steps without one end."""
     ends = []
