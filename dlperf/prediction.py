@@ -58,6 +58,7 @@ class Prediction:
     prices: Prices
     warnings: tuple[str, ...] = ()
     malloc: str = "default"
+    is_elsewhere: bool = False
 
     @cached_property
     def step(self) -> Step:
@@ -188,12 +189,17 @@ class Prediction:
         return find_cures(self)
 
     def elsewhere(self) -> Prediction:
-        """The same prediction for another machine or torch than the file was measured on: everything extrapolated, the interval twice as wide."""
+        """The same prediction for another machine or torch than the file was measured on: everything extrapolated, the interval twice as wide.
+
+        Said twice it stays the same.
+        """
+        if self.is_elsewhere:
+            return self
         prices = self.prices
         items = tuple(replace(item, source="extrapolated") if item.source in ("measured", "interpolated") else item for item in prices.items)
         low = None if prices.low_factor is None else max(0.05, 1.0 - 2.0 * (1.0 - prices.low_factor))
         high = None if prices.high_factor is None else 1.0 + 2.0 * (prices.high_factor - 1.0)
-        return replace(self, prices=replace(prices, items=items, low_factor=low, high_factor=high))
+        return replace(self, prices=replace(prices, items=items, low_factor=low, high_factor=high), is_elsewhere=True)
 
     def epoch(self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None) -> Epoch:
         """Forecast an epoch and a whole run; see :func:`dlperf.epoch.forecast`."""
@@ -267,4 +273,4 @@ def predict(trace: Trace, machine: Machine, threads: int | None = None, predicto
             f"dlperf calibrate --threads {threads} measures it"
         )
     prices = predictors.get(predictor).price(trace, machine, threads, policy_of(malloc).name)
-    return Prediction(trace, machine, threads, predictor, prices, tuple(warnings), malloc)
+    return Prediction(trace, machine, threads, predictor, prices, (*warnings, *prices.warnings), malloc)
