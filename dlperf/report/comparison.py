@@ -152,11 +152,14 @@ class Report:
         trace = self.predictions[place].trace
         return outline(self.rows[place], root_of(trace), types_of(trace), max_lines)
 
-    def to_text(self, width: int | None = None, max_lines: int | None = 60) -> str:
-        """Plain text, at most `width` columns wide (default: the terminal's, at least 80); layer tables beyond `max_lines` lines are folded."""
+    def to_text(self, width: int | None = None, max_lines: int | None = 60, all_columns: bool = False) -> str:
+        """Plain text, at most `width` columns wide (default: the terminal's, at least 80); layer tables beyond `max_lines` lines are folded.
+
+        What a table has no room for is named below it. Without a terminal (and without `width`), or with `all_columns`, tables are as wide as they are.
+        """
         from dlperf.report.text import report_to_text
 
-        return report_to_text(self, width, max_lines)
+        return report_to_text(self, width, max_lines, all_columns)
 
     def to_markdown(self, images: Sequence[str] = ()) -> str:
         """Markdown with every layer; `images` are links to the plots, if they lie beside it."""
