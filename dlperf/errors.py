@@ -15,6 +15,10 @@ class WorkFailed(DlperfError):
     """The input was fine but the work failed: a model that raised, a disk that filled. Exit status 1."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM in the middle of long work; the message says what of it was kept, and is empty where nothing could be."""
+
+
 def check_type(call: str, name: str, value: object, kind: type | tuple[type, ...], way_out: str) -> None:
     """Refuse a value of another type in one line: what `call` got as `name`, and what to give instead.
 

@@ -76,6 +76,15 @@ class Archive:
         return asked
 
     @property
+    def kept(self) -> str:
+        """What an interrupted study leaves behind; empty where nothing was measured and nothing was there."""
+        n_kept = self.n_taken + len(self._dates)
+        if not n_kept:
+            return ""
+        again = "the same command without --fresh" if self.fresh else "the same command"
+        return f"{n_kept} finished measurement{'s are' if n_kept != 1 else ' is'} kept in {self.folder}, and {again} goes on from there"
+
+    @property
     def remark(self) -> str:
         """How many of the measurements are older than this study, and from when; empty where none is."""
         if not self._dates:
