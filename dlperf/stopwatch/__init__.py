@@ -190,7 +190,7 @@ def _check_arguments(model: object, loss: object, optimizer: object, seconds: ob
     check_type("measure", "target", target, str, "a name for reports")
     if not isinstance(seconds, Real) or isinstance(seconds, bool):
         raise DlperfError(f"seconds is {seconds!r:.60} (of type {type(seconds).__name__}); it must be a number of more than 0")
-    if not 0 < seconds < math.inf:
+    if not 0 < float(seconds) < math.inf:
         raise DlperfError(f"seconds is {seconds}; it must be more than 0 and finite")
     if loss is not None and not callable(loss):
         raise DlperfError(f"measure: the loss is of type {type(loss).__name__}; expected a function from the model's output to a scalar tensor")
