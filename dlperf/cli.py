@@ -3,7 +3,7 @@
 Nothing heavy is imported here, so that ``dlperf --help`` and a mistyped option answer at once.
 
 Data goes to stdout, narration to stderr. Exit status: 0 done, 1 the work failed, 2 unusable input or usage,
-130 interrupted; ``dlperf run`` passes on the script's own.
+130 interrupted (143 by SIGTERM); ``dlperf run`` passes on the script's own.
 """
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
 from dlperf.version import VERSION
 
-OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 MALLOCS = ("default", "tuned", "huge-pages", "jemalloc", "tcmalloc")
+MOST_OPS = 2000
 _TARGET = "FILE.py:CALLABLE, MODULE:CALLABLE, a trace file or, in a checkout, a short name such as lenet"
 
 
@@ -132,6 +133,7 @@ def _parser() -> _Parser:
     validate.add_argument("--peers", action="store_true", help="also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak")
     validate.add_argument("--ablation", action="store_true", help="also predict without each term")
     validate.add_argument("--held-out-ops", action="store_true", help="random single ops that the machine file does not hold, timed now")
+    validate.add_argument("--ops", type=count, metavar="N", help="with --held-out-ops: how many of each family (100 of three, 200 of the rest)")
     validate.add_argument("--training", action="store_true",
                           help="whole trainings instead: on several workers, epochs under run, the choice of tune, peak memory")  # fmt: skip
     validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory (all)")
@@ -191,7 +193,7 @@ def _common(parser: argparse.ArgumentParser, threads: bool = True, batch_size: b
     if threads:
         parser.add_argument("--threads", type=count, metavar="T", help="threads (default: torch's own number)")
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON; - is stdout")
-    parser.add_argument("--force", action="store_true", help="replace what dlperf did not write")
+    parser.add_argument("--force", action="store_true", help="replace what dlperf did not write, and a machine file of another machine or torch")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -234,6 +236,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--parts are those of --training")
         if args.seed is not None and not args.held_out_ops:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
+        if args.ops is not None and not args.held_out_ops:
+            _fail(args, "--ops is the number of random ops and needs --held-out-ops")
+        if args.ops is not None and args.ops > MOST_OPS:
+            _fail(args, f"--ops {args.ops} is more than {MOST_OPS} of a family, which would take hours")
     if args.command in ("validate", "tune") and args.batch_sizes and args.batch_size:
         _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
     answers = {"report": "report goes", "validate": "report goes", "explain": "explanation goes", "tune": "comparison goes", "reproduce": "tables go"}
@@ -280,29 +286,38 @@ def _split_run(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[s
 
 
 class _Interrupts:
-    """Notices Ctrl-C. A compiled module that is interrupted while it is imported turns KeyboardInterrupt into another error."""
+    """Notices Ctrl-C and SIGTERM, which both raise KeyboardInterrupt: children are ended and what is finished is kept on the way out.
+
+    A compiled module that is interrupted while it is imported turns KeyboardInterrupt into another error, so what was seen is remembered.
+    """
 
     def __init__(self) -> None:
-        self.seen = False
-        self._before: object = None
+        self.seen = self.terminated = False
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> _Interrupts:
         with contextlib.suppress(ValueError):  # not the main thread: nothing to install
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                self._before = signal.signal(signal.SIGINT, self._handle)
+            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                if signal.getsignal(number) is default:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
+
+    @property
+    def status(self) -> int:
+        """The exit status of an interrupted command: 128 and the signal's number."""
+        return TERMINATED if self.terminated else INTERRUPTED
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """Put Python's own handler back."""
-        if self._before is not None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            self._before = None
+        """Put the handlers back that were there."""
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _handle(self, number: int, frame: FrameType | None) -> NoReturn:
         self.seen = True
+        self.terminated = number == signal.SIGTERM
         raise KeyboardInterrupt
 
 
@@ -320,11 +335,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     raise
                 status = stop.code if isinstance(stop.code, int) else UNUSABLE if stop.code else OK
             sys.stdout.flush()
-            return status
+            return interrupts.status if status == INTERRUPTED and interrupts.seen else status
         except SystemExit:
             raise
         except BaseException as error:
-            return _explain(error, args, interrupts.seen)
+            return _explain(error, args, interrupts)
 
 
 def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) -> int:
@@ -388,7 +403,7 @@ def _short_warnings(debug: bool) -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def _explain(error: BaseException, args: argparse.Namespace | None, interrupted: bool) -> int:
+def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: _Interrupts) -> int:
     """Say in one line what went wrong, and give the exit status for it."""
     name = "dlperf" if args is None else f"dlperf {args.command}"
     if args is not None and args.debug and not isinstance(error, BrokenPipeError):
@@ -397,10 +412,9 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupted:
         traceback.print_exception(type(error), error, error.__traceback__)
     _drop_stdout(error)
     status, line = FAILED, ""
-    if interrupted or isinstance(error, KeyboardInterrupt):
-        resumed = {"calibrate": "finished groups", "validate": "finished measurements"}
-        kept = f"; {resumed[args.command]} are kept, and the same command goes on" if args is not None and args.command in resumed else ""
-        status, line = INTERRUPTED, f"dlperf: interrupted{kept}"
+    if interrupts.seen or isinstance(error, KeyboardInterrupt):
+        kept = f"; {error}" if isinstance(error, Interrupted) and str(error) else ""
+        status, line = interrupts.status, f"dlperf: {'ended by SIGTERM' if interrupts.terminated else 'interrupted'}{kept}"
     elif isinstance(error, BrokenPipeError):  # the reader has seen enough
         status = OK
     elif isinstance(error, DlperfError):

@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, check_count
 from dlperf.loading import LoaderCosts, SampledLoader, has_costs, period, pipeline_s, sample_bytes
 from dlperf.loop import Loop, accumulation_s, first_step_s, pause_s, update_s, visit_s
 
@@ -76,8 +76,7 @@ def forecast(
 def check_counts(samples: int, epochs: int, val_samples: int, test_samples: int) -> None:
     """Raises DlperfError for counts below 0, or 1 for samples and epochs."""
     for name, value, least in (("samples", samples, 1), ("epochs", epochs, 1), ("val_samples", val_samples, 0), ("test_samples", test_samples, 0)):
-        if value < least:
-            raise DlperfError(f"{name} is {value}; it must be at least {least}")
+        check_count(name, value, least)
 
 
 def last_batch_size(samples: int, batch_size: int, drop_last: bool = False) -> int | None:

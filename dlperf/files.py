@@ -1,6 +1,7 @@
 """dlperf's own JSON files: read with kind errors, written whole or not at all."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -70,6 +71,26 @@ def kind_of(schema: str) -> str:
     return KINDS.get(schema, f"a {schema} file")
 
 
+def try_folder(folder: Path) -> None:
+    """Make the folder and write into it, then take away again what that made: permissions do not tell of read-only disks, quotas, or a superuser's limits.
+
+    Raises OSError where it cannot be.
+    """
+    made = []
+    missing = folder
+    while not missing.is_dir() and missing != missing.parent:
+        made.append(missing)
+        missing = missing.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
 def check_writable(path: str | Path, force: bool = False) -> None:
     """Refuse early what could not be written at the end, or would destroy what dlperf did not write.
 
@@ -84,6 +105,11 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         raise DlperfError(f"{path}: its folder does not exist; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise DlperfError(f"{path}: cannot be written; choose another place")
+    if path.is_file() or not path.exists():  # a device is written as it is
+        try:
+            try_folder(path.parent)
+        except OSError as error:
+            raise DlperfError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
     if path.exists() and path.stat().st_size and not force and path.is_file() and schema_of(path) is None:
         raise DlperfError(f"{path}: exists and was not written by dlperf; choose another name, or give --force")
 

@@ -2,30 +2,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from dlperf import work
-from dlperf.clock import Samples
 from dlperf.contention import hardware_threads
-from dlperf.hierarchy.roofs import CEILING, roofs_of
-from dlperf.machine import MEAN, PACE, UNREST, Cpu, Machine
+from dlperf.machine import MEAN, PACE, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
+from dlperf.roofs import CEILING, LEVELS, roofs_of
 from dlperf.sharing import PREPARATION
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds, format_si
 
-LEVELS = ("L1", "L2", "L3", "DRAM")
 _GEMMS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.linear", "aten.baddbmm")
-LONELY_FRAC = 0.25
-"""A series whose least sample, by which curves go, lies further below the next than this share of it stands on one sample alone."""
-LONELY_SHARE = 0.10
-"""More such series than this share, and the machine was not quiet while it was measured."""
-
-_DISTURBANCES = ("busy", "were running", "disturbed")
-"""Words of the notes in which a calibration says that it was not alone."""
-
+WORST_HELD_OUT_FRAC = 0.3
+"""Mean error of a family's kernels, each predicted from the others, from which on its curves are worth little: other ops are as far off."""
+BUSY_SHARE = 0.5
+"""Where more of the groups of a thread count than this were measured on a busy machine, its times are too long throughout; held-out errors do not show it."""
 
 
 # -- show -----------------------------------------------------------------------------------------------------------------
@@ -48,7 +43,7 @@ class Summary:
 
     `peaks` hold (dtype, threads, FLOP/s) of the fastest matrix product, `bandwidths` (level, threads, bytes/s) of the
     STREAM triad, `costs` (name, threads, seconds each), all from the file's own samples. `no_fma` are the rates of additions or products
-    alone, `roofs` the bandwidths of the fastest memory kernel (:func:`dlperf.hierarchy.roofs_of`).
+    alone, `roofs` the bandwidths of the fastest memory kernel (:func:`dlperf.roofs.roofs_of`).
     """
 
     machine: Machine
@@ -104,7 +99,7 @@ class Summary:
             found = [[f.name, str(f.threads), str(f.n_points), format_percent(f.spread_frac), format_percent(f.held_out_frac)] for f in self.families]
             lines += ["", *_table(["kernels", "threads", "points", "spread", "held-out error"], found)]
         lines += self._sharing_lines
-        lines += [f"note: {note}" for note in machine.notes]
+        lines += [f"note: {note}" for note in condense(machine.notes)]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +128,33 @@ class Summary:
         }  # fmt: skip
 
 
+_BUSY_NOTE = re.compile(r"busy while measuring (.+) with (\d+) thread\(s\): .*")
+_LEFT_OUT_NOTE = re.compile(r"(.+) with (\d+) thread\(s\): (\d+ of \d+) points left out for want of time")
+
+
+def condense(notes: Sequence[str]) -> list[str]:
+    """A calibration's notes, those that it makes of every group in one line a thread count; the file and JSON have each of them.
+
+    >>> condense(["busy while measuring conv with 1 thread(s): why", "x", "busy while measuring gemm with 1 thread(s): why"])
+    ['x', 'the machine was busy while 2 groups were measured with 1 thread(s): conv, gemm']
+    """
+    busy: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
+    others = []
+    for note in notes:
+        if match := _BUSY_NOTE.fullmatch(note):
+            busy.setdefault(match[2], []).append(match[1])
+        elif match := _LEFT_OUT_NOTE.fullmatch(note):
+            left_out.setdefault(match[2], []).append(f"{match[1]} ({match[3]})")
+        else:
+            others.append(note)
+    for threads, names in busy.items():
+        names = list(dict.fromkeys(names))
+        others.append(f"the machine was busy while {len(names)} groups were measured with {threads} thread(s): {', '.join(names)}")
+    others += [f"points left out for want of time with {threads} thread(s): {', '.join(names)}" for threads, names in left_out.items()]
+    return others
+
+
 def summarize(machine: Machine) -> Summary:
     """A machine file's summary."""
     peaks: dict[tuple[str, int], float] = {}
@@ -141,10 +163,12 @@ def summarize(machine: Machine) -> Summary:
             key = kernel.op.inputs[0].dtype, kernel.threads
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
-    bandwidths = [(level, t, rate) for level in LEVELS for t in machine.threads if t in measured and (rate := machine.level_bytes_per_s(level, t)) is not None]
     costs = [c for c in machine.costs if not c.name.startswith(CEILING) and c.name not in (MEAN, PACE, UNREST)]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
+    # STREAM's sweeps of sets that fit a cache are shorter than their calls: where better kernels speak of the caches, it speaks of memory alone.
+    levels = {t: LEVELS if t not in roofs else ("DRAM",) for t in machine.threads if t in measured}
+    bandwidths = [(level, t, rate) for level in LEVELS for t in levels if level in levels[t] and (rate := machine.level_bytes_per_s(level, t)) is not None]
     families = []
     for threads in machine.threads:
         errors = machine.held_out_errors(threads)
@@ -186,27 +210,51 @@ def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
     return [f"{machine.path or 'machine file'} holds no kernels in {dtype}: extrapolated" for dtype in asked if dtype not in held]
 
 
-def _is_lonely(samples: Samples) -> bool:
-    least, *others = sorted(samples.values)
-    return bool(others) and others[0] > (1.0 + LONELY_FRAC) * least
+def busy_line(machine: Machine, threads: int) -> str:
+    """The groups that were measured beside others, in one line; empty where none was."""
+    n_busy = len(machine.busy_groups(threads))
+    n_groups = len({name.split("/", 2)[2] for name in machine.groups if name.split("/", 2)[1:2] == [str(threads)]})
+    mends = "calibrating again when it is quiet mends them"
+    return f"the machine was busy while {n_busy} of {max(n_busy, n_groups)} groups were measured with {threads} thread(s); {mends}" if n_busy else ""
+
+
+def was_busy(machine: Machine, threads: int) -> bool:
+    """Whether so many groups were measured beside others (BUSY_SHARE) that the times with `threads` are too long throughout."""
+    n_groups = len({name.split("/", 2)[2] for name in machine.groups if name.split("/", 2)[1:2] == [str(threads)]})
+    n_busy = len(machine.busy_groups(threads))
+    return n_busy > BUSY_SHARE * max(n_busy, n_groups)
 
 
 def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
-    """Why a machine file should not be trusted here, one line each; empty if it can be."""
+    """Why a machine file should not be trusted here, one line each; empty if it can be.
+
+    What decides is whether it is of this machine, complete, measured on a machine that was mostly quiet, and able to predict its own kernels from one another.
+    How far samples spread does not: curves go by the least of them, and on a virtual machine the others tell of its neighbours.
+    """
     found = find_mismatches(machine, cpu, versions)
     if not machine.complete:
         found.append("the calibration did not finish; dlperf calibrate resumes it")
-    series = [k.samples for k in machine.kernels] + [b.samples for b in machine.bandwidths]
-    if not series:
-        found.append("it holds no measurements; run dlperf calibrate")
-    lonely = sum(_is_lonely(samples) for samples in series)
-    if lonely > LONELY_SHARE * len(series):
-        found.append(f"{lonely} of {len(series)} series stand on one sample, {format_percent(LONELY_FRAC)} below the next; calibrate anew on a quiet machine")
+    held = {"kernels": machine.kernels, "memory bandwidth": machine.bandwidths}
+    if not any(held.values()):
+        return [*found, "it holds no measurements; run dlperf calibrate"]
+    found += [f"it holds no {name}; dlperf calibrate adds it" for name, part in held.items() if not part]
+    found += [f"it holds no costs {', '.join(names)}; dlperf calibrate adds them" for names in machine.missing_costs().values()]
     for threads in machine.threads:
-        if busy := machine.busy_groups(threads):
-            found.append(f"the machine was busy while {len(busy)} groups were measured with {threads} thread(s); calibrating again when it is quiet mends them")
-    found += [f"it says itself: {note}" for note in machine.notes if "busy while measuring" not in note and any(word in note for word in _DISTURBANCES)]
+        if was_busy(machine, threads):
+            found.append(busy_line(machine, threads))
+        for family, error in machine.held_out_errors(threads).items():
+            if error > WORST_HELD_OUT_FRAC:
+                found.append(
+                    f"{family} with {threads} thread(s): predicting each kernel from the others is off by {format_percent(error)}; "
+                    "calibrate anew when the machine is quiet"
+                )
     return found
+
+
+def find_remarks(machine: Machine) -> list[str]:
+    """What a reader of a machine file may want to know though it does not speak against it, one line each."""
+    found = [busy_line(machine, threads) for threads in machine.threads if machine.busy_groups(threads) and not was_busy(machine, threads)]
+    return [*found, *(f"it says itself: {note}" for note in machine.notes if "were running" in note)]
 
 
 # -- diff -----------------------------------------------------------------------------------------------------------------
@@ -258,10 +306,11 @@ def compare_machines(first: Machine, second: Machine) -> Difference:
             shared.setdefault((kernel.family, kernel.threads), []).append(other.samples.median / kernel.samples.median)
     ratios += [_ratio(name, threads, values) for (name, threads), values in sorted(shared.items())]
     for threads in sorted(set(first.threads) & set(second.threads)):
+        ours, others = ({roof.level: roof for roof in roofs_of(machine, threads).bandwidths} for machine in (first, second))
         for level in LEVELS:
-            a, b = first.level_bytes_per_s(level, threads), second.level_bytes_per_s(level, threads)
-            if a and b:
-                ratios.append(_ratio(f"memory {level}", threads, [a / b]))
+            a, b = ours.get(level), others.get(level)
+            if a and b and (a.kernel in STREAM_BYTES_PER_ELEMENT) == (b.kernel in STREAM_BYTES_PER_ELEMENT):
+                ratios.append(_ratio(f"memory {level}", threads, [a.bytes_per_s / b.bytes_per_s]))
     costs = {(c.name, c.threads): c.samples.minimum for c in second.costs}
     for cost in sorted(first.costs, key=lambda c: (c.name, c.threads)):
         other_s = costs.get((cost.name, cost.threads))

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ UNREST = "unrest"
 """Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
 MEAN = "unrest_mean"
 """A factor like UNREST: how much longer on average than usually."""
+STEP_COSTS = {
+    "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
+    "framework of training": (
+        "autograd_record", "autograd_node", "accumulate_grad", "backward_call", "zero_grad_call", "zero_grad_tensor", "optimizer_call", "optimizer_tensor",
+    ),
+    "memory": ("page_fault", "page_release"),
+}  # fmt: skip
+"""By group of a calibration the costs that a step's prediction adds up, by the beginning of their names; what is not in a file counts as nothing."""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not counted)."""
 
@@ -217,6 +226,12 @@ class Machine:
             return default
         nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
         return self._costs[name, nearest].seconds
+
+    def missing_costs(self, inference: bool = False, threads: int | None = None) -> dict[str, tuple[str, ...]]:
+        """The costs of a step that the file does not hold (with `threads`: not for exactly so many), by group of :data:`STEP_COSTS`."""
+        held = {name for cost in self.costs if threads in (None, cost.threads) for name in accumulate(cost.name.split("/"), "{}/{}".format)}
+        missing = {group: tuple(name for name in names if name not in held) for group, names in STEP_COSTS.items() if not inference or "training" not in group}
+        return {group: names for group, names in missing.items() if names}
 
     def busy_groups(self, threads: int) -> tuple[str, ...]:
         """The groups that were measured with `threads` while others had a part of the machine, as the calibration noted."""

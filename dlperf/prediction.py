@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlperf import hierarchy, predictors, work
-from dlperf.allocator import policy_of
-from dlperf.errors import DlperfError
+from dlperf.allocator import POLICIES, policy_of
+from dlperf.errors import DlperfError, check_count, check_type
 from dlperf.files import write_json
 from dlperf.machine import Machine
 from dlperf.predictors.base import Prices
@@ -61,6 +61,7 @@ class Prediction:
     warnings: tuple[str, ...] = ()
     malloc: str = "default"
     workers: int = 1
+    is_elsewhere: bool = False
 
     @cached_property
     def step(self) -> Step:
@@ -191,12 +192,17 @@ class Prediction:
         return find_cures(self)
 
     def elsewhere(self) -> Prediction:
-        """The same prediction for another machine or torch than the file was measured on: everything extrapolated, the interval twice as wide."""
+        """The same prediction for another machine or torch than the file was measured on: everything extrapolated, the interval twice as wide.
+
+        Said twice it stays the same.
+        """
+        if self.is_elsewhere:
+            return self
         prices = self.prices
         items = tuple(replace(item, source="extrapolated") if item.source in ("measured", "interpolated") else item for item in prices.items)
         low = None if prices.low_factor is None else max(0.05, 1.0 - 2.0 * (1.0 - prices.low_factor))
         high = None if prices.high_factor is None else 1.0 + 2.0 * (prices.high_factor - 1.0)
-        return replace(self, prices=replace(prices, items=items, low_factor=low, high_factor=high))
+        return replace(self, prices=replace(prices, items=items, low_factor=low, high_factor=high), is_elsewhere=True)
 
     def epoch(
         self, samples: int, epochs: int = 1, val_samples: int = 0, test_samples: int = 0, evaluation: Prediction | None = None, last: Prediction | None = None,
@@ -239,7 +245,10 @@ class Prediction:
                 for row in self.layers.astype(object).to_dict("records")
             ],
             "epoch": None if epoch is None else epoch.to_json(),
-            "coverage": {"priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()]},
+            "coverage": {
+                "priced_time_frac": self.priced_time_frac, "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()],
+                "unspoken": list(self.prices.unspoken),
+            },
             "page_faults": None if faults is None else {
                 "seconds": faults.seconds, "cures": [{"malloc": c.malloc, "settings": c.settings, "saved_s": c.saved_s} for c in faults.cures],
             },
@@ -270,16 +279,16 @@ def predict(
 
     `threads` defaults to the least number that the machine file holds. `malloc` is the policy of memory that the process is started with, one of
     :data:`dlperf.allocator.POLICIES`. `point` is a measurement of the network for the predictors that rest on one (``viebke-a``, ``viebke-b``).
-    Raises DlperfError for an unknown predictor or policy, for threads below 1, where the machine file lacks what the predictor needs, or for a point of
-    another network.
+    Raises DlperfError for an argument of another type, an unknown predictor or policy, threads below 1, where the machine file lacks what the predictor
+    needs, or for a point of another network.
     """
     for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
-        if not isinstance(value, kind):
-            raise DlperfError(f"predict: the {name} is {value!r:.60} (of type {type(value).__name__}); expected a {kind.__name__}: {way}")
+        check_type("predict", name, value, kind, way)
     if threads is None:
         threads = min(machine.threads, default=1)
-    if threads < 1:
-        raise DlperfError(f"threads is {threads}; it must be at least 1")
+    check_count("threads", threads)
+    check_type("predict", "predictor", predictor, str, f"one of {', '.join(predictors.names())}")
+    check_type("predict", "malloc", malloc, str, f"one of {', '.join(POLICIES)}")
     warnings = []
     if threads > machine.cpu.n_cores:
         warnings.append(f"{threads} threads asked for, the machine has {machine.cpu.n_cores} cores: extrapolated")
@@ -289,4 +298,4 @@ def predict(
             f"dlperf calibrate --threads {threads} measures it"
         )
     prices = predictors.get(predictor, point).price(trace, machine, threads, policy_of(malloc).name)
-    return Prediction(trace, machine, threads, predictor, prices, tuple(warnings), malloc)
+    return Prediction(trace, machine, threads, predictor, prices, (*warnings, *prices.warnings), malloc)

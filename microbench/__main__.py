@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from dlperf.errors import DlperfError, WorkFailed
@@ -36,12 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     except DlperfError as error:
         print(f"dlperf: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"dlperf: interrupted; {path} keeps the finished groups, run the same command again to go on", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"dlperf: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
         return 130
     print(path)
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises, so that the worker is ended too
     sys.exit(main())

@@ -18,12 +18,13 @@ from tqdm import tqdm
 
 from dlperf import host
 from dlperf.clock import Samples
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
 from dlperf.machine import PACE, SCHEMA, Bandwidth, Cost, Kernel, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Trace
 from microbench.plan import MODES, Group
+from microbench.progress import Progress, progress_of
 from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_group
 from microbench.workers import resources
 
@@ -47,10 +48,10 @@ def calibrate(
 
     `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact operations. `workers` are numbers of processes with one
     thread each: what they cost one another when all of them work at once, the operations of `traces` included. What is finished stays in the file
-    whatever happens. `progress` shows a bar on stderr (default: if that is a terminal).
+    whatever happens. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere).
 
-    Raises DlperfError for an unknown mode, threads below 1, a file of another machine or not of dlperf (without `force`);
-    WorkFailed when a worker dies or the disk refuses.
+    Raises DlperfError for an unknown mode, threads below 1, a file of another machine, of another torch or not of dlperf (without `force`);
+    WorkFailed when a worker dies or the disk refuses; Interrupted, which says what was kept, on Ctrl-C.
     """
     path = Path(path)
     if mode not in MODES:
@@ -75,17 +76,19 @@ def calibrate(
         for number, trace in enumerate(traces):
             files.append(str(Path(folder) / f"trace{number}.json"))
             trace.save(files[-1])
-        with tqdm(
-            total=total, unit="kernel", desc=f"calibrating ({mode})", disable=None if progress is None else not progress, file=sys.stderr, smoothing=0.1
-        ) as bar:
-            for count, groups in work:
-                if groups:
-                    job = {"threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine)}
-                    machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar)
-            if shared:
-                paths = dict(zip(map(_operations_of, traces), files))
-                job = {"threads": 1, "mode": mode, "groups": [[name, kind, paths.get(kind), n] for name, kind, n in shared]}
-                machine = _run_worker(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar)
+        finished: list[Machine] = []  # after every group
+        try:
+            with progress_of(total, "kernel", f"calibrating ({mode})", progress) as bar:
+                for count, groups in work:
+                    if groups:
+                        job = {"threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine)}
+                        machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar, finished)
+                if shared:
+                    paths = dict(zip(map(_operations_of, traces), files))
+                    job = {"threads": 1, "mode": mode, "groups": [[name, kind, paths.get(kind), n] for name, kind, n in shared]}
+                    machine = _run_worker(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
+        except KeyboardInterrupt:
+            raise Interrupted(_what_is_kept(path, len(finished))) from None
     machine = replace(machine, complete=True)
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
@@ -94,6 +97,12 @@ def calibrate(
         narrate(f"warning: the machine was busy while {n_busy} of {n_groups} groups were measured; dlperf machine show names them, "
                 "and calibrating anew when it is quiet mends them")
     return machine
+
+
+def _what_is_kept(path: Path, n_groups: int) -> str:
+    if n_groups:
+        return f"{path} keeps {n_groups} finished group{'s' * (n_groups != 1)}, and the same command goes on from there"
+    return f"no group was finished, so {f'{path} is as it was' if path.exists() else 'nothing was kept'}"
 
 
 def _n_busy(machine: Machine) -> int:
@@ -125,9 +134,14 @@ def _start(path: Path, mode: str, force: bool) -> Machine:
         if force:
             return fresh
         raise DlperfError(f"{path}: is of another machine ({old.cpu.model}, {old.cpu.n_cores} cores); choose another name, or give --force to replace it")
-    if old.versions.get("torch") != fresh.versions.get("torch"):
-        narrate(f"{path} was made with torch {old.versions.get('torch')}; measuring anew with {fresh.versions.get('torch')}")
-        return fresh
+    if old.versions.get("torch", "").partition("+")[0] != fresh.versions.get("torch", "").partition("+")[0]:
+        if force:
+            narrate(f"{path} was made with torch {old.versions.get('torch')}; measuring anew with {fresh.versions.get('torch')}")
+            return fresh
+        raise DlperfError(
+            f"{path}: was made with torch {old.versions.get('torch')}, this is torch {fresh.versions.get('torch')}; "
+            "choose another name (-o) to keep it, or give --force to replace it"
+        )
     deeper = max(old.mode, mode, key=lambda name: _DEGREE.get(name, 0))
     return replace(old, mode=deeper, complete=False)
 
@@ -152,6 +166,9 @@ def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace],
     done = set(machine.groups)
     if mends:
         done -= {_done_name(m, threads, name) for m in MODES for name, _ in planned if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
+    # A file whose costs were cut out, or that an older version made, lacks what its groups should have left.
+    cut = {group.split()[0] for group in machine.missing_costs(threads=threads)} & set(SYSTEM_GROUPS)
+    done -= {_done_name(m, threads, name) for m in MODES for name in cut}
     return [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
 
 
@@ -197,8 +214,10 @@ def _best_pace_s(machine: Machine) -> float:
     return min((cost.samples.minimum for cost in machine.costs if cost.name == PACE), default=float("inf"))
 
 
-def _run_worker(machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Any) -> Machine:
-    """Run a measuring process for the groups of a job, and write the file after each of them."""
+def _run_worker(
+    machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: list[Machine]
+) -> Machine:
+    """Run a measuring process for the groups of a job, write the file after each of them and add what it holds then to `finished`."""
     threads, names = job["threads"], list(weights)
     process = subprocess.Popen(
         [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(threads)}, text=True
@@ -208,7 +227,7 @@ def _run_worker(machine: Machine, path: Path, module: str, job: dict[str, Any], 
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.close()
-        bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {names[0]}")
+        bar.begin(f"{threads} thread{'s' if threads > 1 else ''}: {names[0]}")
         reported = 0
         for line in process.stdout:
             if not line.endswith("\n"):
@@ -219,20 +238,19 @@ def _run_worker(machine: Machine, path: Path, module: str, job: dict[str, Any], 
                 bar.update(message["progress"])
                 continue
             if "failed" in message:
-                raise WorkFailed(f"{message['failed']}; {path} keeps the finished groups, run the same command again to go on")
+                raise WorkFailed(f"{message['failed']}; {_what_is_kept(path, len(finished))}")
             bar.update(weights[message["group"]] - reported)
             reported = 0
             machine = _merge(machine, Machine.from_json(message["part"]), message, job["mode"], threads)
             machine.save(path)
+            finished.append(machine)
             place = names.index(message["group"]) + 1
             if place < len(names):
-                bar.set_postfix_str(f"{threads} thread{'s' if threads > 1 else ''}: {names[place]}")
+                bar.begin(f"{threads} thread{'s' if threads > 1 else ''}: {names[place]}")
         if process.wait() == 130:
             raise KeyboardInterrupt
         if process.returncode != 0:
-            raise WorkFailed(
-                f"the measuring process ended with status {process.returncode}; {path} keeps the finished groups, run the same command again to go on"
-            )
+            raise WorkFailed(f"the measuring process ended with status {process.returncode}; {_what_is_kept(path, len(finished))}")
     finally:
         if process.poll() is None:
             process.terminate()

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -234,6 +235,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
 
 def main() -> int:
     """Read the job from stdin, write JSON lines to stdout."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises, so that a process of our own is ended with us
     job = json.loads(sys.stdin.readline())
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines

@@ -280,7 +280,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
 
 def main() -> int:
     """Read the job from stdin, write JSON lines to stdout."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with the workers ended on the way out
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises, so that the workers are ended on the way out
     job = json.loads(sys.stdin.readline())
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines

@@ -71,8 +71,11 @@ def machine(args: Namespace) -> Answer:
         return Answer(summary.to_text(), summary.to_json())
     problems = inspection.find_problems(file, host.this_cpu(), host.versions())
     verdict = "cannot be trusted here" if problems else "can be trusted here"
-    text = "\n".join([f"{file.path}: {verdict}", *(f"  {problem}" for problem in problems)])
-    data = {"schema": "dlperf.machine-check", "schema_version": 1, "machine": file.path, "trusted": not problems, "problems": problems}
+    remarks = inspection.find_remarks(file)
+    text = "\n".join([f"{file.path}: {verdict}", *(f"  {problem}" for problem in problems), *(f"  note: {remark}" for remark in remarks)])
+    data = {
+        "schema": "dlperf.machine-check", "schema_version": 1, "machine": file.path, "trusted": not problems, "problems": problems, "remarks": remarks,
+    }  # fmt: skip
     return Answer(text, data, status=1 if problems else 0)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, Interrupted
 from dlperf.files import check_writable, kind_of, schema_of
 
 if TYPE_CHECKING:
@@ -156,7 +156,11 @@ def run_calibration(
     from dlperf.predictors.book import learn
     from microbench.suite import calibrate
 
-    machine = learn(calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force))
+    machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force)
+    try:
+        machine = learn(machine)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{path} keeps everything that was measured; the same command learns its curves, which was not finished") from None
     machine.save(path)
     return machine
 
@@ -192,28 +196,30 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
     doubts = [*inspection.find_mismatches(machine, host.this_cpu(), host.versions()), *inspection.find_missing_dtypes(machine, trace)]
     if not machine.complete:
         doubts.append(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
-    n_busy = len(machine.busy_groups(machine.nearest_threads(threads)))
-    if n_busy:
-        doubts.append(
-            f"{machine.path}: the machine was busy while {n_busy} groups were measured with {machine.nearest_threads(threads)} thread(s); "
-            "calibrating again when it is quiet mends them"
-        )
+    if inspection.was_busy(machine, nearest := machine.nearest_threads(threads)):
+        doubts.append(f"{machine.path}: {inspection.busy_line(machine, nearest)}")
     return doubts
 
 
-def predict_aloud(
-    recorded: Trace, machine: Machine, threads: int, predictor: str, malloc: str = "default", point: Measurement | None = None
-) -> Prediction:
-    """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
-    from dataclasses import replace
-
+def is_elsewhere(machine: Machine) -> bool:
+    """Whether the machine file is of another machine or torch than this."""
     from dlperf import host
     from dlperf.inspection import find_mismatches
+
+    return bool(find_mismatches(machine, host.this_cpu(), host.versions()))
+
+
+def predict_here(recorded: Trace, machine: Machine, threads: int, predictor: str, malloc: str = "default", point: Measurement | None = None) -> Prediction:
+    """A prediction, extrapolated where the machine file is of another machine or torch than this."""
     from dlperf.prediction import predict as predict_trace
 
     prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
-    if find_mismatches(machine, host.this_cpu(), host.versions()):
-        prediction = prediction.elsewhere()
+    return prediction.elsewhere() if is_elsewhere(machine) else prediction
+
+
+def predict_aloud(recorded: Trace, machine: Machine, threads: int, predictor: str, malloc: str = "default", point: Measurement | None = None) -> Prediction:
+    """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
+    prediction = predict_here(recorded, machine, threads, predictor, malloc, point)
     prediction = replace(prediction, warnings=(*doubts_of_machine(machine, recorded, threads), *prediction.warnings))
     for line in prediction.warnings:
         warn(line)

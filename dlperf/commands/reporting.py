@@ -15,6 +15,7 @@ from dlperf.commands.inputs import (
     load_or_make_machine,
     narrate,
     predict_aloud,
+    predict_here,
     read_or_record,
     resolve,
     split_batch,
@@ -39,19 +40,27 @@ def report(args: Namespace) -> Answer:
     if args.output is not None:
         writing.check_folder(args.output, args.force)
     threads = use_threads(args.threads)
-    reports = []
-    for spec in args.targets:
-        if schema_of(spec) == "dlperf.measurement":
-            reports.append(_report_measurement(args, spec))
-        else:
-            reports += [_report_target(args, target, size, threads) for target, size in split_batch(spec)]
+    reports: list[Report] = []
+    status = 0
+    try:
+        for spec in args.targets:
+            if schema_of(spec) == "dlperf.measurement":
+                reports.append(_report_measurement(args, spec))
+            else:
+                for target, size in split_batch(spec):
+                    reports.append(_report_target(args, target, size, threads))
+    except KeyboardInterrupt:
+        if not reports:
+            raise
+        narrate(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
+        status = 130
     if args.output is None:
         text = "\n\n".join(writing.render(reports, form) for form in args.format or ("text",))
     else:
         written = writing.write(reports, args.output, args.format or writing.FORMATS, args.force)
         text = writing.render(reports, "text")
         narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
-    return Answer(text, reports_to_json(reports))
+    return Answer(text, reports_to_json(reports), status)
 
 
 def _report_target(args: Namespace, spec: str, batch_size: int | None, threads: int) -> Report:
@@ -82,13 +91,11 @@ def _compare(predictions: list[Prediction], measurement: Measurement) -> Report:
 
 def _predict_all(args: Namespace, recorded: Trace, machine: Machine, threads: int) -> list[Prediction]:
     """The predictors asked for; without a wish calibrated, roofline, and gemm-table where it can speak."""
-    from dlperf.prediction import predict as predict_trace
-
     first, *others = args.predictor or ("calibrated", "roofline", "gemm-table")
     predictions = [predict_aloud(recorded, machine, threads, first)]
     for name in others:
         try:
-            prediction = predict_trace(recorded, machine, threads, name)
+            prediction = predict_here(recorded, machine, threads, name)
         except DlperfError:
             if args.predictor:
                 raise
@@ -112,6 +119,8 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
         command += ["--input", ",".join(map(str, args.input))] if args.input else []
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         lines = done.stderr.splitlines()
+        if done.returncode == 130:  # Ctrl-C reaches the whole group
+            raise KeyboardInterrupt
         if done.returncode:
             reason = lines[-1].partition("error: ")[2] or lines[-1] if lines else f"the measuring process ended with status {done.returncode}"
             raise (DlperfError if done.returncode == 2 else WorkFailed)(reason)

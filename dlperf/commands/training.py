@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import Answer, default_cache, load_machine, narrate, use_threads, warn
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, Interrupted, WorkFailed
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
@@ -30,6 +30,7 @@ def validate_training(args: Namespace) -> Answer:
     from dlperf.commands.validation import provenance_of
     from dlperf.report.writing import check_folder
     from dlperf.validation import training_page
+    from dlperf.validation.archive import what_is_kept
     from dlperf.validation.training import KINDS, TrainingStudy
 
     if args.output is not None:
@@ -42,6 +43,7 @@ def validate_training(args: Namespace) -> Answer:
     bench = _bench(args, machine)
     rows: list[Row] = []
     failures: list[str] = []
+    n_kept = 0
     wanted = set(args.parts or KINDS)
     try:
         for make in _plan(bench, args, wanted):
@@ -51,12 +53,12 @@ def validate_training(args: Namespace) -> Answer:
                 failures.append(str(error))
                 warn(str(error))
                 continue
+            n_kept += 1
             if row.kind in wanted:
                 rows.append(row)
                 narrate(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
     except KeyboardInterrupt:
-        warn(f"interrupted; finished cases are kept in {bench.cache}, the same command goes on from there")
-        raise
+        raise Interrupted(what_is_kept(n_kept, "case", bench.cache, bench.fresh)) from None
     tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
     provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
     study = TrainingStudy(provenance, tuple(rows), tables, tuple(failures))

@@ -11,14 +11,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.commands.inputs import Answer, default_cache, is_trace, load_machine, narrate, read_or_record, split_batch, use_threads, warn, warn_of_threads
+from dlperf.commands.inputs import (
+    Answer,
+    default_cache,
+    is_elsewhere,
+    is_trace,
+    load_machine,
+    narrate,
+    read_or_record,
+    split_batch,
+    use_threads,
+    warn,
+    warn_of_threads,
+)
 from dlperf.commands.reporting import measure_apart
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, Interrupted
 
 if TYPE_CHECKING:
-    from dlperf.machine import Machine
+    from dlperf.machine import Kernel, Machine
     from dlperf.measurement import Measurement
-    from dlperf.trace import Trace
+    from dlperf.trace import Op, Trace
     from dlperf.validation.archive import Archive
     from dlperf.validation.cases import Case
     from dlperf.validation.peers import PeerEstimate
@@ -60,16 +72,34 @@ def validate(args: Namespace) -> Answer:
     cases = _cases(args, counts)
     archive = Archive(args.cache or default_cache("validation"), args.fresh)
     provenance = _provenance(args, machine, counts, bool(cases))
-    study = _run(args, cases, machine, archive, provenance) if cases else Study(provenance)
+    try:
+        study = _run(args, cases, machine, archive, provenance) if cases else Study(provenance)
+    except KeyboardInterrupt:
+        raise Interrupted(archive.kept) from None
+    interrupted = False
     if args.held_out_ops:
-        study = replace(study, ops=tuple(one for count in counts for one in _time_ops(args, machine, count, provenance.seed or 0)))
-    study = replace(study, provenance=replace(study.provenance, remarks=(*study.provenance.remarks, *([archive.remark] if archive.remark else []))))
+        study, interrupted = _with_ops(args, study, machine, counts)
+        if interrupted and not study.ops and not study.scores:
+            raise Interrupted(archive.kept)
+    if archive.remark:
+        study = study.with_remark(archive.remark)
     for remark in study.unrest:
         warn(remark)
     if args.output is not None:
         written = page.write_study(study, args.output, args.force)
         narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
-    return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
+    return Answer(page.study_to_text(study), study.to_json(), status=130 if interrupted else 1 if study.failures else 0)
+
+
+def _with_ops(args: Namespace, study: Study, machine: Machine, counts: Sequence[int]) -> tuple[Study, bool]:
+    """The study with single ops at each thread count, and whether somebody interrupted their timing; whole processes until then count."""
+    n_wanted, n_done = len(counts) * (args.runs or OPS_RUNS), 0
+    for count in counts:
+        ops, n_runs = _time_ops(args, machine, count, study.provenance.seed or 0)
+        study, n_done = replace(study, ops=(*study.ops, *ops)), n_done + n_runs
+        if n_runs < (args.runs or OPS_RUNS):
+            return study.with_remark(f"interrupted: {n_done} of {n_wanted} processes that time single ops were finished"), True
+    return study, False
 
 
 def _check_predictors(names: Sequence[str]) -> None:
@@ -137,7 +167,8 @@ def _run(args: Namespace, cases: Sequence[Case], machine: Machine, archive: Arch
 
     return run_study(
         cases, variants(machine, args.predictor or PREDICTORS), lambda threads: _n_runs(args, threads), record, measure, narrate,
-        ask_peers=(lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None, with_ablation=args.ablation, provenance=provenance,
+        ask_peers=(lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None, with_ablation=args.ablation,
+        elsewhere=is_elsewhere(machine), provenance=provenance,
     )  # fmt: skip
 
 
@@ -150,26 +181,35 @@ def _ask(args: Namespace, machine: Machine, archive: Archive, case: Case, trace:
     return archive.estimates(case, trace, f"{peak:.6g} {dram:.6g}", lambda: ask_peers(case, peak, dram, args.input, os.environ))
 
 
-def _time_ops(args: Namespace, machine: Machine, threads: int, seed: int) -> Sequence[SingleOp]:
-    """Random ops timed in fresh processes and held against the curves of the machine file."""
-    from tqdm import tqdm
-
+def _time_ops(args: Namespace, machine: Machine, threads: int, seed: int) -> tuple[Sequence[SingleOp], int]:
+    """Random ops timed in fresh processes and held against the curves of the machine file; of how many processes, which an interruption makes fewer."""
     from dlperf.commands.op_timing import time_ops_apart
     from dlperf.predictors.book import book_of
     from dlperf.validation.single_ops import draw_ops, kernel_s, score_ops
+    from microbench.progress import progress_of
 
     known = {kernel.op.signature for kernel in machine.kernels}
-    drawn = draw_ops(seed, known)
+    drawn = draw_ops(seed, known, args.ops)
     n_runs = args.runs or OPS_RUNS
     narrate(f"{len(drawn)} random ops that the machine file does not hold (--seed {seed}), {n_runs} fresh process(es) with {threads} thread(s)")
-    runs = []
+    runs: list[tuple[Kernel, ...]] = []
     refused: set[str] = set()
-    with tqdm(total=n_runs * len(drawn), unit="op", desc="timing ops", disable=None, file=sys.stderr) as bar:
-        for _ in range(n_runs):
-            kernels, notes = time_ops_apart([one.op for one in drawn], threads, bar.update)
+    with progress_of(n_runs * len(drawn), "op", "timing ops") as bar:
+        for number in range(1, n_runs + 1):
+            bar.begin(f"process {number} of {n_runs}, {threads} thread{'s' * (threads != 1)}")
+            try:
+                kernels, notes = time_ops_apart([one.op for one in drawn], threads, bar.update)
+            except KeyboardInterrupt:
+                break
             runs.append(kernels)
             refused.update(notes)
     for note in sorted(refused):
         warn(f"not timed: {note}")
     book = book_of(machine, threads)
-    return score_ops(drawn, runs, lambda op: kernel_s(book, op), threads)
+    far = is_elsewhere(machine)
+
+    def price(op: Op) -> tuple[float, str]:
+        seconds, source = kernel_s(book, op)
+        return seconds, "extrapolated" if far and source != "unpriced" else source
+
+    return score_ops(drawn, runs, price, threads), len(runs)

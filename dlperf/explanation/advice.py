@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from dlperf import recorder
 from dlperf.errors import DlperfError
 from dlperf.explanation.candidates import Candidate, activations, batch_sizes, candidates
-from dlperf.explanation.mallocs import predict_under
+from dlperf.explanation.mallocs import malloc_of, predict_under
 from dlperf.explanation.parameters import NotApplicable
 from dlperf.explanation.transformations import edit_built
 from dlperf.explanation.variants import BASELINE, DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE, Edit, Suggestion, Variant
 from dlperf.explanation.widths import BLOCK, rounded
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
+from dlperf.predictors.paging import BOUND as PAGE_FAULTS
 from dlperf.targets import Built, Target
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent
@@ -50,16 +51,29 @@ class Width:
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """Throughput at one batch size: predicted seconds a step, peak memory."""
+    """Throughput at one batch size: predicted seconds a step, how many of them go into page faults, peak memory."""
 
     batch_size: int
     step_s: float
     peak_memory_bytes: int | None
+    page_faults_s: float = 0.0
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> BatchPoint:
+        """The point of a predicted whole step."""
+        assert prediction.step.total_s is not None
+        faults_s = math.fsum(item.seconds for item in prediction.prices.items if item.bound == PAGE_FAULTS)
+        return cls(prediction.trace.batch_size, prediction.step.total_s, prediction.step.peak_memory_bytes, faults_s)
 
     @property
     def samples_per_s(self) -> float:
         """Predicted throughput."""
         return self.batch_size / self.step_s
+
+    @property
+    def faultless_samples_per_s(self) -> float:
+        """Predicted throughput if malloc kept its memory, so that no page were new."""
+        return self.batch_size / max(self.step_s - self.page_faults_s, 1e-12)
 
 
 @dataclass(frozen=True)
@@ -79,8 +93,24 @@ class Advice:
     @property
     def knee(self) -> BatchPoint | None:
         """The least batch size that reaches :data:`KNEE_FRAC` of the best throughput seen; None without a sweep."""
-        best = max((point.samples_per_s for point in self.sweep), default=0.0)
-        return next((point for point in self.sweep if point.samples_per_s >= KNEE_FRAC * best), None)
+        return _knee(self.sweep, lambda point: point.samples_per_s)
+
+    @property
+    def knee_line(self) -> str:
+        """That page faults decide where the knee is, and what would end them; empty where they do not."""
+        here, without = self.knee, _knee(self.sweep, lambda point: point.faultless_samples_per_s)
+        if here is None or without is None or here.batch_size == without.batch_size:
+            return ""
+        jump = max(self.sweep, key=lambda point: point.page_faults_s / point.step_s)
+        return (
+            f"page faults decide where the knee is: malloc gets memory anew from the system in each step ({format_percent(jump.page_faults_s / jump.step_s)} "
+            f"of the step at batch size {jump.batch_size}); without them it would be at {without.batch_size} ({malloc_of('tuned').settings} keeps the memory)"
+        )
+
+
+def _knee(sweep: Sequence[BatchPoint], rate: Callable[[BatchPoint], float]) -> BatchPoint | None:
+    best = max(map(rate, sweep), default=0.0)
+    return next((point for point in sweep if rate(point) >= KNEE_FRAC * best), None)
 
 
 def advise(base: Prediction, target: Target | None, narrate: Callable[[str], None] = lambda line: None) -> Advice:
@@ -159,7 +189,8 @@ class _Adviser:
 
     def predict(self, variant: Variant) -> Prediction:
         """The variant predicted. Raises DlperfError where it cannot be recorded."""
-        return predict_under(self.record(variant), self.base.machine, variant.threads or self.base.threads, variant.malloc)
+        found = predict_under(self.record(variant), self.base.machine, variant.threads or self.base.threads, variant.malloc)
+        return found.elsewhere() if self.base.is_elsewhere else found
 
     def _judge(self, candidate: Candidate) -> Suggestion:
         variant = candidate.variant
@@ -250,7 +281,7 @@ class _Adviser:
         """Throughput over batch size, and the knee as a suggestion where it is another size than the step's."""
         base = self.base
         assert base.step.total_s is not None
-        own = BatchPoint(base.trace.batch_size, base.step.total_s, base.step.peak_memory_bytes)
+        own = BatchPoint.of(base)
         points: list[BatchPoint] = []
         most_bytes = MOST_MEMORY_FRAC * (base.machine.cpu.memory_bytes or math.inf)
         for size in sorted([own.batch_size, *batch_sizes(own.batch_size)]):
@@ -269,11 +300,13 @@ class _Adviser:
             if (prediction.step.peak_memory_bytes or 0) > most_bytes:
                 self.notes.append(f"batch size {size} would take more than {format_percent(MOST_MEMORY_FRAC)} of the machine's memory")
                 break
-            assert prediction.step.total_s is not None
-            points.append(BatchPoint(size, prediction.step.total_s, prediction.step.peak_memory_bytes))
-            if size > own.batch_size and len(points) > 2 and points[-1].samples_per_s < (1.0 + LEAST_GAIN_FRAC) * points[-2].samples_per_s:
+            points.append(BatchPoint.of(prediction))
+            if size > own.batch_size and len(points) > 2 and _grows_no_more(*points[-2:]):
                 break  # past the knee
-        knee = Advice((), sweep=tuple(points)).knee
+        swept = Advice((), sweep=tuple(points))
+        knee = swept.knee
+        if swept.knee_line:
+            self.notes.append(swept.knee_line)
         caveat = "another batch size trains differently (learning rate, generalisation)"
         if knee is None or knee.batch_size == own.batch_size:
             reason = f"the knee of {points[0].batch_size}..{points[-1].batch_size} is here"
@@ -348,6 +381,12 @@ class _Adviser:
             return None
         edits.sort(key=lambda edit: edit.kind in ("fused", "foreach"))  # an optimizer is made anew once its parameters stand
         return self._judge(Candidate(Variant("together", tuple(edits), threads=threads, malloc=malloc), " + ".join(names)))
+
+
+def _grows_no_more(before: BatchPoint, after: BatchPoint) -> bool:
+    """Whether throughput grows no more, page faults or not: those come and go with malloc's thresholds, and a jump of theirs is no knee."""
+    least = 1.0 + LEAST_GAIN_FRAC
+    return after.samples_per_s < least * before.samples_per_s and after.faultless_samples_per_s < least * before.faultless_samples_per_s
 
 
 def unsure_frac(items: Sequence[Item]) -> float:

@@ -52,10 +52,13 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
             for w in advice.widths
         ],
         "batch_sizes": [
-            {"batch_size": p.batch_size, "predicted_step_s": p.step_s, "predicted_samples_per_s": p.samples_per_s, "peak_memory_bytes": p.peak_memory_bytes}
+            {
+                "batch_size": p.batch_size, "predicted_step_s": p.step_s, "page_faults_s": p.page_faults_s, "predicted_samples_per_s": p.samples_per_s,
+                "peak_memory_bytes": p.peak_memory_bytes,
+            }
             for p in advice.sweep
         ],
-        "knee_batch_size": None if advice.knee is None else advice.knee.batch_size,
+        "knee_batch_size": None if advice.knee is None else advice.knee.batch_size, "knee_note": advice.knee_line,
         "trials": None if trials is None else {
             "baseline_step_s": trials.baseline_step_s, "baseline_samples_s": list(trials.baselines_s), "floor_frac": trials.floor_frac, "runs": trials.n_runs,
             "seconds": trials.seconds, "agreement": None if agreement is None else asdict(agreement),

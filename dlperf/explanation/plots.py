@@ -8,7 +8,20 @@ from matplotlib.patches import Patch
 
 from dlperf.explanation import Explanation
 from dlperf.explanation.breakdown import LayerParts
-from dlperf.report.drawing import ACTUAL_COLOR, DIM, GRID, INK, PREDICTOR_COLORS, new_figure, own_style, plain, seconds_axis, seconds_text, to_png
+from dlperf.report.drawing import (
+    ACTUAL_COLOR,
+    DIM,
+    GRID,
+    INK,
+    PREDICTOR_COLORS,
+    circumstances,
+    new_figure,
+    own_style,
+    plain,
+    seconds_axis,
+    seconds_text,
+    to_png,
+)
 
 MOST_LAYERS = 24
 _LOOK = {
@@ -41,7 +54,7 @@ def breakdown_figure(explanation: Explanation) -> Figure:
     top.set_xlim(0, 100)
     top.set_xlabel("% of the step")
     top.set_yticks([])
-    top.set_title(f"{_title(explanation)}: predicted {seconds_text(breakdown.total_s)}")
+    top.set_title(f"{_title(explanation)}: predicted {seconds_text(breakdown.total_s)} a step")
     looks = [(part, *_LOOK[part]) for part, _ in breakdown.parts_s]
     handles = [Patch(facecolor=color, hatch=hatch, edgecolor=INK, linewidth=0.4) for _, color, hatch in looks]
     labels = [f"{part} {100 * breakdown.share_frac(part):.0f} %" for part, _, _ in looks]
@@ -97,4 +110,4 @@ def gains_figure(explanation: Explanation) -> Figure | None:
 
 def _title(explanation: Explanation) -> str:
     trace = explanation.prediction.trace
-    return f"{plain(trace.target)}, batch size {trace.batch_size}"
+    return circumstances(trace.target, trace.batch_size, explanation.prediction.threads, explanation.prediction.machine.cpu.model)

@@ -107,6 +107,7 @@ def sweep_columns(advice: Advice) -> list[Column]:
         Column("step", tuple(format_seconds(p.step_s) for p in advice.sweep)),
         Column("samples/s", tuple(f"{p.samples_per_s:,.0f}" if p.samples_per_s >= 100 else f"{p.samples_per_s:.3g}" for p in advice.sweep)),
         Column("memory", tuple(format_bytes(p.peak_memory_bytes) for p in advice.sweep)),
+        Column("page faults", tuple(_share(p.page_faults_s / p.step_s) for p in advice.sweep)),
         Column("", tuple("knee" if p is knee else "" for p in advice.sweep), align_left=True),
     ]
 

@@ -147,7 +147,9 @@ def run_trials(
             before = after
     except KeyboardInterrupt:
         interrupted = True
-        narrate("interrupted; what was finished is kept")
+        n_runs_done = sum(map(len, pairs.values()))
+        shown = f"; {n_runs_done} finished run(s) are shown" if n_runs_done else " before a first change was tried; the prediction alone is shown"
+        narrate(f"interrupted{shown}")
     tried = [name for name in pairs if pairs[name] or name in errors]
     trials = tuple(Trial(name, sizes.get(name, 0), tuple(pairs[name]), errors.get(name, "")) for name in tried)
     return Trials(batch_size, tuple(baselines), trials, seconds, n_runs, interrupted)
@@ -173,9 +175,9 @@ def measure_apart(
     done = subprocess.run(
         [sys.executable, "-m", "dlperf.explanation.trial_process"], input=json.dumps(order), capture_output=True, text=True, env=environment
     )
+    if done.returncode == 130:
+        raise KeyboardInterrupt
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        if done.returncode == 130:
-            raise KeyboardInterrupt
         raise WorkFailed(lines[-1] if lines else f"the measuring process ended with status {done.returncode}")
     return Measurement.from_json(json.loads(done.stdout))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlperf.hierarchy.roofs import Roofs
 from dlperf.hierarchy.traffic import traffic_of
 from dlperf.laws import hierarchy as law
 from dlperf.machine import Machine
+from dlperf.roofs import Roofs
 from dlperf.trace import Op, Trace
 
 

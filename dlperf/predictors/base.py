@@ -40,7 +40,8 @@ class Prices:
 
     `items` add up to the step. `phases` are the phases it speaks of; the others are null in the prediction.
     `unspoken` names the layers it cannot express (their rows are null in every phase). `low_factor` and
-    `high_factor` times the step's time are the 90 % interval; None if the predictor gives none.
+    `high_factor` times the step's time are the 90 % interval; None if the predictor gives none. `warnings` say what makes
+    the whole of it doubtful, `notes` what a reader may want to know.
     """
 
     items: tuple[Item, ...]
@@ -49,6 +50,7 @@ class Prices:
     low_factor: float | None = None
     high_factor: float | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
 
 

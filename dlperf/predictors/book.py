@@ -10,14 +10,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dlperf import work
 from dlperf.machine import EXACT, Curve, Kernel, Machine
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
+from dlperf.roofs import LEVELS, Roofs, roofs_of
 from dlperf.trace import Op
 
 _KEPT, _DESCRIBED = "_books", "_described_kernels"
-LEVELS = ("L1", "L2", "L3", "DRAM")
 
 
 @dataclass
@@ -78,13 +77,21 @@ class Book:
 
     @cached_property
     def bytes_per_s(self) -> dict[str, float]:
-        """Bandwidth by level; a level that the sweep did not hit takes that of the next one outwards."""
+        """Bandwidth by level, the roofs that reports draw (:func:`dlperf.roofs.roofs_of`); a level without one takes that of the next one outwards.
+
+        Raises DlperfError where the file holds no memory measurement.
+        """
+        roofs = {roof.level: roof.bytes_per_s for roof in self._roofs.bandwidths}
+        outer = roofs.get("DRAM") or self.machine.dram_bytes_per_s(self.threads)
         found: dict[str, float] = {}
-        outer = self.machine.dram_bytes_per_s(self.threads)
         for level in reversed(LEVELS):
-            outer = max(outer, self.machine.level_bytes_per_s(level, self.threads) or outer)
+            outer = roofs.get(level, outer)
             found[level] = outer
         return found
+
+    @cached_property
+    def _roofs(self) -> Roofs:
+        return roofs_of(self.machine, self.threads)
 
     @cached_property
     def level_rates(self) -> Array:
@@ -116,12 +123,7 @@ class Book:
     @cached_property
     def peak_flops_per_s(self) -> dict[str, float]:
         """Highest GEMM rate by dtype."""
-        found: dict[str, float] = {}
-        for kernel in self.machine.family("gemm", self.threads):
-            flops = work.op_flops(kernel.op) or 0
-            dtype = kernel.op.inputs[0].dtype
-            found[dtype] = max(found.get(dtype, 0.0), flops / kernel.samples.minimum)
-        return found
+        return {ceiling.dtype: ceiling.fma_flops_per_s for ceiling in self._roofs.ceilings}
 
     def cost_s(self, name: str) -> float:
         """A named cost in seconds; 0 where a (partial) file does not hold it."""

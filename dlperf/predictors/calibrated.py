@@ -21,10 +21,11 @@ from dlperf.errors import DlperfError
 from dlperf.machine import Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
-from dlperf.predictors.book import LEVELS, Book, book_of
+from dlperf.predictors.book import Book, book_of
 from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import page_items, peak_memory_bytes
+from dlperf.roofs import LEVELS
 from dlperf.trace import LOSS, Op, Trace
 
 _LEAST_KERNEL_S = 2e-7
@@ -57,7 +58,21 @@ class Calibrated:
         total = math.fsum(item.seconds for item in items)
         low, high = _interval(items, analysis, book, total, unrest)
         notes = tuple(sorted(priced.notes))
-        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=peak_memory_bytes(trace, machine, analysis.replay))
+        peak = peak_memory_bytes(trace, machine, analysis.replay)
+        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=_missing(machine, trace), peak_memory_bytes=peak)
+
+
+def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
+    """One line on the costs that the file does not hold, which count as nothing."""
+    names = [name for names in machine.missing_costs(trace.inference).values() for name in names]
+    if trace.optimizer is None:
+        names = [name for name in names if not name.startswith("optimizer_")]
+    if not names:
+        return ()
+    some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    where = f" -o {machine.path}" if machine.path else ""
+    line = f"{machine.path or 'the machine file'} holds no costs {some}, which count as nothing: predictions come out too low"
+    return (f"{line}; dlperf calibrate{where} adds them",)
 
 
 class _Priced:

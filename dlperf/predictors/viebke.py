@@ -75,7 +75,8 @@ class ViebkeA:
             seconds, how, bound = (unpriced[place], "unpriced", "DRAM") if place in unpriced else (flops[place] * each_s, source, "compute")
             items += [Item(layer, op.phase, share * seconds, bound, how, op=place, share=share) for layer, share in op.shares or ((op.layer, 1.0),)]
         notes = (f"{self.name}: OperationFactor / s is {each_s:.4g} s per FLOP, fitted to {said}", *(calibrated.notes if self.point is None else ()))
-        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, peak_memory_bytes=_peak(trace, machine, malloc))
+        warnings = calibrated.warnings if self.point is None else ()
+        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=warnings, peak_memory_bytes=_peak(trace, machine, malloc))
 
 
 @register

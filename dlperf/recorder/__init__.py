@@ -18,7 +18,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dlperf import host
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, WorkFailed, check_count, check_type
 from dlperf.recorder.attribution import ModuleStack
 from dlperf.recorder.guard import Foreign, Interrupts, undisturbed_surroundings
 from dlperf.recorder.inventory import Calls, Known, optimizers_in
@@ -61,6 +61,7 @@ def record(
         inputs = tuple(inputs)
     elif isinstance(inputs, Mapping) and not isinstance(inputs, dict):
         inputs = dict(inputs)
+    check_type("record", "target", target, str, "a name for reports")
     name = target or type(model).__name__
     if not inference and loss is None:
         loss = mean_of_output
@@ -68,6 +69,7 @@ def record(
     check_built(name, built, inference)
     if batch_size is None:
         batch_size = first_batch_size(inputs)
+    check_count("batch size", batch_size)
     plan = _Plan(lambda: built, name, batch_size, inference, keeps=True)
     return replace(plan.record(_mode_of(built)), target=target or name)
 

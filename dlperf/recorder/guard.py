@@ -130,7 +130,7 @@ def _storage_key(tensor: Any) -> int | None:
 
 
 class Interrupts:
-    """Ctrl-C while fake tensors are at work: torch asks them for what they are from code that cannot raise.
+    """Ctrl-C (or SIGTERM, where somebody handles it) while fake tensors are at work: torch asks them for what they are from code that cannot raise.
 
     Inside the context an interrupt that meets torch or dlperf is kept, and :meth:`check` raises it; one that meets
     the user's own code is raised at once.
@@ -140,35 +140,36 @@ class Interrupts:
     _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
     def __init__(self) -> None:
-        self._pending = False
-        self._before: Any = None
-        self._installed = False
+        self._pending: int | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-            if callable(self._before):
-                signal.signal(signal.SIGINT, self._handle)
-                self._installed = True
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.getsignal(number)
+                if callable(before):
+                    self._before[number] = before
+                    signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
         if error[0] is None:
             self.check()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if one arrived at a bad moment."""
-        if self._pending:
-            self._pending = False
+        if self._pending is not None:
+            number, self._pending = self._pending, None
+            self._before[number](number, None)  # raises, and knows which signal it was
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if self._may_raise(frame):
-            self._before(number, frame)
+            self._before[number](number, frame)
         else:
-            self._pending = True
+            self._pending = number
 
     def _may_raise(self, frame: types.FrameType | None) -> bool:
         """Whether the innermost code that is no library's is the user's, and no dispatch mode is under way around it."""

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, check_type
 from dlperf.hierarchy import LEVELS
+from dlperf.measurement import Measurement
+from dlperf.prediction import Prediction
 from dlperf.report.accuracy import PhaseAccuracy, accuracy_of
 from dlperf.report.outline import Line, outline
 from dlperf.report.rows import MEASURED, PREDICTED, Row, names_of, phases_of, root_of, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from dlperf.measurement import Measurement
-    from dlperf.prediction import Prediction
 
 _TRIPLE = ("predicted_s", "actual_s", "error_frac")
 
@@ -153,11 +152,14 @@ class Report:
         trace = self.predictions[place].trace
         return outline(self.rows[place], root_of(trace), types_of(trace), max_lines)
 
-    def to_text(self, width: int | None = None, max_lines: int | None = 60) -> str:
-        """Plain text, at most `width` columns wide (default: the terminal's, at least 80); layer tables beyond `max_lines` lines are folded."""
+    def to_text(self, width: int | None = None, max_lines: int | None = 60, all_columns: bool = False) -> str:
+        """Plain text, at most `width` columns wide (default: the terminal's, at least 80); layer tables beyond `max_lines` lines are folded.
+
+        What a table has no room for is named below it. Without a terminal (and without `width`), or with `all_columns`, tables are as wide as they are.
+        """
         from dlperf.report.text import report_to_text
 
-        return report_to_text(self, width, max_lines)
+        return report_to_text(self, width, max_lines, all_columns)
 
     def to_markdown(self, images: Sequence[str] = ()) -> str:
         """Markdown with every layer; `images` are links to the plots, if they lie beside it."""
@@ -212,13 +214,16 @@ class Report:
 def compare(prediction: Prediction | Sequence[Prediction], measurement: Measurement, *, command: str = "", created: str | None = None) -> Report:
     """Put one or several predictions of a step beside its measurement.
 
-    `created` defaults to now. Raises DlperfError where they do not speak of the same step: another batch size, training against inference,
-    or no prediction at all. Another thread count or another target's name is a warning in the report.
+    `created` defaults to now. Raises DlperfError for an argument of another type, and where they do not speak of the same step: another batch
+    size, training against inference, or no prediction at all. Another thread count or another target's name is a warning in the report.
     """
     predictions = tuple(prediction) if isinstance(prediction, Sequence) else (prediction,)
     if not predictions:
         raise DlperfError("compare: no prediction given; pass one, or several in a list")
     warnings = []
+    for p in predictions:
+        check_type("compare", "prediction", p, Prediction, "dlperf.predict makes one")
+    check_type("compare", "measurement", measurement, Measurement, "dlperf.measure makes one, Measurement.load(path) reads one")
     for p in predictions:
         if p.trace.batch_size != measurement.batch_size:
             raise DlperfError(

@@ -70,6 +70,15 @@ def plain(name: str, width: int = 48) -> str:
     return shorten(printable(name), width).replace("$", r"\$")
 
 
+def circumstances(target: str, batch_size: int, threads: int, machine: str) -> str:
+    """What a plot is of, for its title: the step in the first line, the machine in the second.
+
+    >>> circumstances("nets.py:cnn", 32, 2, "Testor 9000")
+    'nets.py:cnn, batch size 32, 2 threads\\non Testor 9000'
+    """
+    return f"{plain(target, 60)}, batch size {batch_size}, {threads} thread{'s' * (threads != 1)}\non {plain(machine, 70)}"
+
+
 def seconds_axis(axis: Any) -> None:
     """Tick labels in s, ms or µs."""
     axis.set_major_formatter(EngFormatter(unit="s", sep=" "))

@@ -11,7 +11,7 @@ from matplotlib.patheffects import withStroke
 
 from dlperf.hierarchy import Ceiling, LayerTraffic
 from dlperf.laws.hierarchy import fma_fraction, mixed_flops_per_s
-from dlperf.report.drawing import DIM, INK, PointLabel, label_points, new_figure, plain
+from dlperf.report.drawing import DIM, INK, PointLabel, circumstances, label_points, new_figure, plain
 from dlperf.report.roofline import LEVEL_STYLES
 from dlperf.report.rows import phases_of
 from dlperf.report.table import Column, printable
@@ -123,7 +123,7 @@ def hierarchy_figure(report: Report) -> Figure | None:
     texts = [" "] * (_LEGEND_ROWS - len(handles)) + names + [" "] * (-len(names) % _LEGEND_ROWS)
     handles += [axes[0].plot([], [], linestyle="", label=text)[0] for text in texts]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) // _LEGEND_ROWS, handlelength=2.6, columnspacing=1.0)
-    figure.suptitle(f"{plain(report.target, 50)}, batch size {report.batch_size}, on {plain(prediction.machine.cpu.model, 50)}", fontsize=10.5)
+    figure.suptitle(circumstances(report.target, report.batch_size, report.measurement.threads, prediction.machine.cpu.model), fontsize=10.5)
     _label_lines(axes[-1], lines)
     for ax, panel in zip(axes, panels):
         _number(ax, panel, numbers)

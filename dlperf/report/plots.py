@@ -18,6 +18,7 @@ from dlperf.report.drawing import (
     PREDICTOR_COLORS,
     PREDICTOR_HATCHES,
     PointLabel,
+    circumstances,
     label_points,
     new_figure,
     own_style,
@@ -98,11 +99,15 @@ def layers_figure(report: Report) -> Figure:
     for i, label in enumerate(report.predictors):
         handles.append(Patch(facecolor=_color(i), hatch=_hatch(i), edgecolor=INK, linewidth=0.5, label=f"predicted, {plain(label)}"))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
-    title = f"{plain(report.target, 60)}, batch size {report.batch_size}"
+    title = _circumstances(report)
     if left_out:
-        title += f": the {len(names)} longest of {len(names) + left_out} layers (the other {left_out} take {format_percent(left_frac)} of the time)"
+        title += f"\nthe {len(names)} longest of {len(names) + left_out} layers (the other {left_out} take {format_percent(left_frac)} of the time)"
     figure.suptitle(title, fontsize=10.5)
     return figure
+
+
+def _circumstances(report: Report) -> str:
+    return circumstances(report.target, report.batch_size, report.measurement.threads, report.machine)
 
 
 def _bars(ax: Any, place: int, rows: list[Row | None], phase: str, spoken: list[bool]) -> int:
@@ -161,8 +166,7 @@ def scatter_figure(report: Report) -> Figure:
                     n_zero += 1
     ax.set_xlabel("measured")
     ax.set_ylabel("predicted")
-    title = f"{plain(report.target, 60)}, batch size {report.batch_size}"
-    ax.set_title(title + (f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else ""))
+    ax.set_title(_circumstances(report) + (f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else ""))
     if not points:
         ax.text(0.5, 0.5, "no layer is known on both sides", ha="center", va="center", transform=ax.transAxes, color=DIM)
         ax.set_xticks([])
@@ -265,7 +269,7 @@ def time_figure(report: Report) -> Figure:
     handles = [Patch(facecolor=colors[k], hatch=hatches[k], edgecolor=_edge(colors[k]), linewidth=0.4, label=plain(k)) for k in names]
     handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=1.2, label="measured"))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
-    figure.suptitle(f"Where the step's time goes: {plain(report.target, 60)}, batch size {report.batch_size}", fontsize=10.5)
+    figure.suptitle(f"Where the step's time goes: {_circumstances(report)}", fontsize=10.5)
     return figure
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dlperf import hierarchy
-from dlperf.report.drawing import DIM, INK, PHASE_COLORS, PHASE_MARKS, PointLabel, label_points, new_figure, plain
+from dlperf.report.drawing import DIM, INK, PHASE_COLORS, PHASE_MARKS, PointLabel, circumstances, label_points, new_figure, plain
 from dlperf.report.rows import phases_of
 from dlperf.units import format_si
 
@@ -121,7 +121,7 @@ def roofline_figure(report: Report) -> Figure | None:
     ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.grid(True)
     subtitle = f"{n_without} points without FLOPs or bytes are not drawn" if n_without else ""
-    ax.set_title(f"{plain(report.target, 50)}, batch size {report.batch_size}, on {plain(machine.cpu.model, 50)}" + (f"\n{subtitle}" if subtitle else ""))
+    ax.set_title(circumstances(report.target, report.batch_size, threads, machine.cpu.model) + (f"\n{subtitle}" if subtitle else ""))
     labels = [PointLabel(point.intensity, point.flops_per_s, str(numbers[point.layer])) for point in named]
     placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points] + _covered(ax, texts))
     if len(placed) < len(names):  # a number that found no place among the points explains nothing

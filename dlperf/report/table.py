@@ -1,7 +1,10 @@
 """Columns of text that fit a terminal."""
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +35,19 @@ def terminal_width() -> int:
     return max(80, shutil.get_terminal_size((80, 24)).columns)
 
 
+def table_width() -> int | None:
+    """Characters that a table on stdout may take: the terminal's; None, as many as it needs, where stdout is a file or a pipe (and COLUMNS says nothing).
+
+    While a command works stdout is narration on stderr, so the process's own is asked.
+    """
+    own = sys.__stdout__
+    try:
+        is_terminal = own is not None and own.isatty()
+    except ValueError:  # closed
+        is_terminal = False
+    return terminal_width() if is_terminal or os.environ.get("COLUMNS") else None
+
+
 def printable(name: str) -> str:
     """A name without line breaks, control characters and other surprises for a terminal.
 
@@ -53,12 +69,19 @@ def shorten(text: str, width: int) -> str:
     return text[: max(0, width - 2 - tail)] + ".." + (text[-tail:] if tail else "")
 
 
-def format_table(columns: Sequence[Column], width: int, least_first: int = 20) -> str:
-    """The columns side by side in at most `width` characters, the first one shortened where it must be.
+def format_table(columns: Sequence[Column], width: int | None, least_first: int = 20) -> str:
+    """The columns side by side in at most `width` characters (None: all of them), the first one shortened where it must be.
 
     Columns of the same group and rank come and go together. The first column keeps `least_first` characters as long as the others of rank 0 leave them.
+    What found no room is named below the table; a file, which has room for all, never needs that.
     """
-    chosen = _chosen(columns, width, least_first)
+    if width is None:
+        width = sum(1 + column.width for column in columns)
+    chosen = [column for column in columns if column.rank == 0]
+    for rank in sorted({column.rank for column in columns if column.rank}):
+        more = [column for column in columns if column in chosen or column.rank == rank]
+        if _least(more, least_first) <= width:
+            chosen = more
     first, *others = chosen
     room = width - sum(1 + column.width for column in others)
     first_width = min(first.width, max(room, 8))
@@ -73,28 +96,10 @@ def format_table(columns: Sequence[Column], width: int, least_first: int = 20) -
         cells = [shorten(cell, size) for cell, size in zip(row, widths)]
         text = " ".join(c.ljust(w) if column.align_left else c.rjust(w) for c, w, column in zip(cells, widths, chosen))
         lines.append(text.rstrip())
+    left_out = list(dict.fromkeys(column.group or column.title for column in columns if column not in chosen))
+    if left_out:
+        lines.append(textwrap.fill(f"(left out at {width} columns: {', '.join(left_out)})", width, break_long_words=False))
     return "\n".join(lines)
-
-
-def _chosen(columns: Sequence[Column], width: int, least_first: int) -> list[Column]:
-    chosen = [column for column in columns if column.rank == 0]
-    for rank in sorted({column.rank for column in columns if column.rank}):
-        more = [column for column in columns if column in chosen or column.rank == rank]
-        if _least(more, least_first) <= width:
-            chosen = more
-    return chosen
-
-
-def left_out(columns: Sequence[Column], width: int, least_first: int = 20) -> str:
-    """A line that names the columns which :func:`format_table` has no room for, a group by its name; empty where it has.
-
-    >>> left_out([Column("layer", ("a",)), Column("type", ("Linear",), rank=1), Column("err", ("1 %",), group="total", rank=2)], 8)
-    'no room for: type, total; a wider terminal (COLUMNS=16) shows all'
-    """
-    chosen = _chosen(columns, width, least_first)
-    names = dict.fromkeys(column.group or column.title for column in columns if column not in chosen)
-    needed = _least(columns, least_first)
-    return f"no room for: {', '.join(names)}; a wider terminal (COLUMNS={needed}) shows all" if names else ""
 
 
 def _least(columns: Sequence[Column], least_first: int) -> int:

@@ -9,7 +9,7 @@ from dlperf.report.accuracy import PhaseAccuracy
 from dlperf.report.layers import error_columns, layer_columns
 from dlperf.report.outline import FOLDED, REST, Line, outline
 from dlperf.report.rows import phases_of, root_of, rows_of
-from dlperf.report.table import Column, format_error, format_table, left_out, printable, terminal_width
+from dlperf.report.table import Column, format_error, format_table, printable, table_width, terminal_width
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds
 
@@ -23,22 +23,25 @@ MAX_LINES = 60
 """Lines of a layer table in text; longer ones are folded."""
 
 
-def report_to_text(report: Report, width: int | None = None, max_lines: int | None = MAX_LINES) -> str:
-    """The report as plain text, at most `width` columns wide (default: the terminal's, at least 80).
+def report_to_text(report: Report, width: int | None = None, max_lines: int | None = MAX_LINES, all_columns: bool = False) -> str:
+    """The report as plain text, at most `width` columns wide (default: the terminal's, at least 80; its tables as wide as they are where there is none).
+
+    With `all_columns` tables are as wide as they are, whatever the width.
 
     With several predictors, the first one's layers in full, then all predictors' errors side by side. A table of more than `max_lines`
     lines is folded (None: never); the sums stay whole.
     """
+    room = None if all_columns else table_width() if width is None else max(80, width)
     width = terminal_width() if width is None else max(80, width)
     phases = phases_of(report.inference)
     blocks = [wrap(heading(report), width), _summary(report, width)]
     outlines = [(label, report.outline(label, max_lines)) for label in report.predictors]
     label, lines = outlines[0]
     title = f"layers, {printable(label)}" + (" (times of forward, backward and optimizer)" if not report.inference else "")
-    blocks.append(f"{title}\n{_fitted(layer_columns(lines, phases, measured=True), width)}{_folding_note(lines)}")
+    blocks.append(f"{title}\n{format_table(layer_columns(lines, phases, measured=True), room)}{_folding_note(lines)}")
     if len(outlines) > 1:
-        blocks.append(f"layers, error of each predictor\n{_fitted(error_columns(outlines, phases), width)}")
-    blocks.append(f"accuracy\n{_fitted(accuracy_columns(report.accuracy), width)}")
+        blocks.append(f"layers, error of each predictor\n{format_table(error_columns(outlines, phases), room)}")
+    blocks.append(f"accuracy\n{format_table(accuracy_columns(report.accuracy), room)}")
     blocks.append(wrap(ACCURACY_NOTE, min(width, 120)))
     blocks += _remarks(report.remarks, width)
     blocks.append("\n".join(wrap(line, width) for line in report.provenance))
@@ -60,12 +63,6 @@ def wrap(text: str, width: int, indent: str = "") -> str:
 
 def _remarks(remarks: Sequence[str], width: int) -> list[str]:
     return ["\n".join(wrap(f"- {remark}", width, "  ") for remark in remarks)] if remarks else []
-
-
-def _fitted(columns: Sequence[Column], width: int) -> str:
-    """The table, and a line that names the columns it has no room for."""
-    missing = left_out(columns, width)
-    return format_table(columns, width) + (f"\n{wrap(missing, width)}" if missing else "")
 
 
 def heading(report: Report) -> str:
@@ -129,6 +126,7 @@ def _folding_note(lines: Sequence[Line]) -> str:
 
 def prediction_to_text(prediction: Prediction, epoch: Epoch | None = None, width: int | None = None, max_lines: int | None = MAX_LINES) -> str:
     """A prediction alone as plain text: layers, step with its 90 % interval, memory, coverage, warnings, and the epoch if one was forecast."""
+    room = table_width() if width is None else max(80, width)
     width = terminal_width() if width is None else max(80, width)
     trace, step = prediction.trace, prediction.step
     rows = rows_of(prediction, None, prediction.predictor)
@@ -141,7 +139,7 @@ def prediction_to_text(prediction: Prediction, epoch: Epoch | None = None, width
             f"on {prediction.machine.cpu.model}, predictor {prediction.predictor}",
             width,
         ),
-        _fitted(layer_columns(lines, phases, measured=False), width) + _folding_note(lines),
+        format_table(layer_columns(lines, phases, measured=False), room) + _folding_note(lines),
         "\n".join(wrap(f"{name:<12} {value}", width, " " * 13) for name, value in _step_lines(step, prediction, epoch)),
     ]
     remarks = [*coverage_remarks(prediction), *(f"warning: {w}" for w in prediction.warnings), *trace.notes, *prediction.prices.notes]
@@ -226,6 +224,7 @@ def types_of(trace: Trace) -> dict[str, str]:
 
 def measurement_to_text(measurement: Measurement, width: int | None = None) -> str:
     """A measurement alone as plain text: its layers' medians with their spread, and the step."""
+    room = table_width() if width is None else max(80, width)
     width = terminal_width() if width is None else max(80, width)
     phases = phases_of(measurement.inference)
     columns = [
@@ -249,7 +248,7 @@ def measurement_to_text(measurement: Measurement, width: int | None = None) -> s
     where = f"batch size {measurement.batch_size}, {threads}, on {measurement.machine or 'this machine'}"
     blocks = [wrap(f"{measurement.target or 'model'}: {what}, {where}", width)]
     if measurement.layers:
-        blocks.append(_fitted(columns, width))
+        blocks.append(format_table(columns, room))
     blocks.append("\n".join(step))
     blocks += _remarks(measurement.notes, width)
     return "\n\n".join(blocks) + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf.errors import DlperfError
-from dlperf.files import schema_of, write_bytes, write_text
+from dlperf.files import schema_of, try_folder, write_bytes, write_text
 
 if TYPE_CHECKING:
     from dlperf.report.comparison import Report
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FORMATS = ("text", "md", "html", "csv", "json")
 _SUFFIXES = {"text": "txt", "md": "md", "html": "html", "csv": "csv", "json": "json"}
 _FILE_WIDTH = 160
-"""Columns of a text file, which has no terminal to fit."""
+"""Characters of a line of prose in a text file; tables have all their columns."""
 
 
 def render(reports: Sequence[Report], format: str, images: Sequence[Sequence[str]] = ()) -> str:
@@ -32,7 +32,7 @@ def _render(reports: Sequence[Report], format: str, images: Sequence[Sequence[st
     if not reports:
         raise DlperfError("report: there is nothing to report; name a target or a measurement")
     if format == "text":
-        return "\n\n".join(report.to_text() if width is None else report.to_text(width, None) for report in reports)
+        return "\n\n".join(report.to_text() if width is None else report.to_text(width, None, all_columns=True) for report in reports)
     if format == "md":
         return "\n".join(report.to_markdown(images[i] if i < len(images) else ()) for i, report in enumerate(reports))
     if format == "html":
@@ -56,16 +56,23 @@ def check_folder(folder: str | Path, force: bool = False) -> None:
     Raises DlperfError naming the folder, the first foreign file and the way out.
     """
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
+    try:
+        exists = folder.exists()
+    except OSError as error:  # a name that no disk takes
+        raise DlperfError(f"{folder}: cannot be made ({error.strerror or error}); choose another place") from error
+    if exists and not folder.is_dir():
         raise DlperfError(f"{folder}: is a file; name a folder for the report")
-    if not folder.exists():
+    if not exists:
         parent = next((p for p in folder.absolute().parents if p.exists()), None)
         if parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
             raise DlperfError(f"{folder}: cannot be made; choose another place")
-        return
-    if not os.access(folder, os.W_OK | os.X_OK):
+    elif not os.access(folder, os.W_OK | os.X_OK):
         raise DlperfError(f"{folder}: cannot be written; choose another place")
-    if force:
+    try:
+        try_folder(folder)
+    except OSError as error:
+        raise DlperfError(f"{folder}: cannot be written ({error.strerror or error}); choose another place") from error
+    if not exists or force:
         return
     for path in sorted(folder.iterdir()):
         if not is_ours(path):

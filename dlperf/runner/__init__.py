@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, check_type
 from dlperf.runner.main_script import check_script, run_as_main
 
 if TYPE_CHECKING:
@@ -265,6 +265,13 @@ class profile:
     """
 
     def __init__(self, model: nn.Module, machine: Machine | str | Path | None = None) -> None:
+        from torch import nn
+
+        from dlperf.machine import Machine
+
+        check_type("profile", "model", model, nn.Module, "an instance, the one that the loop calls")
+        if machine is not None:
+            check_type("profile", "machine", machine, (Machine, str, Path), "a Machine, or a machine file by its path")
         self._model, self._machine_or_path = model, machine
         self._watcher: Watcher | None = None
         self._findings: Findings | None = None

@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from dlperf import host, units
 from dlperf.clock import undisturbed
 from dlperf.errors import DlperfError
+from dlperf.inspection import find_mismatches
 from dlperf.measurement import STEP_PHASES, Measurement
 from dlperf.runner.forecast import typical_s
 from dlperf.runner.watcher import WatchedStep, Watcher
@@ -174,7 +175,8 @@ class Findings:
         from dlperf.prediction import predict
 
         try:
-            return predict(self.trace, self.machine, threads=self._watched.threads)
+            prediction = predict(self.trace, self.machine, threads=self._watched.threads)
+            return prediction.elsewhere() if find_mismatches(self.machine, host.this_cpu(), host.versions()) else prediction
         except DlperfError as error:
             self.notes.append(f"no prediction: {error}")
             return None

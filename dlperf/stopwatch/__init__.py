@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from dlperf import host
 from dlperf.clock import Clock, Pace, Samples, minor_faults, undisturbed
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, WorkFailed, check_count, check_type
 from dlperf.measurement import LayerTimes, Measurement
 from dlperf.stopwatch.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
@@ -138,12 +140,12 @@ def measure(
 
     Parameters, buffers, gradients, optimizer state, random states, flags and attributes are afterwards as before.
 
-    Raises DlperfError where there is nothing to train or the loss is no scalar, WorkFailed where the model raises.
+    Raises DlperfError for an argument of another type, where there is nothing to train or the loss is no scalar, WorkFailed where the model raises.
     """
-    if seconds <= 0:
-        raise DlperfError(f"seconds is {seconds}; it must be more than 0")
+    _check_arguments(model, loss, optimizer, seconds, target)
     if batch_size is None:
         batch_size = batch_size_of(inputs)
+    check_count("batch_size", batch_size)
     if any(leaf.device.type == "meta" for leaf in (*model.parameters(), *pytree.tree_leaves(inputs)) if isinstance(leaf, torch.Tensor)):
         raise DlperfError(f"{target or type(model).__name__} lies on the meta device, which has no data to compute with; build it on the CPU to measure it")
     if not inference:
@@ -180,6 +182,21 @@ def batch_size_of(inputs: Any) -> int:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0]:
             return int(leaf.shape[0])
     return 1
+
+
+def _check_arguments(model: object, loss: object, optimizer: object, seconds: object, target: object) -> None:
+    """What would otherwise fail somewhere inside, or be blamed on the model."""
+    check_type("measure", "model", model, nn.Module, "an instance, not its class or its name")
+    check_type("measure", "target", target, str, "a name for reports")
+    if not isinstance(seconds, Real) or isinstance(seconds, bool):
+        raise DlperfError(f"seconds is {seconds!r:.60} (of type {type(seconds).__name__}); it must be a number of more than 0")
+    if not 0 < float(seconds) < math.inf:
+        raise DlperfError(f"seconds is {seconds}; it must be more than 0 and finite")
+    if loss is not None and not callable(loss):
+        raise DlperfError(f"measure: the loss is of type {type(loss).__name__}; expected a function from the model's output to a scalar tensor")
+    if optimizer is not None and (isinstance(optimizer, type) or not all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad"))):
+        what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"of type {type(optimizer).__name__}"
+        raise DlperfError(f"measure: the optimizer is {what}; expected an optimizer with step and zero_grad, such as torch.optim.SGD(model.parameters())")
 
 
 def _check_trainable(model: nn.Module, optimizer: Any) -> None:

@@ -1,6 +1,6 @@
 """Everything a training step changes, kept and put back to the bit.
 
-What is kept: contents and identity of parameters and buffers, gradients (None stays None), the optimizer's state and
+What is kept: contents, identity and versions of parameters and buffers, gradients (None stays None), the optimizer's state and
 settings, the random states of torch, numpy and Python, and the attributes of the modules and of the objects that hang on
 them (counters, lists, flags, plain tensors, random generators).
 
@@ -8,6 +8,7 @@ What is not: files, sockets, and state that lives in neither the model, the opti
 """
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import types
@@ -37,6 +38,7 @@ class Snapshot:
         self._seen: dict[int, Any] = {}
         self._undo: list[_Undo] = []
         self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
         self._random = _random_states()
         self._optimizer = optimizer
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -81,6 +83,8 @@ class Snapshot:
         self.put_back()
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
+        for tensor, version in self._versions:
+            _set_version(tensor, version)
         _set_random_states(self._random)
 
     # -- keeping one thing ----------------------------------------------------------------------------------------
@@ -141,6 +145,8 @@ class Snapshot:
             return  # a lazy module's; there is nothing to copy yet
         if tensor.layout == torch.strided and tensor.device.type != "meta" and not _overlaps(tensor):
             self._values.append((tensor, tensor.detach().clone()))
+            if not tensor.is_inference():  # which has no version
+                self._versions.append((tensor, tensor._version))
         if tensor.is_leaf:
             self._gradients.append((tensor, tensor.grad))
             flag = tensor.requires_grad
@@ -209,6 +215,29 @@ def _write(tensor: torch.Tensor, kept: torch.Tensor) -> None:
         data.copy_(kept)
     else:
         tensor.data = kept.clone()
+
+
+def _set_version(tensor: torch.Tensor, version: int) -> None:
+    """Tell autograd that a tensor which holds its old values again was never written: a graph recorded before can still run backward."""
+    if tensor._version != version and _SET_VERSION is not None:
+        _SET_VERSION((tensor,), (version,))
+
+
+def _find_set_version() -> Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] | None:
+    """torch's own function behind torch.autograd._unsafe_preserve_version_counter; before 2.7 it took one tensor; None where there is none."""
+    function: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+    if function is None:
+        return None
+    probe = torch.zeros(1)
+    for call in (function, lambda tensors, versions: function(tensors[0], versions[0])):
+        with contextlib.suppress(TypeError):
+            call((probe,), (probe._version,))
+            found: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = call
+            return found
+    return None
+
+
+_SET_VERSION = _find_set_version()
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table, printable, terminal_width
+from dlperf.report.table import Column, format_table, printable, table_width, terminal_width
 from dlperf.report.text import wrap
 from dlperf.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
 from dlperf.tuning.grid import EPOCH, INTERPOLATED, Row
@@ -97,8 +97,9 @@ def contest_lines(tuning: Tuning) -> list[str]:
 
 def tuning_to_text(tuning: Tuning, width: int | None = None) -> str:
     """The best configurations as a table, and what is to be said of them."""
+    room = table_width() if width is None else width
     width = terminal_width() if width is None else width
-    blocks = [heading(tuning), best_line(tuning), "", format_table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN]), width)]
+    blocks = [heading(tuning), best_line(tuning), "", format_table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN]), room)]
     for line in (*contest_lines(tuning), *remarks(tuning)):
         blocks += ["", wrap(line, width)] if line == SPEED_NOTE else [wrap(line, width)]
     return "\n".join(blocks)

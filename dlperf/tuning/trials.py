@@ -86,7 +86,8 @@ def run_contest(
                 narrate(f"run {number + 1} of {n_runs}, {one.label}: {runs[one][-1]:.4g} samples/s")
     except KeyboardInterrupt:
         interrupted = True
-        narrate("interrupted; what was finished is kept")
+        n_done = sum(map(len, runs.values()))
+        narrate(f"interrupted{f'; {n_done} finished run(s) are shown' if n_done else ' before a first run was finished; the prediction alone is shown'}")
     return Contest(tuple(Try(one, tuple(runs[one]), errors.get(one, "")) for one in configurations), seconds, interrupted)
 
 

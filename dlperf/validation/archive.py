@@ -19,6 +19,18 @@ from dlperf.validation.peers import PeerEstimate
 PEERS_SCHEMA = "dlperf.peers"
 
 
+def what_is_kept(n_kept: int, what: str, folder: Path, fresh: bool) -> str:
+    """What an interrupted study leaves behind in its folder; empty where that is nothing.
+
+    >>> what_is_kept(2, "case", Path("cache"), fresh=False)
+    '2 finished cases are kept in cache, and the same command goes on from there'
+    """
+    if not n_kept:
+        return ""
+    again = "the same command without --fresh" if fresh else "the same command"
+    return f"{n_kept} finished {what}{'s are' if n_kept != 1 else ' is'} kept in {folder}, and {again} goes on from there"
+
+
 class Archive:
     """A folder of measurements, each under a name that says what was measured, of which ops, where and with which torch.
 
@@ -74,6 +86,11 @@ class Archive:
         write_json(path, {"schema": PEERS_SCHEMA, "schema_version": 1, "versions": versions(), "machine": this_cpu().model, "estimates": rows})
         self.n_taken += 1
         return asked
+
+    @property
+    def kept(self) -> str:
+        """What an interrupted study leaves behind; empty where nothing was measured and nothing was there."""
+        return what_is_kept(self.n_taken + len(self._dates), "measurement", self.folder, self.fresh)
 
     @property
     def remark(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib.ticker
@@ -43,6 +43,12 @@ def pngs_of(study: Study, dpi: int = 130) -> dict[str, bytes]:
 def _whole(study: Study, predictor: str = MAIN) -> list[CaseScore]:
     own = [score for score in study.scores if score.predicted_s is not None and score.step_error_frac is not None]
     return [score for score in own if score.predictor == predictor] or own
+
+
+def _where(study: Study, threads: Iterable[int]) -> str:
+    """The circumstances that a plot's marks do not name."""
+    counts = sorted(set(threads))
+    return f"{', '.join(map(str, counts))} thread{'s' * (counts != [1])}, on {plain(study.provenance.machine, 70)}"
 
 
 def steps_figure(study: Study) -> Figure | None:
@@ -116,6 +122,7 @@ def cases_figure(study: Study) -> Figure | None:
     ax.set_xlabel("predicted / measured step - 1")
     ax.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
     ax.tick_params(axis="y", length=0)
+    ax.set_title(f"{len(labels)} steps (network@batch size, t: threads)\n{_where(study, [score.case.threads for score in spoken])}", fontsize=10)
     handles, _ = ax.get_legend_handles_labels()
     figure.legend(handles=[*handles, Patch(facecolor="#cfd5db", label="repeatability floor")], loc="outside lower center", ncols=4)
     return figure
@@ -135,7 +142,8 @@ def layers_figure(study: Study) -> Figure | None:
                     rows.append((f"{name}, {phase}", errors, PHASE_COLORS[phase]))
     figure = new_figure(8.4, 1.6 + 0.26 * max(1, len(rows)))
     _boxes(figure.subplots(), rows, "predicted / measured time of a layer - 1")
-    figure.suptitle(f"{len(layers)} layers of at least 1 % of their phase; first by source, then by type (three or more)", fontsize=10)
+    title = f"{len(layers)} layers of at least 1 % of their phase; first by source, then by type (three or more)"
+    figure.suptitle(f"{title}\n{_where(study, [layer.case.threads for layer in layers])}", fontsize=10)
     return figure
 
 
@@ -150,7 +158,8 @@ def ops_figure(study: Study) -> Figure | None:
             rows.append((f"{family}: {kind}", [one.error_frac for one in study.ops if (one.family, one.kind) == (family, kind)], color))
     figure = new_figure(8.4, 1.4 + 0.26 * len(rows))
     _boxes(figure.subplots(), rows, "predicted / measured time of an op - 1")
-    figure.suptitle(f"{len(study.ops)} random ops that no calibration sampled", fontsize=10)
+    title = f"{len(study.ops)} random ops that no calibration sampled"
+    figure.suptitle(f"{title}\n{_where(study, [one.threads for one in study.ops])}", fontsize=10)
     return figure
 
 

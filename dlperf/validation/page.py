@@ -8,7 +8,7 @@ from statistics import median
 
 from dlperf.files import write_bytes, write_text
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table, terminal_width
+from dlperf.report.table import Column, format_table, table_width
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.validation.cases import CaseScore
 from dlperf.validation.figures import CAPTIONS, pngs_of
@@ -37,19 +37,19 @@ NOTE = (
 
 def study_to_text(study: Study, width: int | None = None) -> str:
     """The study for a terminal: each predictor's cases, the summaries, peers, single ops, ablation."""
-    width = terminal_width() if width is None else width
+    room = table_width() if width is None else width
     blocks = []
     for predictor in _predictors(study):
         own = [score for score in study.scores if score.predictor == predictor]
-        blocks.append(f"{predictor}\n\n{format_table(case_columns(own), width)}")
+        blocks.append(f"{predictor}\n\n{format_table(case_columns(own), room)}")
     if study.summaries:
-        blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), width)}")
+        blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), room)}")
     if study.peer_scores:
-        blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), width)}")
+        blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), room)}")
     if study.ablations:
-        blocks.append(f"one term left out, %\n\n{format_table(ablation_columns(study.ablations), width)}")
+        blocks.append(f"one term left out, %\n\n{format_table(ablation_columns(study.ablations), room)}")
     if study.op_groups:
-        blocks.append(f"held-out single ops, %\n\n{format_table(op_columns(study.op_groups), width)}")
+        blocks.append(f"held-out single ops, %\n\n{format_table(op_columns(study.op_groups), room)}")
     remarks = _remarks(study)
     if remarks:
         blocks.append("\n".join(remarks))

@@ -10,6 +10,7 @@ import numpy as np
 
 from dlperf import work
 from dlperf.clock import quantile
+from dlperf.errors import DlperfError, check_count
 from dlperf.machine import Kernel
 from dlperf.predictors.book import Book
 from dlperf.trace import Op
@@ -22,6 +23,8 @@ PLAN: dict[str, tuple[tuple[str, Draw, int], ...]] = {
 }  # fmt: skip
 """By family its kinds: name, how to draw one, how many."""
 _TRIES = 1000
+MOST_OPS = 2000
+"""More ops of a family than this are a slip of the keyboard: each takes some tenths of a second in each process."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,36 @@ class Drawn:
     op: Op
 
 
-def draw_ops(seed: int, known: Container[str] = (), share: float = 1.0) -> tuple[Drawn, ...]:
-    """Random ops of every family, none twice and none whose signature is `known`; the same for the same seed. `share` of the usual number of each kind."""
+def counts_of(kinds: Sequence[tuple[str, object, int]], n_ops: int) -> list[int]:
+    """How many of `n_ops` each kind of a family gets: in proportion to its usual number, the largest remainders rounded up.
+
+    >>> counts_of([("a", None, 6), ("b", None, 3), ("c", None, 1)], 5)  # 3.0, 1.5, 0.5
+    [3, 2, 0]
+    """
+    usual = sum(count for _, _, count in kinds)
+    counts = [n_ops * count // usual for _, _, count in kinds]
+    by_remainder = sorted(range(len(kinds)), key=lambda place: -(n_ops * kinds[place][2] % usual))
+    for place in by_remainder[: n_ops - sum(counts)]:
+        counts[place] += 1
+    return counts
+
+
+def draw_ops(seed: int, known: Container[str] = (), n_ops: int | None = None) -> tuple[Drawn, ...]:
+    """Random ops of every family, none twice and none whose signature is `known`; the same for the same seed.
+
+    `n_ops` of each family, by default as many as PLAN says. Raises DlperfError for more than MOST_OPS or less than one.
+    """
+    if n_ops is not None:
+        check_count("ops", n_ops)
+        if n_ops > MOST_OPS:
+            raise DlperfError(f"ops is {n_ops}; at most {MOST_OPS} of a family can be drawn, which takes hours to time")
     random = np.random.default_rng(seed)
     found: list[Drawn] = []
     seen: set[str] = set()
     for family, kinds in PLAN.items():
-        for kind, draw, count in kinds:
-            wanted = len(found) + max(1, round(share * count))
+        counts = [count for _, _, count in kinds] if n_ops is None else counts_of(kinds, n_ops)
+        for (kind, draw, _), count in zip(kinds, counts):
+            wanted = len(found) + count
             for _ in range(_TRIES * count):
                 op = draw(random)
                 if op is None or op.signature in seen or op.signature in known:

@@ -125,6 +125,10 @@ class Study:
         ops = [one.floor_frac for one in self.ops if one.threads == 1 and one.floor_frac is not None]
         return tuple(remark for remark in (restless(steps, "step"), restless(ops, "op")) if remark)
 
+    def with_remark(self, remark: str) -> Study:
+        """The study with one more thing that a reader must know."""
+        return replace(self, provenance=replace(self.provenance, remarks=(*self.provenance.remarks, remark)))
+
     @property
     def peer_problems(self) -> tuple[str, ...]:
         """Where a peer could not estimate, a line each."""
@@ -163,13 +167,14 @@ Ask = Callable[[Case, Trace], Sequence[PeerEstimate]]
 
 def run_study(
     cases: Sequence[Case], asked: Sequence[Variant], n_runs: Callable[[int], int], record: Record, measure: Measure, narrate: Callable[[str], None],
-    *, ask_peers: Ask | None = None, with_ablation: bool = False, provenance: Provenance,
+    *, ask_peers: Ask | None = None, with_ablation: bool = False, elsewhere: bool = False, provenance: Provenance,
 ) -> Study:  # fmt: skip
     """Record every case, then measure all of them once, then all of them again, and so on; then predict and score.
 
     All targets are recorded before anything slow begins, so that one that does not work is known at once (its error is raised). A case that cannot be
     measured is a failure of its own and the others go on. Runs of one case lie as far apart in time as the study allows: the floor
-    holds the machine's drift too. `n_runs` gives the number of runs for a thread count.
+    holds the machine's drift too. `n_runs` gives the number of runs for a thread count; `elsewhere` says that
+    the machine file is of another machine than this.
     """
     traces: dict[tuple[str, int, bool], Trace] = {}
     for case in cases:
@@ -193,6 +198,7 @@ def run_study(
     for variant in asked:
         for case, truth in truths:
             prediction = predict(traces[case.target, case.batch_size, case.inference], variant.machine, case.threads, variant.predictor)
+            prediction = prediction.elsewhere() if elsewhere else prediction
             found, rows = score(case, truth, prediction, variant.name)
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from dlperf.files import write_bytes, write_text
 from dlperf.report.drawing import ACTUAL_COLOR, DIM, PHASE_COLORS, new_figure, own_style, plain, to_png
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_error, format_table, terminal_width
+from dlperf.report.table import Column, format_error, format_table, table_width
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.units import format_bytes, format_seconds
 from dlperf.validation.tables import percent
 from dlperf.validation.training import KINDS, Forecasts, Row, TrainingStudy
+from dlperf.validation.training_runs import BATCH_SIZE
 
 NOTE = (
     "Error: predicted / measured - 1, the median over the runs. Delta: |measured - predicted| / predicted, as in Viebke et al. 2019. Floor: (largest - "
@@ -86,8 +87,8 @@ def _blocks(study: TrainingStudy) -> list[tuple[str, list[Column]]]:
 
 def study_to_text(study: TrainingStudy, width: int | None = None) -> str:
     """The study for a terminal."""
-    width = terminal_width() if width is None else width
-    blocks = [f"{title}\n\n{format_table(columns, width)}" for title, columns in _blocks(study)]
+    room = table_width() if width is None else width
+    blocks = [f"{title}\n\n{format_table(columns, room)}" for title, columns in _blocks(study)]
     return "\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)])
 
 
@@ -121,7 +122,7 @@ def scaling_figure(study: TrainingStudy, network: str) -> Figure | None:
     ax.minorticks_off()
     ax.set_ylim(bottom=0)
     ax.set(xlabel="workers p (processes of one thread)", ylabel="total training time, s")
-    ax.set_title(f"{plain(network)}, one run of networks/train_workers.py\n{plain(study.provenance.machine, 60)}", fontsize=9)
+    ax.set_title(f"{plain(network)}, one run of networks/train_workers.py, batch size {BATCH_SIZE}\non {plain(study.provenance.machine, 60)}", fontsize=9)
     ax.grid(True, color=DIM, alpha=0.3)
     ax.legend()
     return figure

@@ -55,6 +55,8 @@ class Bench:
             place = command.index("--json") + 1
             words = [sys.executable, *command[:place], str(out), *command[place:]]
             done = subprocess.run(words, cwd=self.checkout, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            if done.returncode == 130:  # Ctrl-C reaches the whole group
+                raise KeyboardInterrupt
             if done.returncode or not out.exists():
                 said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
                 raise WorkFailed(f"{' '.join(command[:4])} ...: {said[-1] if said else f'ended with status {done.returncode}'}")

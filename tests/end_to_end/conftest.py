@@ -10,7 +10,7 @@ import pytest
 
 from dlperf.clock import Samples
 from dlperf.host import this_cpu, versions
-from dlperf.machine import Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import STEP_COSTS, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Op, TensorSpec
 
 TARGETS = '''
@@ -110,7 +110,9 @@ def sample_machine() -> Machine:
     sweep = tuple(
         Bandwidth(kernel, 1, size, size, Samples((size / 10e9,) * 3)) for kernel in ("copy", "scale", "add", "triad") for size in (2**14, 2**19, 2**23, 2**29)
     )
-    return Machine(this_cpu(), kernels, sweep, (Cost("dispatch", 1, Samples((1e-6,))),), complete=True, versions=versions(), created="2026-01-01T00:00:00")
+    names = [name for names in STEP_COSTS.values() for name in names]  # all that a step takes, for nothing
+    costs = (Cost("dispatch", 1, Samples((1e-6,))), *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names))
+    return Machine(this_cpu(), kernels, sweep, costs, complete=True, versions=versions(), created="2026-01-01T00:00:00")
 
 
 @pytest.fixture

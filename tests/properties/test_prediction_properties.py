@@ -92,7 +92,7 @@ def test_rows_add_up_sources_are_known_and_the_interval_holds_the_step(forward: 
     rows = found.layers[["forward_s", "backward_s", "optimizer_s"]].to_numpy().sum()
     assert rows == pytest.approx(total - (step.zero_grad_s or 0.0))
     assert set(found.ops["source"]) <= set(SOURCES if threads == 1 else ("extrapolated", "unpriced"))
-    assert bool(found.warnings) == (threads != 1)
+    assert bool([line for line in found.warnings if "holds no costs" not in line]) == (threads != 1)
     assert 0.0 <= found.priced_time_frac <= 1.0
     assert sum(found.unpriced.values()) == sum(op.packet == "mine.mystery" for op in ops)
     json.dumps(found.to_json(), allow_nan=False)

@@ -115,6 +115,31 @@ def test_a_model_that_is_handed_out_again_is_not_changed():
     assert any("same modules" in s.reason for s in explanation.advice.suggestions if s.verdict == DOES_NOT_APPLY)
 
 
+def test_a_knee_that_page_faults_make_names_malloc():
+    # 90, 100, 110 samples/s if no page were new; from 16 on, half of the step is page faults
+    sweep = (BatchPoint(8, 8 / 90, None), BatchPoint(16, 16 / 50, None, 16 / 50 - 16 / 100), BatchPoint(32, 32 / 55, None, 32 / 55 - 32 / 110))
+    advice = Advice((), sweep=sweep)
+    assert advice.knee.batch_size == 8
+    assert advice.knee_line.startswith("page faults decide where the knee is: malloc gets memory anew from the system in each step (50.0 % of the step")
+    assert "without them it would be at 32 (MALLOC_MMAP_MAX_=0 " in advice.knee_line  # 0.95 * 110 = 104.5
+    alike = Advice((), sweep=tuple(replace(point, page_faults_s=0.5 * point.step_s) for point in sweep))
+    assert alike.knee_line == ""  # every batch size pays the same share
+    assert Advice(()).knee_line == ""
+
+
+def test_a_jump_of_page_faults_neither_ends_the_sweep_nor_goes_unnamed():
+    def wide(size):
+        return nn.Sequential(nn.Linear(4096, 4096, bias=False)), (torch.randn(size, 4096),), torch.mean  # a gradient of 64 MiB: a mapping in each step
+
+    explanation = explained(machine(page_fault=1e-3, backward_call=100.0), make_target(wide))
+    advice = explanation.advice
+    assert [p.batch_size for p in advice.sweep] == [2, 4, 8, 16, 32, 64, 128, 256]  # what is fixed halves with each doubling
+    assert max(p.page_faults_s for p in advice.sweep) > 0
+    assert [row["page_faults_s"] for row in explanation_to_json(explanation)["batch_sizes"]] == [p.page_faults_s for p in advice.sweep]
+    assert (advice.knee_line != "") == any("page faults decide" in note for note in advice.notes)
+    assert "page faults" in explanation_to_text(explanation)
+
+
 def test_page_faults_gone_are_what_a_tuned_malloc_brings():
     trace = recorder.record_target(make_target(lambda size: (nn.Linear(4096, 4096), (torch.randn(size, 4096),), torch.mean), 64))
     on = cases.machine({"page_fault": 1e-5})

@@ -12,7 +12,7 @@ from calibrated_cases import CALL_S, LEVELS, MIB, T, machine, mm, mm_s, relu, re
 from dlperf import Prediction, Trace, predict
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
-from dlperf.machine import Kernel, Machine
+from dlperf.machine import STEP_COSTS, Kernel, Machine
 from dlperf.predictors.book import book_of, learn
 from dlperf.predictors.calibrated import PROCESS_SPREAD
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
@@ -91,12 +91,33 @@ def test_a_file_without_what_it_lives_on(part: str, message: str) -> None:
 def test_other_threads_are_extrapolated_and_warned_of() -> None:
     step = trace(mm(64, 64, 64), mm(32, 32, 32), Op("mine.odd.default", (T(4),), layer="fc"))
     found = priced(step, machine({"module_call": 1e-6}), threads=2)
-    assert len(found.warnings) == 1
+    assert len(found.warnings) == 2
+    assert "native_call" in found.warnings[1]  # which the made-up machine lacks
     assert "not 2: extrapolated" in found.warnings[0]
     assert set(found.ops["source"]) == {"extrapolated", "unpriced"}
     assert found.step.total_s == pytest.approx(priced(step, machine({"module_call": 1e-6})).step.total_s)
     assert found.step.high_s is not None
-    assert priced(step, machine(threads=2), threads=2).warnings == ()
+    costs = {name if not name.startswith("cold/") else f"{name}/1024": 0.0 for name in ALL_COSTS}
+    assert priced(step, machine(costs, threads=2), threads=2).warnings == ()
+
+
+ALL_COSTS = {name: 0.0 for names in STEP_COSTS.values() for name in names}
+
+
+def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> None:
+    held = {name: 0.0 for name in ALL_COSTS if name not in ("module_call", "page_fault", "cold/next", "cold/first")}
+    points = {"cold/next/1024": 0.0, "cold/first/1024": 0.0}  # a curve's points are what stands for it
+    cut = replace(machine({**held, **points}), path="cut.json")
+    assert priced(trace(relu(8)), cut).warnings == (
+        "cut.json holds no costs module_call, page_fault, which count as nothing: predictions come out too low; dlperf calibrate -o cut.json adds them",
+    )
+    step = trace(relu(8), inference=False)
+    (line,) = priced(step, replace(machine(), path="")).warnings
+    assert "holds no costs native_call, boxed_call, module_call, module_body and 11 more, which" in line  # 17 less the two of an optimizer
+    assert line.endswith("dlperf calibrate adds them")
+    full = machine({**{name: 0.0 for name in ALL_COSTS if not name.startswith("cold/")}, **points})
+    assert priced(step, full).warnings == ()
+    assert predict(step, machine(), threads=1, predictor="roofline").warnings == ()  # which knows of none
 
 
 # -- what a call costs in a step --------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from calibrated_cases import machine as made_up
 
 from dlperf import host, predict
 from dlperf.clock import Samples
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.machine import Kernel, Machine
+from dlperf.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.trace import Op
 from microbench import suite
 from microbench.__main__ import main
 from microbench.plan import Group, Point, repeats
+from microbench.worker import SYSTEM_GROUPS, planned_groups
 
 GROUPS = ("one", "two", "three")
 
@@ -120,10 +121,10 @@ def test_what_is_finished_stays_and_is_not_measured_again(tmp_path: Path, worker
 
     worker.fate = staticmethod(fate)  # type: ignore[assignment]
     if how == "interrupt":
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted, match=r"m.json keeps 2 finished groups, and the same command goes on from there"):
             suite.calibrate(path, mode="quick")
     else:
-        with pytest.raises(WorkFailed, match=r"ended with status -9; .* keeps the finished groups, run the same command again to go on"):
+        with pytest.raises(WorkFailed, match=r"ended with status -9; .*m.json keeps 2 finished groups, and the same command goes on from there"):
             suite.calibrate(path, mode="quick")
     kept = Machine.load(path)
     assert kept.groups == ("quick/1/one", "quick/1/two")
@@ -238,12 +239,30 @@ def test_what_is_not_this_machines_is_refused_without_force(tmp_path: Path, work
     assert len(suite.calibrate(path, mode="quick", force=True).kernels) == 3
 
 
-def test_another_torch_measures_anew(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_torch_does_not_replace_what_took_hours(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.json"
     replace(suite.calibrate(path, mode="quick"), versions={"torch": "1.0"}).save(path)
-    suite.calibrate(path, mode="quick")
+    held = path.read_bytes()
+    with pytest.raises(DlperfError, match=r"was made with torch 1\.0, this is torch .*; choose another name \(-o\) to keep it, or give --force to replace it"):
+        suite.calibrate(path, mode="quick")
+    assert path.read_bytes() == held
+    suite.calibrate(path, mode="quick", force=True)
     assert len(worker.jobs) == 2
     assert "was made with torch 1.0; measuring anew" in capsys.readouterr().err
+    ours = host.versions()["torch"].partition("+")[0]
+    replace(Machine.load(path), versions={"torch": f"{ours}+other"}).save(path)  # another build of the same version goes on
+    suite.calibrate(path, mode="quick")
+    assert len(worker.jobs) == 2
+
+
+def test_costs_that_were_cut_out_are_measured_again() -> None:
+    names = [name for names in STEP_COSTS.values() for name in names]
+    groups = tuple(f"quick/1/{name}" for name in (*SYSTEM_GROUPS, *(group.name for group in planned_groups("quick", host.this_cpu().flags))))
+    whole = Machine(host.this_cpu(), costs=tuple(Cost(name, 1, Samples((1e-6,))) for name in names), groups=groups)
+    assert suite._missing(whole, 1, "quick", ()) == []
+    cut = replace(whole, costs=tuple(cost for cost in whole.costs if cost.name not in ("autograd_node", "cold/first")))
+    assert [name for name, _ in suite._missing(cut, 1, "quick", ())] == ["framework"]
+    assert [name for name, _ in suite._missing(replace(whole, costs=()), 1, "quick", ())] == ["framework", "memory"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [({"mode": "hasty"}, "mode 'hasty' is unknown; known are quick"), ({"threads": (1, 0)}, "threads is 0")])
@@ -261,6 +280,24 @@ def test_the_command_prints_the_file_and_nothing_else(tmp_path: Path, worker: ty
     assert main(["-o", str(path), "--quick", "--threads", "1,2"]) == 0
     assert capsys.readouterr().out == f"{path}\n"
     assert Machine.load(path).threads == (1, 2)
+
+
+def test_an_interruption_in_the_first_group_promises_nothing(tmp_path: Path, worker: type[Worker]) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    worker.fate, before = staticmethod(interrupt), worker.fate  # type: ignore[assignment]
+    path = tmp_path / "m.json"
+    with pytest.raises(Interrupted, match=r"^no group was finished, so nothing was kept$"):
+        suite.calibrate(path, mode="quick")
+    assert not path.exists()
+    worker.fate = staticmethod(before)  # type: ignore[assignment]
+    suite.calibrate(path, mode="quick")
+    held = path.read_bytes()
+    worker.fate = staticmethod(interrupt)  # type: ignore[assignment]
+    with pytest.raises(Interrupted, match=r"^no group was finished, so .*m.json is as it was$"):
+        suite.calibrate(path, mode="thorough")
+    assert path.read_bytes() == held
 
 
 @pytest.mark.parametrize(("fate", "status"), [(KeyboardInterrupt, 130), (WorkFailed, 1), (DlperfError, 2)])

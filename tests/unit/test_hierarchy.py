@@ -16,6 +16,7 @@ from dlperf.hierarchy import layer_traffic, roofs_of, traffic_of
 from dlperf.hierarchy.blocking import Product, bound_bytes, products_of
 from dlperf.hierarchy.traffic import register_bytes
 from dlperf.machine import Bandwidth, Cost, Cpu
+from dlperf.predictors.book import book_of
 from dlperf.trace import Op, Storage, TensorSpec, Trace
 
 CPU = Cpu("Made-up CPU", 4, (32 * KIB, MIB, 32 * MIB), flags=("avx2",))
@@ -239,6 +240,18 @@ def test_measured_ceilings_take_the_place_of_stream_in_the_caches() -> None:
     assert [(roof.level, roof.kernel) for roof in roofs.bandwidths] == [("L1", "sum"), ("L2", "sum"), ("L3", "sum"), ("DRAM", "triad")]
     assert [roof.bytes_per_s for roof in roofs.bandwidths] == pytest.approx([150e9, 120e9, 60e9, 10e9])
     assert (roofs.ceilings[0].other_flops_per_s, roofs.ceilings[0].other_source) == (pytest.approx(3e9), "add")
+
+
+def test_predictors_and_plots_rest_on_the_same_roofs() -> None:
+    sets = ((16 * KIB, 150e9), (512 * KIB, 120e9), (8 * MIB, 60e9), (256 * MIB, 9e9))
+    sums = tuple(Bandwidth("sum", 1, size, size, Samples((size / rate,))) for size, rate in sets)
+    measured = replace(machine(), bandwidths=(*machine().bandwidths, *sums))
+    roofs, book = roofs_of(measured, 1), book_of(measured, 1)
+    assert book.bytes_per_s == {roof.level: roof.bytes_per_s for roof in roofs.bandwidths}
+    assert book.bytes_per_s["L1"] == pytest.approx(150e9)  # not STREAM's 200
+    assert book.peak_flops_per_s == {"float32": roofs.ceilings[0].fma_flops_per_s}
+    unknown = replace(measured, cpu=replace(measured.cpu, caches_bytes=(0, 0, 0)))  # nothing lies well inside a cache of unknown size
+    assert book_of(unknown, 1).bytes_per_s["L1"] == book_of(unknown, 1).bytes_per_s["DRAM"]
 
 
 def test_no_level_is_slower_than_the_next_one_outwards() -> None:

@@ -61,6 +61,18 @@ def test_bound_and_source_are_those_of_the_largest_share() -> None:
     assert (row["bound"], row["source"]) == ("compute", "extrapolated")  # 3 of 7 us; 4 of 7 us
 
 
+def test_elsewhere_nothing_is_measured_in_layers_ops_or_json() -> None:
+    here = cnn()[0]
+    assert {"measured", "interpolated"} & set(here.ops["source"])
+    there = here.elsewhere()
+    assert set(there.ops["source"]) == set(there.layers["source"]) == {row["source"] for row in there.to_json()["layers"]} == {"extrapolated"}
+    assert there.step.total_s == here.step.total_s
+    assert (there.step.low_s, there.step.high_s) == (pytest.approx(0.8 * 1390 * US), pytest.approx(1.2 * 1390 * US))  # 0.9 and 1.1 twice as far off
+    assert there.elsewhere() is there
+    unpriced = prediction(Trace("t", 1, (layer("a"),), ()), [Item("a", "forward", US, "overhead", "unpriced")]).elsewhere()
+    assert set(unpriced.layers["source"]) == {"unpriced"}  # worse than extrapolated stays as it is
+
+
 def test_work_is_counted_over_all_phases_but_zero_grad() -> None:
     ops = (mm(2, 3, 4, "a"), mm(4, 3, 2, "a", "backward"), relu(10, "a"), mm(9, 9, 9, "a", "zero_grad"))
     items = [Item("a", "forward", US, "compute", "measured", op=0)]
@@ -137,7 +149,7 @@ def test_json_is_as_the_readme_says(tmp_path: Path) -> None:
     assert [set(row) for row in data["layers"]] == [{"layer", "type", *PHASES, "flops", "bytes", "bound", "source"}] * len(CNN)
     assert all(isinstance(row["flops"], int) and isinstance(row["bytes"], int) for row in data["layers"])
     assert data["step"]["total_s"] == pytest.approx(sum(row[phase] for row in data["layers"] for phase in PHASES) + 15 * US)
-    assert data["coverage"] == {"priced_time_frac": 1.0, "unpriced": []}
+    assert data["coverage"] == {"priced_time_frac": 1.0, "unpriced": [], "unspoken": []}
     assert data["epoch"] is None
 
 
@@ -162,7 +174,7 @@ def test_unpriced_ops_in_json() -> None:
     ops = (Op("aten.foo.default", layer="a"),) * 2
     items = [Item("a", "forward", US, "L1", "unpriced", op=index) for index in range(2)]
     data = prediction(Trace("t", 1, (layer("a"),), ops), items).to_json()
-    assert data["coverage"] == {"priced_time_frac": 0.0, "unpriced": [{"op": "aten.foo", "count": 2}]}
+    assert data["coverage"] == {"priced_time_frac": 0.0, "unpriced": [{"op": "aten.foo", "count": 2}], "unspoken": []}
 
 
 def test_inference_has_a_forward_alone() -> None:
@@ -207,6 +219,26 @@ def test_sources_of_the_frames_are_known() -> None:
     assert set(found.layers["source"]) | set(found.ops["source"]) <= set(SOURCES)
     assert isinstance(found.ops, pd.DataFrame)
     assert LOSS in set(found.layers["layer"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"threads": "2"}, r"^threads is '2' \(of type str\); it must be a whole number of at least 1$"),
+        ({"threads": 1.5}, r"^threads is 1.5 \(of type float\)"),
+        ({"threads": True}, r"^threads is True \(of type bool\)"),
+        ({"predictor": ["roofline"]}, r"the predictor is \['roofline'\] \(of type list\); expected a str: one of calibrated"),
+        ({"malloc": ["tuned"]}, r"the malloc is \['tuned'\] \(of type list\); expected a str: one of default"),
+    ],
+)
+def test_options_of_other_types_are_named(changes, said):
+    with pytest.raises(DlperfError, match=said):
+        predict(cnn_trace(), machine(), **changes)
+
+
+def test_a_number_of_samples_is_whole():
+    with pytest.raises(DlperfError, match="samples is '60000'"):
+        cnn()[0].epoch("60000")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(("a", "b"), "the trace is 'a'"), ((None, "b"), "the trace is None")])

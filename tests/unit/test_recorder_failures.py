@@ -160,6 +160,8 @@ def test_nothing_is_left_behind_in_the_process():
         ({"model": nn.Linear(4, 4).requires_grad_(False)}, "none of the model's 2 parameters requires grad"),
         ({"model": nn.Linear}, "the model is the class Linear"),
         ({"batch_size": 0}, "batch size is 0"),
+        ({"batch_size": "3"}, r"batch size is '3' \(of type str\)"),
+        ({"target": 3}, "record: the target is 3"),
     ],
 )
 def test_unfit_input(arguments, message):

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from dlperf.errors import DlperfError
+from dlperf.files import check_writable
 from dlperf.report.comparison import Report, compare
 from dlperf.report.hierarchy import dots_of
 from dlperf.report.html import reports_to_html
@@ -227,6 +228,15 @@ def test_foreign_files_are_safe(report: Report, tmp_path: Path, foreign: str) ->
     assert path.is_dir() or path.read_text() == "mine"
 
 
+def test_every_plot_names_its_circumstances(report: Report) -> None:
+    figures = figures_of(report)
+    assert set(figures) == {"layers", "scatter", "roofline", "hierarchy", "time"}
+    for name, figure in figures.items():
+        titles = " ".join([figure.get_suptitle(), *(ax.get_title() for ax in figure.axes)])
+        for part in ("nets.py:cnn", "batch size 32", "1 thread\n", "Made-up CPU"):
+            assert part in titles, name
+
+
 def test_folders_that_cannot_be(report: Report, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
@@ -234,11 +244,30 @@ def test_folders_that_cannot_be(report: Report, tmp_path: Path) -> None:
         check_folder(file)
     with pytest.raises(DlperfError, match="cannot be made"):
         check_folder(file / "below")
+    with pytest.raises(DlperfError, match="cannot be made"):
+        check_folder(file / "far" / "below")
+    with pytest.raises(DlperfError, match=r"cannot be made \(File name too long\)"):
+        check_folder(tmp_path / ("x" * 300))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere" / "below")
+    with pytest.raises(DlperfError, match="cannot be written"):
+        check_folder(link)
+    check_folder(tmp_path / "new" / "folder")  # which is only made when there is something to write
+    assert not (tmp_path / "new").exists()
     with pytest.raises(DlperfError, match="unknown"):
         write([report], tmp_path / "out", ["pdf"])
     assert not (tmp_path / "out").exists()
     with pytest.raises(DlperfError, match="nothing to report"):
         render([], "text")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to, whoever runs this")
+def test_a_folder_that_refuses_although_its_permissions_do_not_say_so() -> None:
+    for place in ("/proc/self/fdinfo", "/proc/dlperf"):
+        with pytest.raises(DlperfError, match=r"cannot be (made|written)"):
+            check_folder(place)
+    with pytest.raises(DlperfError, match="cannot be written"):
+        check_writable("/proc/self/report.json")
 
 
 def test_every_file_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dlperf.report import measurement_to_text, prediction_to_text
 from dlperf.report.comparison import Report, compare
 from dlperf.report.outline import FOLDED, GROUP, LAYER, OWN, REST, SUM, Line
 from dlperf.report.rows import BOTH, MEASURED, PREDICTED
-from dlperf.report.table import Column, format_table, shorten
+from dlperf.report.table import Column, format_table, shorten, table_width
 from dlperf.report.writing import render
 from dlperf.trace import Layer
 
@@ -45,8 +45,7 @@ Net          Net         440 us  410 us +7.3 %  860 us  710 us +21 % L2
   classifier Linear      100 us  110 us -9.1 %  200 us  160 us +25 % L2
 (loss)       Loss       10.0 us 20.0 us  -50 % 5.00 us 10.0 us -50 % compute
 sum                      450 us  430 us +4.7 %  865 us  720 us +20 % L2
-no room for: optimizer, total, fwd spread, FLOP, bytes, source; a wider terminal
-(COLUMNS=160) shows all
+(left out at 80 columns: optimizer, total, fwd spread, FLOP, bytes, source)
 
 accuracy
 predictor  phase        pred  actual    err floor MAPE >= 1 %   MAPE all spread
@@ -55,7 +54,7 @@ calibrated backward   865 us  720 us  +20 %     -  28.7 % (4) 28.7 % (4) 16.0 %
 calibrated optimizer 60.0 us 75.0 us  -20 %     -  20.0 % (2) 20.0 % (2) 16.0 %
 calibrated zero_grad 15.0 us 10.0 us  +50 %     -           -          -      -
 calibrated step      1.39 ms 1.23 ms  +13 % 2.0 %           -          -      -
-no room for: weighted, seen; a wider terminal (COLUMNS=94) shows all
+(left out at 80 columns: weighted, seen)
 """
 
 
@@ -111,6 +110,33 @@ def test_tables_fit_the_width(make, width) -> None:
     for text in (compare(prediction, measurement).to_text(width), prediction_to_text(prediction, width=width), measurement_to_text(measurement, width)):
         long = [line for line in text.splitlines() if len(line) > width and " " in line.strip() and "x" * 100 not in line]
         assert not long
+
+
+def test_columns_without_room_are_named() -> None:
+    late = [Column("pred", ("2" * 40,), "late", 2), Column("err", ("3" * 40,), "late", 2)]
+    columns = [Column("name", ("a",), align_left=True), Column("x" * 30, ("1",), rank=1), *late]
+    # 1 + (1 + 30) are shown in 80 characters; two of 40 more are not
+    assert format_table(columns, 80).splitlines()[-1] == "(left out at 80 columns: late)"
+    for width in (None, 200):
+        assert "left out" not in format_table(columns, width)
+        assert "3" * 40 in format_table(columns, width)
+
+
+def test_a_table_for_no_terminal_has_all_its_columns(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", io.StringIO())  # a pipe's
+    assert table_width() is None
+    assert "fwd spread" in report.to_text()
+    assert "left out" not in report.to_text()
+    assert "left out" not in report.to_text(80, all_columns=True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert table_width() == 100
+    assert "left out at 100 columns" in report.to_text()
+    monkeypatch.delenv("COLUMNS")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.__stdout__", terminal)
+    assert table_width() == 80
 
 
 def test_wider_terminals_show_more(report: Report) -> None:
@@ -279,6 +305,10 @@ def test_what_cannot_be_compared() -> None:
         compare(prediction, cases.cnn_measurement(inference=True))
     with pytest.raises(DlperfError, match="no prediction"):
         compare([], measurement)
+    with pytest.raises(DlperfError, match=r"compare: the prediction is 3 \(of type int\); expected a Prediction: dlperf.predict makes one"):
+        compare(3, cases.cnn()[1])
+    with pytest.raises(DlperfError, match=r"compare: the measurement is 'm.json' \(of type str\); expected a Measurement"):
+        compare(cases.cnn()[0], "m.json")
     report = compare(cases.prediction(cases.cnn_trace(target="other.py:net"), cases.cnn_items(), threads=2), measurement)
     assert report.warnings == ("predicted for 2 threads, measured with 1", "predicted target other.py:net, measured nets.py:cnn")
 
@@ -308,4 +338,6 @@ def test_shorten_and_fit() -> None:
     columns = [Column("name", ("x" * 100,), align_left=True), Column("must", ("1",)), Column("may", ("2",), rank=1)]
     for width in (20, 30, 40):
         assert max(len(line) for line in format_table(columns, width).splitlines()) <= width
-    assert "may" not in format_table(columns, 25)
+    table, left_out = format_table(columns, 25).split("\n(")
+    assert "may" not in table
+    assert left_out.split() == ["left", "out", "at", "25", "columns:", "may)"]

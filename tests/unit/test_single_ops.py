@@ -13,6 +13,7 @@ from calibrated_cases import mm as law_mm
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlperf.clock import Samples
+from dlperf.errors import DlperfError
 from dlperf.machine import Kernel
 from dlperf.predictors.book import book_of
 from dlperf.trace import Op, TensorSpec
@@ -85,11 +86,23 @@ def test_contractions_are_valid_and_not_too_large(family: str) -> None:
 
 def test_torch_runs_one_of_each_kind() -> None:
     seen = set()
-    for one in draw_ops(SEED, share=0.01):
+    for one in draw_ops(SEED, n_ops=30):
         if one.family == "the rest" and math.prod(one.op.inputs[0].shape) <= 2**20:
             build(one.op)()
             seen.add(one.kind)
     assert len(seen) >= 10
+
+
+@pytest.mark.parametrize("n_ops", [1, 7, 60])
+def test_each_family_gets_as_many_as_asked_for(n_ops: int) -> None:
+    drawn = draw_ops(SEED, n_ops=n_ops)
+    assert Counter(one.family for one in drawn) == dict.fromkeys(PLAN, n_ops)
+
+
+@pytest.mark.parametrize(("n_ops", "message"), [(0, "ops is 0; it must be at least 1"), (2001, "ops is 2001; at most 2000"), ("60", "ops is '60'")])
+def test_a_senseless_number_of_ops_is_refused(n_ops: object, message: str) -> None:
+    with pytest.raises(DlperfError, match=message):
+        draw_ops(SEED, n_ops=n_ops)  # type: ignore[arg-type]
 
 
 # -- prices and scores ------------------------------------------------------------------------------------------------

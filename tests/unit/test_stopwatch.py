@@ -298,6 +298,21 @@ def test_nothing_is_changed(optimizer_type: type[torch.optim.Optimizer], stepped
     assert "unused" not in rows(got)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_graph_that_is_alive_meanwhile_still_runs_backward(inference: bool) -> None:
+    """Autograd refuses a backward whose saved tensors were written; the measurement's steps write parameters, buffers and inputs' versions."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    x = torch.randn(5, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(_squares(copy.deepcopy(model)(x)), x)
+    alive = _squares(model(x))
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+    measure(model, (x.detach(),), loss=_squares, optimizer=torch.optim.Adam(model.parameters()), seconds=0.1, inference=inference)
+    assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
+    alive.backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, expected)
+
+
 def test_training_goes_on_to_the_bit() -> None:
     """Ten steps with a measurement after the third end where ten steps without one end."""
     ends = []
@@ -428,6 +443,13 @@ def test_an_optimizer_that_wants_every_gradient_is_shared_by_bytes() -> None:
         (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y.sum().item()), "float"),
         (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y.detach().sum()), "requires grad"),
         (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds=0), "seconds"),
+        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds="4"), "seconds is '4' \\(of type str\\)"),
+        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds=float("nan")), "seconds is nan"),
+        (lambda: measure(nn.Linear, (torch.ones(1, 2),)), "measure: the model is <class"),
+        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss="mse"), "the loss is of type str"),
+        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer=torch.optim.SGD), "the optimizer is the class SGD"),
+        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer="sgd"), "the optimizer is of type str"),
+        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), batch_size="1"), "batch_size is '1'"),
         (lambda: measure(nn.LazyLinear(2), (torch.ones(1, 2),)), "lazy"),
         (lambda: measure(m := nn.Linear(2, 2), (torch.ones(1, 2),), optimizer=torch.optim.LBFGS(m.parameters())), "closure"),
     ],

@@ -34,7 +34,7 @@ ORDER = (
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster"),
-    ("dlperf.host", "dlperf.work", "dlperf.laws"),
+    ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs"),
     ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),
@@ -196,6 +196,13 @@ def test_the_command_line_knows_the_formats_of_reports() -> None:
     from dlperf.report import writing
 
     assert values.FORMATS == writing.FORMATS
+
+
+def test_the_command_line_knows_how_many_ops_can_be_drawn() -> None:
+    from dlperf import cli
+    from dlperf.validation import single_ops
+
+    assert cli.MOST_OPS == single_ops.MOST_OPS
 
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:

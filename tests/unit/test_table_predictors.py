@@ -133,6 +133,7 @@ def test_other_layers_are_named_and_other_phases_null() -> None:
     )  # fmt: skip
     prediction = predict(step, cpu, threads=1, predictor="gemm-table")
     assert prediction.prices.unspoken == ("tanh", LOSS)
+    assert prediction.to_json()["coverage"]["unspoken"] == ["tanh", LOSS]
     assert prediction.step.forward_s is None
     assert prediction.step.total_s is None
     assert math.isnan(row(prediction, "tanh")["forward_s"])  # type: ignore[arg-type]

@@ -78,6 +78,11 @@ def test_an_interruption_keeps_what_was_finished():
     trials = run(Machine({"baseline": 2.0, "fused": 1.0, "wide": 1.0}, interrupted_at=4), FUSED, WIDE)  # in the baseline after the second variant
     assert trials.is_interrupted
     assert [trial.name for trial in trials.trials] == ["fused"]
+    said: list[str] = []
+    run_trials([FUSED, WIDE], Machine({"baseline": 2.0, "fused": 1.0}, interrupted_at=3).measure, 10, seconds=1.0, n_runs=2, narrate=said.append)
+    assert said[-1] == "interrupted; 1 finished run(s) are shown"  # baseline, fused, baseline
+    run_trials([FUSED], Machine({"baseline": 2.0}, interrupted_at=1).measure, 10, seconds=1.0, n_runs=2, narrate=said.append)
+    assert said[-1] == "interrupted before a first change was tried; the prediction alone is shown"
     at_once = run(Machine({}, interrupted_at=0), FUSED)
     assert at_once.is_interrupted
     assert (at_once.trials, at_once.baseline_step_s, at_once.floor_frac) == ((), None, None)

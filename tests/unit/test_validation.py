@@ -338,6 +338,7 @@ def test_a_case_that_fails_leaves_the_others() -> None:
 
 def test_an_interrupted_study_loses_nothing(tmp_path: Path) -> None:
     taken: list[tuple[Case, int]] = []
+    promises: list[str] = []
 
     def measure_until(limit: int) -> Callable[[Case, Trace, int], Measurement]:
         archive = Archive(tmp_path)
@@ -349,12 +350,17 @@ def test_an_interrupted_study_loses_nothing(tmp_path: Path) -> None:
                 taken.append((case, run))
                 return named(case)
 
-            return archive.measurement(case, trace, run, 4.0, take)
+            try:
+                return archive.measurement(case, trace, run, 4.0, take)
+            finally:
+                promises.append(archive.kept)
 
         return measure
 
+    assert Archive(tmp_path).kept == ""
     with pytest.raises(KeyboardInterrupt):
         studied(measure_until(3))
+    assert promises[-1] == f"3 finished measurements are kept in {tmp_path}, and the same command goes on from there"
     study = studied(measure_until(100))
     assert len(taken) == len(set(taken)) == 6
     assert len(study.scores) == 4

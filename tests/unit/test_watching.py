@@ -282,3 +282,10 @@ def test_a_loss_module_with_parameters_of_its_own_is_beside_the_model() -> None:
     assert found is not None
     assert found.root is model
     assert "Centre" in found.notes[0]
+
+
+def test_what_cannot_be_watched_is_named_at_once() -> None:
+    with pytest.raises(DlperfError, match="profile: the model is 'net'"):
+        profile("net")  # type: ignore[arg-type]
+    with pytest.raises(DlperfError, match=r"profile: the machine is 3 \(of type int\); expected a Machine or str or Path"):
+        profile(Net(), machine=3)  # type: ignore[arg-type]

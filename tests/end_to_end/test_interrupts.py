@@ -1,0 +1,98 @@
+"""Ctrl-C and SIGTERM while a process of ours measures: no orphans, and no promise that is not kept."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds children in /proc")
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 90.0
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below one, by /proc."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended meanwhile
+    found: set[int] = set()
+    while more := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+        found |= more
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "{net}", "--predictor", "roofline"),
+        ("explain", "{net}", "--try"),
+        ("validate", "{net}@4", "--predictor", "roofline", "--cache", "{folder}/kept"),
+        ("calibrate", "--quick", "-o", "{folder}/m.json", "--threads", "1"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_children_end_and_nothing_is_promised(tmp_path: Path, machine_file: Path, targets_file: Path, command: tuple[str, ...], number: signal.Signals) -> None:
+    words = [word.format(net=f"{targets_file}:net", folder=tmp_path) for word in command]
+    words += [] if command[0] == "calibrate" else ["--machine", str(machine_file), "--seconds", "60"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlperf", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DLPERF_MACHINE": str(tmp_path / "home" / "machine.json")},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while not (children := descendants(process.pid)) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert children, process.communicate()[1]
+        process.send_signal(number)  # to it alone: a terminal would tell its children too
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == (143 if number == signal.SIGTERM else 130), err
+    assert not [child for child in children if is_alive(child)]
+    assert "Traceback" not in err
+    if command[0] == "explain":  # the prediction was finished, and is shown
+        assert "interrupted before a first change was tried; the prediction alone is shown" in err
+        assert "no change had been tried" in out
+        return
+    assert out == ""
+    said = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "interrupted"}[number]
+    told = "; no group was finished, so nothing was kept" if command[0] == "calibrate" else ""
+    assert err.splitlines()[-1] == f"dlperf: {said}{told}"
+
+
+def test_a_report_shows_the_targets_that_were_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dlperf, machine_file: Path, targets_file: Path) -> None:
+    from dlperf.commands import reporting
+
+    measure_apart = reporting.measure_apart
+    asked: list[str] = []
+
+    def measure_once(args, spec, batch_size, threads):
+        asked.append(spec)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return measure_apart(args, spec, batch_size, threads)
+
+    monkeypatch.setattr(reporting, "measure_apart", measure_once)
+    net = f"{targets_file}:net"
+    done = dlperf("report", f"{net}@4,8", "--machine", machine_file, "--predictor", "roofline", "--seconds", "0.05", "--threads", "1")
+    assert done.status == 130
+    assert "interrupted; what was finished (1 of the targets) is reported" in done.err
+    assert "batch size 4" in done.out
+    assert "batch size 8" not in done.out
