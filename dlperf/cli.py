@@ -113,7 +113,7 @@ def _parser() -> _Parser:
     machine = command("machine", "show, check or compare machine files")
     actions = machine.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
     for action, n_files, text in (
-        ("show", "?", "what a machine file says"),
+        ("show", "?", "what a machine file, or a cluster file, says"),
         ("check", "?", "whether a machine file can be trusted here; exit status 1 if not"),
         ("diff", 2, "how two machine files differ"),
     ):

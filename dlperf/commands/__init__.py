@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dlperf.cluster import SCHEMA as CLUSTER
+from dlperf.cluster import Cluster
 from dlperf.commands.epochs import forecast_epoch
 from dlperf.commands.explaining import explain
 from dlperf.commands.inputs import (
@@ -31,7 +33,7 @@ from dlperf.commands.inputs import (
 from dlperf.commands.reporting import report
 from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
-from dlperf.files import check_writable
+from dlperf.files import check_writable, schema_of
 
 
 def calibrate(args: Namespace) -> Answer:
@@ -56,6 +58,11 @@ def machine(args: Namespace) -> Answer:
     if args.action == "diff":
         difference = inspection.compare_machines(*(load_machine(args, file) for file in args.files))
         return Answer(difference.to_text(), difference.to_json())
+    if args.action == "show" and args.files and schema_of(args.files) == CLUSTER:
+        from dlperf.network import summarize_cluster
+
+        page = summarize_cluster(Cluster.load(args.files))
+        return Answer(page.to_text(), page.to_json())
     file = load_machine(args, args.files)
     if args.action == "show":
         summary = inspection.summarize(file)

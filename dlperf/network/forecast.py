@@ -1,0 +1,201 @@
+"""The time of a collective over a measured or described cluster: the backend's own algorithm with this cluster's parameters, corrected by what was measured.
+
+Of a link's time per byte the wire's part and the processor's are told apart by the same transfer inside one host (distance `socket`), which has no
+wire: bytes are copied while others are under way, so the slower of the two counts. What-if factors change the wire alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlperf.cluster import DISTANCES, KINDS, Cluster, Collective
+from dlperf.errors import DlperfError
+from dlperf.laws import gloo
+from dlperf.network.fits import fit_link
+
+Reals = NDArray[np.float64]
+_SHORTEST_BYTES = 4
+
+
+@dataclass(frozen=True)
+class LinkFactors:
+    """What if the links between nodes had so many times the bandwidth, and so many times the latency. Raises DlperfError unless both are positive."""
+
+    link_bandwidth: float = 1.0
+    link_latency: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("link_bandwidth", "link_latency"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise DlperfError(f"{name} is {value!r}; a factor must be finite and positive")
+
+    @classmethod
+    def of(cls, factors: Mapping[str, float]) -> LinkFactors:
+        """The factors by name; names that are not about links are left to others."""
+        return cls(factors.get("link_bandwidth", 1.0), factors.get("link_latency", 1.0))
+
+
+@dataclass(frozen=True)
+class Path:
+    """What the slowest link of a ring costs: seconds until a message's last byte has arrived, and seconds a byte that its port is taken.
+
+    `wire_latency_s` and `wire_s_per_byte` are the link's part, `local_latency_s` and `local_s_per_byte` the processor's; `reduce_s_per_byte` is the sum.
+    """
+
+    local_latency_s: float
+    wire_latency_s: float
+    local_s_per_byte: float
+    wire_s_per_byte: float
+    reduce_s_per_byte: float = 0.0
+
+    @property
+    def latency_s(self) -> float:
+        """Both parts of the latency: they follow each other."""
+        return self.local_latency_s + self.wire_latency_s
+
+    @property
+    def s_per_byte(self) -> float:
+        """The slower part: they overlap."""
+        return max(self.local_s_per_byte, self.wire_s_per_byte)
+
+    def changed(self, factors: LinkFactors) -> Path:
+        """The path with other wires."""
+        return Path(
+            self.local_latency_s, self.wire_latency_s * factors.link_latency, self.local_s_per_byte,
+            self.wire_s_per_byte / factors.link_bandwidth, self.reduce_s_per_byte,
+        )  # fmt: skip
+
+
+def find_path(cluster: Cluster, between_nodes: bool) -> Path:
+    """The path of a ring's slowest link: between nodes, or inside one, where all is the processor's and nothing the wire's.
+
+    Raises DlperfError where the file holds no such link.
+    """
+    fits = {link.distance: fit_link(link) for link in cluster.links}
+    inside = [fits[distance] for distance in DISTANCES[:2] if distance in fits]
+    sums = [r.samples.median / r.n_bytes for r in cluster.reductions]
+    reduce_s_per_byte = min(sums, default=0.0)
+    if not between_nodes:
+        if not inside:
+            held = ", ".join(sorted(fits)) or "none"
+            raise DlperfError(f"{_name(cluster)}: holds no link inside a node (it has {held}); add one with distance socket, or ask for one rank a node")
+        slowest = max(inside, key=lambda fit: (fit.s_per_byte, fit.latency_s))
+        return Path(max(fit.latency_s for fit in inside), 0.0, slowest.s_per_byte, 0.0, reduce_s_per_byte)
+    if "network" not in fits:
+        held = ", ".join(sorted(fits)) or "none"
+        raise DlperfError(f"{_name(cluster)}: holds no link between nodes (it has {held}); measure on several, or add one with distance network")
+    network, local = fits["network"], fits.get("socket")
+    if local is None:
+        return Path(0.0, network.latency_s, 0.0, network.s_per_byte, reduce_s_per_byte)
+    software = min(local.latency_s, network.latency_s)
+    return Path(software, network.latency_s - software, min(local.s_per_byte, network.s_per_byte), network.s_per_byte, reduce_s_per_byte)
+
+
+def collective_s(
+    cluster: Cluster, kind: str, n_bytes: ArrayLike, n_ranks: ArrayLike, ranks_per_node: int = 1, what_if: LinkFactors = LinkFactors()
+) -> Reals:
+    """Seconds that a collective takes; `n_bytes` and `n_ranks` broadcast. All ranks start together, and none computes meanwhile.
+
+    T = law(what-if) (1 + (e - c) / law) + c, where `law` is the backend's algorithm (:mod:`dlperf.laws.gloo`; NCCL: a ring) over the slowest link on the
+    way, e = (r - 1) law what was measured beyond it, and c of that what the same collective takes beyond the law inside one host, where there is no
+    link: copies and waking threads, which stay as they are when the link changes. r is the measured time over the law's, interpolated in log size and log ranks and
+    constant beyond the measured ones. So at a measured size and rank count the answer without factors is the measurement.
+
+    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. With no measured collective of this kind r is 1. Errs high, beyond the measured ranks,
+    where waiting for the slowest grows slower than the number of messages. One rank costs nothing.
+
+    Raises DlperfError for an unknown kind, negative bytes, ranks that are no whole numbers or do not fill their nodes, and where the file lacks the link.
+    """
+    if kind not in KINDS:
+        raise DlperfError(f"collective {kind!r} is unknown; known are {', '.join(KINDS)}")
+    sizes, ranks = np.broadcast_arrays(np.asarray(n_bytes, dtype=np.float64), np.asarray(n_ranks, dtype=np.float64))
+    if not np.all(sizes >= 0):
+        raise DlperfError(f"n_bytes is {n_bytes}; it must be at least 0")
+    if ranks_per_node < 1 or ranks_per_node != int(ranks_per_node):
+        raise DlperfError(f"ranks_per_node is {ranks_per_node}; it must be a whole number of at least 1")
+    if not np.all((ranks >= 1) & (ranks == np.floor(ranks))):
+        raise DlperfError(f"n_ranks is {n_ranks}; ranks are whole numbers of at least 1")
+    if not np.all((ranks <= ranks_per_node) | (ranks % ranks_per_node == 0)):
+        uneven = int(ranks[(ranks > ranks_per_node) & (ranks % ranks_per_node != 0)].flat[0])
+        raise DlperfError(f"{uneven} ranks do not fill nodes of {ranks_per_node}; choose a multiple, or another number of ranks a node")
+    result = np.zeros(sizes.shape)
+    for between_nodes in (False, True):
+        chosen = (ranks > 1) & ((ranks > ranks_per_node) == between_nodes)
+        if np.any(chosen):
+            result[chosen] = _uniform_s(cluster, kind, sizes[chosen], ranks[chosen], ranks_per_node, between_nodes, what_if)
+    return result
+
+
+def _uniform_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals, ranks_per_node: int, between_nodes: bool, what_if: LinkFactors) -> Reals:
+    path = find_path(cluster, between_nodes)
+    as_measured = law_s(cluster.backend, kind, sizes, ranks, path)
+    changed = law_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
+    excess = (_ratio(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path) - 1) * as_measured
+    own = np.clip(excess, 0.0, _local_excess_s(cluster, kind, sizes, ranks)) if between_nodes else np.zeros(sizes.shape)
+    return np.asarray(changed * (1 + (excess - own) / as_measured) + own)
+
+
+def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> Reals:
+    """What the same collective takes inside one host beyond the law, seconds, not below 0; 0 where the file does not know."""
+    if not any(c.kind == kind and c.n_ranks <= c.ranks_per_node for c in cluster.collectives) or cluster.link("socket") is None:
+        return np.zeros(sizes.shape)
+    path = find_path(cluster, between_nodes=False)
+    law = law_s(cluster.backend, kind, sizes, ranks, path)
+    return np.asarray(np.maximum(_ratio(cluster, kind, sizes, ranks, 1, False, path) - 1, 0.0) * law)
+
+
+def law_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
+    """The backend's algorithm without any correction, seconds. An empty message counts as one of a few bytes: somebody has to say that it is empty."""
+    sizes = np.maximum(n_bytes, _SHORTEST_BYTES)
+    alpha, beta, gamma = path.latency_s, path.s_per_byte, path.reduce_s_per_byte
+    if backend == "nccl":  # rings of many small chunks: the pipeline is full, its steps' latencies add up
+        steps, share = n_ranks - 1, (n_ranks - 1) / n_ranks
+        rounds = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0}
+        if kind == "broadcast":
+            return np.asarray(steps * alpha + sizes * beta)
+        return np.asarray(rounds[kind] * (steps * alpha + share * sizes * beta) + (kind != "all_gather") * share * sizes * gamma)
+    if kind == "all_reduce":
+        return np.asarray(gloo.all_reduce_s(sizes, n_ranks, alpha, beta, gamma), dtype=np.float64)
+    if kind == "reduce_scatter":
+        return np.asarray(gloo.reduce_scatter_s(sizes, n_ranks, alpha, beta, gamma), dtype=np.float64)
+    law = gloo.all_gather_s if kind == "all_gather" else gloo.broadcast_s
+    return np.asarray(law(sizes, n_ranks, alpha, beta), dtype=np.float64)
+
+
+def _ratio(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals, ranks_per_node: int, between_nodes: bool, path: Path) -> Reals:
+    """Measured over the law, interpolated in log size for each measured rank count, and then in log ranks."""
+    measured = [c for c in cluster.collectives if c.kind == kind and (c.n_ranks > c.ranks_per_node) == between_nodes]
+    if not measured:
+        return np.ones(sizes.shape)
+    if between_nodes:
+        nearest = min((c.ranks_per_node for c in measured), key=lambda per_node: (abs(math.log(per_node / ranks_per_node)), per_node))
+        measured = [c for c in measured if c.ranks_per_node == nearest]
+    counts = sorted({c.n_ranks for c in measured})
+    rows = np.stack([_ratio_by_size(cluster.backend, [c for c in measured if c.n_ranks == count], sizes, path) for count in counts])
+    place = np.interp(np.log(ranks), np.log(counts), np.arange(len(counts), dtype=np.float64))
+    low = np.floor(place).astype(int)
+    high = np.minimum(low + 1, len(counts) - 1)
+    columns, weight = np.arange(sizes.size), place - low
+    return np.asarray(rows[low, columns] * (1 - weight) + rows[high, columns] * weight)
+
+
+def _ratio_by_size(backend: str, measured: list[Collective], sizes: Reals, path: Path) -> Reals:
+    by_size = {c.n_bytes: c for c in sorted(measured, key=lambda c: c.n_bytes)}
+    known = np.array(list(by_size), dtype=np.float64)
+    times = np.array([c.samples.median for c in by_size.values()])
+    law = law_s(backend, measured[0].kind, known, np.full(known.shape, float(measured[0].n_ranks)), path)
+    return np.asarray(np.interp(_log(sizes), _log(known), times / law))
+
+
+def _log(sizes: Reals) -> Reals:
+    return np.asarray(np.log(np.maximum(sizes, _SHORTEST_BYTES)))
+
+
+def _name(cluster: Cluster) -> str:
+    return cluster.path or "cluster"

@@ -1,0 +1,153 @@
+"""Messages between pairs of ranks: ping-pong by size and number of pairs, trains of messages, and what the sender's call takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dlperf.clock import Samples
+from dlperf.cluster import PING_PONG, SEND, TRAIN, Link, Message
+from dlperf.units import KIB, MIB
+from microbench.network.budget import Budget
+from microbench.network.team import Group, Team
+
+SIZES = {
+    "quick": (0, 4, 512, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB),
+    "full": (0, 4, 64, 512, 4 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB),
+}
+_TRAIN_MESSAGES = 16
+_LATENCY_BYTES = 64 * KIB
+_ACKNOWLEDGEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of ranks at one distance, disjoint, that may talk at once; rank 0 leads the first."""
+
+    distance: str
+    pairs: tuple[tuple[int, int], ...]
+
+
+def find_pairs(nodes: list[list[int]], sockets: list[int]) -> list[Pairs]:
+    """The pairs that these ranks have: of the first node with each other, and with the second node's. `sockets` by rank, -1 unknown (then one).
+
+    >>> find_pairs([[0, 1], [2, 3]], [-1] * 4)
+    [Pairs(distance='socket', pairs=((0, 1),)), Pairs(distance='network', pairs=((0, 2), (1, 3)))]
+    """
+    found = []
+    first = nodes[0]
+    same = [rank for rank in first if sockets[rank] == sockets[first[0]]]
+    other = [rank for rank in first if sockets[rank] != sockets[first[0]]]
+    for distance, pairs in (
+        ("socket", list(zip(same[::2], same[1::2]))),
+        ("node", list(zip(same, other))),
+        ("network", list(zip(nodes[0], nodes[1])) if len(nodes) > 1 else []),
+    ):
+        if pairs:
+            found.append(Pairs(distance, tuple(pairs)))
+    return found
+
+
+def measure_links(team: Team, mode: str, budget: Budget) -> list[Link]:
+    """Every link that the team has; rank 0 gets the samples, the others empty links."""
+    found = find_pairs(team.nodes(), [place.socket for place in team.places])
+    plan = []
+    for pairs in found:
+        counts = sorted({1, min(2, len(pairs.pairs)), len(pairs.pairs)})
+        plan += [(pairs.distance, pairs.pairs[:count], team.group([rank for pair in pairs.pairs[:count] for rank in pair])) for count in counts]
+    measured: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)
+    n_passes = 1 if mode == "quick" else 2
+    for number in range(n_passes):
+        for place, (distance, chosen, group) in enumerate(plan):
+            share = budget.part(1 / (len(plan) * (n_passes - number) - place))
+            _one_pass(team, mode, distance, chosen, group, share, measured)
+    return [
+        Link(pairs.distance, tuple(Message(*key[1:], Samples(tuple(values))) for key, values in measured.items() if key[0] == pairs.distance)) for pairs in found
+    ]
+
+
+def _one_pass(
+    team: Team, mode: str, distance: str, pairs: tuple[tuple[int, int], ...], group: Group, budget: Budget, measured: dict[tuple[str, str, int, int, int], list[float]]
+) -> None:
+    if team.rank in group.ranks:
+        expected_s, last = 0.0, 0
+        for size, left in countdown(SIZES[mode]):
+            team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
+            expected_s = grown_s(expected_s, last, size)
+            lists = team.repeat(group, _ping_pong(team, pairs, size), budget.left_s() / left, 2 * expected_s)
+            if not lists:
+                break
+            trips = [max(values) / 2 for values in zip(*(lists[2 * number] for number in range(len(pairs))))]
+            measured[distance, PING_PONG, size, len(pairs), 1] += trips
+            expected_s, last = sorted(trips)[len(trips) // 2], size
+            if len(pairs) == 1 and size <= 64 * KIB and size > 0:
+                for n_messages in (1, _TRAIN_MESSAGES):
+                    sends: list[float] = []
+                    lists = team.repeat(group, _train(team, pairs[0], size, n_messages, sends), budget.left_s() / left / 4, 0.0, most=15)
+                    measured[distance, TRAIN, size, 1, n_messages] += lists[0]
+                if sends:  # the leader's own; they are those of the trains
+                    measured[distance, SEND, size, 1, 1] += sends[-len(lists[0]) :]
+    team.watch.begin(f"waiting for the pairs, {distance}")
+    team.wait()
+
+
+def countdown(sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Each size with the number of sizes left, itself included."""
+    for place, size in enumerate(sizes):
+        yield size, len(sizes) - place
+
+
+def grown_s(seconds: float, n_bytes: int, to_bytes: int) -> float:
+    """What a larger message is expected to take: more in proportion where bytes decide, not where latency does."""
+    return seconds * max(to_bytes, _LATENCY_BYTES) / max(n_bytes, _LATENCY_BYTES)
+
+
+def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int):  # type: ignore[no-untyped-def]
+    """A round trip in every pair; returns its seconds."""
+    message = torch.zeros(n_bytes, dtype=torch.uint8, device=team.device)
+    leads, peer = next((team.rank == a, b if team.rank == a else a) for a, b in pairs if team.rank in (a, b))
+
+    def call() -> float:
+        begin = team.now()
+        if leads:
+            dist.send(message, peer)
+            dist.recv(message, peer)
+        else:
+            dist.recv(message, peer)
+            dist.send(message, peer)
+        team.synchronize()
+        return team.now() - begin
+
+    return call
+
+
+def _train(team: Team, pair: tuple[int, int], n_bytes: int, n_messages: int, sends: list[float]):  # type: ignore[no-untyped-def]
+    """A train of messages and a short answer; returns the seconds, and leaves those of the first send's call in `sends`."""
+    messages = [torch.zeros(n_bytes, dtype=torch.uint8, device=team.device) for _ in range(n_messages)]
+    answer = torch.zeros(_ACKNOWLEDGEMENT_BYTES, dtype=torch.uint8, device=team.device)
+    leads, peer = (True, pair[1]) if team.rank == pair[0] else (False, pair[0])
+
+    def call() -> float:
+        begin = team.now()
+        if leads:
+            works = [dist.isend(messages[0], peer)]
+            sends.append(team.now() - begin)
+            works += [dist.isend(message, peer) for message in messages[1:]]
+            for work in works:
+                if work is not None:
+                    work.wait()
+            dist.recv(answer, peer)
+        else:
+            works = [dist.irecv(message, peer) for message in messages]
+            for work in works:
+                if work is not None:
+                    work.wait()
+            dist.send(answer, peer)
+        team.synchronize()
+        return team.now() - begin
+
+    return call

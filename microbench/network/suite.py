@@ -1,0 +1,174 @@
+"""The plan of a cluster measurement: groups one after another, what is finished written by rank 0, one line for whatever ends it early."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlperf import host
+from dlperf.cluster import Cluster, Link
+from dlperf.errors import DlperfError
+from dlperf.files import check_writable
+from microbench.network.budget import Budget
+from microbench.network.collectives import measure_collectives, measure_interference, measure_reductions
+from microbench.network.links import measure_links
+from microbench.network.team import Team, choose_backend
+from microbench.network.watch import Watch
+
+SECONDS = {
+    "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0},
+    "full": {"local": 8.0, "links": 14.0, "collectives": 24.0, "interference": 6.0},
+}
+"""What each group may spend. The least number of repeats may take longer on a slow link; sizes that cannot fit are left out and noted."""
+_PAIR_START_S = 25.0
+
+
+class _Unusable(DlperfError):
+    """Input that all ranks find unusable alike; rank 0 says so."""
+
+
+def measure_cluster(path: str, *, quick: bool, backend: str | None, limit_s: float, force: bool, pair: bool = False) -> int:
+    """Measure the links between all ranks into `path` (by rank 0); the exit status. Does not return where a rank fails or a signal comes."""
+    rank = int(os.environ["RANK"])
+    watch = Watch(rank, limit_s, f"{path} holds the groups that were finished" if rank == 0 else "the file holds the groups that were finished")
+    watch.start()
+    try:
+        return _measure(Path(path), "quick" if quick else "full", backend, force, pair, watch)
+    except _Unusable as error:  # every rank knows
+        if rank == 0:
+            print(f"microbench.network: error: {error}", file=sys.stderr)
+        return 2
+    except (DlperfError, RuntimeError, OSError, EOFError) as error:  # what torch.distributed raises when a peer is gone or silent
+        watch.fail(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool, watch: Watch) -> int:
+    if int(os.environ["WORLD_SIZE"]) < 2:
+        raise _Unusable("one rank has no link; start at least two, for example with --nproc-per-node 2")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    watch.begin("finding the other ranks")
+    team = Team(choose_backend(backend), watch)
+    problem = ""
+    if team.rank == 0:
+        try:
+            check_writable(path, force)
+        except DlperfError as error:
+            problem = str(error)
+    if problem := team.shared(problem):
+        raise _Unusable(problem)
+    cluster = Cluster(
+        ranks=team.places, backend=team.backend, threads=torch.get_num_threads(), mode=mode, versions=host.versions(), notes=_notes(team),
+        created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    )  # fmt: skip
+    groups: dict[str, Callable[[Cluster, Budget], Cluster]] = {
+        "local": lambda found, budget: replace(_with_local(team, found, mode, budget), reductions=tuple(measure_reductions(mode)) if team.rank == 0 else ()),
+        "links": lambda found, budget: replace(found, links=_joined(found.links, measure_links(team, mode, budget))),
+        "collectives": lambda found, budget: replace(found, collectives=(*found.collectives, *measure_collectives(team, mode, budget))),
+        "interference": lambda found, budget: replace(found, interferences=tuple(measure_interference(team, mode, budget))),
+    }
+    if pair:
+        del groups["local"], groups["interference"]
+    for name, run in groups.items():
+        watch.begin(name)
+        begin = time.monotonic()
+        cluster = replace(run(cluster, Budget(SECONDS[mode]["local"] / 3 if pair else SECONDS[mode][name])), groups=(*cluster.groups, name))
+        if team.rank == 0:
+            cluster.save(path)
+            if not pair:
+                _say(f"{name}: {time.monotonic() - begin:.1f} s")
+    if team.rank == 0:
+        replace(cluster, complete=True, notes=(*cluster.notes, *_left_out(cluster, mode))).save(path)
+        if not pair:
+            print(path)
+    watch.begin("ending")
+    team.wait()
+    return 0
+
+
+def _notes(team: Team) -> tuple[str, ...]:
+    counts = {len(ranks) for ranks in team.nodes()}
+    notes = []
+    if len(counts) > 1:
+        notes.append(f"nodes hold unequal numbers of ranks ({min(counts)} to {max(counts)}); ranks_per_node is the largest")
+    if len(team.nodes()[0]) > 1 and max(len(ranks) for ranks in team.nodes()) > host.available_cores():
+        notes.append(f"{len(team.nodes()[0])} ranks share {host.available_cores()} cores")
+    return tuple(notes)
+
+
+def _left_out(cluster: Cluster, mode: str) -> list[str]:
+    from microbench.network.collectives import SIZES
+
+    notes = []
+    for kind, n_ranks, per_node in dict.fromkeys((c.kind, c.n_ranks, c.ranks_per_node) for c in cluster.collectives):
+        largest = max(c.n_bytes for c in cluster.collectives if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node))
+        if largest < SIZES[mode][-1] and per_node < n_ranks:
+            notes.append(f"{kind} over {n_ranks} ranks: sizes above {largest} bytes did not fit the time")
+    return notes
+
+
+def _joined(links: tuple[Link, ...], measured: list[Link]) -> tuple[Link, ...]:
+    """The team's own links before those of the pair."""
+    own = {link.distance for link in measured}
+    return (*measured, *(link for link in links if link.distance not in own))
+
+
+def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
+    """What the same transfers cost inside one host, without a wire. Where ranks share the first node the team measures that itself; else rank 0 starts a pair."""
+    if len(team.nodes()[0]) > 1:
+        return cluster
+    found = None
+    if team.rank == 0:
+        with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+            output = Path(folder) / "pair.json"
+            pair = _start_pair(output, mode)
+            team.watch.children = [process.pid for process in pair]
+            end = time.monotonic() + _PAIR_START_S + 3 * budget.left_s()
+            while any(process.poll() is None for process in pair) and time.monotonic() < end:
+                team.go_on(True)
+                time.sleep(0.2)
+            failed = any(process.poll() != 0 for process in pair)
+            for process in pair:
+                process.kill()
+                process.wait()
+            team.watch.children = []
+            found = None if failed else Cluster.load(output)
+        team.go_on(False)
+    else:
+        while team.go_on(True):
+            pass
+    if found is None:
+        missing = "what one host's own processes cost each other could not be measured; all of a link counts as the wire's"
+        return cluster if team.rank else replace(cluster, notes=(*cluster.notes, missing))
+    return replace(cluster, links=found.links, collectives=found.collectives)
+
+
+def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "TORCH_NCCL"))}
+    pair = []
+    for rank in range(2):
+        own: dict[str, Any] = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": loopback,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "microbench.network", "--pair", "-o", str(output), "--backend", "gloo", *(["--quick"] if mode == "quick" else [])]
+        pair.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**clean, **{k: str(v) for k, v in own.items()}}))
+    return pair
+
+
+def _say(line: str) -> None:
+    print(f"microbench.network: {line}", file=sys.stderr, flush=True)
