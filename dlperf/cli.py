@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.scale_options import add_scale
 from dlperf.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -194,6 +195,13 @@ def _parser() -> _Parser:
     _common(explain)
     _what(explain)
 
+    scale = command("scale", "forecast data-parallel training (DistributedDataParallel) on several ranks")
+    add_scale(scale, _TARGET, _count, _counts)
+    _output(scale, "folder to write the forecast and its plots to", "DIR")
+    _common(scale)
+    scale.add_argument("--input", type=_shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
+    scale.set_defaults(inference=False)
+
     run = command("run", "run a training script as it is, and predict it while it runs")
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
@@ -233,6 +241,10 @@ _OF_AN_EPOCH = (
 )  # fmt: skip
 
 
+_FOLDERS = {"report": "report", "explain": "explanation", "scale": "forecast"}
+"""What -o writes to a folder, by command."""
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line as a namespace; ``script`` holds what ``run`` passes on. Exits with one line where it cannot be understood."""
     parser = _parser()
@@ -257,8 +269,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--seed chooses random ops and needs --held-out-ops")
         if args.batch_sizes and args.batch_size:
             _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
-    if args.command in ("report", "explain") and args.output == "-":
-        _fail(args, f"-o - is no folder; without -o the {'report' if args.command == 'report' else 'explanation'} goes to stdout")
+    if args.command in _FOLDERS and args.output == "-":
+        _fail(args, f"-o - is no folder; without -o the {_FOLDERS[args.command]} goes to stdout")
     if args.command == "explain" and not args.trial:
         for name in ("runs", "seconds"):
             if getattr(args, name) is not None:

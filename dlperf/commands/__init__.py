@@ -31,6 +31,7 @@ from dlperf.commands.inputs import (
     warn_of_threads,
 )
 from dlperf.commands.reporting import report
+from dlperf.commands.scaling import scale
 from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable, schema_of
@@ -148,6 +149,6 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
     "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain,
-    "reproduce": reproduce, "validate": validate,
+    "reproduce": reproduce, "validate": validate, "scale": scale,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

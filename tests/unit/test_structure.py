@@ -43,10 +43,10 @@ ORDER = (
     ("dlperf.loader_sampling",),
     ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
-    ("dlperf.validation", "dlperf.explanation"),
+    ("dlperf.validation", "dlperf.explanation", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli",),
+    ("dlperf.cli", "dlperf.scale_options"),
     ("dlperf.__main__",),
 )
 
