@@ -156,8 +156,9 @@ def _two_in_flight_s(n_messages: Reals, wait_s: Reals, transfer_s: Reals, work_s
     """N messages round a ring, two in flight: message i is sent when message i - 2 of the neighbour has arrived and been worked on.
 
     With S_i the time when i is sent and D_i when it has left the port: D_i = max(S_i, D_(i-1)) + x, S_i = max(S_(i-1), D_(i-2) + a) + g,
-    S_0 = S_1 = 0, and the end is S_(N+1). (The handshake lies between S_i and D_i, so on every path as often as the latency, and stands in a.) The longest path through these equations goes round c = a + x + g (two messages on) at least
-    once, and then takes whatever is most for the N - 1 messages left: the port or the work, max(x, g) each, or c for every two. Exact.
+    S_0 = S_1 = 0, and the end is S_(N+1). (The handshake lies between S_i and D_i, so on every path as often as the latency, and stands in a.)
+    The longest path through these equations goes round c = a + x + g (two messages on) at least once, and then takes whatever is most for the
+    N - 1 messages left: the port or the work, max(x, g) each, or c for every two. Exact.
     """
     both = wait_s + transfer_s + work_s
     each = np.maximum(transfer_s, work_s)

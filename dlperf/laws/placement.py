@@ -102,4 +102,4 @@ def _shifted(positions: Messages, offset: tuple[int, ...], shape: Sequence[int],
     ranks = np.flatnonzero(stays)
     neighbours = np.ravel_multi_index(tuple(there[stays].T), tuple(shape), mode="wrap")
     pairs = np.stack((ranks, neighbours), axis=1).astype(np.int64)
-    return pairs[pairs[:, 0] != pairs[:, 1]]
+    return np.asarray(pairs[pairs[:, 0] != pairs[:, 1]])

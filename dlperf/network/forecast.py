@@ -102,13 +102,15 @@ def collective_s(
 ) -> Reals:
     """Seconds that a collective takes; `n_bytes` and `n_ranks` broadcast. All ranks start together, and none computes meanwhile.
 
-    T = law(what-if) (1 + (e - c) / law) + c, where `law` is the backend's algorithm (:mod:`dlperf.laws.gloo`; NCCL: a ring) over the slowest link on the
-    way, e = (r - 1) law what was measured beyond it, and c of that what the same collective takes beyond the law inside one host, where there is no
-    link: copies and waking threads, which stay as they are when the link changes. r is the measured time over the law's, interpolated in log size and log ranks and
-    constant beyond the measured ones. So at a measured size and rank count the answer without factors is the measurement.
+    T = law(what-if) (1 + (e - c) / law) + c, where `law` is the backend's algorithm (:mod:`dlperf.laws.gloo`; NCCL: a ring) over the
+    slowest link on the way, e = (r - 1) law what was measured beyond it, and c of that what the same collective takes beyond the law inside one
+    host, where there is no link: copies and waking threads, which stay as they are when the link changes. r is the measured time over the law's,
+    interpolated in log size and log ranks and constant beyond the measured ones. So at a measured size and rank count the answer without
+    factors is the measurement. With no measured collective of this kind r is 1.
 
-    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. With no measured collective of this kind r is 1. Errs high, beyond the measured ranks,
-    where waiting for the slowest grows slower than the number of messages. One rank costs nothing.
+    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node there is no wire, and factors change nothing. Between
+    the first bytes and some multiples of a token bucket's burst the time depends on how long the link has rested; errs either way there, by up to
+    the burst's time. One rank costs nothing.
 
     Raises DlperfError for an unknown kind, negative bytes, ranks that are no whole numbers or do not fill their nodes, and where the file lacks the link.
     """
@@ -116,11 +118,11 @@ def collective_s(
         raise DlperfError(f"collective {kind!r} is unknown; known are {', '.join(KINDS)}")
     sizes, ranks = np.broadcast_arrays(np.asarray(n_bytes, dtype=np.float64), np.asarray(n_ranks, dtype=np.float64))
     if not np.all(sizes >= 0):
-        raise DlperfError(f"n_bytes is {n_bytes}; it must be at least 0")
+        raise DlperfError(f"n_bytes is {n_bytes!r}; it must be at least 0")
     if ranks_per_node < 1 or ranks_per_node != int(ranks_per_node):
         raise DlperfError(f"ranks_per_node is {ranks_per_node}; it must be a whole number of at least 1")
     if not np.all((ranks >= 1) & (ranks == np.floor(ranks))):
-        raise DlperfError(f"n_ranks is {n_ranks}; ranks are whole numbers of at least 1")
+        raise DlperfError(f"n_ranks is {n_ranks!r}; ranks are whole numbers of at least 1")
     if not np.all((ranks <= ranks_per_node) | (ranks % ranks_per_node == 0)):
         uneven = int(ranks[(ranks > ranks_per_node) & (ranks % ranks_per_node != 0)].flat[0])
         raise DlperfError(f"{uneven} ranks do not fill nodes of {ranks_per_node}; choose a multiple, or another number of ranks a node")

@@ -52,8 +52,8 @@ class ClusterSummary:
                 if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node):
                     law = float(law_s(self.cluster.backend, kind, c.n_bytes, n_ranks, path))  # type: ignore[arg-type]
                     ratio = c.samples.median / law if law else float("nan")
-                    spread = format_percent(c.samples.spread_frac)
-                    lines.append(f"  {format_bytes(c.n_bytes):>9} {format_seconds(c.samples.median):>8} (spread {spread}) {format_seconds(law):>8} {ratio:6.2f}")
+                    time = f"{format_seconds(c.samples.median):>8} (spread {format_percent(c.samples.spread_frac)})"
+                    lines.append(f"  {format_bytes(c.n_bytes):>9} {time} {format_seconds(law):>8} {ratio:6.2f}")
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -9,13 +9,18 @@ from collections.abc import Callable
 
 from dlperf.errors import DlperfError
 from dlperf.reproduce.cardwell import tables as _cardwell
+from dlperf.reproduce.choi import tables as _choi
 from dlperf.reproduce.tables import Entry, Row, Table
 from dlperf.reproduce.viebke import tables as _viebke
 from dlperf.reproduce.yang import tables as _yang
 
 __all__ = ["PAPERS", "Entry", "Row", "Table", "reproduce"]
 
+<<<<<<< HEAD
 PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "viebke": _viebke, "yang": _yang}
+=======
+PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "choi": _choi, "yang": _yang}
+>>>>>>> cluster
 """The papers by short name; each gives its tables."""
 
 

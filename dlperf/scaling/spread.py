@@ -8,9 +8,11 @@ from dlperf.clock import Samples, quantile
 from dlperf.cluster import Cluster
 from dlperf.errors import DlperfError
 from dlperf.machine import Machine
+from dlperf.units import KIB
 
 _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
+_LONG_BYTES = 256 * KIB
 _LONG_S = 1e-3
 """Kernels from here on last as long as the disturbances that a step meets."""
 
@@ -32,8 +34,11 @@ def machine_sigma(machine: Machine, threads: int) -> float:
 
 
 def link_sigma(cluster: Cluster) -> float:
-    """How much collectives vary: the median over the measured all-reduces; 0 where none was measured."""
-    found = [sigma_of(c.samples) for c in cluster.collectives if c.kind == "all_reduce" and len(c.samples.values) > 2]
+    """How much the links vary: the median over the measured all-reduces from 256 KiB up, where the link decides; 0 where none was measured.
+
+    What shorter ones vary by is the scheduler's doing (:func:`dlperf.scaling.traffic.unsteady_s`).
+    """
+    found = [sigma_of(c.samples) for c in cluster.collectives if c.kind == "all_reduce" and len(c.samples.values) > 2 and c.n_bytes >= _LONG_BYTES]
     return statistics.median(found or [0.0])
 
 

@@ -44,6 +44,16 @@ def interference_of(cluster: Cluster, threads: int) -> Interference | None:
     return Interference(memory, compute, statistics.median(delayed))
 
 
+def unsteady_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
+    """How much longer one collective takes on average than usually: the median over the measured sizes of mean less median, not below 0; seconds.
+
+    On a processor that computes, gloo's threads now and then wait for the scheduler, whatever the size. A single message usually does not meet that, but in a step
+    with several, between ranks that drift apart, it is the mean that adds up.
+    """
+    at = [c for c in cluster.collectives if c.kind == kind and (c.n_ranks > c.ranks_per_node) == between_nodes and len(c.samples.values) > 2]
+    return max(0.0, statistics.median([c.samples.mean - c.samples.median for c in at] or [0.0]))
+
+
 class Traffic:
     """Times of all-reduces and broadcasts of given sizes over given rank counts, worked out together.
 
@@ -56,10 +66,13 @@ class Traffic:
     ) -> None:  # fmt: skip
         self.n_lanes = NCCL_LANES if cluster is not None and cluster.backend == "nccl" else GLOO_LANES
         self._interference = None if cluster is None else interference_of(cluster, threads)
+        self._ranks_per_node = ranks_per_node
+        self._unsteady: dict[tuple[str, bool], float] = {}
         self._times: dict[tuple[str, int, int], float] = {}
         several = [n for n in ranks if n > 1]
         if cluster is None or not several:
             return
+        self._unsteady = {(kind, far): unsteady_s(cluster, kind, far) for kind in ("all_reduce", "broadcast") for far in (False, True)}
         for kind, wanted in (("all_reduce", reduced_bytes), ("broadcast", broadcast_bytes)):
             sizes = sorted({_SHORTEST_BYTES, *wanted})
             times = collective_s(cluster, kind, np.array(sizes, dtype=float)[:, None], np.array(several)[None, :], ranks_per_node, factors)
@@ -74,13 +87,14 @@ class Traffic:
     def collective(self, kind: str, n_bytes: int, n_ranks: int, memory_frac: float = 0.0, factor: float = 1.0) -> Collective:
         """The collective as the time line takes it; `factor` times as slow as usual.
 
-        The link is needed for all but the time that the shortest message takes. gloo's threads take the rank's processor; `memory_frac` of what they disturb waits for memory.
+        It takes its mean (:func:`unsteady_s`). The link is needed for all but the time that the shortest message takes. gloo's threads take the rank's processor; `memory_frac` of what they disturb waits for memory.
         """
         seconds = factor * self.seconds(kind, n_bytes, n_ranks)
         if seconds <= 0:
             return Collective(0.0)
+        waiting = self._unsteady[kind, n_ranks > self._ranks_per_node]
         latency = min(seconds, factor * self.seconds(kind, _SHORTEST_BYTES, n_ranks))
         cost = self._interference or Interference()
         sent = (2 * (n_ranks - 1) / n_ranks if kind == "all_reduce" else 1.0) * n_bytes
         stolen = sent * (memory_frac * cost.memory_s_per_byte + (1 - memory_frac) * cost.compute_s_per_byte)
-        return Collective(seconds, 1 - latency / seconds, stolen, sent * cost.delayed_s_per_byte)
+        return Collective(seconds + waiting, (seconds - latency) / (seconds + waiting), stolen, sent * cost.delayed_s_per_byte)

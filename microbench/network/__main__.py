@@ -30,7 +30,8 @@ _limit.__name__ = "number of seconds from 1 to 3600"
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, say where the file is. Exit status: 0, 1 a rank failed, 2 unusable, 130 interrupted."""
-    parser = _Parser(prog=_MARK, allow_abbrev=False, description="Measure the links between the ranks into a cluster file. Start it with torchrun, on one node or several.")
+    what = "Measure the links between the ranks into a cluster file. Start it with torchrun, on one node or several."
+    parser = _Parser(prog=_MARK, allow_abbrev=False, description=what)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the cluster file, written by rank 0")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: some 15 s instead of 60")
     parser.add_argument("--backend", choices=("gloo", "nccl"), help="of torch.distributed (nccl where every rank has a GPU, else gloo)")
@@ -40,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     missing = [name for name in _NEEDED if not os.environ.get(name)]
     if missing:
-        print(f"{_MARK}: error: {missing[0]} is not set; start it with torchrun, for example torchrun --nproc-per-node 2 -m {_MARK} -o cluster.json", file=sys.stderr)
+        example = f"torchrun --nproc-per-node 2 -m {_MARK} -o cluster.json"
+        print(f"{_MARK}: error: {missing[0]} is not set; start it with torchrun, for example {example}", file=sys.stderr)
         return 2
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's end is told in one line
     from microbench.network.suite import measure_cluster

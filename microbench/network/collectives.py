@@ -13,7 +13,7 @@ from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
 from dlperf.cluster import KINDS, Collective, Interference, Reduction
 from dlperf.units import KIB, MIB
 from microbench.network.budget import Budget
-from microbench.network.links import countdown, grown_s
+from microbench.network.links import grown_s, shares
 from microbench.network.team import Group, Team
 
 SIZES = {
@@ -24,7 +24,7 @@ _WEIGHTS = {"all_reduce": 3.0, "reduce_scatter": 1.0, "all_gather": 1.5, "broadc
 _INTERFERENCE_BYTES = {"quick": (4 * MIB,), "full": (2 * MIB, 12 * MIB)}
 _GEMM_SIZE, _SLICE, _STREAM_ELEMENTS = 192, 2**16, 2**23
 _COMPUTE_S = 0.06
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+_reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
 
 
 def groups_of(nodes: list[list[int]]) -> list[tuple[int, ...]]:
@@ -50,12 +50,12 @@ def measure_collectives(team: Team, mode: str, budget: Budget, kinds: Iterable[s
     n_passes = 1 if mode == "quick" else 2
     turns = plan * n_passes
     for place, (kind, group) in enumerate(turns):
-        share = budget.part(_WEIGHTS[kind] / sum(_WEIGHTS[later] for later, _ in turns[place:]))
+        own = budget.part(_WEIGHTS[kind] / sum(_WEIGHTS[later] for later, _ in turns[place:]))
         if team.rank in group.ranks:
             expected_s, last = 0.0, 0
-            for size, left in countdown(SIZES[mode]):
+            for size, share in shares(SIZES[mode]):
                 team.watch.begin(f"{kind} of {size} bytes over {len(group.ranks)} ranks")
-                lists = team.repeat(group, prepare(team, kind, size, group), share.left_s() / left, grown_s(expected_s, last, size))
+                lists = team.repeat(group, prepare(team, kind, size, group), own.left_s() * share, grown_s(expected_s, last, size))
                 if not lists:
                     break
                 times = [max(values) if kind == "broadcast" else fmean(values) for values in zip(*lists)]
@@ -108,7 +108,7 @@ def measure_reductions(mode: str) -> list[Reduction]:
 def kernels(device: torch.device) -> dict[str, Callable[[], object]]:
     """Two computations of a fraction of a millisecond: a product from the caches, and a triad that walks through arrays larger than them."""
     square, product = torch.rand(_GEMM_SIZE, _GEMM_SIZE, device=device), torch.empty(_GEMM_SIZE, _GEMM_SIZE, device=device)
-    arrays = [torch.zeros(_STREAM_ELEMENTS, device=device).split(_SLICE) for _ in range(3)]
+    arrays = [torch.zeros(_STREAM_ELEMENTS, device=device).view(-1, _SLICE) for _ in range(3)]
     place = 0
 
     def stream() -> None:
@@ -138,7 +138,7 @@ def _in_turns(team: Team, group: Group, compute: Callable[[], object], vector: t
     alone = lambda: _compute_for(team, compute, _COMPUTE_S)  # noqa: E731
     lists: list[list[float]] = [[], [], [], []]
     team.wait()
-    while team.decide(group, int(budget.left_s() > 0 and len(lists[0]) < 15 or len(lists[0]) < 2)):
+    while team.decide(group, int((budget.left_s() > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)):
         team.watch.begin(team.watch.step)
         rows = []
         team.wait()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ SIZES = {
 }
 _TRAIN_MESSAGES = 16
 _LATENCY_BYTES = 64 * KIB
+_Key = tuple[str, str, int, int, int]  # distance, and what a Message is but for its samples
 _ACKNOWLEDGEMENT_BYTES = 4
 
 
@@ -59,26 +61,25 @@ def measure_links(team: Team, mode: str, budget: Budget) -> list[Link]:
     for pairs in found:
         counts = sorted({1, min(2, len(pairs.pairs)), len(pairs.pairs)})
         plan += [(pairs.distance, pairs.pairs[:count], team.group([rank for pair in pairs.pairs[:count] for rank in pair])) for count in counts]
-    measured: dict[tuple[str, str, int, int, int], list[float]] = defaultdict(list)
+    measured: dict[_Key, list[float]] = defaultdict(list)
     n_passes = 1 if mode == "quick" else 2
     for number in range(n_passes):
         for place, (distance, chosen, group) in enumerate(plan):
             share = budget.part(1 / (len(plan) * (n_passes - number) - place))
             _one_pass(team, mode, distance, chosen, group, share, measured)
-    return [
-        Link(pairs.distance, tuple(Message(*key[1:], Samples(tuple(values))) for key, values in measured.items() if key[0] == pairs.distance)) for pairs in found
-    ]
+    messages = [(distance, Message(*rest, Samples(tuple(values)))) for (distance, *rest), values in measured.items()]
+    return [Link(pairs.distance, tuple(message for distance, message in messages if distance == pairs.distance)) for pairs in found]
 
 
 def _one_pass(
-    team: Team, mode: str, distance: str, pairs: tuple[tuple[int, int], ...], group: Group, budget: Budget, measured: dict[tuple[str, str, int, int, int], list[float]]
+    team: Team, mode: str, distance: str, pairs: tuple[tuple[int, int], ...], group: Group, budget: Budget, measured: dict[_Key, list[float]]
 ) -> None:
     if team.rank in group.ranks:
         expected_s, last = 0.0, 0
-        for size, left in countdown(SIZES[mode]):
+        for size, share in shares(SIZES[mode]):
             team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
             expected_s = grown_s(expected_s, last, size)
-            lists = team.repeat(group, _ping_pong(team, pairs, size), budget.left_s() / left, 2 * expected_s)
+            lists = team.repeat(group, _ping_pong(team, pairs, size), budget.left_s() * share, 2 * expected_s)
             if not lists:
                 break
             trips = [max(values) / 2 for values in zip(*(lists[2 * number] for number in range(len(pairs))))]
@@ -87,7 +88,7 @@ def _one_pass(
             if len(pairs) == 1 and size <= 64 * KIB and size > 0:
                 for n_messages in (1, _TRAIN_MESSAGES):
                     sends: list[float] = []
-                    lists = team.repeat(group, _train(team, pairs[0], size, n_messages, sends), budget.left_s() / left / 4, 0.0, most=15)
+                    lists = team.repeat(group, _train(team, pairs[0], size, n_messages, sends), budget.left_s() * share / 4, 0.0, most=15)
                     measured[distance, TRAIN, size, 1, n_messages] += lists[0]
                 if sends:  # the leader's own; they are those of the trains
                     measured[distance, SEND, size, 1, 1] += sends[-len(lists[0]) :]
@@ -95,10 +96,15 @@ def _one_pass(
     team.wait()
 
 
-def countdown(sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Each size with the number of sizes left, itself included."""
+def shares(sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
+    """Each size with its share of the time that is then left; from some MiB on, a size gets more with its square root.
+
+    >>> list(shares((4, 8 * MIB)))
+    [(4, 0.3333333333333333), (8388608, 1.0)]
+    """
+    weights = [max(1.0, math.sqrt(size / (2 * MIB))) for size in sizes]
     for place, size in enumerate(sizes):
-        yield size, len(sizes) - place
+        yield size, weights[place] / sum(weights[place:])
 
 
 def grown_s(seconds: float, n_bytes: int, to_bytes: int) -> float:
@@ -106,7 +112,7 @@ def grown_s(seconds: float, n_bytes: int, to_bytes: int) -> float:
     return seconds * max(to_bytes, _LATENCY_BYTES) / max(n_bytes, _LATENCY_BYTES)
 
 
-def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int):  # type: ignore[no-untyped-def]
+def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> Callable[[], float]:
     """A round trip in every pair; returns its seconds."""
     message = torch.zeros(n_bytes, dtype=torch.uint8, device=team.device)
     leads, peer = next((team.rank == a, b if team.rank == a else a) for a, b in pairs if team.rank in (a, b))
@@ -125,7 +131,7 @@ def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int):  #
     return call
 
 
-def _train(team: Team, pair: tuple[int, int], n_bytes: int, n_messages: int, sends: list[float]):  # type: ignore[no-untyped-def]
+def _train(team: Team, pair: tuple[int, int], n_bytes: int, n_messages: int, sends: list[float]) -> Callable[[], float]:
     """A train of messages and a short answer; returns the seconds, and leaves those of the first send's call in `sends`."""
     messages = [torch.zeros(n_bytes, dtype=torch.uint8, device=team.device) for _ in range(n_messages)]
     answer = torch.zeros(_ACKNOWLEDGEMENT_BYTES, dtype=torch.uint8, device=team.device)

@@ -28,7 +28,7 @@ from microbench.network.watch import Watch
 
 SECONDS = {
     "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0},
-    "full": {"local": 8.0, "links": 14.0, "collectives": 24.0, "interference": 6.0},
+    "full": {"local": 8.0, "links": 14.0, "collectives": 28.0, "interference": 6.0},
 }
 """What each group may spend. The least number of repeats may take longer on a slow link; sizes that cannot fit are left out and noted."""
 _PAIR_START_S = 25.0
@@ -124,7 +124,7 @@ def _joined(links: tuple[Link, ...], measured: list[Link]) -> tuple[Link, ...]:
 
 
 def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
-    """What the same transfers cost inside one host, without a wire. Where ranks share the first node the team measures that itself; else rank 0 starts a pair."""
+    """What the same transfers cost inside one host, without a wire; measured by a pair that rank 0 starts, unless ranks share its node anyway."""
     if len(team.nodes()[0]) > 1:
         return cluster
     found = None
@@ -166,7 +166,9 @@ def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:
             "GLOO_SOCKET_IFNAME": loopback,
         }  # fmt: skip
         command = [sys.executable, "-m", "microbench.network", "--pair", "-o", str(output), "--backend", "gloo", *(["--quick"] if mode == "quick" else [])]
-        pair.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**clean, **{k: str(v) for k, v in own.items()}}))
+        environment = {**clean, **{name: str(value) for name, value in own.items()}}
+        nowhere = subprocess.DEVNULL
+        pair.append(subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment))
     return pair
 
 

@@ -98,7 +98,9 @@ class Team:
         dist.broadcast_object_list(box, 0)
         return box[0]
 
-    def repeat(self, group: Group, call: Callable[[], float], budget_s: float, expected_s: float, least: int = 2, most: int = MOST_SAMPLES) -> list[list[float]]:
+    def repeat(
+        self, group: Group, call: Callable[[], float], budget_s: float, expected_s: float, least: int = 2, most: int = MOST_SAMPLES
+    ) -> list[list[float]]:
         """Samples of every rank, in rank 0's lists: one call to warm up, and then as many as fit the budget by rank 0's clock.
 
         Each begins after a barrier; `call` returns its own seconds. Empty where two calls of the expected duration would not fit the budget.

@@ -25,6 +25,7 @@ class Handle:
     posted_s: float
     payload: Vector | None = None
     end_s: float | None = None
+    tag: int = 0
 
 
 Program = Generator[Handle, None, Vector]
@@ -47,11 +48,11 @@ class Rank:
     network: Network
     clock_s: float = 0.0
 
-    def send(self, peer: int, payload: Vector) -> Handle:
-        return self.network.post("send", Handle(self.number, peer, self.clock_s, payload.copy()))
+    def send(self, peer: int, payload: Vector, tag: int = 0) -> Handle:
+        return self.network.post("send", Handle(self.number, peer, self.clock_s, payload.copy(), tag=tag))
 
-    def recv(self, peer: int) -> Handle:
-        return self.network.post("recv", Handle(self.number, peer, self.clock_s))
+    def recv(self, peer: int, tag: int = 0) -> Handle:
+        return self.network.post("recv", Handle(self.number, peer, self.clock_s, tag=tag))
 
     def compute(self, seconds: float) -> None:
         self.clock_s += seconds
@@ -63,7 +64,7 @@ class Network:
 
     link_between: Callable[[int, int], Link]
     port_of: Callable[[int, int], object] = field(default=lambda rank, peer: rank)
-    waiting: dict[tuple[str, int, int], deque[Handle]] = field(default_factory=lambda: defaultdict(deque))
+    waiting: dict[tuple[str, int, int, int], deque[Handle]] = field(default_factory=lambda: defaultdict(deque))
     matched: list[tuple[Handle, Handle]] = field(default_factory=list)
     out_free_s: dict[object, float] = field(default_factory=lambda: defaultdict(float))
     in_free_s: dict[object, float] = field(default_factory=lambda: defaultdict(float))
@@ -71,12 +72,12 @@ class Network:
 
     def post(self, kind: str, handle: Handle) -> Handle:
         other = "recv" if kind == "send" else "send"
-        partners = self.waiting[other, handle.peer, handle.rank]
+        partners = self.waiting[other, handle.peer, handle.rank, handle.tag]
         if partners:
             partner = partners.popleft()
             self.matched.append((handle, partner) if kind == "send" else (partner, handle))
         else:
-            self.waiting[kind, handle.rank, handle.peer].append(handle)
+            self.waiting[kind, handle.rank, handle.peer, handle.tag].append(handle)
         return handle
 
     def _begin_s(self, send: Handle, recv: Handle) -> float:
