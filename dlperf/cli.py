@@ -196,11 +196,9 @@ def _parser() -> _Parser:
     _what(explain)
 
     scale = command("scale", "forecast data-parallel training (DistributedDataParallel) on several ranks")
-    add_scale(scale, _TARGET, _count, _counts)
+    add_scale(scale, _TARGET, _count, _counts, _shape)
     _output(scale, "folder to write the forecast and its plots to", "DIR")
     _common(scale)
-    scale.add_argument("--input", type=_shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
-    scale.set_defaults(inference=False)
 
     run = command("run", "run a training script as it is, and predict it while it runs")
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
@@ -242,7 +240,6 @@ _OF_AN_EPOCH = (
 
 
 _FOLDERS = {"report": "report", "explain": "explanation", "scale": "forecast"}
-"""What -o writes to a folder, by command."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

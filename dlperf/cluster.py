@@ -30,8 +30,8 @@ _FIELDS = ("schema", "schema_version", "created", "versions", "backend", "thread
 class Rank:
     """Where one rank of the measurement ran: host name, and socket of the host (-1 where it may use several).
 
-    `system` names the running kernel (Linux: its boot id): hosts that have it in common are containers or namespaces of one computer, whose ranks share cores and
-    memory. Empty where it is not known.
+    `system` names the running kernel (Linux: its boot id): hosts that have it in common are containers or namespaces of one computer, whose ranks share cores
+    and memory. Empty where it is not known.
     """
 
     host: str

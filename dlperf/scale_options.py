@@ -23,8 +23,11 @@ def _positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
 
 
-def add_scale(scale: argparse.ArgumentParser, target_help: str, count: Callable[[str], int], counts: Callable[[str], tuple[int, ...]]) -> None:
-    """The command's own options; `count` and `counts` read whole numbers from 1 on."""
+def add_scale(
+    scale: argparse.ArgumentParser, target_help: str, count: Callable[[str], int], counts: Callable[[str], tuple[int, ...]],
+    shape: Callable[[str], tuple[int, ...]],
+) -> None:  # fmt: skip
+    """The command's own options; `count`, `counts` and `shape` read whole numbers from 1 on."""
     scale.add_argument("target", metavar="TARGET", help=target_help)
     scale.add_argument("--ranks", type=counts, metavar="N,N", required=True, help="numbers of ranks, such as 1,2,4,8")
     scale.add_argument("--ranks-per-node", type=count, metavar="K", help="ranks that share a node (default: as the cluster file was measured; 1 by hand)")
@@ -38,3 +41,5 @@ def add_scale(scale: argparse.ArgumentParser, target_help: str, count: Callable[
     for flag, text in (("gradient-as-bucket-view", "gradients are views of the buckets"), ("static-graph", "the graph is static"),
                        ("find-unused-parameters", "look for unused parameters"), ("no-broadcast-buffers", "buffers are not broadcast")):  # fmt: skip
         scale.add_argument(f"--{flag}", action="store_true", help=f"DDP's option: {text}")
+    scale.add_argument("--input", type=shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
+    scale.set_defaults(inference=False)

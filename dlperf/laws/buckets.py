@@ -90,7 +90,7 @@ def first_buckets(gradients: Sequence[Gradient], options: ReducerOptions = Reduc
     Where they will be rebuilt, one for each dtype, so that nothing overlaps yet; else as large as the options say.
     """
     limits = (2**63 - 1,) if options.rebuilds else options.limits_bytes
-    return tuple(reversed(sorted(assign(gradients, range(len(gradients)), limits), key=min)))
+    return tuple(sorted(assign(gradients, range(len(gradients)), limits), key=min, reverse=True))
 
 
 def rebuilt_buckets(gradients: Sequence[Gradient], arrivals: Sequence[int], options: ReducerOptions = ReducerOptions()) -> tuple[Bucket, ...]:

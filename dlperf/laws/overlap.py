@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
 from dlperf.errors import DlperfError
 from dlperf.laws.buckets import Bucket
@@ -64,7 +63,7 @@ class Wait:
     name: int
 
 
-Task = Union[Compute, Launch, Wait]
+Task = Compute | Launch | Wait
 
 
 @dataclass(frozen=True)
@@ -229,8 +228,8 @@ class Synchronisation:
 def ddp_program(computation: Computation, sync: Synchronisation) -> list[Task]:
     """What a rank of DistributedDataParallel does in one step, in order (reducer.cpp).
 
-    Buffers are broadcast and waited for before the forward. An arriving gradient is copied into its bucket; a bucket that is full is reduced once all earlier ones
-    have been launched. After the backward each bucket is waited for and copied out, in order, and then the optimizer steps.
+    Buffers are broadcast and waited for before the forward. An arriving gradient is copied into its bucket; a bucket that is full is reduced once all
+    earlier ones have been launched. After the backward each bucket is waited for and copied out, in order, and then the optimizer steps.
     """
     names = iter(range(10**9))
     program: list[Task] = [Compute(computation.sync_s + sync.buffer_copies_s)] if sync.buckets else []

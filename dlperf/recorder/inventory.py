@@ -117,7 +117,7 @@ class Definition:
         def noting(index: int) -> Any:
             return lambda _: self.arrivals.append((index, self._tape.n_ops))
 
-        handles = [parameter.register_post_accumulate_grad_hook(noting(index)) for index, parameter in self._trained]
+        handles = [parameter.register_post_accumulate_grad_hook(noting(index)) for index, parameter in self._trained]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:

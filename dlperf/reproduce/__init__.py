@@ -16,11 +16,7 @@ from dlperf.reproduce.yang import tables as _yang
 
 __all__ = ["PAPERS", "Entry", "Row", "Table", "reproduce"]
 
-<<<<<<< HEAD
-PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "viebke": _viebke, "yang": _yang}
-=======
-PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "choi": _choi, "yang": _yang}
->>>>>>> cluster
+PAPERS: dict[str, Callable[[], list[Table]]] = {"cardwell": _cardwell, "choi": _choi, "viebke": _viebke, "yang": _yang}
 """The papers by short name; each gives its tables."""
 
 

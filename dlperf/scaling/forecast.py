@@ -98,7 +98,8 @@ class _Network:
         unused = tuple(sorted(set(range(len(gradients))) - set(arrivals)))
         if unused and options.rebuilds and not options.static_graph:
             names = [parameter.name for parameter in trace.parameters if parameter.trained]
-            notes.append(f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...), which DDP refuses: predicted with find_unused_parameters")
+            what = f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...)"
+            notes.append(f"{what}, which DDP refuses: predicted with find_unused_parameters")
             options = ReducerOptions(options.bucket_bytes, options.gradient_as_bucket_view, False, True, options.broadcast_buffers, options.accumulate)
         if any(gradient.sparse for gradient in gradients):
             notes.append("sparse gradients are priced as dense ones of the whole parameter: an upper bound")
@@ -132,7 +133,7 @@ def forecast(predict_at: Callable[[int], Prediction], cluster: Cluster | None, q
     """
     if cluster is None and max(question.ranks) > 1:
         raise DlperfError(
-            "several ranks need a cluster file; torchrun --nproc-per-node 2 -m microbench.network -o cluster.json measures one for --cluster, or write it by hand"
+            "several ranks need a cluster file: torchrun --nproc-per-node 2 -m microbench.network -o cluster.json measures one; give it with --cluster"
         )
     return _Forecast(predict_at, cluster, question).run()
 
@@ -201,7 +202,8 @@ class _Forecast:
         rows = tuple(self.row(n, base) for n in question.ranks)
         return Scaling(
             target=self.any.trace.target, batch_size=question.batch_size, scaling=question.scaling, threads=self.any.threads,
-            ranks_per_node=question.ranks_per_node, buckets_bytes=self.network.later_bytes, collectives=collectives, rows=rows, what_if=question.what_if.changed,
+            ranks_per_node=question.ranks_per_node, buckets_bytes=self.network.later_bytes, collectives=collectives, rows=rows,
+            what_if=question.what_if.changed,
             samples=question.samples, machine=self.any.machine.path or self.any.machine.cpu.model, cluster="" if self.cluster is None else self.cluster.path,
             sigma=self.sigma, link_sigma=self.link_sigma, notes=tuple(self.notes), versions=dict(self.any.trace.versions),
         )  # fmt: skip
@@ -252,7 +254,8 @@ class _Forecast:
             return traffic.collective(kind, n_bytes, n, profile.memory_frac, link)
 
         delayed = first and network.options.static_graph
-        closing = (network.used_map_bytes,) if delayed or network.options.find_unused_parameters and not network.options.static_graph else ()
+        looks = network.options.find_unused_parameters and not network.options.static_graph
+        closing = (network.used_map_bytes,) if delayed or looks else ()
         sync = Synchronisation(
             buckets, tuple(sent("all_reduce", size) for size in bucketing.sizes_bytes(network.gradients, buckets)),
             tuple(sent("broadcast", size) for size in network.buffers_bytes),

@@ -26,7 +26,8 @@ def step_figure(found: Scaling) -> Figure:
     ranks = [row.ranks for row in rows]
     figure = new_figure(7.6, 5.4)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    top.fill_between(ranks, [row.low_s for row in rows], [row.high_s for row in rows], color=COMPUTE, alpha=0.15, linewidth=0, label="90 % interval of the step")
+    low, high = [row.low_s for row in rows], [row.high_s for row in rows]
+    top.fill_between(ranks, low, high, color=COMPUTE, alpha=0.15, linewidth=0, label="90 % interval of the step")
     top.plot(ranks, [row.step_s for row in rows], color=COMPUTE, marker="o", label="step")
     top.plot(ranks, [row.compute_s for row in rows], color=EXPOSED, marker="s", linestyle="--", label="without synchronisation")
     if found.scaling == "strong":

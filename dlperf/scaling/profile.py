@@ -25,7 +25,8 @@ _MEMORY = ("L3", "DRAM", "page-faults")
 
 @dataclass(frozen=True)
 class Profile:
-    """One rank's step at one batch size (of each of the batches, where several are accumulated), alone. `computation` includes DDP's wrapper; `step_s` does not.
+    """One rank's step at one batch size (of each of the batches, where several are accumulated), alone. `computation` includes
+    DDP's wrapper; `step_s` does not.
 
     `memory_frac` is the share of the backward that waits for memory; `bounds` the seconds of the step by what bounds them.
     """

@@ -24,8 +24,8 @@ class Row:
     """One number of ranks. `batch_size` is the rank's own (of the one with most samples).
 
     `step_s` is the slowest rank's, `compute_s` the same step without synchronisation, `communication_s` how long anything is sent,
-    `network_gain_frac` what links of twice the rate would save. `p10_s`..`p90_s` is the spread from step to step (of the slowest rank), `low_s`..`high_s` the 90 %
-    interval of the median. `flops`, `memory_bytes` and `network_bytes` are a rank's in one step.
+    `network_gain_frac` what links of twice the rate would save. `p10_s`..`p90_s` is the spread from step to step (of the slowest rank), `low_s`..`high_s` the
+    90 % interval of the median. `flops`, `memory_bytes` and `network_bytes` are a rank's in one step.
     """
 
     ranks: int

@@ -47,8 +47,8 @@ def interference_of(cluster: Cluster, threads: int) -> Interference | None:
 def unsteady_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
     """How much longer one collective takes on average than usually: the median over the measured sizes of mean less median, not below 0; seconds.
 
-    On a processor that computes, gloo's threads now and then wait for the scheduler, whatever the size. A single message usually does not meet that, but in a step
-    with several, between ranks that drift apart, it is the mean that adds up.
+    On a processor that computes, gloo's threads now and then wait for the scheduler, whatever the size. A single message usually does not meet that, but in
+    a step with several, between ranks that drift apart, it is the mean that adds up.
     """
     at = [c for c in cluster.collectives if c.kind == kind and (c.n_ranks > c.ranks_per_node) == between_nodes and len(c.samples.values) > 2]
     return max(0.0, statistics.median([c.samples.mean - c.samples.median for c in at] or [0.0]))
@@ -87,7 +87,8 @@ class Traffic:
     def collective(self, kind: str, n_bytes: int, n_ranks: int, memory_frac: float = 0.0, factor: float = 1.0) -> Collective:
         """The collective as the time line takes it; `factor` times as slow as usual.
 
-        It takes its mean (:func:`unsteady_s`). The link is needed for all but the time that the shortest message takes. gloo's threads take the rank's processor; `memory_frac` of what they disturb waits for memory.
+        It takes its mean (:func:`unsteady_s`). The link is needed for all but the time that the shortest message takes. gloo's threads take the rank's
+        processor; `memory_frac` of what they disturb waits for memory.
         """
         seconds = factor * self.seconds(kind, n_bytes, n_ranks)
         if seconds <= 0:

@@ -50,8 +50,8 @@ class WhatIf:
     def apply(self, prediction: Prediction) -> Prediction:
         """The prediction with other arithmetic and memory.
 
-        Items that compute take 1/flops of their time, those that DRAM bounds 1/memory_bandwidth, but none less than the other resource allows: an operation's bytes at
-        DRAM's rate where they exceed the caches, its FLOPs at the measured peak. What the framework's Python costs stays as it is.
+        Items that compute take 1/flops of their time, those that DRAM bounds 1/memory_bandwidth, but none less than the other resource allows: an
+        operation's bytes at DRAM's rate where they exceed the caches, its FLOPs at the measured peak. What the framework's Python costs stays as it is.
         """
         if self.flops == self.memory_bandwidth == 1.0:
             return prediction

@@ -115,7 +115,8 @@ found = {}
 for name, build in BUILD.items():
     trace = record(build(), X.get(name, torch.zeros(2, 500 if name == "backwards" else 600)), loss=lambda y: y.float().mean())
     gradients, arrivals = gradients_of(trace), arrivals_of(trace)
-    for variant, options in (("plain", {}), ("capped", {"bucket_bytes": 3 * 2**20}), ("unused", {"find_unused_parameters": True}), ("static", {"static_graph": True})):
+    variants = ("plain", {}), ("capped", {"bucket_bytes": 3 * 2**20}), ("unused", {"find_unused_parameters": True}), ("static", {"static_graph": True})
+    for variant, options in variants:
         if name == "unused" and variant in ("plain", "capped"):
             continue
         chosen = buckets.ReducerOptions(**options)

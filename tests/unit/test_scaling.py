@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,9 @@ from dlperf.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.units import MIB
 
 MEGA = TensorSpec.contiguous(2**18)  # 1 MiB
-PARAMETERS = (Parameter("a.weight", "a", MEGA), Parameter("a.still", "a", MEGA, trained=False), Parameter("b.weight", "b", MEGA), Parameter("b.bias", "b", MEGA))
+PARAMETERS = (
+    Parameter("a.weight", "a", MEGA), Parameter("a.still", "a", MEGA, trained=False), Parameter("b.weight", "b", MEGA), Parameter("b.bias", "b", MEGA),
+)  # fmt: skip
 
 
 def machine(**rest: object) -> Machine:
@@ -55,7 +56,8 @@ def prediction(batch_size: int = 32, own: Machine | None = None, scale: float = 
 
 
 def cluster(latency_s: float = 0.0, bandwidth: float = MIB, **rest: object) -> Cluster:
-    return Cluster(links=(Link("network", latency_s=latency_s, bandwidth_bytes_per_s=bandwidth), Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e15)), **rest)  # type: ignore[arg-type]
+    inside = Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e15)
+    return Cluster(links=(Link("network", latency_s=latency_s, bandwidth_bytes_per_s=bandwidth), inside), **rest)  # type: ignore[arg-type]
 
 
 def ask(ranks: tuple[int, ...] = (1, 2), own: Cluster | None = None, at: object = None, **rest: object) -> Scaling:
@@ -134,7 +136,10 @@ def test_faster_arithmetic_and_memory() -> None:
 
 @pytest.mark.parametrize(
     ("factors", "message"),
-    [({"links": 2.0}, "'links' is unknown; known are flops"), ({"flops": 0.0}, "must be finite and above 0"), ({"flops": math.inf}, "flops=inf"), ({"flops": -1.0}, "flops=-1")],
+    [
+        ({"links": 2.0}, "'links' is unknown; known are flops"), ({"flops": 0.0}, "must be finite and above 0"), ({"flops": math.inf}, "flops=inf"),
+        ({"flops": -1.0}, "flops=-1"),
+    ],
 )  # fmt: skip
 def test_what_ifs_that_make_no_sense(factors: dict[str, float], message: str) -> None:
     with pytest.raises(DlperfError, match=message):
@@ -208,7 +213,8 @@ def test_unused_parameters_are_looked_for_and_named() -> None:
 
     found = ask(at=at)
     assert found.buckets_bytes == (2 * MIB, MIB)  # as they are defined, backwards: b, then the first of 1 MiB
-    assert "a.weight" in found.notes[0] and "find_unused_parameters" in found.notes[0]
+    assert "a.weight" in found.notes[0]
+    assert "find_unused_parameters" in found.notes[0]
 
 
 def test_side_by_side_ranks_without_a_measurement_of_it_are_said() -> None:
@@ -263,8 +269,10 @@ def test_ddp_itself_costs_what_the_machine_file_says() -> None:
 @pytest.mark.parametrize(
     ("question", "message"),
     [
-        ({"ranks": (3,), "ranks_per_node": 2}, "3 ranks do not fill nodes of 2"), ({"ranks": (64,), "scaling": "strong"}, "a batch of 32 is smaller than 64 ranks"),
-        ({"ranks": (2,), "scaling": "sideways"}, "'sideways' is unknown"), ({"ranks": ()}, "name at least one"), ({"ranks": (2,), "ranks_per_node": 0}, "ranks_per_node is 0"),
+        ({"ranks": (3,), "ranks_per_node": 2}, "3 ranks do not fill nodes of 2"),
+        ({"ranks": (64,), "scaling": "strong"}, "a batch of 32 is smaller than 64 ranks"),
+        ({"ranks": (2,), "scaling": "sideways"}, "'sideways' is unknown"), ({"ranks": ()}, "name at least one"),
+        ({"ranks": (2,), "ranks_per_node": 0}, "ranks_per_node is 0"),
     ],
 )  # fmt: skip
 def test_questions_that_make_no_sense(question: dict[str, object], message: str) -> None:
@@ -287,20 +295,19 @@ def test_networks_and_clusters_that_do_not_do() -> None:
         gradients_of(older)
 
 
-def test_sixteen_thousand_ranks_take_less_than_a_second() -> None:
-    """No wall time is asserted: what grows is counted."""
-    begin = time.process_time()
+def test_sixteen_thousand_ranks() -> None:
+    """No wall time is asserted; that it ends says that nothing is done rank by rank."""
     found = ask(tuple(2**k for k in range(15)))
     assert [row.ranks for row in found.rows][-1] == 16384
     assert found.rows[-1].step_s < 100
-    assert time.process_time() - begin < 60  # only what would never end
 
 
 def test_the_page_and_the_data() -> None:
     found = ask(samples=1000)
     text = scaling_to_text(found, 200)
     assert "made-up: weak scaling, batch size 32 per rank" in text
-    assert "12.0 s" in text and "83.3 %" in text
+    assert "12.0 s" in text
+    assert "83.3 %" in text
     data = found.to_json()
     assert data["schema"] == "dlperf.scaling"
     assert [c["bytes"] for c in data["collectives"]] == [65536, 524288, 4194304, 16777216]

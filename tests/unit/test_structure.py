@@ -23,7 +23,8 @@ TORCH_INSIDE = ("dlperf.commands",)
 """Those that import it inside a function, where a command needs it."""
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
 MICROBENCH_MAY = (
-    "dlperf.machine", "dlperf.sharing", "dlperf.cluster", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units", "dlperf.version",
+    "dlperf.machine", "dlperf.sharing", "dlperf.cluster", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host",
+    "dlperf.units", "dlperf.version",
 )  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
