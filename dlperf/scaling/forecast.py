@@ -12,6 +12,7 @@ from dlperf.laws import buckets as bucketing
 from dlperf.laws.buckets import Bucket, Gradient, ReducerOptions
 from dlperf.laws.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
 from dlperf.loop import first_step_s
+from dlperf.network import collective_s
 from dlperf.prediction import Prediction
 from dlperf.scaling.profile import Profile, arrivals_of, between, buffer_copies_s, gradients_of, profile_of
 from dlperf.scaling.result import CollectiveTime, Row, Scaling
@@ -135,6 +136,9 @@ def forecast(predict_at: Callable[[int], Prediction], cluster: Cluster | None, q
         raise DlperfError(
             "several ranks need a cluster file: torchrun --nproc-per-node 2 -m microbench.network -o cluster.json measures one; give it with --cluster"
         )
+    several = [n for n in question.ranks if n > 1]
+    if cluster is not None and several:  # a link that is not there is said before anything is predicted
+        collective_s(cluster, "all_reduce", 0, several, question.ranks_per_node)
     return _Forecast(predict_at, cluster, question).run()
 
 

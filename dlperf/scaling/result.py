@@ -88,11 +88,12 @@ class Scaling:
         }  # fmt: skip
 
     def to_csv(self) -> str:
-        """One line for each number of ranks, SI units."""
+        """One line for each number of ranks, SI units; `own_batch_size` is the rank's."""
         buffer = io.StringIO()
         names = [column.name for column in fields(Row)]
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["target", "scaling", *names])
+        writer.writerow(["target", "batch_size", "threads", "scaling", *("own_batch_size" if name == "batch_size" else name for name in names)])
         for row in self.rows:
-            writer.writerow([self.target, self.scaling, *("" if getattr(row, name) is None else getattr(row, name) for name in names)])
+            own = [self.target, self.batch_size, self.threads, self.scaling]
+            writer.writerow([*own, *("" if getattr(row, name) is None else getattr(row, name) for name in names)])
         return buffer.getvalue()

@@ -313,5 +313,5 @@ def test_the_page_and_the_data() -> None:
     assert [c["bytes"] for c in data["collectives"]] == [65536, 524288, 4194304, 16777216]
     assert {c["ranks"] for c in data["collectives"]} == {2}
     assert data["collectives"][2]["time_s"] == pytest.approx(4.0, rel=1e-6)
-    assert found.to_csv().splitlines()[0].startswith("target,scaling,ranks,batch_size,step_s")
+    assert found.to_csv().splitlines()[0].startswith("target,batch_size,threads,scaling,ranks,own_batch_size,step_s")
     assert len(found.to_csv().splitlines()) == 3
