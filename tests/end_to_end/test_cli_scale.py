@@ -89,7 +89,8 @@ def test_a_model_without_parameters(dlperf: Callable, machine_file: Path, cluste
     file = tmp_path / "bare.py"
     file.write_text(
         "import torch\nfrom torch import nn\n\n\nclass Bare(nn.Module):\n    def forward(self, x):\n        return x * 2\n\n\n"
-        "def bare(batch_size):\n    x = torch.zeros(batch_size, 3, requires_grad=True)\n    return Bare(), (x,), lambda y: y.mean(), torch.optim.SGD([x], lr=0.1)\n"
+        "def bare(batch_size):\n    x = torch.zeros(batch_size, 3, requires_grad=True)\n"
+        "    return Bare(), (x,), lambda y: y.mean(), torch.optim.SGD([x], lr=0.1)\n"
     )
     done = dlperf("scale", f"{file}:bare", "--machine", machine_file, "--cluster", cluster_file, "--threads", "1", "--ranks", "2")
     assert done.status == UNUSABLE
