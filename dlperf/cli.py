@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.scale_options import add_scale
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
 from dlperf.version import VERSION
 
@@ -171,6 +172,11 @@ def _parser() -> _Parser:
     _common(tune, threads=False)
     _what(tune)
 
+    scale = command("scale", "forecast data-parallel training (DistributedDataParallel) on several ranks")
+    add_scale(scale, _TARGET, count, counts, shape)
+    _output(scale, "folder to write the forecast and its plots to", "DIR")
+    _common(scale)
+
     run = command("run", "run a training script as it is, and predict it while it runs")
     run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
     run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
@@ -234,17 +240,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "--training has no --held-out-ops, --peers, --ablation, --predictor or --threads")
         if args.parts and not args.training:
             _fail(args, "--parts are those of --training")
-        if args.seed is not None and not args.held_out_ops:
-            _fail(args, "--seed chooses random ops and needs --held-out-ops")
-        if args.ops is not None and not args.held_out_ops:
-            _fail(args, "--ops is the number of random ops and needs --held-out-ops")
-        if args.ops is not None and args.ops > MOST_OPS:
+        for name, what in (("seed", "chooses random ops"), ("ops", "is the number of random ops")):
+            if getattr(args, name) is not None and not args.held_out_ops:
+                _fail(args, f"--{name} {what} and needs --held-out-ops")
+        if (args.ops or 0) > MOST_OPS:
             _fail(args, f"--ops {args.ops} is more than {MOST_OPS} of a family, which would take hours")
     if args.command in ("validate", "tune") and args.batch_sizes and args.batch_size:
         _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
-    answers = {"report": "report goes", "validate": "report goes", "explain": "explanation goes", "tune": "comparison goes", "reproduce": "tables go"}
+    answers = {"report": "report", "validate": "report", "explain": "explanation", "tune": "comparison", "reproduce": "list of tables", "scale": "forecast"}
     if args.command in answers and args.output == "-":
-        _fail(args, f"-o - is no folder; without -o the {answers[args.command]} to stdout")
+        _fail(args, f"-o - is no folder; without -o the {answers[args.command]} goes to stdout")
     if args.command in ("explain", "tune") and not args.trial:
         for name in ("runs", "seconds", "best"):
             if getattr(args, name, None) is not None:

@@ -28,10 +28,15 @@ _FIELDS = ("schema", "schema_version", "created", "versions", "backend", "thread
 
 @dataclass(frozen=True)
 class Rank:
-    """Where one rank of the measurement ran: host name, and socket of the host (-1 where it may use several)."""
+    """Where one rank of the measurement ran: host name, and socket of the host (-1 where it may use several).
+
+    `system` names the running kernel (Linux: its boot id): hosts that have it in common are containers or namespaces of one computer, whose ranks share cores
+    and memory. Empty where it is not known.
+    """
 
     host: str
     socket: int = -1
+    system: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,18 @@ class Cluster:
         """The host names, in the order of their ranks."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
+    @property
+    def ranks_per_system(self) -> int:
+        """The most measured ranks that one computer ran, whatever it calls its hosts; 1 where nothing is known."""
+        names = [rank.system or rank.host for rank in self.ranks]
+        return max((names.count(name) for name in names), default=1)
+
+    @property
+    def ranks_per_host(self) -> int:
+        """The most measured ranks with one host name; 1 where nothing is known."""
+        names = [rank.host for rank in self.ranks]
+        return max((names.count(name) for name in names), default=1)
+
     def link(self, distance: str) -> Link | None:
         """The link at one distance; None where the file holds none."""
         return next((link for link in self.links if link.distance == distance), None)
@@ -176,7 +193,7 @@ class Cluster:
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "created": self.created, "versions": dict(self.versions), "backend": self.backend,
             "threads": self.threads, "mode": self.mode, "groups": list(self.groups), "complete": self.complete, "notes": list(self.notes),
-            "ranks": [{"host": rank.host, "socket": rank.socket} for rank in self.ranks],
+            "ranks": [{"host": rank.host, "socket": rank.socket, "system": rank.system} for rank in self.ranks],
             "links": [_link_to_json(link) for link in self.links],
             "collectives": [
                 {"kind": c.kind, "bytes": c.n_bytes, "ranks": c.n_ranks, "ranks_per_node": c.ranks_per_node, **_samples_to_json(c.samples)}
@@ -284,7 +301,7 @@ def _interference_from_json(row: dict[str, Any], where: str) -> Interference:
 def _rank_from_json(row: dict[str, Any], where: str) -> Rank:
     if not isinstance(row["host"], str) or not row["host"]:
         raise DlperfError(f"{where}.host is {row['host']!r}; expected a host name")
-    return Rank(row["host"], _whole(row.get("socket", -1), f"{where}.socket", -1))
+    return Rank(row["host"], _whole(row.get("socket", -1), f"{where}.socket", -1), str(row.get("system", "")))
 
 
 def _samples_to_json(samples: Samples) -> dict[str, Any]:

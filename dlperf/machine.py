@@ -29,6 +29,7 @@ EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 _LEAST_HELD_OUT = 20
 _SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
+_DIFFERENCES = ("ddp/",)
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
 UNREST = "unrest"
@@ -119,8 +120,11 @@ class Cost:
     def seconds(self) -> float:
         """What the cost is where nobody else has the core: the least sample, since disturbances only add.
 
-        Of what is spread by its nature (a page, code that comes back from far caches, another process that is woken) the lower quartile.
+        Of what is spread by its nature (a page, code that comes back from far caches, another process that is woken) the lower quartile. Of a difference
+        between two calls taken in a row, which disturbances lower as often as they raise it, the median.
         """
+        if self.name.startswith(_DIFFERENCES):
+            return self.samples.median
         return quantile(self.samples.values, 0.25) if self.name.startswith(_SPREAD_COSTS) else self.samples.minimum
 
 

@@ -182,6 +182,17 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the model: its qualified name, the layer that owns it, whether the step trains it, and whether its gradient is sparse."""
+
+    name: str
+    layer: str
+    spec: TensorSpec
+    trained: bool = True
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """A piece of memory: its size and its life.
 
@@ -209,7 +220,9 @@ class OptimizerInfo:
 class Trace:
     """One step (zero_grad, forward with loss, backward, optimizer) or, with `inference`, one forward pass.
 
-    `layers` are in the order of first execution, `ops` in the order of execution. `recorded_on` is ``fake tensors``
+    `layers` are in the order of first execution, `ops` in the order of execution. `parameters` and `buffers` (name, tensor) are the model's in the order
+    of their definition, shared ones once; `arrivals` says in which order gradients were accumulated: (index in `parameters`, number of ops that had run).
+    They are empty in files of older versions. `recorded_on` is ``fake tensors``
     or ``real tensors``; `notes` say what a user should know about the recording.
     """
 
@@ -223,6 +236,9 @@ class Trace:
     recorded_on: str = "fake tensors"
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    parameters: tuple[Parameter, ...] = ()
+    buffers: tuple[tuple[str, TensorSpec], ...] = ()
+    arrivals: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -271,11 +287,14 @@ class Trace:
             for layer in self.layers
         ]  # fmt: skip
         ops = [op_to_json(op, table) for op in self.ops]
+        parameters = [[p.name, p.layer, table.add(p.spec), p.trained, p.sparse] for p in self.parameters]
+        buffers = [[name, table.add(spec)] for name, spec in self.buffers]
         return {
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.target, "batch_size": self.batch_size,
             "inference": self.inference, "recorded_on": self.recorded_on, "notes": list(self.notes), "versions": dict(self.versions),
             "optimizer": None if self.optimizer is None else
             {"type": self.optimizer.type, "implementation": self.optimizer.implementation, "n_tensors": self.optimizer.n_tensors},
+            "parameters": parameters, "buffers": buffers, "arrivals": [list(arrival) for arrival in self.arrivals],
             "layers": layers, "ops": ops, "storages": [[s.nbytes, s.born, s.dies, s.kind] for s in self.storages], "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -298,10 +317,16 @@ class Trace:
             for row in data["layers"]
         )  # fmt: skip
         optimizer = data["optimizer"]
+        parameters = tuple(Parameter(name, layer, tensors[i], trained, sparse) for name, layer, i, trained, sparse in data.get("parameters", ()))
+        for place, (index, n_ops) in enumerate(data.get("arrivals", ())):
+            if not 0 <= index < len(parameters) or not 0 <= n_ops <= len(data["ops"]):
+                raise DlperfError(f"arrivals[{place}] is of parameter {index} after {n_ops} ops; there are {len(parameters)} and {len(data['ops'])}")
         return cls(
             target=data["target"], batch_size=data["batch_size"], layers=layers, ops=tuple(op_from_json(row, tensors) for row in data["ops"]),
             storages=tuple(Storage(*row) for row in data["storages"]), optimizer=OptimizerInfo(**optimizer) if optimizer else None,
             inference=data["inference"], recorded_on=data["recorded_on"], notes=tuple(data["notes"]), versions=data["versions"],
+            parameters=parameters, buffers=tuple((name, tensors[i]) for name, i in data.get("buffers", ())),
+            arrivals=tuple((index, n_ops) for index, n_ops in data.get("arrivals", ())),
         )  # fmt: skip
 
 

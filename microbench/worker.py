@@ -73,7 +73,7 @@ def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
     return pace
 
 
-SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader", "loop")
+SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader", "loop", "ddp")
 
 
 def trace_group(trace: Trace, mode: str) -> Group:
@@ -176,7 +176,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results."""
     import torch
 
-    from microbench import ceilings, framework, loader, loop, memory, stream, threads
+    from microbench import ceilings, ddp, framework, loader, loop, memory, stream, threads
 
     n_threads, mode = job["threads"], job["mode"]
     torch.set_num_threads(n_threads)
@@ -191,6 +191,7 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2], clock), []),
         "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),
         "loop": lambda: ([], loop.measure(n_threads, mode, clock)),
+        "ddp": lambda: ([], ddp.measure(n_threads, mode, clock)),
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()

@@ -32,6 +32,7 @@ from dlperf.commands.inputs import (
     warn_of_threads,
 )
 from dlperf.commands.reporting import report
+from dlperf.commands.scaling import scale
 from dlperf.commands.tuning import tune
 from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
@@ -165,6 +166,6 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
 COMMANDS: dict[str, Callable[[Namespace], Answer]] = {
     "calibrate": calibrate, "machine": machine, "trace": trace, "predict": predict, "measure": measure, "report": report, "explain": explain, "tune": tune,
-    "reproduce": reproduce, "validate": validate,
+    "reproduce": reproduce, "validate": validate, "scale": scale,
 }  # fmt: skip
 """The commands but ``run``, which has the process to itself."""

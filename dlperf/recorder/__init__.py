@@ -21,7 +21,7 @@ from dlperf import host
 from dlperf.errors import DlperfError, WorkFailed, check_count, check_type
 from dlperf.recorder.attribution import ModuleStack
 from dlperf.recorder.guard import Foreign, Interrupts, undisturbed_surroundings
-from dlperf.recorder.inventory import Calls, Known, optimizers_in
+from dlperf.recorder.inventory import Calls, Definition, Known, optimizers_in
 from dlperf.recorder.substitution import NotFakeable, Substitution, clone_substitute, converting_fake_parameters, fake_substitute
 from dlperf.recorder.tape import Tape, tensors_of
 from dlperf.targets import Built, Target, check_built, default_optimizer, first_batch_size, mean_of_output
@@ -192,7 +192,8 @@ class _Attempt:
         with tape:
             step.run()  # gradients, optimizer state and caches come into being
             known = Known(model, optimizer, built.inputs, tape, stack)
-            with seen.watching(self._interrupts):
+            definition = Definition(model, tape)
+            with seen.watching(self._interrupts), definition.watching():
                 tape.start()
                 step.run(known)
         ops, storages = tape.stop()
@@ -201,6 +202,7 @@ class _Attempt:
         return Trace(
             target=plan.name, batch_size=plan.batch_size, layers=seen.layers(model, known.parameters), ops=ops, storages=storages, optimizer=info,
             inference=plan.inference, recorded_on="fake tensors" if fake else "real tensors", notes=tuple(self._notes + known.notes), versions=host.versions(),
+            parameters=tuple(definition.parameters), buffers=tuple(definition.buffers), arrivals=tuple(definition.arrivals),
         )
 
     def _enter_phase(self, doing: str) -> None:

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from dlperf.recorder.attribution import ModuleStack, Owners, layer_names
 from dlperf.recorder.guard import Interrupts
 from dlperf.recorder.tape import Tape, tensors_of
-from dlperf.trace import LOSS, Layer, TensorSpec
+from dlperf.trace import LOSS, Layer, Parameter, TensorSpec
 
 
 def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
@@ -83,6 +83,46 @@ class Known:
         for storage, layer in self._states:
             owners.add(storage, layer)
         return owners
+
+
+class Definition:
+    """The model's parameters and buffers in the order in which they are defined, shared ones once, and the order in which gradients arrive."""
+
+    def __init__(self, model: nn.Module, tape: Tape) -> None:
+        self._tape = tape
+        self.parameters: list[Parameter] = []
+        self.buffers: list[tuple[str, TensorSpec]] = []
+        self.arrivals: list[tuple[int, int]] = []
+        self._trained: list[tuple[int, torch.Tensor]] = []
+        seen: set[int] = set()
+        root = type(model).__name__
+        for module, layer in layer_names(model).items():
+            prefix = "" if layer == root and module is model else f"{layer}."
+            sparse = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    if parameter.requires_grad:
+                        self._trained.append((len(self.parameters), parameter))
+                    self.parameters.append(Parameter(prefix + name, layer, tape.spec(parameter), parameter.requires_grad, sparse))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self.buffers.append((prefix + name, tape.spec(buffer)))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Arrivals of gradients are noted inside."""
+
+        def noting(index: int) -> Any:
+            return lambda _: self.arrivals.append((index, self._tape.n_ops))
+
+        handles = [parameter.register_post_accumulate_grad_hook(noting(index)) for index, parameter in self._trained]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @dataclass

@@ -241,6 +241,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._lives[index].kind = kind
         return index
 
+    @property
+    def n_ops(self) -> int:
+        """How many operations stand on the tape."""
+        return len(self._ops)
+
     def start(self) -> None:
         """Begin to write: all memory that is alive was there before."""
         self._number = sequence_number()

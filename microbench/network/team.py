@@ -46,8 +46,8 @@ class Team:
         watch.claim = lambda: store.add("dlperf/ended", 1) == 1
         self._timeout = timeout
         places: list[Any] = [None] * self.n_ranks
-        dist.all_gather_object(places, (socket.gethostname(), this_socket()))
-        self.places = tuple(Rank(host, number) for host, number in places)
+        dist.all_gather_object(places, (socket.gethostname(), this_socket(), this_system()))
+        self.places = tuple(Rank(*place) for place in places)
         self.everyone = Group(tuple(range(self.n_ranks)), self.per_node(range(self.n_ranks)), None, None)
 
     def per_node(self, ranks: Sequence[int]) -> int:
@@ -136,6 +136,14 @@ def this_socket() -> int:
     except (AttributeError, OSError, ValueError):
         return -1
     return found.pop() if len(found) == 1 else -1
+
+
+def this_system() -> str:
+    """The running kernel's boot id, which the namespaces of one computer share; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def choose_backend(asked: str | None) -> str:

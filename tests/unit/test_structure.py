@@ -46,10 +46,10 @@ ORDER = (
     ("dlperf.loader_sampling",),
     ("dlperf.stopwatch",),
     ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
-    ("dlperf.validation", "dlperf.explanation", "dlperf.tuning"),
+    ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli",),
+    ("dlperf.cli", "dlperf.scale_options"),
     ("dlperf.__main__",),
 )
 

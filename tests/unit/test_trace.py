@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlperf.errors import DlperfError
-from dlperf.trace import ITEM_BYTES, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec, Trace
+from dlperf.trace import ITEM_BYTES, Layer, Op, OptimizerInfo, Parameter, Storage, Symbol, TensorSpec, Trace
 
 T = TensorSpec.contiguous
 
@@ -166,7 +167,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, path: tuple[Any, ...], value: A
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     data = full_trace().to_json()
-    for key in [key for key in data if key not in ("schema", "schema_version")]:
+    since_later = ("parameters", "buffers", "arrivals")  # files of older versions lack them
+    for key in [key for key in data if key not in ("schema", "schema_version", *since_later)]:
         (tmp_path / "t.json").write_text(json.dumps({name: value for name, value in data.items() if name != key}))
         with pytest.raises(DlperfError, match=f"damaged .*{key}"):
             Trace.load(tmp_path / "t.json")
+
+
+def test_arrivals_of_gradients_survive_a_file_and_are_checked(tmp_path: Path) -> None:
+    weight = Parameter("fc.weight", "fc", TensorSpec.contiguous(3), sparse=True)
+    trace = replace(full_trace(), parameters=(weight,), buffers=(("mean", TensorSpec.contiguous(2)),), arrivals=((0, 1),))
+    trace.save(tmp_path / "t.json")
+    assert Trace.load(tmp_path / "t.json") == trace
+    data = trace.to_json()
+    data["arrivals"] = [[1, 1]]
+    with pytest.raises(DlperfError, match=r"arrivals\[0\] is of parameter 1 after 1 ops; there are 1"):
+        Trace.from_json(data)

@@ -1,0 +1,66 @@
+"""``dlperf scale``: what a step of data-parallel training takes on so many ranks."""
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from dlperf.commands.inputs import BATCH_SIZE, Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, use_threads, warn
+from dlperf.errors import DlperfError
+
+if TYPE_CHECKING:
+    from dlperf.cluster import Cluster
+    from dlperf.prediction import Prediction
+    from dlperf.trace import Trace
+
+
+def scale(args: Namespace) -> Answer:
+    """Forecast a target over numbers of ranks."""
+    from dlperf import scaling
+    from dlperf.laws.buckets import ReducerOptions
+    from dlperf.report.writing import check_folder
+    from dlperf.scaling.text import scaling_to_text, write
+    from dlperf.units import MIB
+
+    if args.output is not None:
+        check_folder(args.output, args.force)
+    what_if = scaling.WhatIf.of(dict(args.what_if))
+    cluster = _cluster(args)
+    machine = load_machine(args)
+    recorded = read_or_record(args, args.target) if is_trace(args.target) else None
+    batch_size = args.batch_size or (BATCH_SIZE if recorded is None else recorded.batch_size)
+    options = ReducerOptions(
+        None if args.bucket_cap_mb is None else int(args.bucket_cap_mb * MIB), args.gradient_as_bucket_view, args.static_graph, args.find_unused_parameters,
+        not args.no_broadcast_buffers, args.accumulate or 1,
+    )  # fmt: skip
+    question = scaling.Question(
+        args.ranks, batch_size, args.scaling, args.ranks_per_node or scaling.ranks_per_node_of(cluster, args.ranks), scaling.hosts_per_system_of(cluster),
+        what_if, options, args.samples,
+    )  # fmt: skip
+    threads = args.threads or use_threads(None)
+
+    def predict_at(size: int) -> Prediction:
+        return predict_aloud(_trace_at(args, recorded, size), machine, threads, "calibrated")
+
+    found = scaling.forecast(predict_at, cluster, question)
+    for note in found.notes:
+        warn(note)
+    if args.output is not None:
+        written = write(found, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(scaling_to_text(found), found.to_json())
+
+
+def _cluster(args: Namespace) -> Cluster | None:
+    from dlperf.cluster import Cluster
+
+    return None if args.cluster is None else Cluster.load(args.cluster)
+
+
+def _trace_at(args: Namespace, recorded: Trace | None, size: int) -> Trace:
+    if recorded is None:
+        return read_or_record(args, args.target, size)
+    if size != recorded.batch_size:
+        raise DlperfError(
+            f"{args.target}: is a step at batch size {recorded.batch_size}, and strong scaling needs it at {size}; name the target it was recorded from"
+        )
+    return recorded

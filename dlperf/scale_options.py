@@ -1,0 +1,45 @@
+"""What may be typed after ``dlperf scale``. Nothing heavy is imported, as in :mod:`dlperf.cli`."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+
+
+def _factor(text: str) -> tuple[str, float]:
+    """``link_bandwidth=2``: a name and a number."""
+    name, equals, number = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name and equals:
+            return name.strip(), float(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is no NAME=FACTOR, such as link_bandwidth=2")
+
+
+def _positive(text: str) -> float:
+    """A positive, finite number."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+
+
+def add_scale(
+    scale: argparse.ArgumentParser, target_help: str, count: Callable[[str], int], counts: Callable[[str], tuple[int, ...]],
+    shape: Callable[[str], tuple[int, ...]],
+) -> None:  # fmt: skip
+    """The command's own options; `count`, `counts` and `shape` read whole numbers from 1 on."""
+    scale.add_argument("target", metavar="TARGET", help=target_help)
+    scale.add_argument("--ranks", type=counts, metavar="N,N", required=True, help="numbers of ranks, such as 1,2,4,8")
+    scale.add_argument("--ranks-per-node", type=count, metavar="K", help="ranks that share a node (default: as the cluster file was measured; 1 by hand)")
+    scale.add_argument("--cluster", metavar="FILE", help="cluster file: torchrun ... -m microbench.network -o FILE measures one, or write it by hand")
+    scale.add_argument("--scaling", choices=("weak", "strong"), default="weak", help="--batch-size is each rank's (weak, default) or is divided (strong)")
+    scale.add_argument("--what-if", type=_factor, metavar="NAME=FACTOR", nargs="+", action="extend", default=[],
+                       help="flops, memory_bandwidth, link_bandwidth, link_latency: so many times as much")  # fmt: skip
+    scale.add_argument("--samples", type=count, metavar="N", help="training samples of an epoch: forecast the epoch")
+    scale.add_argument("--accumulate", type=count, metavar="K", help="batches to one synchronisation, the others under no_sync (1)")
+    scale.add_argument("--bucket-cap-mb", type=_positive, metavar="MIB", help="DDP's bucket_cap_mb (default: 1 MiB first, then 25)")
+    for flag, text in (("gradient-as-bucket-view", "gradients are views of the buckets"), ("static-graph", "the graph is static"),
+                       ("find-unused-parameters", "look for unused parameters"), ("no-broadcast-buffers", "buffers are not broadcast")):  # fmt: skip
+        scale.add_argument(f"--{flag}", action="store_true", help=f"DDP's option: {text}")
+    scale.add_argument("--input", type=shape, metavar="3,224,224", help="input shape of a bare nn.Module, without the batch")
+    scale.set_defaults(inference=False)

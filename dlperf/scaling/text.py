@@ -1,0 +1,73 @@
+"""A scaling forecast as a page to read, and as files in a folder."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dlperf.files import write_bytes, write_text
+from dlperf.report.table import Column, format_table, terminal_width
+from dlperf.report.writing import check_folder, make_folder
+from dlperf.scaling.plots import pngs_of
+from dlperf.scaling.result import Scaling
+from dlperf.units import format_bytes, format_percent, format_seconds
+
+_FILE_WIDTH = 160
+_MOST_BUCKETS = 8
+
+
+def scaling_to_text(found: Scaling, width: int | None = None) -> str:
+    """The forecast as wide as the terminal."""
+    per = "per rank" if found.scaling == "weak" else "of all ranks"
+    threads = f"{found.threads} thread{'s' * (found.threads != 1)} a rank, {found.ranks_per_node} rank{'s' * (found.ranks_per_node != 1)} a node"
+    lines = [f"{found.target}: {found.scaling} scaling, batch size {found.batch_size} {per}, {threads}"]
+    if found.what_if:
+        lines.append("what if: " + ", ".join(f"{name} x {factor:g}" for name, factor in found.what_if.items()))
+    sizes = [format_bytes(size) for size in found.buckets_bytes]
+    shown = ", ".join(sizes[:_MOST_BUCKETS]) + (f", ... {sizes[-1]}" if len(sizes) > _MOST_BUCKETS else "")
+    lines += [f"gradients: {format_bytes(sum(found.buckets_bytes))} in {len(sizes)} bucket{'s' * (len(sizes) != 1)} ({shown})", ""]
+    lines.append(format_table(_columns(found), width or terminal_width()))
+    best = found.best
+    if len(found.rows) > 1:
+        lines += ["", f"most samples a second: {best.samples_per_s:.4g} on {best.ranks} rank{'s' * (best.ranks != 1)}"]
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def _columns(found: Scaling) -> list[Column]:
+    rows = found.rows
+
+    def seconds(title: str, name: str, rank: int = 0) -> Column:
+        return Column(title, tuple(format_seconds(getattr(row, name)) for row in rows), rank=rank)
+
+    columns = [
+        Column("ranks", tuple(str(row.ranks) for row in rows)), seconds("step", "step_s"),
+        Column("90 %", tuple(f"{format_seconds(row.low_s)} .. {format_seconds(row.high_s)}" for row in rows), rank=2),
+        seconds("computing", "compute_s"), seconds("sending", "communication_s", 3), seconds("exposed", "exposed_communication_s"),
+        Column("exposed", tuple(format_percent(row.exposed_communication_s / row.step_s if row.step_s else 0.0) for row in rows), rank=1),
+        Column("efficiency", tuple(format_percent(row.efficiency) for row in rows)), Column("speed-up", tuple(f"{row.speedup:.2f}" for row in rows), rank=1),
+        Column("samples/s", tuple(f"{row.samples_per_s:.4g}" for row in rows)), seconds("first step", "first_step_s", 4),
+        Column("link x 2", tuple(f"-{format_percent(max(0.0, row.network_gain_frac))}" for row in rows), rank=4),
+    ]  # fmt: skip
+    if found.scaling == "strong":
+        columns.insert(1, Column("batch", tuple(str(row.batch_size) for row in rows), rank=1))
+    if found.samples is not None:
+        columns.append(seconds("epoch", "epoch_s"))
+    return [*columns, Column("bound", tuple(row.bound for row in rows), align_left=True)]
+
+
+def write(found: Scaling, folder: str | Path, force: bool = False) -> list[Path]:
+    """Write ``scaling.txt``, ``.csv``, ``.json`` and the plots as PNG into a folder, which is made if missing; the files in that order.
+
+    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`), WorkFailed if the disk refuses.
+    """
+    check_folder(folder, force)
+    place = make_folder(folder)
+    texts = {
+        "scaling.txt": f"dlperf scale\n\n{scaling_to_text(found, _FILE_WIDTH)}\n", "scaling.csv": found.to_csv(),
+        "scaling.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        write_text(place / name, text)
+    images = {f"{name}.png": png for name, png in pngs_of(found).items()}
+    for name, png in images.items():
+        write_bytes(place / name, png)
+    return [place / name for name in (*texts, *images)]

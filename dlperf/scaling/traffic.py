@@ -1,0 +1,101 @@
+"""The collectives of a step over a cluster, for many rank counts at once."""
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlperf.cluster import Cluster
+from dlperf.laws.overlap import GLOO_LANES, NCCL_LANES, Collective
+from dlperf.network import LinkFactors, collective_s
+
+_SHORTEST_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Interference:
+    """What a byte of an all-reduce costs a rank that computes, where memory bounds the computation and where arithmetic does, and what it is delayed by;
+    seconds a byte that a rank sends."""
+
+    memory_s_per_byte: float = 0.0
+    compute_s_per_byte: float = 0.0
+    delayed_s_per_byte: float = 0.0
+
+
+def interference_of(cluster: Cluster, threads: int) -> Interference | None:
+    """The measured interference at the nearest number of threads; None where there is none, as in a file written by hand.
+
+    It goes by the bytes that a rank sends, 2 (n - 1) / n of the vector, so that it carries over to other rank counts.
+    """
+    if not cluster.interferences:
+        return None
+    nearest = min((abs(i.threads - threads), i.threads) for i in cluster.interferences)[1]
+    at = [i for i in cluster.interferences if i.threads == nearest]
+
+    def sent(n_bytes: int, n_ranks: int) -> float:
+        return 2 * (n_ranks - 1) / n_ranks * n_bytes
+
+    stolen = {kernel: [i.stolen_s_per_byte * i.n_bytes / sent(i.n_bytes, i.n_ranks) for i in at if i.kernel == kernel] for kernel in ("stream", "gemm")}
+    delayed = [max(0.0, i.collective_together.median - i.collective_alone.median) / sent(i.n_bytes, i.n_ranks) for i in at]
+    both = [value for values in stolen.values() for value in values]
+    memory, compute = (statistics.median(stolen[kernel] or both or [0.0]) for kernel in ("stream", "gemm"))
+    return Interference(memory, compute, statistics.median(delayed))
+
+
+def unsteady_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
+    """How much longer one collective takes on average than usually: the median over the measured sizes of mean less median, not below 0; seconds.
+
+    On a processor that computes, gloo's threads now and then wait for the scheduler, whatever the size. A single message usually does not meet that, but in
+    a step with several, between ranks that drift apart, it is the mean that adds up.
+    """
+    at = [c for c in cluster.collectives if c.kind == kind and (c.n_ranks > c.ranks_per_node) == between_nodes and len(c.samples.values) > 2]
+    return max(0.0, statistics.median([c.samples.mean - c.samples.median for c in at] or [0.0]))
+
+
+class Traffic:
+    """Times of all-reduces and broadcasts of given sizes over given rank counts, worked out together.
+
+    Raises DlperfError as :func:`dlperf.network.collective_s` does: no such link, ranks that do not fill their nodes.
+    """
+
+    def __init__(
+        self, cluster: Cluster | None, reduced_bytes: Iterable[int], broadcast_bytes: Iterable[int], ranks: Sequence[int], ranks_per_node: int,
+        factors: LinkFactors, threads: int,
+    ) -> None:  # fmt: skip
+        self.n_lanes = NCCL_LANES if cluster is not None and cluster.backend == "nccl" else GLOO_LANES
+        self._interference = None if cluster is None else interference_of(cluster, threads)
+        self._ranks_per_node = ranks_per_node
+        self._unsteady: dict[tuple[str, bool], float] = {}
+        self._times: dict[tuple[str, int, int], float] = {}
+        several = [n for n in ranks if n > 1]
+        if cluster is None or not several:
+            return
+        self._unsteady = {(kind, far): unsteady_s(cluster, kind, far) for kind in ("all_reduce", "broadcast") for far in (False, True)}
+        for kind, wanted in (("all_reduce", reduced_bytes), ("broadcast", broadcast_bytes)):
+            sizes = sorted({_SHORTEST_BYTES, *wanted})
+            times = collective_s(cluster, kind, np.array(sizes, dtype=float)[:, None], np.array(several)[None, :], ranks_per_node, factors)
+            for row, size in enumerate(sizes):
+                for column, n in enumerate(several):
+                    self._times[kind, size, n] = float(times[row, column])
+
+    def seconds(self, kind: str, n_bytes: int, n_ranks: int) -> float:
+        """One collective alone; 0 for one rank."""
+        return 0.0 if n_ranks == 1 else self._times[kind, n_bytes, n_ranks]
+
+    def collective(self, kind: str, n_bytes: int, n_ranks: int, memory_frac: float = 0.0, factor: float = 1.0) -> Collective:
+        """The collective as the time line takes it; `factor` times as slow as usual.
+
+        It takes its mean (:func:`unsteady_s`). The link is needed for all but the time that the shortest message takes. gloo's threads take the rank's
+        processor; `memory_frac` of what they disturb waits for memory.
+        """
+        seconds = factor * self.seconds(kind, n_bytes, n_ranks)
+        if seconds <= 0:
+            return Collective(0.0)
+        waiting = self._unsteady[kind, n_ranks > self._ranks_per_node]
+        latency = min(seconds, factor * self.seconds(kind, _SHORTEST_BYTES, n_ranks))
+        cost = self._interference or Interference()
+        sent = (2 * (n_ranks - 1) / n_ranks if kind == "all_reduce" else 1.0) * n_bytes
+        stolen = sent * (memory_frac * cost.memory_s_per_byte + (1 - memory_frac) * cost.compute_s_per_byte)
+        return Collective(seconds + waiting, (seconds - latency) / (seconds + waiting), stolen, sent * cost.delayed_s_per_byte)
