@@ -259,10 +259,10 @@ def test_costs_that_were_cut_out_are_measured_again() -> None:
     names = [name for names in STEP_COSTS.values() for name in names]
     groups = tuple(f"quick/1/{name}" for name in (*SYSTEM_GROUPS, *(group.name for group in planned_groups("quick", host.this_cpu().flags))))
     whole = Machine(host.this_cpu(), costs=tuple(Cost(name, 1, Samples((1e-6,))) for name in names), groups=groups)
-    assert suite._missing(whole, 1, "quick", ()) == []
+    assert suite._missing(whole, 1, "quick", (), mends=False) == []
     cut = replace(whole, costs=tuple(cost for cost in whole.costs if cost.name not in ("autograd_node", "cold/first")))
-    assert [name for name, _ in suite._missing(cut, 1, "quick", ())] == ["framework"]
-    assert [name for name, _ in suite._missing(replace(whole, costs=()), 1, "quick", ())] == ["framework", "memory"]
+    assert [name for name, _ in suite._missing(cut, 1, "quick", (), mends=False)] == ["framework"]
+    assert [name for name, _ in suite._missing(replace(whole, costs=()), 1, "quick", (), mends=False)] == ["framework", "memory"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [({"mode": "hasty"}, "mode 'hasty' is unknown; known are quick"), ({"threads": (1, 0)}, "threads is 0")])

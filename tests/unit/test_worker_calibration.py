@@ -181,7 +181,7 @@ def test_a_targets_operations_are_measured_by_target_and_batch_size(tmp_path: Pa
 
 def test_a_worker_that_dies_leaves_one_line_and_what_is_finished(tmp_path: Path, leader: type[Leader]) -> None:
     leader.failing = "L2 of 2 workers"
-    with pytest.raises(WorkFailed, match=r"^worker 1 of 2 \(process 7\) ended with status -9, busy with L2; .*m.json keeps the finished groups, run the same"):
+    with pytest.raises(WorkFailed, match=r"^worker 1 of 2 \(process 7\) ended with status -9, busy with L2; .*m.json keeps 3 finished groups, and the same"):
         suite.calibrate(tmp_path / "m.json", mode="quick", workers=(2,))
     assert {sharing.work for sharing in Machine.load(tmp_path / "m.json").sharings} == {PREPARATION, "compute", "L1"}
 
