@@ -366,8 +366,8 @@ class Machine:
             "costs": [{"name": c.name, "threads": c.threads, **samples_to_json(c.samples)} for c in self.costs],
             "curves": [
                 {
-                    "key": list(c.key), "family": c.family, "threads": c.threads, "scales": list(c.scales), "signal": _rounded(c.signal),
-                    "noise": _rounded(c.noise), "held_out_fracs": [_rounded(value) for value in c.held_out_fracs],
+                    "key": list(c.key), "family": c.family, "threads": c.threads, "scales": list(c.scales), "signal": float(f"{c.signal:.4g}"),
+                    "noise": float(f"{c.noise:.4g}"), "held_out_fracs": [float(f"{value:.4g}") for value in c.held_out_fracs],
                 }
                 for c in self.curves
             ],
@@ -446,7 +446,3 @@ def default_path() -> Path:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return base / "dlperf" / "machine.json"
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
