@@ -146,9 +146,9 @@ class _Forecast:
         if self.costs is None:
             return n_batches * consumer_s
         fetch_s, tensor_bytes = self._fetch(shuffled)
-        one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers)
+        one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers, self.loader.waiting_frac if self.loader is not None else 0.0)
         cores = self.training.machine.cpu.n_cores
-        return pipeline_s(n_batches, consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores)
+        return pipeline_s(n_batches, consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores, one.busy_frac)
 
     def _fetch(self, shuffled: bool) -> tuple[float, tuple[int, ...]]:
         assert self.costs is not None
@@ -164,9 +164,9 @@ class _Forecast:
         if self.costs is None or not self.n_workers:
             return False
         fetch_s, tensor_bytes = self._fetch(True)
-        one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers)
+        one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers, self.loader.waiting_frac if self.loader is not None else 0.0)
         cores = self.training.machine.cpu.n_cores
-        return period(consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores).waits
+        return period(consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores, one.busy_frac).waits
 
     def epoch(self, epochs: int, val_samples: int, test_samples: int) -> Epoch:
         """The whole of it."""

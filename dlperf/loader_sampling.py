@@ -6,13 +6,14 @@ import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dlperf.clock import Clock, undisturbed
+from dlperf.clock import Clock, quantile, undisturbed
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.loading import SampledLoader
 from dlperf.recorder.tape import tensors_of
@@ -21,8 +22,10 @@ from dlperf.targets import find_callable
 _WARM_UP, _MOST_BATCHES = 2, 40
 LONGEST_S = 5.0
 """How long a loader is sampled."""
-LONGEST_BATCH_S = 60.0
+LONGEST_BATCH_S = 30.0
 """A batch that takes longer is given up."""
+_LEAST_WAITING_FRAC = 0.05
+"""Less is the resolution of the clocks."""
 
 
 def load(spec: str, batch_size: int, n_workers: int, clock: Clock = Clock()) -> SampledLoader:
@@ -48,13 +51,15 @@ def load(spec: str, batch_size: int, n_workers: int, clock: Clock = Clock()) -> 
     return sample_loader(made, batch_size, name=spec, clock=clock)
 
 
-def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "loader", clock: Clock = Clock(), longest_s: float = LONGEST_S) -> SampledLoader:
+def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "loader", clock: Clock = Clock(), longest_s: float = LONGEST_S,
+                  processor_s: Callable[[], float] = time.process_time) -> SampledLoader:  # fmt: skip
     """Time some batches of a loader in this process, whatever its number of workers: two to warm up, then up to 40 or for `longest_s`.
 
     An endless loader is left where it is; one without a length is taken as it comes. Raises WorkFailed where it raises, gives nothing, or a
-    batch takes more than a minute; DlperfError for batches of another size than `batch_size`.
+    batch takes more than half a minute; DlperfError for batches of another size than `batch_size`.
     """
     pairs: list[tuple[float, bool]] = []
+    waited: list[float] = []
     first: Any = None
     try:
         with contextlib.redirect_stdout(sys.stderr), _limit(LONGEST_BATCH_S, name) as renew:
@@ -62,12 +67,13 @@ def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "load
             begun = clock.now()
             while len(pairs) < _WARM_UP + _MOST_BATCHES and (len(pairs) <= _WARM_UP or clock.now() - begun < longest_s):
                 renew()
-                before, begin = clock.switches(), clock.now()
+                before, used, begin = clock.switches(), processor_s(), clock.now()
                 try:
                     batch = next(iterator)
                 except StopIteration:
                     break
                 end = clock.now()
+                waited.append(1.0 - (processor_s() - used) / (end - begin) if end > begin else 0.0)
                 pairs.append((end - begin, clock.switches() != before))
                 first = batch if first is None else first
                 if pairs[-1][1] and clock.rest is not None:
@@ -87,8 +93,14 @@ def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "load
     notes = () if n_batches is not None else (f"loader {name}: has no length; the samples that were asked for count",)
     return SampledLoader(
         name, n_rows, samples.mean, tuple(tensor.numel() * tensor.element_size() for tensor in tensors), len(samples.values), n_batches, n_samples,
-        bool(loader.drop_last), bool(loader.persistent_workers), notes,
+        bool(loader.drop_last), bool(loader.persistent_workers), notes, _waiting_frac(waited[_WARM_UP:] or waited),
     )  # fmt: skip
+
+
+def _waiting_frac(waited: list[float]) -> float:
+    """The part of a batch's time that needs no processor: the lower quartile, since other processes that take the core away look the same."""
+    found = quantile(waited, 0.25)
+    return min(1.0, found) if found > _LEAST_WAITING_FRAC else 0.0
 
 
 def _in_process(loader: DataLoader[Any]) -> DataLoader[Any]:

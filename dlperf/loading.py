@@ -25,20 +25,22 @@ _PAGE_BYTES = 4096
 # -- the pipeline ---------------------------------------------------------------------------------------------------------
 
 
-def rates(n_active: int, threads: int, n_cores: int) -> tuple[float, float]:
+def rates(n_active: int, threads: int, n_cores: int, busy_frac: float = 1.0) -> tuple[float, float]:
     """The paces, from 0 to 1, of a training with `threads` and of each of `n_active` workers beside it on `n_cores`.
 
-    Where there are more threads than cores, each gets an equal share. Threads that work on one kernel together wait for the slowest of them,
-    which shares its core with the most others.
+    A worker needs a core for `busy_frac` of its time; for the rest it waits (for a disk, a network, a clock). Where more is needed than there are cores,
+    each gets an equal share. Threads that work on one kernel together wait for the slowest of them, which shares its core with the most others.
 
     >>> rates(1, 1, 2), rates(2, 1, 2), rates(1, 2, 2)
     ((1.0, 1.0), (0.6666666666666666, 0.6666666666666666), (0.5, 0.6666666666666666))
+    >>> rates(4, 1, 2, busy_frac=0.25)
+    (1.0, 1.0)
     """
-    n_busy = threads + n_active
+    n_busy = threads + n_active * busy_frac
     if n_busy <= n_cores:
         return 1.0, 1.0
     share = n_cores / n_busy
-    return (share if threads == 1 else 1.0 / math.ceil(n_busy / n_cores)), share
+    return (share if threads == 1 else 1.0 / math.ceil(n_busy / n_cores)), 1.0 / (1.0 - busy_frac + busy_frac / share)
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,19 @@ class Period:
     waits: bool
 
 
-def period(consumer_s: float, producer_s: float, n_workers: int, threads: int, n_cores: int) -> Period:
+def period(consumer_s: float, producer_s: float, n_workers: int, threads: int, n_cores: int, busy_frac: float = 1.0) -> Period:
     """Seconds from batch to batch once everything runs: `consumer_s` the training takes for one, `producer_s` a worker, each alone on its cores.
+
+    For `busy_frac` of its time a worker needs a core.
 
     With cores for all it is max(consumer, producer / workers). Where they share cores, so many workers are active on average that batches are made as fast
     as they are used; if all of them are not enough, the training waits, and while it does the workers have its cores.
     """
     if producer_s <= 0.0:
         return Period(consumer_s, waits=False)
-    made = [n * rates(n, threads, n_cores)[1] / producer_s for n in range(n_workers + 1)]
+    made = [n * rates(n, threads, n_cores, busy_frac)[1] / producer_s for n in range(n_workers + 1)]
     if consumer_s > 0.0:
-        used = [rates(n, threads, n_cores)[0] / consumer_s for n in range(n_workers + 1)]
+        used = [rates(n, threads, n_cores, busy_frac)[0] / consumer_s for n in range(n_workers + 1)]
         for n in range(n_workers):
             if made[n + 1] >= used[n + 1]:
                 part = (used[n] - made[n]) / ((made[n + 1] - made[n]) - (used[n + 1] - used[n]))
@@ -67,11 +71,13 @@ def period(consumer_s: float, producer_s: float, n_workers: int, threads: int, n
         busy_s = 1.0 / used[n_workers]
     else:
         busy_s = 0.0
-    alone = n_workers * min(1.0, n_cores / n_workers) / producer_s
+    alone = n_workers * rates(n_workers, 0, n_cores, busy_frac)[1] / producer_s
     return Period(busy_s + (1.0 - busy_s * made[n_workers]) / alone, waits=True)
 
 
-def pipeline_s(n_batches: int, consumer_s: float, producer_s: float, n_workers: int, threads: int = 1, n_cores: int = 2**20) -> float:
+def pipeline_s(
+    n_batches: int, consumer_s: float, producer_s: float, n_workers: int, threads: int = 1, n_cores: int = 2**20, busy_frac: float = 1.0
+) -> float:
     """Seconds from the workers' start to the end of the training's last batch.
 
     Workers take batches in turn and the training uses them in order, so batch i (of W workers) is ready in round floor(i / W) + 1. No batch is used before
@@ -87,10 +93,10 @@ def pipeline_s(n_batches: int, consumer_s: float, producer_s: float, n_workers: 
     if n_workers == 0:
         return n_batches * (consumer_s + producer_s)
     n_workers = min(n_workers, n_batches)
-    steady = period(consumer_s, producer_s, n_workers, threads, n_cores)
-    first_s = producer_s / min(1.0, n_cores / n_workers)
+    steady = period(consumer_s, producer_s, n_workers, threads, n_cores, busy_frac)
+    first_s = producer_s / rates(n_workers, 0, n_cores, busy_frac)[1]
     if steady.waits:
-        made_s, used_s = steady.seconds * n_workers, consumer_s / rates(n_workers, threads, n_cores)[0]
+        made_s, used_s = steady.seconds * n_workers, consumer_s / rates(n_workers, threads, n_cores, busy_frac)[0]
     else:
         made_s, used_s = producer_s, steady.seconds
     n_rounds = math.ceil(n_batches / n_workers)
@@ -104,8 +110,9 @@ def pipeline_s(n_batches: int, consumer_s: float, producer_s: float, n_workers: 
 class SampledLoader:
     """What a user's own dataset and collation take, sampled in one process.
 
-    `batch_s` is the mean time of fetching a batch of `batch_size` (the sampler's, the dataset's and the collation's), `tensor_bytes` the sizes of the
-    tensors in it. `n_batches` is the loader's length, None for one without. The rest is how the loader was set up.
+    `batch_s` is the mean time of fetching a batch of `batch_size` (the sampler's, the dataset's and the collation's), `waiting_frac` the part of it in
+    which no processor was needed, `tensor_bytes` the sizes of the tensors in it. `n_batches` is the loader's length, None for one without. The rest is
+    how the loader was set up.
     """
 
     name: str
@@ -118,15 +125,27 @@ class SampledLoader:
     drop_last: bool = False
     persistent_workers: bool = False
     notes: tuple[str, ...] = ()
+    waiting_frac: float = 0.0
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A batch: `fetch_s` to make it, in the process that wants it or in a worker; `hand_over_s` of a worker beyond that, `take_over_s` of the training."""
+    """A batch: `fetch_s` to make it, in the process that wants it or in a worker, `waiting_frac` of it without need of a core; `hand_over_s` of a worker
+    beyond that, `take_over_s` of the training."""
 
     fetch_s: float
     hand_over_s: float = 0.0
     take_over_s: float = 0.0
+    waiting_frac: float = 0.0
+
+    @property
+    def busy_frac(self) -> float:
+        """The part of a worker's time in which it needs a core.
+
+        >>> Batches(fetch_s=3.0, hand_over_s=1.0, waiting_frac=0.5).busy_frac
+        0.625
+        """
+        return 1.0 - self.waiting_frac * self.fetch_s / self.made_s if self.made_s else 1.0
 
     @property
     def made_s(self) -> float:
@@ -203,16 +222,16 @@ class LoaderCosts:
         page_s = sum(self.machine.cost_s(name, self.threads, 0.0) for name in ("page_fault", "page_release"))
         return self.factor * n_bytes / _PAGE_BYTES * page_s
 
-    def batches(self, fetch_s: float, tensor_bytes: tuple[int, ...], n_workers: int) -> Batches:
-        """A batch of tensors of so many bytes that takes `fetch_s` to make."""
+    def batches(self, fetch_s: float, tensor_bytes: tuple[int, ...], n_workers: int, waiting_frac: float = 0.0) -> Batches:
+        """A batch of tensors of so many bytes that takes `fetch_s` to make, `waiting_frac` of it without need of a core."""
         if n_workers == 0:
-            return Batches(fetch_s)
+            return Batches(fetch_s, waiting_frac=waiting_frac)
         self._check_workers()
         n_tensors, n_bytes = len(tensor_bytes), sum(tensor_bytes)
         send_s, receive_s = (
             self._cost_s(f"{way}_batch") + n_tensors * self._cost_s(f"{way}_tensor") + n_bytes * self._cost_s(f"{way}_byte") for way in ("send", "receive")
         )
-        return Batches(fetch_s, send_s, receive_s)
+        return Batches(fetch_s, send_s, receive_s, waiting_frac)
 
     def starts(self, n_workers: int, memory_bytes: float) -> Starts:
         """Starting and ending workers beside a training that writes to `memory_bytes`."""

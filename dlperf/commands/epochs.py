@@ -42,6 +42,8 @@ def forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
         clip=args.clip, scheduler=args.scheduler, checkpoint=args.checkpoint, accuracy=args.accuracy,
         workers=args.workers,
     )  # fmt: skip
+    if loader is not None and loader.n_samples is not None and loader.n_samples != args.samples:
+        warn(f"--loader {args.loader}: has {loader.n_samples:,} samples; the {args.samples:,} of --samples count")
     for note in epoch.notes:
         warn(note)
     return epoch

@@ -155,11 +155,12 @@ def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list
     if step.low_s is not None and step.high_s is not None:
         total += f"   (90 % interval {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
     lines = [(name, format_seconds(seconds)) for name, seconds in parts] + [("step", total)]
+    of_all, each = (f" of all {prediction.workers} workers", ", each worker") if prediction.workers > 1 else ("", "")
     if step.total_s:
-        lines.append(("throughput", _rate(prediction.trace.batch_size / step.total_s)))
+        lines.append(("throughput", _rate(prediction.workers * prediction.trace.batch_size / step.total_s) + of_all))
     if step.peak_memory_bytes is not None:
         without = "" if prediction.machine.footprints else "; torch's own share is not in the machine file"
-        lines.append(("peak memory", f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch{without}"))
+        lines.append(("peak memory", f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch{each}{without}"))
     if prediction.page_faults is not None:
         lines.append(("page faults", prediction.page_faults.sentence()))
     if bounds := bound_shares(prediction):

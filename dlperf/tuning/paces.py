@@ -111,7 +111,7 @@ class Forecaster:
         if not n_loading:
             return Pace(found.step_s + batch.fetch_s, once_s, found.peak_memory_bytes, "loader" if batch.fetch_s > found.step_s else found.bound)
         cores = max(1, self.machine.cpu.n_cores // workers)
-        steady = period(found.step_s + batch.take_over_s, batch.fetch_s + batch.hand_over_s, n_loading, threads, cores)
+        steady = period(found.step_s + batch.take_over_s, batch.made_s, n_loading, threads, cores)
         starts = costs.starts(n_loading, found.peak_memory_bytes)
         memory_bytes = found.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes)
         return Pace(steady.seconds, once_s + starts.start_s + starts.stop_s, memory_bytes, "loader" if steady.waits else found.bound)

@@ -61,6 +61,12 @@ def test_an_endless_loader_is_left_after_its_time() -> None:
     assert found.notes == ("loader loader: has no length; the samples that were asked for count",)
 
 
+def test_what_needs_no_processor_is_told_apart() -> None:
+    # a batch of four samples takes 12 ms of the clock, and the processor for 3 of them
+    used = iter(range(1000))
+    assert sample_loader(DataLoader(Slow(40), 4), 4, clock=CLOCK, processor_s=lambda: 0.003 * next(used)).waiting_frac == pytest.approx(0.75)
+
+
 def test_a_short_loader_is_taken_as_it_is() -> None:
     assert sample_loader(DataLoader(Slow(8), 8), 8, clock=CLOCK).n_sampled == 1
 

@@ -64,6 +64,15 @@ def test_threads_wait_for_the_one_that_shares_its_core() -> None:
     assert not found.waits
 
 
+def test_workers_that_wait_need_no_core() -> None:
+    # four workers that sleep 10 s for a batch make one every 2.5 s, however few the cores
+    assert period(1.0, 10.0, 4, 1, 2, busy_frac=0.0).seconds == pytest.approx(2.5)
+    # half of their time on a core: 1 + 4 / 2 busy on 2 cores, so 2/3 of a core each and 10 (1/2 + 3/4) = 12.5 s beside the training, 10 s where it waits
+    found = period(1.0, 10.0, 4, 1, 2, busy_frac=0.5)
+    assert found.waits
+    assert found.seconds == pytest.approx(1.5 + (1 - 1.5 * 4 / 12.5) / (4 / 10.0))
+
+
 def test_a_training_that_waits_leaves_its_core_to_the_workers() -> None:
     # one thread and two workers on two cores, 1 to use and 10 to make: 1.5 s together at 2/3 each, which make 2 x 1.5 x 2/3 = 2 of the 10, the other 8 take 8/2
     found = period(1.0, 10.0, 2, 1, 2)
