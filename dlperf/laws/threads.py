@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlperf.errors import DlperfError
+from dlperf.laws.arguments import at_least
 
 # -- what is trained, and what it takes -----------------------------------------------------------------------------------
 
@@ -36,9 +37,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name, least in (("n_epochs", 1), ("n_training", 1), ("n_validation", 0), ("n_test", 0)):
-            _at_least(name, getattr(self, name), least)
+            at_least(name, getattr(self, name), least)
         if self.n_test_passes is not None:
-            _at_least("n_test_passes", self.n_test_passes, 0)
+            at_least("n_test_passes", self.n_test_passes, 0)
 
     @property
     def n_tested(self) -> int:
@@ -59,7 +60,7 @@ class ImageTimes:
 
     def __post_init__(self) -> None:
         for name in ("forward_s", "backward_s", "preparation_s"):
-            _at_least(name, getattr(self, name), 0)
+            at_least(name, getattr(self, name), 0)
 
     @classmethod
     def of_step(cls, forward_s: float, total_s: float, batch_size: int, preparation_s: float = 0.0) -> ImageTimes:
@@ -70,7 +71,7 @@ class ImageTimes:
         >>> ImageTimes.of_step(forward_s=2.0, total_s=8.0, batch_size=4)
         ImageTimes(forward_s=0.5, backward_s=1.5, preparation_s=0.0)
         """
-        _at_least("batch_size", batch_size, 1)
+        at_least("batch_size", batch_size, 1)
         if total_s < forward_s:
             raise DlperfError(f"total_s is {total_s}, less than forward_s, {forward_s}; a step holds its forward pass")
         return cls(forward_s / batch_size, (total_s - forward_s) / batch_size, preparation_s)
@@ -90,7 +91,7 @@ class Operations:
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward", "preparation"):
-            _at_least(name, getattr(self, name), 0)
+            at_least(name, getattr(self, name), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def training_time(workload: Workload, times: ImageTimes, n_workers: int, cpi: fl
         raise DlperfError(f"{n_workers} workers are more than the {workload.n_training} training images; give each at least one image")
     if not (cpi > 0 and math.isfinite(cpi)):
         raise DlperfError(f"CPI is {cpi}; it must be positive and finite")
-    _at_least("contention_s", contention_s, 0)
+    at_least("contention_s", contention_s, 0)
     trained = workload.n_training * workload.n_epochs / n_workers
     validated = workload.n_validation * workload.n_epochs / n_workers
     return TrainingTime(
@@ -174,7 +175,7 @@ def seconds_per_operation(measured_s: float, n_operations: float, other_s: float
     >>> seconds_per_operation(10.0, 4, other_s=2.0)
     2.0
     """
-    _at_least("other_s", other_s, 0)
+    at_least("other_s", other_s, 0)
     if not n_operations > 0:
         raise DlperfError(f"the measured point has {n_operations} operations; OperationFactor needs at least one")
     if not (measured_s > other_s and math.isfinite(measured_s)):
@@ -210,7 +211,7 @@ class HardwareThreads:
     cpis: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        _at_least("n_cores", self.n_cores, 1)
+        at_least("n_cores", self.n_cores, 1)
         if not self.cpis or not all(cpi > 0 and math.isfinite(cpi) for cpi in self.cpis) or list(self.cpis) != sorted(self.cpis):
             raise DlperfError(f"CPIs are {self.cpis}; they must be positive, one for each number of threads on a core, and none less than the one before")
 
@@ -287,7 +288,7 @@ class MemoryContention:
             raise DlperfError(f"memory contention is given at {workers} workers; give each number once, in rising order")
         for n_workers, seconds in self.points:
             check_workers(n_workers)
-            _at_least(f"memory contention of {n_workers} worker(s)", seconds, 0)
+            at_least(f"memory contention of {n_workers} worker(s)", seconds, 0)
 
     @property
     def line(self) -> Line:
@@ -320,8 +321,3 @@ def check_workers(n_workers: int) -> None:
     """Raises DlperfError for a number of workers that is not whole or below 1."""
     if not (n_workers >= 1 and n_workers % 1 == 0):
         raise DlperfError(f"the number of workers is {n_workers}; it must be a whole number of at least 1")
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not (value >= least and math.isfinite(value)):
-        raise DlperfError(f"{name} is {value}; it must be finite and at least {least}")
