@@ -4,13 +4,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dlperf.errors import DlperfError
 from dlperf.explanation import Explanation
 from dlperf.explanation.exchange import explanation_to_json, parts_to_csv, suggestions_to_csv
 from dlperf.explanation.plots import pngs_of
 from dlperf.explanation.text import explanation_to_markdown
 from dlperf.files import write_bytes, write_text
-from dlperf.report.writing import check_folder
+from dlperf.report.writing import check_folder, make_folder
 
 
 def write(explanation: Explanation, folder: str | Path, force: bool = False) -> list[Path]:
@@ -20,11 +19,7 @@ def write(explanation: Explanation, folder: str | Path, force: bool = False) -> 
     or holds foreign files (unless `force`), WorkFailed if the disk refuses.
     """
     check_folder(folder, force)
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DlperfError(f"{folder}: {error.strerror or error}; choose another place") from error
+    folder = make_folder(folder)
     pngs = pngs_of(explanation)
     texts = {
         "explanation.md": explanation_to_markdown(explanation, [f"{name}.png" for name in pngs]),

@@ -4,9 +4,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dlperf.errors import DlperfError
 from dlperf.files import write_bytes, write_text
-from dlperf.report.writing import check_folder
+from dlperf.report.writing import check_folder, make_folder
 from dlperf.tuning import Tuning
 from dlperf.tuning.exchange import tuning_to_csv, tuning_to_json
 from dlperf.tuning.plots import landscape_png
@@ -20,11 +19,7 @@ def write(tuning: Tuning, folder: str | Path, force: bool = False) -> list[Path]
     (unless `force`), WorkFailed if the disk refuses.
     """
     check_folder(folder, force)
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DlperfError(f"{folder}: {error.strerror or error}; choose another place") from error
+    folder = make_folder(folder)
     picture = landscape_png(tuning)
     texts = {
         "tuning.md": tuning_to_markdown(tuning, ["landscape.png"]),
