@@ -7,11 +7,8 @@ environment before torch is imported.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 import random
-import signal
 import statistics
 import sys
 import time
@@ -24,6 +21,7 @@ from dlperf import host
 from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
 from dlperf.machine import EXACT, MEAN, PACE, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Trace
+from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
 
 _CHUNK_POINTS, _CHUNK_BYTES = 16, 2**28
@@ -172,7 +170,7 @@ def _chunks(points: tuple[Point, ...], order: list[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
+def run(job: dict[str, Any], say: Say) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results."""
     import torch
 
@@ -234,25 +232,5 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         )  # fmt: skip
 
 
-def main() -> int:
-    """Read the job from stdin, write JSON lines to stdout."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises, so that a process of our own is ended with us
-    job = json.loads(sys.stdin.readline())
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines
-
-    def say(message: dict[str, Any]) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
-    try:
-        run(job, say)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_job(run))

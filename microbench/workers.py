@@ -7,10 +7,7 @@ turns, which is in what they measure: their share of the processors, what switch
 """
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +21,7 @@ from dlperf import host
 from dlperf.clock import Clock, Samples, involuntary_switches
 from dlperf.machine import Cpu, Machine
 from dlperf.sharing import PREPARATION, Sharing
+from microbench.job import Say, do_job
 
 ROUNDS = {"quick": 3, "full": 7, "thorough": 15}
 """How often one alone and all together are measured in turns."""
@@ -257,7 +255,7 @@ def start_s(workers: int, target: Callable[[Any], None] = _be_ready) -> float:
                 process.join()
 
 
-def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
+def run(job: dict[str, Any], say: Say) -> None:
     """Measure the groups of a job: [name, work, path of a trace or null, workers] each."""
     cpu, mode = host.this_cpu(), job["mode"]
     at_once = [workers for _, work, _, workers in job["groups"] if work != PREPARATION]
@@ -278,28 +276,15 @@ def run(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
                     tell(name, *measure(team, work, path, workers, mode))
 
 
-def main() -> int:
-    """Read the job from stdin, write JSON lines to stdout."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises, so that the workers are ended on the way out
-    job = json.loads(sys.stdin.readline())
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines
-
-    def say(message: dict[str, Any]) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
+def run_or_say(job: dict[str, Any], say: Say) -> int:
+    """Measure; a worker that dies is said in one line and makes the status 1."""
     try:
         run(job, say)
     except WorkerDied as error:
         say({"failed": str(error)})
         return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_job(run_or_say))
