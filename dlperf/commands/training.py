@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import Answer, default_cache, load_machine, narrate, use_threads, warn
@@ -30,7 +30,6 @@ def validate_training(args: Namespace) -> Answer:
     from dlperf.commands.validation import provenance_of
     from dlperf.report.writing import check_folder
     from dlperf.validation import training_page
-    from dlperf.validation.archive import what_is_kept
     from dlperf.validation.training import KINDS, TrainingStudy
 
     if args.output is not None:
@@ -43,7 +42,6 @@ def validate_training(args: Namespace) -> Answer:
     bench = _bench(args, machine)
     rows: list[Row] = []
     failures: list[str] = []
-    n_kept = 0
     wanted = set(args.parts or KINDS)
     try:
         for make in _plan(bench, args, wanted):
@@ -53,14 +51,14 @@ def validate_training(args: Namespace) -> Answer:
                 failures.append(str(error))
                 warn(str(error))
                 continue
-            n_kept += 1
             if row.kind in wanted:
                 rows.append(row)
                 narrate(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
     except KeyboardInterrupt:
-        raise Interrupted(what_is_kept(n_kept, "case", bench.cache, bench.fresh)) from None
+        raise Interrupted(bench.archive.kept) from None
     tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
     provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
+    provenance = replace(provenance, remarks=(*provenance.remarks, *([bench.archive.remark] if bench.archive.remark else [])))
     study = TrainingStudy(provenance, tuple(rows), tables, tuple(failures))
     if args.output is not None:
         written = training_page.write_study(study, args.output, args.force)
@@ -70,13 +68,14 @@ def validate_training(args: Namespace) -> Answer:
 
 def _bench(args: Namespace, machine: Machine) -> Bench:
     from dlperf import targets
+    from dlperf.validation.archive import Archive
     from dlperf.validation.training_runs import LOADERS, Bench
 
     for name in args.targets:
         if name not in LOADERS:
             raise DlperfError(f"{name}: the training scripts know {', '.join(LOADERS)}; name some of these with --training")
-    cache = Path(args.cache) if args.cache else default_cache("training")
-    return Bench(targets.checkout_folder(), machine, args.runs or RUNS, args.seconds or SECONDS, cache, args.fresh, narrate)
+    archive = Archive(args.cache or default_cache("training"), args.fresh)
+    return Bench(targets.checkout_folder(), machine, args.runs or RUNS, args.seconds or SECONDS, archive, narrate)
 
 
 def _plan(bench: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[[], Row]]:

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
@@ -17,6 +18,7 @@ from dlperf.validation.cases import Case
 from dlperf.validation.peers import PeerEstimate
 
 PEERS_SCHEMA = "dlperf.peers"
+Kept = TypeVar("Kept")
 
 
 def what_is_kept(n_kept: int, what: str, folder: Path, fresh: bool) -> str:
@@ -55,37 +57,36 @@ class Archive:
     def measurement(self, case: Case, trace: Trace, run: int, seconds: float, take: Callable[[], Measurement]) -> Measurement:
         """The measurement of one run: the one that is kept, else a new one, which is then kept."""
         path = self.path(f"run{run}", case, trace, f"{seconds:g} s")
-        if not self.fresh and path.exists():
-            try:
-                found = Measurement.load(path)
-            except DlperfError:
-                pass  # damaged: measured anew and replaced
-            else:
-                self._dates.append(path.stat().st_mtime)
-                return found
-        taken = take()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        taken.save(path)
-        self.n_taken += 1
-        return taken
+        return self.keep(path, Measurement.load, take, lambda taken: taken.save(path))
 
     def estimates(self, case: Case, trace: Trace, detail: str, ask: Callable[[], Sequence[PeerEstimate]]) -> tuple[PeerEstimate, ...]:
         """What the peers say: as it is kept, else asked anew and then kept. `detail` says what they were given."""
         path = self.path("peers", case, trace, detail)
+
+        def load(found: Path) -> tuple[PeerEstimate, ...]:
+            return tuple(PeerEstimate.from_json(row) for row in read_json(found, PEERS_SCHEMA, 1)["estimates"])
+
+        def save(asked: tuple[PeerEstimate, ...]) -> None:
+            rows = [estimate.to_json() for estimate in asked]
+            write_json(path, {"schema": PEERS_SCHEMA, "schema_version": 1, "versions": versions(), "machine": this_cpu().model, "estimates": rows})
+
+        return self.keep(path, load, lambda: tuple(ask()), save)
+
+    def keep(self, path: Path, load: Callable[[Path], Kept], take: Callable[[], Kept], save: Callable[[Kept], None]) -> Kept:
+        """What a file of this folder holds, else what `take` gives, which `save` then keeps; a damaged file is taken anew and replaced."""
         if not self.fresh and path.exists():
             try:
-                found = tuple(PeerEstimate.from_json(row) for row in read_json(path, PEERS_SCHEMA, 1)["estimates"])
+                found = load(path)
             except (DlperfError, KeyError, TypeError, ValueError):
                 pass
             else:
                 self._dates.append(path.stat().st_mtime)
                 return found
-        asked = tuple(ask())
+        taken = take()
         self.folder.mkdir(parents=True, exist_ok=True)
-        rows = [estimate.to_json() for estimate in asked]
-        write_json(path, {"schema": PEERS_SCHEMA, "schema_version": 1, "versions": versions(), "machine": this_cpu().model, "estimates": rows})
+        save(taken)
         self.n_taken += 1
-        return asked
+        return taken
 
     @property
     def kept(self) -> str:

@@ -11,15 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dlperf import residence
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import WorkFailed
 from dlperf.files import read_json, write_json
 from dlperf.machine import Machine
 from dlperf.report.writing import slug
+from dlperf.validation.archive import Archive
 from dlperf.validation.training import Pair, Row
 
 EPOCHS = 2
@@ -36,15 +37,15 @@ _TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how runs are made: the checkout's folder, the machine file, runs a case, seconds of each, where rows are kept, how progress is told."""
+    """Where and how runs are made: the checkout's folder, the machine file, runs a case, seconds of each, what keeps the rows, how progress is told."""
 
     checkout: Path
     machine: Machine
     n_runs: int
     seconds: float
-    cache: Path
-    fresh: bool
+    archive: Archive
     narrate: Callable[[str], None]
+    _sample_s: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -75,25 +76,25 @@ class Bench:
 
     def samples_for(self, network: str, seconds: float) -> int:
         """Samples whose epoch takes about so many seconds, a whole number of batches."""
-        each_s = float(self.predict(network, _PROBE_SAMPLES)["epoch_s"]) / _PROBE_SAMPLES
-        return BATCH_SIZE * max(2, math.ceil(seconds / each_s / BATCH_SIZE))
+        if network not in self._sample_s:  # once: its loader is sampled, and all cases of a network should train on as many samples
+            self._sample_s[network] = float(self.predict(network, _PROBE_SAMPLES)["epoch_s"]) / _PROBE_SAMPLES
+        return BATCH_SIZE * max(2, math.ceil(seconds / self._sample_s[network] / BATCH_SIZE))
 
     # -- keeping --------------------------------------------------------------------------------------------------
 
     def kept(self, kind: str, case: str, make: Callable[[], Row]) -> Row:
         """The row of an earlier study of the same machine file and settings, else a new one, which is then kept."""
         said = "\n".join((kind, case, self.machine.created, *sorted(map(str, self.machine.versions.items())), f"{self.n_runs} {self.seconds:g}"))
-        path = self.cache / f"{slug(kind)}-{slug(case, 40)}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
-        if not self.fresh and path.exists():
-            try:
-                return Row.from_json(read_json(path, _ROW_SCHEMA, 1)["row"])
-            except (DlperfError, KeyError, TypeError):
-                pass  # damaged: measured anew and replaced
-        self.narrate(f"{kind}: {case}")
-        row = make()
-        self.cache.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"schema": _ROW_SCHEMA, "schema_version": 1, "row": asdict(row)})
-        return row
+        path = self.archive.folder / f"{slug(kind)}-{slug(case, 40)}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
+
+        def take() -> Row:
+            self.narrate(f"{kind}: {case}")
+            return make()
+
+        def save(row: Row) -> None:
+            write_json(path, {"schema": _ROW_SCHEMA, "schema_version": 1, "row": asdict(row)})
+
+        return self.archive.keep(path, lambda found: Row.from_json(read_json(found, _ROW_SCHEMA, 1)["row"]), take, save)
 
     # -- the kinds ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from calibrated_cases import machine as made_up
 
 from dlperf.errors import WorkFailed
 from dlperf.validation import training_page
+from dlperf.validation.archive import Archive
 from dlperf.validation.study import Provenance
 from dlperf.validation.training import Forecasts, Pair, Row, TrainingStudy
 from dlperf.validation.training_runs import BATCH_SIZE, Bench
@@ -83,7 +84,7 @@ class Answers(Bench):
 @pytest.fixture
 def bench(tmp_path: Path) -> Answers:
     """Two runs of 10 s on a machine of one core."""
-    found = Answers(tmp_path, replace(made_up(), path="m.json"), 2, 10.0, tmp_path / "kept", False, lambda line: None)
+    found = Answers(tmp_path, replace(made_up(), path="m.json"), 2, 10.0, Archive(tmp_path / "kept"), lambda line: None)
     object.__setattr__(found, "log", [])
     return found
 
@@ -99,6 +100,12 @@ def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> No
         assert [command[command.index(f"--{name}") + 1] for name in ("samples", "epochs", "val-samples", "test-samples", "workers")] == [
             str(n), "2", str(n // 5), str(n // 5), "2",
         ]  # fmt: skip
+
+
+def test_a_networks_loader_is_sampled_once_for_all_its_cases(bench: Answers) -> None:
+    rows = [make() for make in bench.workers("cnn-small", [1, 2, 4])]
+    probes = [command for command in bench.log if "predict" in command and "--workers" not in command]  # type: ignore[attr-defined]
+    assert (len(rows), len(probes)) == (3, 1)
 
 
 def test_one_run_serves_both_forecasts_of_an_epoch(bench: Answers) -> None:
@@ -121,9 +128,10 @@ def test_finished_cases_are_kept(bench: Answers) -> None:
     n = len(bench.log)  # type: ignore[attr-defined]
     assert [make() for make in bench.choice("lenet")] == first
     assert len(bench.log) == n  # type: ignore[attr-defined]
+    assert bench.archive.remark.startswith("1 of 2 measurements were kept from before")
 
 
 def test_a_run_that_fails_keeps_nothing(bench: Answers) -> None:
     with pytest.raises(WorkFailed, match="a worker died"):
         _ = [make() for make in bench.workers("cnn-large", [2])]
-    assert not list(bench.cache.glob("*")) if bench.cache.exists() else True
+    assert not list(bench.archive.folder.glob("*")) if bench.archive.folder.exists() else True
