@@ -162,7 +162,9 @@ def is_ours(path: Path) -> bool:
         ".txt": lambda: head.startswith(b"dlperf "),
         ".md": lambda: head.startswith(b"<!-- dlperf "),
         ".html": lambda: b'<meta name="generator" content="dlperf' in head,
-        ".csv": lambda: head.startswith((b"target,batch_size,threads,", b"family,kind,op,threads,", b"threads,batch_size,loader_workers,")),
+        ".csv": lambda: head.startswith(
+            (b"target,batch_size,threads,", b"family,kind,op,threads,", b"threads,batch_size,loader_workers,", b"kind,case,run,unit,")
+        ),
         ".png": lambda: b"Software\x00dlperf" in head,
     }
     return path.suffix in marks and marks[path.suffix]()

@@ -51,6 +51,7 @@ def test_page_and_folder(tmp_path: Path) -> None:
     assert "failed: large: diverged" in text
     written = training_page.write_study(study, tmp_path / "out")
     assert [path.name for path in written] == ["training.md", "training.csv", "workers-small.png"]
+    assert training_page.write_study(study, tmp_path / "out") == written  # its own files it may replace
     page = written[0].read_text()
     assert "| small | 2.0 | - |" in page
     assert "| small | 7.4 | 8.8 |" in page  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
