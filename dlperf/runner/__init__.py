@@ -18,6 +18,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dlperf.errors import DlperfError, check_type
+from dlperf.runner.looks import Looks, Usual, usual_of
 from dlperf.runner.main_script import check_script, run_as_main
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class _Session:
         self.live: Live | None = None
         self.error: BaseException | None = None
         self._threads, self._machine, self._n_epochs = threads, machine, n_epochs
+        self._looks = Looks()
+        self._looks.take()
         self._finder: _AfterTorch | None = None
 
     def watch_when_torch_comes(self) -> None:
@@ -187,10 +190,11 @@ class _Session:
 
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            watcher = Watcher()
-            machine, n_threads = self._machine, torch.get_num_threads
-            live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs, lambda: 1.0 if machine is None else machine.unrest(n_threads()))
-            watcher.on_watched = lambda watcher: _forecast_from(live, watcher)
+            self._looks.take()
+            watcher = Watcher(looks=self._looks)
+            usual = _usual_of(self._machine, torch.get_num_threads())
+            live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs)
+            watcher.on_watched = lambda watcher: _forecast_from(live, watcher, usual)
             watcher.install()
             self.watcher, self.live = watcher, live
         except Exception as error:  # the script goes on without us
@@ -206,15 +210,31 @@ class _Session:
             self.watcher.remove()
 
 
-def _forecast_from(live: Live, watcher: Watcher) -> None:
+def _usual_of(machine: Machine | None, threads: int) -> Usual:
+    """The pace as the machine file has it; unknown where that is of another machine or torch."""
+    from dlperf import host
+    from dlperf.inspection import find_mismatches
+
+    return Usual() if machine is None or find_mismatches(machine, host.this_cpu(), host.versions()) else usual_of(machine, threads)
+
+
+def _forecast_from(live: Live, watcher: Watcher, usual: Usual) -> None:
     """The watching is over: what it saw goes to the forecast."""
     from dlperf.runner.forecast import SeenStep
 
     watched = watcher.watched
     if watched is None or not watched.plain:
         return
-    seen = [SeenStep(s.interval_s, s.loading_s, s.n_loaded, s.loader_idle) for s in watched.plain if s.interval_s is not None]
-    live.begin(seen, round(statistics.median(step.n_passes for step in watched.plain)), watched.root_type)
+    seen = [
+        SeenStep(
+            step.interval_s, step.loading_s, step.loaded.n_made, step.loaded.is_idle, step.loaded.n_workers,
+            step.processor_s / step.interval_s if step.interval_s else 1.0, probed,
+        )
+        for steps, probed in ((watched.plain, False), (watched.probed, True)) for step in steps if step.interval_s is not None
+    ]  # fmt: skip
+    looks = [s.pace_s for s in watched.plain if s.pace_s is not None]
+    passes = round(statistics.median(step.n_passes for step in watched.plain))
+    live.begin(seen, passes, watched.root_type, lambda: watcher.looks.moment(looks, usual))
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

@@ -17,6 +17,7 @@ from typing import Any
 from dlperf.clock import Clock
 from dlperf.runner.epoch_log import EpochLog, EpochTimes
 from dlperf.runner.forecast import Outlook, Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of
+from dlperf.runner.looks import Moment
 from dlperf.runner.loops import Loop, enclosing_loops
 from dlperf.units import format_seconds
 
@@ -75,12 +76,10 @@ class Verdict:
 class Live:
     """The forecast of one run, made from an :class:`EpochLog`. `n_epochs`: as the user said; None: to be found in the program's loops.
 
-    `line` shows it (None: it is kept and not shown). `unrest` is the machine's, see :func:`dlperf.runner.forecast.rate_of`.
+    `line` shows it (None: it is kept and not shown).
     """
 
-    def __init__(
-        self, log: EpochLog, clock: Clock = Clock(), line: StderrLine | None = None, n_epochs: int | None = None, unrest: Callable[[], float] = lambda: 1.0
-    ) -> None:
+    def __init__(self, log: EpochLog, clock: Clock = Clock(), line: StderrLine | None = None, n_epochs: int | None = None) -> None:
         self.error: BaseException | None = None
         self.first: Outlook | None = None
         self.half: Outlook | None = None
@@ -89,7 +88,8 @@ class Live:
         self.notes: list[str] = []
         self.ended: float | None = None
         self.is_epoch = True
-        self._log, self._clock, self._line, self._unrest = log, clock, line, unrest
+        self.moment = Moment()
+        self._log, self._clock, self._line = log, clock, line
         self._n_epochs, self._epochs_before = n_epochs, 0
         self._said_by_user = n_epochs is not None
         self._loops_of: dict[int, tuple[Loop, ...]] = {}
@@ -106,12 +106,13 @@ class Live:
 
     # -- when it is called ----------------------------------------------------------------------------------------
 
-    def begin(self, steps: Sequence[SeenStep], passes: int, name: str = "") -> None:
-        """The watching is over: forecast as soon as the step that runs has been counted."""
+    def begin(self, steps: Sequence[SeenStep], passes: int, name: str = "", moment: Callable[[], Moment] = Moment) -> None:
+        """The watching is over: forecast as soon as the step that runs has been counted. `moment`: how slow the core was meanwhile."""
 
         def start() -> None:
             self._passes, self._name = passes, name
-            self._rate = rate_of(steps, passes, self._unrest())
+            self.moment = moment()
+            self._rate = rate_of(steps, passes, self.moment.half_frac)
             if self._rate is not None:
                 self._log.call_at(-math.inf, lambda at: self._safely(lambda: self._start(at)))
 
@@ -225,7 +226,8 @@ class Live:
             pauses_s=tuple(after.began - before.ended for before, after in itertools.pairwise(epochs)),
             starts_s=tuple(epoch.first - epoch.began for epoch in epochs[1:] if epoch.first is not None), epochs_before=self._epochs_before,
         )  # fmt: skip
-        return look_ahead(past, pooled(self._rate, self._stretches))
+        left_s = math.inf if past.steps_left is None else past.steps_left * self._rate.step_s
+        return look_ahead(past, pooled(self._rate.on_core(self.moment.factor(left_s)), self._stretches, left_s))
 
     def _add_stretch(self, at: float) -> None:
         """What the counter saw since the last time, without the pauses between epochs and the starts of loaders."""
@@ -307,6 +309,7 @@ class Live:
         first = self.first
         return {
             "after_steps": first.after_steps, "epoch_s": first.epoch_s, "low_s": first.low_s, "high_s": first.high_s, "step_s": first.step_s,
+            "by_loader": first.by_loader, "slowed": self.moment.slowed, "usually_slowed": self.moment.usual,
             "epoch_real_s": self.epoch.real_s, "error_frac": self.epoch.error_frac, "n_epochs": self._n_epochs, "n_epochs_from_user": self._said_by_user,
             "half": None if self.half is None else {**self.half.to_json(), **self.epoch_at_half.to_json()},
             "training": self.training.to_json(), "run": self.run.to_json(),
@@ -361,6 +364,8 @@ def describe(outlook: Outlook, is_epoch: bool = True) -> str:
         parts.append(f"run {between(outlook.epoch_s, outlook.low_s, outlook.high_s)}")
     whose = "" if outlook.run_s is not None or not is_epoch else " of this epoch (dlperf run --epochs E forecasts the run)"
     parts.append(f"{format_seconds(outlook.left_s)} left{whose}")
+    if outlook.by_loader:
+        parts.append("waiting for the loader")
     if is_epoch and outlook.run_s is not None and outlook.pause_s is None:
         parts.append("without validation and other pauses, which show after the first epoch")
     return ", ".join(parts)

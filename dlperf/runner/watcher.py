@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.clock import Clock
-from dlperf.runner.epoch_log import EpochLog
+from dlperf.runner.epoch_log import EpochLog, Loaded
+from dlperf.runner.looks import Looks
 from dlperf.runner.loss_replay import LossRecorder, LossReplay
 from dlperf.runner.seeking import Found, Seeker
 from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, StepTimes, probe_costs
@@ -43,7 +45,7 @@ class WatchedStep:
     """One optimizer step of the program, in seconds; forward and backward summed over its passes.
 
     `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
-    where something else than training lay between. `n_loaded`, `loader_idle`: see :attr:`EpochLog.loaded`.
+    where something else than training lay between. `processor_s`: what the process used of processors in it. `pace_s`: see :class:`dlperf.runner.looks.Looks`.
     """
 
     forward_s: float = 0.0
@@ -54,8 +56,9 @@ class WatchedStep:
     interval_s: float | None = None
     n_passes: int = 0
     disturbed: bool = False
-    n_loaded: int | None = None
-    loader_idle: bool = False
+    loaded: Loaded = Loaded()
+    processor_s: float = 0.0
+    pace_s: float | None = None
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Watched:
     root_type: str
     optimizer_type: str
     plain: list[WatchedStep] = field(default_factory=list)
+    probed: list[WatchedStep] = field(default_factory=list)
     layered: list[StepTimes] = field(default_factory=list)
     probe: LayerProbe | None = None
     inputs: Any = None
@@ -84,9 +88,10 @@ class Watcher:
     """Watches one training; see the module. `model`: watch this one instead of looking for one."""
 
     def __init__(
-        self, model: nn.Module | None = None, *, clock: Clock = Clock(), plan: WatchPlan = WatchPlan(), on_watched: Callable[[Watcher], None] | None = None
-    ) -> None:
-        self.clock, self.plan = clock, plan
+        self, model: nn.Module | None = None, *, clock: Clock = Clock(), plan: WatchPlan = WatchPlan(), on_watched: Callable[[Watcher], None] | None = None,
+        looks: Looks | None = None,
+    ) -> None:  # fmt: skip
+        self.clock, self.plan, self.looks = clock, plan, Looks() if looks is None else looks
         self.stage = SEEK
         self.watched: Watched | None = None
         self.error: BaseException | None = None
@@ -107,9 +112,9 @@ class Watcher:
         self._after_backward = False
         self._stepping: float | None = None
         self._last_end: float | None = None
-        self._switches = 0
+        self._used = 0.0
+        self._switches, self._depth = 0, 0
         self._spoilt = False
-        self._depth = 0
         self._tape: LossRecorder | None = None
         self._taping: tuple[Any, ...] | None = None
         self._costs = ProbeCosts()
@@ -317,14 +322,16 @@ class Watcher:
         step.disturbed = switches != self._switches
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
-        if self.stage == PLAIN:
-            step.n_loaded, step.loader_idle = self.epochs.loaded
+        step.processor_s = time.process_time() - self._used
+        if self.stage in (PLAIN, LAYERED):
+            step.loaded = self.epochs.loaded
         if step.n_passes:
+            step.pace_s = self.looks.take()
             self._keep(step)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
         if self.stage != DONE:
             self._await_root()
-        self._last_end = self.clock.now()
+        self._last_end, self._used = self.clock.now(), time.process_time()
 
     def _keep(self, step: WatchedStep) -> None:
         assert self.watched is not None
@@ -336,8 +343,10 @@ class Watcher:
             self.watched.plain.append(step)
             if self._count >= self.plan.plain:
                 self._begin_layers()
-        elif self.stage == LAYERED and self._count >= self.plan.layered:
-            self._finish()
+        elif self.stage == LAYERED:
+            self.watched.probed.append(step)
+            if self._count >= self.plan.layered:
+                self._finish()
 
     def _begin_layers(self) -> None:
         assert self.watched is not None
