@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.scale_options import add_scale
-from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
+from dlperf.values import count, count_or_none, counts, counts_or_none, formats, loader, names, parts, seconds, shape, size
 from dlperf.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -94,8 +94,8 @@ def _parser() -> _Parser:
     predict.add_argument("--workers", type=count, metavar="P", help="processes that train an instance each on a share of the samples, with one thread: "
                          "the step beside the others, and with --samples the whole run from their start")  # fmt: skip
     predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
-    predict.add_argument("--loader", metavar="FILE.py:CALLABLE",
-                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in this process (default: tensors in memory)")  # fmt: skip
+    predict.add_argument("--loader", type=loader, metavar="FILE.py:CALLABLE",
+                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in a process of its own (default: tensors in memory)")  # fmt: skip
     predict.add_argument("--drop-last", action="store_true", help="leave out an epoch's last, smaller batch")
     predict.add_argument("--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)")
     predict.add_argument("--clip", action="store_true", help="the gradients' norm is clipped")
@@ -137,7 +137,7 @@ def _parser() -> _Parser:
     validate.add_argument("--ops", type=count, metavar="N", help="with --held-out-ops: how many of each family (100 of three, 200 of the rest)")
     validate.add_argument("--training", action="store_true",
                           help="whole trainings instead: on several workers, epochs under run, the choice of tune, peak memory")  # fmt: skip
-    validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory (all)")
+    validate.add_argument("--parts", type=parts, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory (all)")
     validate.add_argument("--seed", type=count_or_none, metavar="N", help="which random ops (default: others each time)")
     validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
     validate.add_argument("--fresh", action="store_true", help="measure again what is kept")
