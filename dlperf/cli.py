@@ -95,7 +95,7 @@ def _parser() -> _Parser:
                          "the step beside the others, and with --samples the whole run from their start")  # fmt: skip
     predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
     predict.add_argument("--loader", type=loader, metavar="FILE.py:CALLABLE",
-                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in a process of its own (default: tensors in memory)")  # fmt: skip
+                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled apart (default: tensors in memory)")  # fmt: skip
     predict.add_argument("--drop-last", action="store_true", help="leave out an epoch's last, smaller batch")
     predict.add_argument("--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)")
     predict.add_argument("--clip", action="store_true", help="the gradients' norm is clipped")

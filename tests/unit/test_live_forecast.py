@@ -11,7 +11,7 @@ import pytest
 from dlperf.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.forecast import Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of, typical_s
-from dlperf.runner.live import Live, describe
+from dlperf.runner.live import Live, Rounds, describe
 from dlperf.runner.loops import enclosing_loops
 
 
@@ -301,6 +301,65 @@ def test_without_length_per_step_and_after_an_epoch_by_its_steps() -> None:
     run.loader(Loader(None))
     run.step(0.5, 4)
     assert run.live.history[-1].epoch_s == 20  # 40 steps, as the epoch before
+
+
+def counted(run: Run, seconds: float = 1.0, forecast_at: int = 19) -> None:
+    """A step of a loop that the test itself runs, so that its own loops are those around it."""
+    run.now += seconds
+    if run.log.n_steps == forecast_at - 1:
+        run.live.begin([SeenStep(seconds)] * 8, 1)
+    run.log.count(run.now)
+
+
+def test_a_plain_list_has_a_length() -> None:
+    run, batches = Run(), [0] * 100
+    for _epoch in range(3):
+        for _ in enumerate(batches):
+            counted(run)
+        run.now += 10
+    run.live.finish()
+    first = run.live.first
+    assert first is not None
+    assert (first.steps, first.epoch_s) == (299, 299)  # from the first step's end, without the pauses of 10 s, which nothing tells beforehand
+    assert run.live.epoch.real_s == 319
+    assert "run " in run.line.shown[0]
+
+
+def test_what_has_no_length_is_known_after_its_first_round() -> None:
+    run = Run()
+    for _epoch in range(4):
+        for _ in (0 for _ in range(60)):
+            counted(run)
+    run.live.finish()
+    assert run.live.first is not None
+    assert run.live.first.epoch_s is None
+    later = run.live.history[-1]
+    assert later.epoch_s == pytest.approx(239)
+    by_sixty = next(outlook for outlook in run.live.history if outlook.after_steps >= 61 and outlook.epoch_s is not None)
+    assert by_sixty.epoch_s == pytest.approx(239, abs=2)
+    assert any("it took" in line for line in run.live.lines())
+
+
+def test_a_list_without_a_known_loop_around_it_is_as_long_as_the_user_says() -> None:
+    run, batches = Run(n_epochs=2), [0] * 50
+    for _epoch in iter((0, 1)):
+        for _ in batches:
+            counted(run)
+    assert run.live.first is not None
+    assert run.live.first.steps == 99
+    unsaid = Run()
+    for _epoch in iter((0, 1)):
+        for _ in batches:
+            counted(unsaid)
+    assert unsaid.live.first is not None
+    assert unsaid.live.first.steps is None
+
+
+def test_rounds_that_differ_go_by_the_latest() -> None:
+    rounds = Rounds(100.0)
+    assert rounds.steps(0, 60) == 100
+    assert rounds.steps(1, 61) == 45.25  # it ended after 60 at most: between 61 / 2 and 60
+    assert rounds.steps(2, 160) == pytest.approx((160 / 3 + 60) / 2)
 
 
 def test_an_interrupted_run_keeps_its_forecast() -> None:
