@@ -47,7 +47,7 @@ def test_strong_scaling_into_a_folder(dlperf: Callable, net: str, machine_file: 
     command = ("scale", net, "--machine", machine_file, "--cluster", cluster_file, "--threads", "1", "--scaling", "strong", "--batch-size", "8")
     done = dlperf(*command, "--ranks", "1,2,4,8", "-o", folder)
     assert done.status == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["communication.png", "scaling.csv", "scaling.json", "scaling.txt", "step.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["communication.png", "ridgeline.png", "scaling.csv", "scaling.json", "scaling.txt", "step.png"]
     assert [row["batch_size"] for row in json.loads((folder / "scaling.json").read_text())["rows"]] == [8, 4, 2, 1]
     assert dlperf(*command, "--ranks", "1,2", "-o", folder).status == 0  # its own files are replaced
 
