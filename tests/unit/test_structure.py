@@ -33,7 +33,7 @@ ORDER = (
     ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values"),
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
-    ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication"),
+    ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
     ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs"),
     ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
