@@ -260,6 +260,8 @@ def test_a_trace_without_a_call() -> None:
     trace = Communication(("a",), ((0,),), ((Step(0.0, 1.5), Step(1.5, 3.0)),))
     row = replay_trace(trace, cluster()).rows[0]
     assert (row.step_s, row.exposed_communication_s, row.bound) == (1.5, 0.0, "compute")
+    empty = replace(trace, steps=((Step(0.0, 0.0),),))
+    assert (replay_trace(empty, cluster()).rows[0].step_s, replay_trace(empty, cluster()).rows[0].p90_s) == (0.0, 0.0)
 
 
 def test_traces_and_clusters_that_do_not_do() -> None:
