@@ -152,11 +152,11 @@ def _report(
 ) -> None:
     from dlperf.files import write_json, write_text
 
-    if team is not None:
-        if team.trace is None:
-            _say(team.lines()[0])
-        elif outputs.communication is not None:
+    if team is not None and outputs.communication is not None:
+        if team.trace is not None:
             team.trace.save(outputs.communication)
+        else:
+            _say(f"{outputs.communication} was not written: {team.problem}")
     watcher = session.watcher
     if session.error is not None:
         _say(f"watching failed and was given up: {type(session.error).__name__}: {session.error}", session.error, debug)
@@ -170,7 +170,12 @@ def _report(
     from dlperf.runner.document import to_document
     from dlperf.runner.findings import Findings
 
-    findings = Findings(watcher, machine, name, session.live, team, cluster)
+    try:
+        findings = Findings(watcher, machine, name, session.live, team, cluster)
+    except DlperfError:
+        for remark in [] if team is None else team.remarks:
+            _say(remark)
+        raise
     findings.prediction  # noqa: B018  first, so that its notes are among the others
     findings.parallel_step  # noqa: B018
     if outputs.json is not None:

@@ -18,6 +18,7 @@ from dlperf.errors import DlperfError
 from dlperf.inspection import find_mismatches
 from dlperf.measurement import STEP_PHASES, Measurement
 from dlperf.runner.forecast import typical_s
+from dlperf.runner.seeking import is_sharded
 from dlperf.runner.watched import WatchedStep
 from dlperf.runner.watcher import Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
@@ -80,6 +81,7 @@ class Findings:
         self.notes = list(watched.notes)
         self._watched, self._log, self._live = watched, watcher.epochs, live
         self.team, self._cluster = team, cluster
+        self.notes += [] if team is None else team.remarks
         if live is not None:
             self.notes += live.notes
             if live.error is not None:
@@ -125,7 +127,7 @@ class Findings:
         model, optimizer = self._watched.root, self._watched.optimizer
         owners = parameter_owners(model)
         only = set(self._watched.with_gradient)
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        alone = self.team is None and not is_sharded(model) and not (torch.distributed.is_available() and torch.distributed.is_initialized())
         hooked = bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
         if not alone or hooked or getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(optimizer, "_optimizer_step_post_hooks", None):
             return shares_by_bytes(optimizer, owners, only)  # a step would reach other processes, or foreign code
@@ -148,8 +150,9 @@ class Findings:
         """The step recorded under fake tensors, with the inputs and the loss that were seen; None (and a note) where that fails."""
         watched = self._watched
         model = watched.root
-        if watched.inputs is None:
-            self.notes.append("no prediction: the model's inputs were not seen")
+        if watched.inputs is None or is_sharded(model):
+            why = "the model's inputs were not seen" if watched.inputs is None else "the model is sharded, and no rank can take a step alone"
+            self.notes.append(f"no prediction: {why}")
             return None
         from dlperf.recorder import record
 
@@ -263,8 +266,8 @@ class Findings:
         return "\n".join([*lines, *self.rank_lines(), *(f"note: {note}" for note in notes)])
 
     def rank_lines(self) -> list[str]:
-        """The table of the ranks and that of their step; none for one rank."""
-        if self.team is None:
+        """The table of the ranks and that of their step; none for one rank, and where the ranks could not be put together, which is a note."""
+        if self.team is None or self.team.trace is None:
             return []
         return ["", *self.team.lines(), "", *([] if self.parallel_step is None else [*self.parallel_step.lines(), ""])]
 

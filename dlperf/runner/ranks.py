@@ -73,21 +73,28 @@ class Team:
 
     def __init__(self, found: Mapping[int, RankFindings], n_ranks: int, script: str = "") -> None:
         self.found, self.n_ranks, self.script = dict(found), n_ranks, script
-        self.notes: list[str] = []
+        self._misfit = ""
+
+    @property
+    def remarks(self) -> list[str]:
+        """Ranks whose script failed, and why there is no comparison where there is none."""
+        failed = [f"rank {one.rank} ended with status {one.status}" for one in self.found.values() if one.status and self.n_ranks > 1]
+        return [*failed, *([f"no comparison of the {self.n_ranks} ranks: {self.problem}"] if self.problem else [])]
 
     @cached_property
-    def lacking(self) -> str:
-        """One line that says why the ranks cannot be put together; empty where they can."""
-        for rank in range(self.n_ranks):
-            one = self.found.get(rank)
-            if one is None:
-                return f"rank {rank} left no findings (it died, still runs, or could not be reached)"
-            if one.reason or one.status:
-                ended = f"ended with status {one.status}" if one.status else "saw nothing"
-                return f"rank {rank} {ended}" + (f": {one.reason}" if one.reason else "")
-        if not self._numbers:
-            return "the ranks have no watched step in common"
-        return ""
+    def problem(self) -> str:
+        """Why the ranks cannot be put together, in a few words; empty where they can."""
+        return self._lacking or (self._misfit if self.trace is None else "")
+
+    @cached_property
+    def _lacking(self) -> str:
+        missing = [str(rank) for rank in range(self.n_ranks) if rank not in self.found]
+        if missing:
+            return f"rank{'s' * (len(missing) != 1)} {', '.join(missing)} left no findings (dead, still running, or out of reach)"
+        for rank in sorted(self.found):
+            if not self.found[rank].steps:
+                return f"rank {rank} saw no training to watch" + (f" ({reason})" if (reason := self.found[rank].reason) else "")
+        return "" if self._numbers else "they have no watched step in common"
 
     @cached_property
     def _numbers(self) -> tuple[int, ...]:
@@ -98,7 +105,7 @@ class Team:
     @cached_property
     def trace(self) -> Communication | None:
         """What they sent one another; None where they cannot be put together."""
-        if self.lacking:
+        if self._lacking:
             return None
         names = {one: number for number, one in enumerate(self._groups())}
         try:
@@ -111,7 +118,7 @@ class Team:
             )  # fmt: skip
             trace.meetings  # noqa: B018  calls that do not fit together are said here
         except DlperfError as error:
-            self.notes.append(f"the ranks' communication does not fit together: {error}")
+            self._misfit = f"their calls do not fit together: {error}"
             return None
         return trace
 
@@ -141,8 +148,10 @@ class Team:
     @cached_property
     def own_times(self) -> tuple[OwnTimes, ...]:
         """Each rank's own step, over the plain ones."""
+        if self._lacking:
+            return ()
         plain = [[step for step in self.found[rank].steps if step.own_s and step.number in self._numbers] for rank in range(self.n_ranks)]
-        if self.lacking or not all(plain):
+        if not all(plain):
             return ()
         return tuple(
             OwnTimes(statistics.median(s.own_s for s in steps), statistics.median(s.own_s - s.own_communication_s for s in steps)) for steps in plain
@@ -151,9 +160,9 @@ class Team:
     # -- as text and data -----------------------------------------------------------------------------------------
 
     def lines(self) -> list[str]:
-        """The table of the ranks, or why there is none."""
+        """The table of the ranks; nothing where there is none."""
         if self.trace is None:
-            return [f"no comparison of the {self.n_ranks} ranks: {self.lacking or self.notes[-1]}"]
+            return []
         n = sum(not step.first for step in self.trace.steps[0]) or 1
         hosts = len(set(self.trace.hosts))
         where = f"{self.n_ranks} ranks on {hosts} host{'s' * (hosts != 1)}, {self.trace.backend}"
@@ -162,7 +171,7 @@ class Team:
     def to_json(self) -> dict[str, Any]:
         """The ranks as JSON data."""
         if self.trace is None:
-            return {"ranks": self.n_ranks, "reason": self.lacking or self.notes[-1], "rows": []}
+            return {"ranks": self.n_ranks, "reason": self.problem, "rows": []}
         return {"ranks": self.n_ranks, "reason": "", "backend": self.trace.backend, "rows": [row.to_json() for row in self.shares]}
 
 

@@ -105,6 +105,12 @@ def inner(module: nn.Module) -> nn.Module:
     return module
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ranks hold parts of its parameters (FSDP, tensor parallelism), so that no rank can take a step alone."""
+    parts = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
+    return parts or any(type(parameter).__name__ == "DTensor" for parameter in module.parameters())
+
+
 def contains(module: nn.Module, other: nn.Module) -> bool:
     """Whether `other` is `module` or a part of it."""
     return any(part is other for part in module.modules())
