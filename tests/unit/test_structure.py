@@ -30,7 +30,7 @@ MICROBENCH_MAY = (
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values"),
+    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values", "dlperf.scale_options"),
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
@@ -49,7 +49,7 @@ ORDER = (
     ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli", "dlperf.run_options", "dlperf.scale_options"),
+    ("dlperf.cli", "dlperf.run_options"),
     ("dlperf.__main__",),
 )
 
