@@ -259,8 +259,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, f"--workers have one thread each; leave --threads {args.threads} out")
         if args.samples is not None and args.workers > args.samples:
             _fail(args, f"--workers {args.workers} are more than the {args.samples} samples; give each at least one")
-        if args.loader_workers:
-            _fail(args, f"loading workers beside training --workers are not modelled; leave --loader-workers {args.loader_workers} out")
     if args.command == "predict" and args.samples is None:
         for name in _OF_AN_EPOCH:
             if getattr(args, name) not in (None, False):

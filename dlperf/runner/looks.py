@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from dlperf.clock import SLOW, Pace
 from dlperf.machine import PACE, UNREST, Machine
+from dlperf.spread import share_of_spell
 
 _ELASTICITY = 0.65
 """On a core whose neighbour came and went, steps of two convolutional networks took 1.28 and 1.38 times as long where the piece of work took 1.5 times
 as long: ln 1.28 / ln 1.5 = 0.61, ln 1.38 / ln 1.5 = 0.79. The lower of them, nearly: a correction that goes too far errs on both sides."""
-_SPELL_S = 5.0
-"""How long a state of the core lasts: paces of one second and the next were alike (correlation 0.7 to 0.9), those five seconds apart half so."""
 _FILE_SECONDS = 2.0
 """What the machine file says of the usual pace weighs as much as so many seconds with a look."""
 _UNSURE_FRAC = 0.5
@@ -41,10 +40,11 @@ class Usual:
 
 def usual_of(machine: Machine, threads: int) -> Usual:
     """The pace of a machine as its file has it."""
-    groups = [cost for cost in machine.costs if cost.name == UNREST]
+    groups = [cost for cost in machine.costs if cost.name.startswith(f"{UNREST}/")]
     if not groups:
         return Usual(machine.cost_s(PACE, threads, math.inf))
-    values = min(groups, key=lambda cost: (abs(math.log(cost.threads / threads)), cost.threads)).samples.values
+    at = min((cost.threads for cost in groups), key=lambda n: (abs(math.log(n / threads)), n))
+    values = [cost.samples.median for cost in groups if cost.threads == at]
     usually = machine.unrest(threads) * machine.mean_factor(threads)
     return Usual(machine.cost_s(PACE, threads, math.inf), usually, statistics.stdev(values) / usually if len(values) > 1 else 0.0)
 
@@ -71,13 +71,12 @@ class Moment:
     def factor(self, seconds: float) -> float:
         """How many times as long as when they were watched steps will take over the next `seconds`.
 
-        A state of the core lasts some time t (an exponential law), so its share in the mean over T seconds is t/T (1 - exp(-T/t)).
+        The state of the core lasts a while (:func:`dlperf.spread.share_of_spell`), then it is the usual one.
 
         >>> Moment(slowed=1.5, usual=1.2).factor(0.0), round(Moment(slowed=1.5, usual=1.2).factor(1e9), 6)
         (1.0, 0.8)
         """
-        spells = seconds / _SPELL_S
-        stays = -math.expm1(-spells) / spells if spells > 0 else 1.0
+        stays = share_of_spell(seconds)
         return (stays * self.slowed + (1.0 - stays) * self.usual) / self.slowed
 
 

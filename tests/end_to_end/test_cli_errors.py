@@ -40,7 +40,6 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--workers", "0"], "--workers: '0'"),
         (["predict", "x:y", "--workers", "5", "--samples", "4"], "--workers 5 are more than the 4 samples"),
         (["predict", "x:y", "--workers", "2", "--threads", "2"], "--workers have one thread each; leave --threads 2 out"),
-        (["predict", "x:y", "--workers", "2", "--samples", "9", "--loader-workers", "1"], "leave --loader-workers 1 out"),
         (["calibrate", "--workers", "1,0"], "--workers: '0'"),
         (["predict", "x:y", "--input", "3,0"], "--input: '0'"),
         (["predict", "x:y", "--batch", "3"], "--batch"),

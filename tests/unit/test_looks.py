@@ -70,8 +70,9 @@ def test_a_state_lasts_some_seconds() -> None:
 
 
 def test_what_a_machine_file_says() -> None:
-    costs = (Cost("pace", 1, Samples((8e-6,))), Cost("unrest", 1, Samples((1.0, 1.1, 1.2))), Cost("unrest_mean", 1, Samples((1.02,))))
-    found = usual_of(Machine(CPU, costs=costs), 1)
+    groups = [Cost(f"unrest/{name}", 1, Samples((usual,))) for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))]
+    groups += [Cost(f"unrest_mean/{name}", 1, Samples((1.02,))) for name in ("gemm", "pool", "sum")]
+    found = usual_of(Machine(CPU, costs=(Cost("pace", 1, Samples((8e-6,))), Cost("unrest/gemm", 4, Samples((2.0,))), *groups)), 1)
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
     assert found.sigma == pytest.approx(0.1 / (1.1 * 1.02))
     assert usual_of(Machine(CPU), 1) == Usual()
