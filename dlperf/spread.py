@@ -78,7 +78,10 @@ def sigma_over(sigma: float, seconds: float) -> float:
 def waiting_s(n: int, sigma: float, seconds: float) -> float:
     """Seconds that `n` workers wait for the slowest of them, on average, where each has `seconds` of work that varies by `sigma` in spells.
 
-    Independent workers are assumed. Raises DlperfError as :func:`slowest_factor` does.
+    Independent workers are assumed. With the 0.084 of a machine file (:func:`machine_sigma`) two workers wait 4.6 % of rounds of 1 s and 4.2 % of rounds
+    of 4 s; in two series of a convolutional network's steps on that virtual machine they waited 4.1 and 6.0 %, 3.2 and 5.4 %.
+
+    Raises DlperfError as :func:`slowest_factor` does.
     """
     over = sigma_over(sigma, seconds)
     return seconds * (slowest_factor(n, over) * mean_factor(n, over) / mean_factor(1, over) - 1.0) if n > 1 else 0.0
