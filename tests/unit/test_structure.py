@@ -16,6 +16,7 @@ MAX_LINES = 450
 TORCH = (
     "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.loader_sampling",
     "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
+    "dlperf.validation.rank_process",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
     "dlperf.residence.process", "dlperf.tuning.trial_process",
 )  # fmt: skip
@@ -49,7 +50,7 @@ ORDER = (
     ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli", "dlperf.scale_options"),
+    ("dlperf.cli", "dlperf.scale_options", "dlperf.validate_options"),
     ("dlperf.__main__",),
 )
 
@@ -199,10 +200,10 @@ def test_the_command_line_knows_the_formats_of_reports() -> None:
 
 
 def test_the_command_line_knows_how_many_ops_can_be_drawn() -> None:
-    from dlperf import cli
+    from dlperf import validate_options
     from dlperf.validation import single_ops
 
-    assert cli.MOST_OPS == single_ops.MOST_OPS
+    assert validate_options.MOST_OPS == single_ops.MOST_OPS
 
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:
