@@ -214,16 +214,9 @@ class Sampler:
         return self._repeats.n_samples
 
     @property
-    def unrest(self) -> float:
-        """The median of all raw samples, disturbed ones included, over the least of them: how much slower than its best the call usually is."""
-        values = [value for value, _ in self._pairs]
-        return statistics.median(values) / min(values) if values and min(values) > 0 else 1.0
-
-    @property
-    def mean_factor(self) -> float:
-        """The mean of all raw samples, disturbed ones included, over their median: sums over many calls are so much longer than the usual call says."""
-        values = [value for value, _ in self._pairs]
-        return statistics.fmean(values) / statistics.median(values) if values and statistics.median(values) > 0 else 1.0
+    def everything(self) -> tuple[float, ...]:
+        """All raw samples so far, disturbed ones included, in seconds a call."""
+        return tuple(value for value, _ in self._pairs)
 
     @property
     def n_clean(self) -> int:

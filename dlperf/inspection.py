@@ -163,7 +163,7 @@ def summarize(machine: Machine) -> Summary:
             key = kernel.op.inputs[0].dtype, kernel.threads
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
-    costs = [c for c in machine.costs if not c.name.startswith(CEILING) and c.name not in (MEAN, PACE, UNREST)]
+    costs = [c for c in machine.costs if not c.name.startswith((CEILING, f"{MEAN}/", f"{UNREST}/")) and c.name != PACE]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     # STREAM's sweeps of sets that fit a cache are shorter than their calls: where better kernels speak of the caches, it speaks of memory alone.

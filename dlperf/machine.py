@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -254,10 +255,11 @@ class Machine:
         return self._factor(MEAN, threads)
 
     def _factor(self, name: str, threads: int) -> float:
-        at = [cost for cost in self.costs if cost.name == name]
+        at = [cost for cost in self.costs if cost.name.startswith(f"{name}/")]  # one a group
         if not at:
             return 1.0
-        return min(at, key=lambda cost: (abs(math.log(cost.threads / threads)), cost.threads)).samples.median
+        _, nearest = min((abs(math.log(cost.threads / threads)), cost.threads) for cost in at)
+        return statistics.median(cost.samples.median for cost in at if cost.threads == nearest)
 
     def held_out_errors(self, threads: int) -> dict[str, float]:
         """Mean error of every family's kernels, each predicted from the others, as fractions; a family of few kernels says nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from dlperf import host
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
-from dlperf.machine import PACE, SCHEMA, Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Trace
 from microbench.plan import MODES, Group
@@ -265,6 +266,17 @@ def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
     return replace(kernel, samples=samples)
 
 
+def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -> list[Cost]:
+    """How much longer than at best this group's kernels usually took, and how much longer on average than usually.
+
+    Every group keeps its own: one that is measured later, at another moment, says nothing of the others.
+    """
+    above = [usual_s / kernel.samples.minimum for usual_s, kernel in zip(message["usual_s"], kernels) if kernel.samples.minimum > 0]
+    means = [mean_s / usual_s for mean_s, usual_s in zip(message["mean_s"], message["usual_s"]) if usual_s > 0]
+    named = ((UNREST, statistics.median, above), (MEAN, statistics.fmean, means))
+    return [Cost(f"{name}/{message['group']}", threads, Samples((middle(values),))) for name, middle, values in named if values]
+
+
 def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:
     group = message["group"]
     kernels = part.kernels
@@ -286,7 +298,7 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}
     footprints = {footprint.name: footprint for footprint in (*machine.footprints, *part.footprints)}
     sharings = {(sharing.work, sharing.workers): sharing for sharing in (*machine.sharings, *part.sharings)}
-    costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs)}
+    costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs, *_factors(kernels, message, threads))}
     return replace(
         machine.with_kernels(kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
         footprints=tuple(footprints.values()), sharings=tuple(sharings.values()),

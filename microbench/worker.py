@@ -19,7 +19,7 @@ from typing import Any
 
 from dlperf import host
 from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
-from dlperf.machine import EXACT, MEAN, PACE, UNREST, Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Trace
 from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
@@ -86,14 +86,14 @@ def trace_group(trace: Trace, mode: str) -> Group:
 @dataclass
 class Timed:
     """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for,
-    by how much each kernel's usual sample was above its least, and the mean of all its samples above the usual one."""
+    and, of each kernel, the median and the mean of all its raw samples in seconds, disturbed ones included."""
 
     kernels: list[Kernel] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     n_unsteady: int = 0
     n_left_out: int = 0
-    unrest: list[float] = field(default_factory=list)
-    mean: list[float] = field(default_factory=list)
+    usual_s: list[float] = field(default_factory=list)
+    mean_s: list[float] = field(default_factory=list)
 
 
 def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock(), allowance_s: float = math.inf) -> Timed:
@@ -105,6 +105,7 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
     from microbench.replay import Unplayable, build
 
     taken: dict[int, list[tuple[Samples, bool]]] = {}  # and whether they are undisturbed; a sampler would keep its operands alive
+    everything: dict[int, list[float]] = {}
     found = Timed()
     begin = clock.now()
     for number, n_samples in enumerate(_passes(group.repeats.n_samples)):
@@ -126,8 +127,7 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
             take_turns([sampler for _, sampler in running])
             for place, sampler in running:
                 taken.setdefault(place, []).append((sampler.result(), sampler.n_clean > 0))
-                found.unrest.append(sampler.unrest)
-                found.mean.append(sampler.mean_factor)
+                everything.setdefault(place, []).extend(sampler.everything)
                 if number == 0:
                     progress(1)
     for place, parts in sorted(taken.items()):
@@ -136,6 +136,8 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
         samples = Samples(tuple(value for part in kept for value in part.values), sum(part.n_disturbed for part in kept))
         point = group.points[place]
         found.kernels.append(Kernel(point.op, point.family, threads, samples))
+        found.usual_s.append(statistics.median(everything[place]))
+        found.mean_s.append(statistics.fmean(everything[place]))
         found.n_unsteady += not steady
     found.n_left_out = len(group.points) - len(found.kernels) - len(found.refused)
     return found
@@ -202,8 +204,6 @@ def run(job: dict[str, Any], say: Say) -> None:
         say({"progress": n_points})
 
     begun = time.perf_counter()
-    unrest: list[float] = []
-    means: list[float] = []
     for place, name in enumerate(job["groups"]):
         timed = Timed()
         bandwidths: list[Bandwidth] = []
@@ -220,15 +220,11 @@ def run(job: dict[str, Any], say: Say) -> None:
             timed = time_group(groups[name], n_threads, progress, clock, allowance_s)
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
         costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
-        if timed.unrest:
-            unrest.append(statistics.median(timed.unrest))
-            means.append(statistics.fmean(timed.mean))
-            costs += [Cost(UNREST, n_threads, Samples(tuple(unrest))), Cost(MEAN, n_threads, Samples(tuple(means)))]
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
         part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), footprints=footprints)
         say(
             {"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": timed.refused, "unsteady": timed.n_unsteady,
-             "left_out": timed.n_left_out}
+             "left_out": timed.n_left_out, "usual_s": timed.usual_s, "mean_s": timed.mean_s}
         )  # fmt: skip
 
 

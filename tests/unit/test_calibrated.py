@@ -256,7 +256,7 @@ def test_inference_has_no_backward_optimizer_or_zero_grad() -> None:
 def test_the_machines_unrest_is_in_every_time() -> None:
     step = trace(mm(64, 64, 64), relu(1024))
     quiet = priced(step, machine({"module_call": 1e-6}))
-    restless = priced(step, machine({"module_call": 1e-6, "unrest": 1.25}))
+    restless = priced(step, machine({"module_call": 1e-6, "unrest/gemm": 1.25}))
     assert list(restless.ops["seconds"]) == pytest.approx([1.25 * seconds for seconds in quiet.ops["seconds"]])
     assert any("25 %" in note for note in restless.prices.notes)
     assert not any("usually" in note for note in quiet.prices.notes)

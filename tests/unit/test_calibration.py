@@ -34,6 +34,7 @@ class Worker:
     status = 0
     switches_per_s = 0.0
     seconds = 1e-6
+    usual_s = 1e-6
     unsteady = 0
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -60,6 +61,7 @@ class Worker:
             part = Machine(host.this_cpu(), (kernel,))
             switches = 100 * self.switches_per_s
             told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady, "left_out": 0}
+            told |= {"usual_s": [self.usual_s], "mean_s": [1.1 * self.usual_s]}
             yield json.dumps(told) + "\n"
 
     def wait(self) -> int:
@@ -85,6 +87,22 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
     monkeypatch.setattr(suite, "_running_processes", lambda: 1)
     return Fresh
+
+
+def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker]) -> None:
+    path = tmp_path / "m.json"
+    worker.seconds, worker.usual_s, worker.unsteady = 1e-3, 1.2e-3, 1
+    machine = suite.calibrate(path, mode="quick")
+    assert machine.unrest(1) == pytest.approx(1.2)
+    assert machine.mean_factor(1) == pytest.approx(1.1)
+    # A target that is added at a quieter moment says nothing of what was measured before ...
+    worker.usual_s, worker.unsteady = 1e-3, 0
+    machine = suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
+    assert len([cost for cost in machine.costs if cost.name.startswith("unrest/")]) == 4
+    assert machine.unrest(1) == pytest.approx(1.2)
+    # ... and a second look at a busy group holds its usual time against the least of both looks.
+    worker.seconds, worker.usual_s = 2e-3, 3e-3
+    assert suite.calibrate(path, mode="quick").unrest(1) == pytest.approx(3.0)
 
 
 def measured(worker: type[Worker]) -> list[tuple[int, list[str]]]:

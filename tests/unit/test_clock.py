@@ -230,11 +230,12 @@ def test_the_real_counters_count() -> None:
     assert involuntary_switches() >= switches >= 0
 
 
-def test_the_mean_of_all_samples_above_the_usual_one() -> None:
-    ends = iter([0.0, 1.0, 10.0, 11.0, 20.0, 22.0, 30.0, 39.0])  # begin and end of each
-    sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=3, warmup=1), Clock(now=lambda: next(ends), switches=lambda: 0))
+def test_disturbed_samples_are_remembered() -> None:
+    ends = iter([0.0, 1.0, 10.0, 11.0, 20.0, 22.0])  # begin and end of each
+    switches = iter([0, 0, 0, 1, 1, 1])
+    sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=3, warmup=1), Clock(now=lambda: next(ends), switches=lambda: next(switches)))
     sampler._n_calls = 1
-    for _ in range(4):
+    for _ in range(3):
         sampler.take()
-    # 1, 1, 2 and 9 s: a mean of 13 / 4, a median of 1.5
-    assert sampler.mean_factor == pytest.approx(13 / 4 / 1.5)
+    assert sampler.everything == (1.0, 1.0, 2.0)
+    assert sampler.result().values == (1.0, 2.0)

@@ -253,7 +253,9 @@ def test_the_default_file_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_factors_of_a_restless_machine() -> None:
     # the median of the groups' factors; 1 where none was kept
-    costs = (Cost("unrest", 1, Samples((1.1, 1.2, 1.6))), Cost("unrest_mean", 1, Samples((1.0, 1.05, 1.5))))
-    machine = Machine(Cpu("x", 2), costs=costs)
+    above = {"a": (1.1, 1.0), "b": (1.2, 1.05), "for net.py:build@32": (1.6, 1.5)}
+    costs = [Cost(f"unrest/{group}", 1, Samples((usual,))) for group, (usual, _) in above.items()]
+    costs += [Cost(f"unrest_mean/{group}", 1, Samples((mean,))) for group, (_, mean) in above.items()]
+    machine = Machine(Cpu("x", 2), costs=(*costs, Cost("unrest/a", 4, Samples((9.0,)))))
     assert (machine.unrest(2), machine.mean_factor(2)) == (1.2, 1.05)
     assert (Machine(Cpu("x", 2)).unrest(1), Machine(Cpu("x", 2)).mean_factor(1)) == (1.0, 1.0)
