@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from dlperf.cluster import Cluster
 from dlperf.errors import DlperfError
 from microbench.hosts import namespaces, ranks
+from tests.end_to_end.test_interrupts import PATIENCE_S, descendants, is_alive
 
 UNUSABLE, FAILED = 2, 1
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +77,32 @@ def test_a_target_that_fails_on_ranks_is_one_line(dlperf: Callable, tmp_path: Pa
     assert done.status == FAILED
     assert done.err.count("rank 1 of 2 was ended by SIGKILL") == 1
     assert "failed: net@4 at none: rank 1 of 2 was ended by SIGKILL" in done.out
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds children in /proc")
+def test_an_interrupt_leaves_neither_ranks_nor_hosts(tmp_path: Path, machine_file: Path, targets_file: Path) -> None:
+    command = ("validate", "--distributed", f"{targets_file}:net@4", "--ranks", "2", "--machine", machine_file, "--cache", tmp_path / "kept")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlperf", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+
+    def measuring(pid: int) -> bool:
+        return "microbench.network" in Path(f"/proc/{pid}/cmdline").read_text() if is_alive(pid) else False
+
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while sum(map(measuring, children := descendants(process.pid))) < 2 and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # to it alone
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "dlperf: interrupted"
+    assert len(children) >= 2
+    assert not [child for child in children if is_alive(child)]
+    assert not namespaces.FOLDER.exists() or not [path for path in namespaces.FOLDER.iterdir() if f"-{process.pid}-" in path.name]
 
 
 @pytest.mark.parametrize(
