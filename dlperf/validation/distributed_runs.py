@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dlperf import scaling
 from dlperf.cluster import Cluster
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.host import this_cpu, versions
 from dlperf.network import LinkFactors, collective_s, fit_link
@@ -35,6 +35,7 @@ LIMIT_S, RUN_LIMIT_S = 60.0, 600.0
 _ALL_REDUCE_FACTOR = 4.0
 """An all-reduce run times all its sizes, and gets so many times the seconds of a step."""
 _SCHEMA = "dlperf.distributed_run"
+Found = TypeVar("Found")
 Launch = Callable[[Sequence[str], int, str], None]
 """Runs Python with so many words on each of so many ranks behind links of a rate (or UNSHAPED); raises WorkFailed where a rank fails."""
 
@@ -148,63 +149,69 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def attempt(self, what: str, make: Callable[[], Any]) -> Any:
+    def attempt(self, what: str, make: Callable[..., Found], *arguments: Any) -> Found | None:
         """What `make` gives; None where it fails, which is noted, and the others go on. What failed once is not tried again."""
         if any(line.startswith(f"{what}: ") for line in self.failures):
             return None
         try:
-            return make()
-        except WorkFailed as error:
+            return make(*arguments)
+        except DlperfError as error:
             self.failures.append(f"{what}: {error}")
             return None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What ran: links by ranks and rate; the runs of all-reduces by ranks and rate, and of steps by case and rate."""
+
+    clusters: dict[tuple[int, str], Cluster]
+    reduces: dict[tuple[int, str], list[dict[int, float]]]
+    steps: dict[tuple[Case, str], list[StepRun]]
 
 
 def run_study(bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: Sequence[str], parts: Iterable[str], warn: Callable[[str], None]) -> Findings:
     """Measure links, all-reduces and steps, then forecast each from every rate's cluster file. What is finished is kept, whatever happens.
 
-    Steps run on the first of `ranks`, all-reduces on each. First everything runs once, then everything again, so that the runs of a case lie as far apart as
-    the study allows: the floor holds the machine's drift. With the part ``bound`` steps run behind links of twice the rate, too.
+    Steps run on the first of `ranks`, all-reduces on each. With the part ``bound`` steps run behind links of twice the rate, too.
     """
     wanted, found = set(parts), Findings()
-    on_steps = ranks[0]
-    step_rates: list[str] = []
-    for rate in rates if wanted & {"steps", "bound"} else ():  # the doubled one next to it: what a case gains is the difference of two runs
-        step_rates += [rate, *([doubled(rate)] if "bound" in wanted else [])]
-    clusters: dict[tuple[int, str], Cluster] = {}
-    for n in ranks if "all-reduce" in wanted else (on_steps,):
-        for rate in rates:
-            what = f"links of {n} ranks at {rate}"
-            cluster = found.attempt(what, lambda n=n, rate=rate: bench.cluster(n, rate))  # type: ignore[misc]
-            if cluster is not None:
-                clusters[n, rate] = cluster
-                found.links += _link_rows(n, rate, cluster)
-    reduces: dict[tuple[int, str], list[dict[int, float]]] = {(n, rate): [] for n in ranks for rate in rates if "all-reduce" in wanted}
-    steps: dict[tuple[Case, str], list[StepRun]] = {(case, rate): [] for case in cases for rate in step_rates}
-    for run in range(1, bench.n_runs + 1):
-        for (n, rate), times in reduces.items():
-            taken = found.attempt(f"all-reduces, {n} ranks at {rate}", lambda n=n, rate=rate, run=run: bench.all_reduces(n, rate, run))  # type: ignore[misc]
-            times += [taken] if taken is not None else []
-        for (case, rate), runs in steps.items():
-            one = found.attempt(f"{case.label} at {rate}", lambda case=case, rate=rate, run=run: bench.steps(case, on_steps, rate, run))  # type: ignore[misc]
-            runs += [one] if one is not None else []
+    measured = _measure(bench, cases, ranks, rates, wanted, found)
     for line in found.failures:
         warn(line)
-    for (n, rate), times in reduces.items():
-        if times:
-            for calibrated_at, cluster in _sources(clusters, n, rate):
-                found.rows += all_reduce_rows(cluster, n, rate, calibrated_at, times)
-    for (case, rate), runs in steps.items():
+    for (n, rate), times in measured.reduces.items():
+        for calibrated_at, cluster in _sources(measured.clusters, n, rate):
+            found.rows += found.attempt(f"all-reduces, {n} ranks at {rate}", all_reduce_rows, cluster, n, rate, calibrated_at, times) or ()
+    for (case, rate), runs in measured.steps.items():
         if runs and rate in rates:
-            twice = steps.get((case, doubled(rate)), []) if "bound" in wanted and rate != UNSHAPED else []
-            for calibrated_at, cluster in _sources(clusters, on_steps, rate):
-                made = found.attempt(
-                    f"forecast of {case.label} at {rate} from {calibrated_at}",
-                    lambda case=case, n=on_steps, rate=rate, at=calibrated_at, cluster=cluster: forecast(case, cluster, n, rate, at),  # type: ignore[misc]
-                )
+            twice = measured.steps.get((case, doubled(rate)), []) if "bound" in wanted and rate != UNSHAPED else []
+            for calibrated_at, cluster in _sources(measured.clusters, ranks[0], rate):
+                made = found.attempt(f"forecast of {case.label} at {rate} from {calibrated_at}", forecast, case, cluster, ranks[0], rate, calibrated_at)
                 if made is not None:
                     found.rows += [row for row in step_rows(made, case, rate, calibrated_at, runs, twice) if "steps" in wanted or row.kind == "bound"]
                     found.notes += [note for note in made.notes if note not in found.notes]
     return found
+
+
+def _measure(bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: Sequence[str], wanted: set[str], found: Findings) -> Measured:
+    """Everything once, then everything again, so that the runs of a case lie as far apart as the study allows: the floor holds the machine's drift."""
+    step_rates: list[str] = []
+    for rate in rates if wanted & {"steps", "bound"} else ():  # the doubled one next to it: what a case gains is the difference of two runs
+        step_rates += [rate, *([doubled(rate)] if "bound" in wanted else [])]
+    reducing = [(n, rate) for n in ranks for rate in rates] if "all-reduce" in wanted else []
+    measured = Measured({}, {key: [] for key in reducing}, {(case, rate): [] for case in cases for rate in step_rates})
+    for n, rate in reducing or [(ranks[0], rate) for rate in rates]:
+        cluster = found.attempt(f"links of {n} ranks at {rate}", bench.cluster, n, rate)
+        if cluster is not None:
+            measured.clusters[n, rate] = cluster
+            found.links += _link_rows(n, rate, cluster)
+    for run in range(1, bench.n_runs + 1):
+        for (n, rate), reduces in measured.reduces.items():
+            times = found.attempt(f"all-reduces, {n} ranks at {rate}", bench.all_reduces, n, rate, run)
+            reduces += [] if times is None else [times]
+        for (case, rate), steps in measured.steps.items():
+            step = found.attempt(f"{case.label} at {rate}", bench.steps, case, ranks[0], rate, run)
+            steps += [] if step is None else [step]
+    return measured
 
 
 def doubled(rate: str) -> str:
@@ -234,6 +241,8 @@ def _link_rows(n: int, rate: str, cluster: Cluster) -> list[LinkRow]:
 
 def all_reduce_rows(cluster: Cluster, n: int, rate: str, calibrated_at: str, runs: Sequence[dict[int, float]]) -> list[Row]:
     """Every size, forecast from a cluster file beside its runs."""
+    if not runs:
+        return []
     sizes = sorted(set.intersection(*(set(times) for times in runs)))
     per_node = scaling.ranks_per_node_of(cluster, (n,))
     guesses = collective_s(cluster, "all_reduce", np.array(sizes, dtype=float), n, per_node, LinkFactors(link_bandwidth=factor_of(rate, calibrated_at)))
@@ -247,10 +256,7 @@ def forecast(case: Case, cluster: Cluster, n: int, rate: str, calibrated_at: str
     """What ``dlperf scale`` says of a case over a cluster file, with ``--what-if link_bandwidth`` where it was calibrated at another rate."""
     what_if = scaling.WhatIf(link_bandwidth=factor_of(rate, calibrated_at))
     per_node, per_system = scaling.ranks_per_node_of(cluster, (n,)), scaling.hosts_per_system_of(cluster)
-    try:
-        return scaling.forecast(lambda size: case.prediction, cluster, scaling.Question((n,), case.batch_size, "weak", per_node, per_system, what_if))
-    except DlperfError as error:
-        raise WorkFailed(str(error)) from error
+    return scaling.forecast(lambda size: case.prediction, cluster, scaling.Question((n,), case.batch_size, "weak", per_node, per_system, what_if))
 
 
 def step_rows(made: scaling.Scaling, case: Case, rate: str, calibrated_at: str, runs: Sequence[StepRun], twice: Sequence[StepRun] = ()) -> list[Row]:
