@@ -33,7 +33,7 @@ def add_validate(validate: argparse.ArgumentParser) -> None:
     validate.add_argument("--ranks", type=counts, metavar="N,N", help="with --distributed: numbers of ranks; steps run on the first, all-reduces on all (2,4)")
     validate.add_argument("--quick-links", action="store_true", help="with --distributed: measure the links roughly, in 15 s instead of 60")
     validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory; "
-                          "with --distributed: all-reduce, steps, bound (all)")  # fmt: skip
+                          "with --distributed: all-reduce, steps, bound, replay (all)")  # fmt: skip
     validate.add_argument("--seed", type=count_or_none, metavar="N", help="which random ops (default: others each time)")
     validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
     validate.add_argument("--fresh", action="store_true", help="measure again what is kept")

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import Answer, default_cache, is_trace, load_machine, narrate, predict_here, read_or_record, split_batch, use_threads, warn
@@ -12,6 +13,7 @@ from dlperf.errors import DlperfError, Interrupted
 from dlperf.values import UNSHAPED
 
 if TYPE_CHECKING:
+    from dlperf.cluster import Cluster
     from dlperf.machine import Machine
     from dlperf.validation.distributed_runs import Case, Launch
 
@@ -43,12 +45,12 @@ def validate_distributed(args: Namespace) -> Answer:
     use_threads(1)
     machine = load_machine(args)
     parts = args.parts or PARTS
-    cases = _cases(args, machine) if set(parts) & {"steps", "bound"} else []
+    cases = _cases(args, machine) if set(parts) - {"all-reduce"} else []
     rates, launch, hosts, remarks = _where(args.rates or RATES)
     archive = Archive(args.cache or default_cache("distributed"), args.fresh)
-    bench = Bench(launch, args.runs or RUNS, args.seconds or SECONDS, archive, narrate, hosts, args.quick_links)
+    bench = Bench(launch, args.runs or RUNS, args.seconds or SECONDS, archive, narrate, hosts, args.quick_links, machine.path)
     try:
-        found = run_study(bench, cases, args.ranks or RANKS, rates, parts, warn)
+        found = run_study(bench, cases, args.ranks or RANKS, rates, parts, warn, _replay)
     except KeyboardInterrupt:
         raise Interrupted(archive.kept) from None
     provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
@@ -76,6 +78,14 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
     if args.input:
         raise DlperfError("--input is for a bare nn.Module; --distributed takes builders")
     return [Case(name, size, predict_here(read_or_record(args, name, size), machine, 1, "calibrated")) for name, size in dict.fromkeys(asked)]
+
+
+def _replay(recording: Path, cluster: Cluster, recorded_on: Cluster) -> tuple[float, float]:
+    from dlperf.communication import Communication
+    from dlperf.scaling import replay_trace
+
+    found = replay_trace(Communication.load(recording), cluster, recorded_on)
+    return found.rows[0].step_s, found.recorded_step_s
 
 
 def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str]]:

@@ -35,7 +35,7 @@ KINDS = {
     "share": Kind("exposed communication, share of the step", "frac", (("worst", 0.08),), relative=False),
     "buckets": Kind("sizes of the buckets", "bytes", (("right", 1.0),)),
     "bound": Kind("bounding resource", "frac", (("right", 0.90),), relative=False),
-    "replay": Kind("step replayed from the recording at another rate", "s", (("median", 0.10), ("worst", 0.25))),
+    "replay": Kind("step replayed from a recording at another rate", "s", (("median", 0.10), ("worst", 0.25))),
     "first-step": Kind("first step", "s"),
     "alone": Kind("step without synchronisation", "s"),
 }
@@ -197,6 +197,8 @@ class DistributedStudy:
 
 
 def _where(row: Row) -> str:
+    if row.kind == "replay":
+        return "recorded behind links of another rate"
     link = f"{row.ranks} ranks, {row.rate}" if KINDS[row.kind].by_link else "links as they are" if row.rate == UNSHAPED else "links as calibrated"
     if not row.changed:
         return link

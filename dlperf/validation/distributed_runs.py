@@ -14,8 +14,8 @@ import numpy as np
 
 from dlperf import scaling
 from dlperf.cluster import Cluster
-from dlperf.errors import DlperfError
-from dlperf.files import read_json, write_json
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.files import read_json, schema_of, write_json, write_text
 from dlperf.host import this_cpu, versions
 from dlperf.network import LinkFactors, collective_s, fit_link
 from dlperf.prediction import Prediction
@@ -29,15 +29,20 @@ from dlperf.values import UNSHAPED
 
 ALL_REDUCE_BYTES = (320 * KIB, 512 * KIB, 5 * MIB // 4, 3 * MIB // 2, 3 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 24 * MIB, 48 * MIB)
 """From 256 KiB to 64 MiB, and none of a calibration's own sizes."""
-PARTS = ("all-reduce", "steps", "bound")
+PARTS = ("all-reduce", "steps", "bound", "replay")
 LIMIT_S, RUN_LIMIT_S = 60.0, 600.0
 """How long a single collective, and all ranks of one run, may take."""
+RECORDED_STEPS = 40
+"""Steps of a training whose communication is recorded: ``dlperf run`` watches the first half of them."""
 _ALL_REDUCE_FACTOR = 4.0
 """An all-reduce run times all its sizes, and gets so many times the seconds of a step."""
 _SCHEMA = "dlperf.distributed_run"
 Found = TypeVar("Found")
 Launch = Callable[[Sequence[str], int, str], None]
 """Runs Python with so many words on each of so many ranks behind links of a rate (or UNSHAPED); raises WorkFailed where a rank fails."""
+
+Replay = Callable[[Path, Cluster, Cluster], tuple[float, float]]
+"""A recording's file, links, and the links that it was recorded on -> seconds of its step replayed over the first, and of its step as recorded."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class Case:
     def trace(self) -> Trace:
         """The recorded step."""
         return self.prediction.trace
+
+    @property
+    def ops(self) -> str:
+        """A digest of what the step does."""
+        return hashlib.sha256("\n".join(sorted({op.signature for op in self.trace.ops})).encode()).hexdigest()
 
     @property
     def label(self) -> str:
@@ -76,7 +86,8 @@ class StepRun:
 
 @dataclass(frozen=True)
 class Bench:
-    """How runs are made: the launch, runs a case, seconds of each, rough links or not, where ranks run in words, what keeps results, how progress is told."""
+    """How runs are made: the launch, runs a case, seconds of each, what keeps results, how progress is told, where ranks run in words, rough links or not, and
+    the machine file of recorded trainings."""
 
     launch: Launch
     n_runs: int
@@ -85,6 +96,7 @@ class Bench:
     narrate: Callable[[str], None]
     hosts: str = ""
     quick_links: bool = False
+    machine_file: str = ""
 
     def cluster(self, n: int, rate: str) -> Cluster:
         """The links between `n` ranks at a rate, measured by ``microbench.network``."""
@@ -110,9 +122,32 @@ class Bench:
     def steps(self, case: Case, n: int, rate: str, run: int) -> StepRun:
         """Steps of a case."""
         order = {"kind": "steps", "target": case.target, "batch_size": case.batch_size, "seconds": self.seconds}
-        ops = hashlib.sha256("\n".join(sorted({op.signature for op in case.trace.ops})).encode()).hexdigest()
-        found = self._measured(f"steps-{case.label}", f"{case.target}, {n} ranks at {rate}", f"run {run}, ops {ops}", order, n, rate)
+        found = self._measured(f"steps-{case.label}", f"{case.target}, {n} ranks at {rate}", f"run {run}, ops {case.ops}", order, n, rate)
         return StepRun(float(found["step_s"]), float(found["compute_s"]), float(found["first_step_s"]), tuple(map(int, found["bucket_bytes"])))
+
+    def recording(self, case: Case, n: int, rate: str, run: int) -> Path:
+        """The file with the communication of a training of the case, as ``dlperf run`` records it."""
+        path = self._path(f"recording-{case.label}", f"{case.target}, {n} ranks at {rate}", f"run {run}, ops {case.ops}")
+
+        def take() -> str:
+            self.narrate(f"run {run}: recording {case.label}, {n} ranks, {_links(rate)}")
+            with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+                out, paper = Path(folder) / "communication.json", Path(folder) / "order.json"
+                order = {"target": case.target, "batch_size": case.batch_size, "steps": RECORDED_STEPS, "meeting": str(Path(folder) / "meeting")}
+                paper.write_text(json.dumps({**order, "threads": 1, "limit_s": LIMIT_S}))
+                options = ("--machine", self.machine_file, "--threads", "1", "--communication", str(out))
+                self.launch(["-m", "dlperf", "run", *options, "-m", "dlperf.validation.rank_training", str(paper)], n, rate)
+                if not out.exists():
+                    raise WorkFailed("dlperf run recorded no communication")
+                return out.read_text(encoding="utf-8")
+
+        def load(found: Path) -> str:
+            if schema_of(found) is None:
+                raise DlperfError(f"{found}: is damaged")
+            return found.read_text(encoding="utf-8")
+
+        self.archive.keep(path, load, take, lambda taken: write_text(path, taken))
+        return path
 
     def _measured(self, kind: str, what: str, detail: str, order: dict[str, Any], n: int, rate: str) -> dict[str, Any]:
         path = self._path(kind, what, f"{detail}, {self.seconds:g} s")
@@ -162,17 +197,21 @@ class Findings:
 
 @dataclass(frozen=True)
 class Measured:
-    """What ran: links by ranks and rate; the runs of all-reduces by ranks and rate, and of steps by case and rate."""
+    """What ran: links by ranks and rate; the runs of all-reduces by ranks and rate, of steps and recorded trainings by case and rate."""
 
     clusters: dict[tuple[int, str], Cluster]
     reduces: dict[tuple[int, str], list[dict[int, float]]]
     steps: dict[tuple[Case, str], list[StepRun]]
+    recordings: dict[tuple[Case, str], list[Path]]
 
 
-def run_study(bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: Sequence[str], parts: Iterable[str], warn: Callable[[str], None]) -> Findings:
+def run_study(
+    bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: Sequence[str], parts: Iterable[str], warn: Callable[[str], None], replay: Replay,
+) -> Findings:  # fmt: skip
     """Measure links, all-reduces and steps, then forecast each from every rate's cluster file. What is finished is kept, whatever happens.
 
-    Steps run on the first of `ranks`, all-reduces on each. With the part ``bound`` steps run behind links of twice the rate, too.
+    Steps run on the first of `ranks`, all-reduces on each. With the part ``bound`` steps run behind links of twice the rate, too. With
+    ``replay`` a training of each case is recorded at every shaped rate, and `replay` tells its step at the others.
     """
     wanted, found = set(parts), Findings()
     measured = _measure(bench, cases, ranks, rates, wanted, found)
@@ -189,6 +228,8 @@ def run_study(bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: 
                 if made is not None:
                     found.rows += [row for row in step_rows(made, case, rate, calibrated_at, runs, twice) if "steps" in wanted or row.kind == "bound"]
                     found.notes += [note for note in made.notes if note not in found.notes]
+    for case in dict.fromkeys(case for case, _ in measured.recordings):
+        found.rows += found.attempt(f"replay of {case.label}", replay_rows, measured, case, ranks[0], replay) or ()
     return found
 
 
@@ -198,7 +239,9 @@ def _measure(bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: S
     for rate in rates if wanted & {"steps", "bound"} else ():  # the doubled one next to it: what a case gains is the difference of two runs
         step_rates += [rate, *([doubled(rate)] if "bound" in wanted else [])]
     reducing = [(n, rate) for n in ranks for rate in rates] if "all-reduce" in wanted else []
-    measured = Measured({}, {key: [] for key in reducing}, {(case, rate): [] for case in cases for rate in step_rates})
+    measured = Measured({}, {key: [] for key in reducing}, {(case, rate): [] for case in cases for rate in step_rates}, {})
+    for case in cases if "replay" in wanted else ():
+        measured.recordings.update({(case, rate): [] for rate in rates if rate != UNSHAPED})
     for n, rate in reducing or [(ranks[0], rate) for rate in rates]:
         cluster = found.attempt(f"links of {n} ranks at {rate}", bench.cluster, n, rate)
         if cluster is not None:
@@ -211,7 +254,23 @@ def _measure(bench: Bench, cases: Sequence[Case], ranks: Sequence[int], rates: S
         for (case, rate), steps in measured.steps.items():
             step = found.attempt(f"{case.label} at {rate}", bench.steps, case, ranks[0], rate, run)
             steps += [] if step is None else [step]
+        for (case, rate), files in measured.recordings.items():
+            file = found.attempt(f"recording of {case.label} at {rate}", bench.recording, case, ranks[0], rate, run)
+            files += [] if file is None else [file]
     return measured
+
+
+def replay_rows(measured: Measured, case: Case, n: int, replay: Replay) -> list[Row]:
+    """A case's recordings at every rate replayed at every other rate, beside what was recorded there, run by run."""
+    files = {rate: own for (one, rate), own in measured.recordings.items() if one == case and own and (n, rate) in measured.clusters}
+    links = {rate: measured.clusters[n, rate] for rate in files}
+    recorded_s = {rate: [replay(file, links[rate], links[rate])[1] for file in own] for rate, own in files.items()}
+    return [
+        Row("replay", case.label, n, rate, at, tuple(Pair(replay(file, links[rate], links[at])[0], there) for file, there in zip(own, recorded_s[rate])))
+        for at, own in files.items()
+        for rate in files
+        if rate != at
+    ]
 
 
 def doubled(rate: str) -> str:

@@ -109,7 +109,7 @@ def test_an_interrupt_leaves_neither_ranks_nor_hosts(tmp_path: Path, machine_fil
     ("arguments", "names"),
     [
         (["--rates", "fast"], "'fast' is no rate"), (["--ranks", "1"], "one rank has no link"), (["--training"], "two studies"), (["--peers"], "--peers"),
-        (["--parts", "speed"], "--parts speed: is unknown; known are all-reduce, steps, bound"), (["--inference"], "leave --inference out"),
+        (["--parts", "speed"], "--parts speed: is unknown; known are all-reduce, steps, bound, replay"), (["--inference"], "leave --inference out"),
         (["trace.json"], "trace.json"), (["missing.py:net"], "missing.py"), (["--machine", "none.json"], "dlperf calibrate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

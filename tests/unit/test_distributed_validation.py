@@ -138,6 +138,14 @@ def made_up_cluster(n: int, bytes_per_s: float) -> Cluster:
     return Cluster((Link("network", (), LATENCY_S, bytes_per_s),), collectives, ranks=hosts, mode="full", complete=True)
 
 
+def replay(recording: Path, cluster: Cluster, recorded_on: Cluster) -> tuple[float, float]:
+    """50 ms of computing and a million bytes over the link."""
+    link = cluster.link("network")
+    assert link is not None
+    assert link.bandwidth_bytes_per_s is not None
+    return 0.05 + 1e6 / link.bandwidth_bytes_per_s, json.loads(recording.read_text())["step_s"]
+
+
 class Ranks:
     """Launches nothing: answers as ranks would, whose steps take 50 ms and 100 MB at the link's rate; `broken` targets fail."""
 
@@ -151,7 +159,12 @@ class Ranks:
             self.log.append(("links", n, rate))
             made_up_cluster(n, rates[rate]).save(words[words.index("-o") + 1])
             return
-        order = json.loads(Path(words[2]).read_text())
+        order = json.loads(Path(words[-1]).read_text())
+        if words[1:3] == ["dlperf", "run"]:
+            self.log.append((f"recording {order['target']}", n, rate))
+            trace = {"schema": "dlperf.communication", "step_s": 0.05 + 1.1e6 / rates[rate]}
+            Path(words[words.index("--communication") + 1]).write_text(json.dumps(trace))
+            return
         what = "all-reduces" if order["kind"] == "all-reduces" else order["target"]
         self.log.append((what, n, rate))
         if self.broken and self.broken in what:
@@ -169,7 +182,7 @@ def bench(folder: Path, ranks: Ranks, fresh: bool = False) -> Bench:
 
 def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> None:
     ranks = Ranks()
-    found = run_study(bench(tmp_path, ranks), [], (2, 4), ("1gbit", "300mbit", "none"), ("all-reduce",), lambda line: None)
+    found = run_study(bench(tmp_path, ranks), [], (2, 4), ("1gbit", "300mbit", "none"), ("all-reduce",), lambda line: None, replay)
     assert not found.failures
     pairs = {(row.ranks, row.rate, row.calibrated_at) for row in found.rows}
     shaped = [("1gbit", "1gbit"), ("300mbit", "300mbit"), ("1gbit", "300mbit"), ("300mbit", "1gbit"), ("none", "none")]
@@ -187,7 +200,7 @@ def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> N
 def test_the_bound_needs_links_of_twice_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()
     monkeypatch.setattr("dlperf.validation.distributed_runs.forecast", lambda *_: forecast())
-    found = run_study(bench(tmp_path, ranks), [case()], (2,), ("1gbit", "300mbit"), ("steps", "bound"), lambda line: None)
+    found = run_study(bench(tmp_path, ranks), [case()], (2,), ("1gbit", "300mbit"), ("steps", "bound"), lambda line: None, replay)
     assert {(what, rate) for what, _, rate in ranks.log} == {
         ("links", "1gbit"), ("links", "300mbit"), *(("nets.py:net", rate) for rate in ("1gbit", "300mbit", "2gbit", "600mbit")),
     }  # fmt: skip
@@ -200,14 +213,31 @@ def test_the_bound_needs_links_of_twice_the_rate(tmp_path: Path, monkeypatch: py
     assert not [row for row in found.rows if row.rate in ("2gbit", "600mbit")]
 
 
+def test_recordings_are_replayed_at_the_other_rates(tmp_path: Path) -> None:
+    ranks = Ranks()
+    found = run_study(bench(tmp_path, ranks), [case()], (2, 4), ("1gbit", "300mbit", "none"), ("replay",), lambda line: None, replay)
+    assert not found.failures
+    assert {(what, n, rate) for what, n, rate in ranks.log if what != "links"} == {("recording nets.py:net", 2, rate) for rate in ("1gbit", "300mbit")}
+    there, back = found.rows
+    assert (there.kind, there.rate, there.calibrated_at) == ("replay", "300mbit", "1gbit")
+    assert there.predicted == pytest.approx(0.05 + 1e6 / 37.5e6)
+    assert there.measured == pytest.approx(0.05 + 1.1e6 / 37.5e6)  # what was recorded at 300mbit
+    assert len(there.pairs) == 2
+    assert (back.rate, back.calibrated_at) == ("1gbit", "300mbit")
+    assert back.measured == pytest.approx(0.05 + 1.1e6 / 125e6)
+    again = Ranks()
+    assert run_study(bench(tmp_path, again), [case()], (2, 4), ("1gbit", "300mbit", "none"), ("replay",), lambda line: None, replay).rows == found.rows
+    assert again.log == []
+
+
 def test_finished_measurements_are_kept(tmp_path: Path) -> None:
     first, again, anew = Ranks(), Ranks(), Ranks()
-    rows = run_study(bench(tmp_path, first), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None).rows
+    rows = run_study(bench(tmp_path, first), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay).rows
     kept = bench(tmp_path, again)
-    assert run_study(kept, [], (2,), ("1gbit",), ("all-reduce",), lambda line: None).rows == rows
+    assert run_study(kept, [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay).rows == rows
     assert again.log == []
     assert kept.archive.remark.startswith("3 of 3 measurements were kept from before")
-    run_study(bench(tmp_path, anew, fresh=True), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None)
+    run_study(bench(tmp_path, anew, fresh=True), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay)
     assert len(anew.log) == len(first.log) == 3
 
 
@@ -219,16 +249,16 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
             super().__call__(words, n, rate)
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(bench(tmp_path, Interrupting()), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None)
+        run_study(bench(tmp_path, Interrupting()), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay)
     rest = Ranks()
-    assert len(run_study(bench(tmp_path, rest), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None).rows) == len(ALL_REDUCE_BYTES)
+    assert len(run_study(bench(tmp_path, rest), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay).rows) == len(ALL_REDUCE_BYTES)
     assert len(rest.log) == 1
 
 
 def test_a_case_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, lines = Ranks(broken="bad"), []
     monkeypatch.setattr("dlperf.validation.distributed_runs.forecast", lambda *_: forecast())
-    found = run_study(bench(tmp_path, ranks), [case("nets.py:bad"), case()], (2,), ("1gbit",), ("steps",), lines.append)
+    found = run_study(bench(tmp_path, ranks), [case("nets.py:bad"), case()], (2,), ("1gbit",), ("steps",), lines.append, replay)
     assert found.failures == lines == ["bad@8 at 1gbit: rank 1 of 2 was ended by SIGKILL"]
     assert {row.case for row in found.rows} == {"net@8"}
     assert sum(what == "nets.py:bad" for what, *_ in ranks.log) == 1  # it is not tried again

@@ -16,7 +16,7 @@ MAX_LINES = 450
 TORCH = (
     "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.loader_sampling",
     "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
-    "dlperf.validation.rank_process",
+    "dlperf.validation.rank_process", "dlperf.validation.rank_training",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
     "dlperf.residence.process", "dlperf.tuning.trial_process",
 )  # fmt: skip
