@@ -57,7 +57,7 @@ KINDS = {
     "dlperf.machine": "a machine file", "dlperf.trace": "a trace file", "dlperf.prediction": "a prediction", "dlperf.measurement": "a measurement",
     "dlperf.report": "a report", "dlperf.explanation": "an explanation", "dlperf.machine-check": "the check of a machine file",
     "dlperf.reproduction": "a reproduction of tables", "dlperf.scaling": "a scaling forecast", "dlperf.tuning": "a tuning",
-    "dlperf.cluster": "a cluster file", "dlperf.cluster-summary": "the summary of a cluster file",
+    "dlperf.cluster": "a cluster file", "dlperf.cluster-summary": "the summary of a cluster file", "dlperf.communication": "a trace of communication",
 }  # fmt: skip
 """What dlperf's files are, in words, by their schema."""
 

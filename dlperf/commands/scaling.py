@@ -1,4 +1,4 @@
-"""``dlperf scale``: what a step of data-parallel training takes on so many ranks."""
+"""``dlperf scale``: what a step of data-parallel training takes on so many ranks, predicted, or replayed from a trace of communication."""
 from __future__ import annotations
 
 from argparse import Namespace
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import BATCH_SIZE, Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, use_threads, warn
 from dlperf.errors import DlperfError
+from dlperf.scale_options import misuse
 
 if TYPE_CHECKING:
     from dlperf.cluster import Cluster
@@ -14,15 +15,19 @@ if TYPE_CHECKING:
 
 
 def scale(args: Namespace) -> Answer:
-    """Forecast a target over numbers of ranks."""
+    """Forecast a target over numbers of ranks, or replay a trace."""
     from dlperf import scaling
     from dlperf.laws.buckets import ReducerOptions
     from dlperf.report.writing import check_folder
     from dlperf.scaling.text import scaling_to_text, write
     from dlperf.units import MIB
 
+    if problem := misuse(args):
+        raise DlperfError(problem)
     if args.output is not None:
         check_folder(args.output, args.force)
+    if args.trace is not None:
+        return _replay(args)
     what_if = scaling.WhatIf.of(dict(args.what_if))
     cluster = _cluster(args)
     machine = load_machine(args)
@@ -33,8 +38,8 @@ def scale(args: Namespace) -> Answer:
         not args.no_broadcast_buffers, args.accumulate or 1,
     )  # fmt: skip
     question = scaling.Question(
-        args.ranks, batch_size, args.scaling, args.ranks_per_node or scaling.ranks_per_node_of(cluster, args.ranks), scaling.hosts_per_system_of(cluster),
-        what_if, options, args.samples,
+        args.ranks, batch_size, args.scaling or "weak", args.ranks_per_node or scaling.ranks_per_node_of(cluster, args.ranks),
+        scaling.hosts_per_system_of(cluster), what_if, options, args.samples,
     )  # fmt: skip
     threads = args.threads or use_threads(None)
 
@@ -48,6 +53,25 @@ def scale(args: Namespace) -> Answer:
         written = write(found, args.output, args.force)
         narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(scaling_to_text(found), found.to_json())
+
+
+def _replay(args: Namespace) -> Answer:
+    """Replay a trace of communication over another cluster."""
+    from dlperf.cluster import Cluster
+    from dlperf.communication import Communication
+    from dlperf.scaling import WhatIf, replay_trace
+    from dlperf.scaling.replay_text import replay_to_text, write_replay
+
+    links = WhatIf.of(dict(args.what_if)).links
+    trace = Communication.load(args.trace)
+    recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
+    found = replay_trace(trace, Cluster.load(args.cluster), recorded_on, args.ranks or (), args.ranks_per_node, links)
+    for note in found.notes:
+        warn(note)
+    if args.output is not None:
+        written = write_replay(found, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(replay_to_text(found), found.to_json())
 
 
 def _cluster(args: Namespace) -> Cluster | None:

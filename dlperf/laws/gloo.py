@@ -1,18 +1,22 @@
 """The collectives of gloo as torch.distributed runs them, in seconds, from the parameters of one link.
 
-Sources: github.com/pytorch/gloo (gloo/allreduce.cc, allgather.cc, broadcast.cc) and torch's ProcessGroupGloo.cpp.
+Sources: github.com/pytorch/gloo (gloo/allreduce.cc, allgather.cc, broadcast.cc, reduce.cc, gather.cc, scatter.cc, alltoall.cc, barrier.cc) and
+torch's ProcessGroupGloo.cpp.
 
 - **All-reduce** is the ring, at any size. The vector is cut into segments of at most 1 MiB, the same number for every rank and at least two; two are in
   flight, and an unthreaded loop adds a segment to the vector when it has arrived. First the sums are formed (reduce-scatter), then handed round
   (all-gather); the pipeline runs empty between the two. The bcube algorithm is there too, but torch never asks for it.
 - **All-gather** is a ring with two halves of a contribution in flight; **broadcast** a binomial tree that sends the vector whole;
   **reduce-scatter** (as of torch 2.3, where it came) an all-reduce of a copy, of which every rank keeps its part.
+- **Reduce** forms the sums as an all-reduce does, and each rank sends its part to the root. **Gather**, **scatter** and **all-to-all** send every part straight
+  to where it belongs, all at once; the **barrier** disseminates empty messages.
 
 A message of n bytes occupies the sender's and the receiver's port for beta n seconds and arrives alpha seconds after its last byte has left: alpha =
 `latency_s`, beta = `s_per_byte` of a full-duplex link, for messages as large as a segment (:func:`segments`). Before a byte moves, the receiver's word that its
 buffer is ready must have reached the sender: `handshake_s`, as far as a link's latency does not hold it already. gamma = `reduce_s_per_byte` is the
 unthreaded sum per byte of result. `n_bytes` is the whole vector: what each rank puts into an all-reduce, reduce-scatter or broadcast, and what each gets
-from an all-gather. One rank costs nothing; so does an empty all-reduce or all-gather, while an empty broadcast costs its messages' latency.
+from an all-gather, the root from a gather, and what a rank puts into a scatter or an all-to-all. One rank costs nothing; so does an empty all-reduce or
+all-gather, while an empty broadcast costs its messages' latency.
 
 Ranks are supposed to start together, and all links of the ring to be alike (put in the slowest). Copies that torch makes before and after are not in
 here, nor the threads' waking, where latency_s does not hold it. Arguments may be numbers or arrays that broadcast.
@@ -129,6 +133,67 @@ def broadcast_s(n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_
     last = np.vectorize(_most_bits, otypes=[np.float64])(ranks)
     below = np.maximum(depth - 1, 0) * (latency + transfer)  # rank 2^(d-1) - 1 hears early, but by the most hops
     return plain(np.maximum(depth * transfer + last * latency, below))
+
+
+def reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+    handshake_s: ArrayLike = 0.0,
+    item_bytes: int = 4,
+) -> Quantity:
+    """Time of gloo's reduce in seconds, until the root has the sum: the first half of :func:`all_reduce_s`, then :func:`gather_s`.
+
+    gloo/reduce.cc. Arguments and Raises as :func:`all_reduce_s`.
+
+    >>> reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)  # 2 segments of 1 MiB, then the other half of the vector
+    4.0
+    """
+    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
+    n_segments, length = (np.asarray(part) for part in segments(whole, ranks, item_bytes))
+    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
+    transfer, work = at_least("s_per_byte", s_per_byte) * length, at_least("reduce_s_per_byte", reduce_s_per_byte) * length
+    sums_s = _two_in_flight_s(n_segments / ranks * (ranks - 1), wait, transfer, work)
+    return plain(np.where((ranks > 1) & (whole > 0), sums_s, 0.0) + gather_s(whole, ranks, latency_s, s_per_byte, handshake_s))
+
+
+def gather_s(n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike, handshake_s: ArrayLike = 0.0) -> Quantity:
+    """Time of gloo's gather in seconds, and of its scatter: alpha + handshake + (p-1)/p beta n, all of it through the root's port.
+
+    gloo/gather.cc, scatter.cc: as many messages of n / p, all at once. Raises DlperfError as :func:`all_reduce_s`.
+
+    >>> gather_s(400, [1, 4], latency_s=1.0, s_per_byte=0.01).tolist()
+    [0.0, 4.0]
+    """
+    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
+    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
+    return plain(np.where(ranks > 1, wait + (ranks - 1) / ranks * at_least("s_per_byte", s_per_byte) * whole, 0.0))
+
+
+def all_to_all_s(n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike, handshake_s: ArrayLike = 0.0) -> Quantity:
+    """Time of gloo's all-to-all in seconds: as :func:`gather_s`, because every port takes as much in and out as a gather's root takes in.
+
+    gloo/alltoall.cc: p - 1 messages of n / p from every rank, all at once; they are supposed to share the ports evenly. Errs low, by
+    less than a factor of 2, where a port carries one message at a time, and where a switch cannot carry them all. Raises DlperfError as there.
+
+    >>> all_to_all_s(400, 4, latency_s=1.0, s_per_byte=0.01)
+    4.0
+    """
+    return gather_s(n_bytes, n_ranks, latency_s, s_per_byte, handshake_s)
+
+
+def barrier_s(n_ranks: ArrayLike, latency_s: ArrayLike, handshake_s: ArrayLike = 0.0) -> Quantity:
+    """Time of gloo's barrier in seconds: ceil(log2 p) rounds of an empty message, alpha + handshake each.
+
+    gloo/barrier.cc: the dissemination barrier of Hensgen, Finkel, Manber 1988. Raises DlperfError as :func:`all_reduce_s`.
+
+    >>> barrier_s([1, 2, 5], latency_s=1.0).tolist()
+    [0.0, 1.0, 3.0]
+    """
+    ranks = counts("n_ranks", n_ranks)
+    return plain(np.ceil(np.log2(ranks)) * (at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)))
 
 
 def bcube_all_reduce_s(

@@ -21,7 +21,8 @@ from dlperf.errors import DlperfError
 from dlperf.laws.buckets import Bucket
 
 GLOO_LANES, NCCL_LANES = 2, 1
-_LEAST_COMPUTE_RATE = 0.5
+LEAST_COMPUTE_RATE = 0.5
+"""The share of its processor that a computing rank keeps, whatever runs beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class _Rank:
         """Go on to the next event: the work (None: the rank waits) or a collective ends. Returns the work that is left."""
         sharing = max(1.0, math.fsum(one.collective.link_frac for one in self.running))
         whole_s = [sharing * one.collective.duration_s + (0.0 if work_s is None else one.collective.delayed_s) for one in self.running]
-        rate = max(_LEAST_COMPUTE_RATE, 1.0 - math.fsum(one.collective.stolen_s / whole for one, whole in zip(self.running, whole_s)))
+        rate = max(LEAST_COMPUTE_RATE, 1.0 - math.fsum(one.collective.stolen_s / whole for one, whole in zip(self.running, whole_s)))
         ends = [one.left_frac * whole for one, whole in zip(self.running, whole_s)]
         step_s = min([*ends, *([] if work_s is None else [work_s / rate])])
         self.now_s += step_s

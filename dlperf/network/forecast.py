@@ -98,6 +98,15 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
     return Path(software, network.latency_s - software, min(local.s_per_byte, network.s_per_byte), network.s_per_byte, reduce_s_per_byte)
 
 
+def link_bytes_per_s(cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()) -> float | None:
+    """Bandwidth of the slowest link of a ring for long messages, one direction, bytes per second; None where a message takes no time per byte.
+
+    Raises DlperfError where the file holds no such link.
+    """
+    s_per_byte = find_path(cluster, between_nodes).changed(what_if).s_per_byte
+    return 1 / s_per_byte if s_per_byte > 0 else None
+
+
 def collective_s(
     cluster: Cluster, kind: str, n_bytes: ArrayLike, n_ranks: ArrayLike, ranks_per_node: int = 1, what_if: LinkFactors = LinkFactors()
 ) -> Reals:

@@ -11,9 +11,11 @@ from dlperf.errors import DlperfError
 from dlperf.laws import buckets as bucketing
 from dlperf.laws.buckets import Bucket, Gradient, ReducerOptions
 from dlperf.laws.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
+from dlperf.laws.ridgeline import Rates
 from dlperf.loop import first_step_s
 from dlperf.network import collective_s
 from dlperf.prediction import Prediction
+from dlperf.scaling.plane import rates_of, region_of
 from dlperf.scaling.profile import Profile, arrivals_of, between, buffer_copies_s, gradients_of, profile_of
 from dlperf.scaling.result import CollectiveTime, Row, Scaling
 from dlperf.scaling.spread import link_sigma, machine_sigma, mean_factor, slowest_factor
@@ -153,6 +155,7 @@ class _Forecast:
         self._profiles: dict[int, list[Profile]] = {}
         self.sigma = machine_sigma(self.any.machine, self.any.threads)
         self.link_sigma = 0.0 if cluster is None else link_sigma(cluster)
+        self._rates = {far: rates_of(self.any, cluster, far, question.what_if) for far in {n > question.ranks_per_node for n in question.ranks if n > 1}}
         links = question.what_if.links
         self.traffic = self._traffic(links.link_bandwidth)
         self.doubled = self._traffic(2 * links.link_bandwidth)
@@ -173,6 +176,8 @@ class _Forecast:
             self.notes.append("where a batch cannot be divided evenly, the rank with the most samples counts")
         if self.cluster is not None and max(question.ranks) > 1 and not self.cluster.interferences:
             self.notes.append("the cluster file does not say what computing loses while a collective runs: taken for nothing")
+        if None in self._rates.values():
+            self.notes.append("the machine file holds no measured peak or bandwidth, so there is no Ridgeline plane")
         held = max((c.n_ranks for c in self.cluster.collectives), default=0) if self.cluster is not None else 0
         if held and max(question.ranks) > held:
             self.notes.append(f"collectives were measured on up to {held} ranks; beyond, they follow the algorithm's law")
@@ -209,7 +214,7 @@ class _Forecast:
             ranks_per_node=question.ranks_per_node, buckets_bytes=self.network.later_bytes, collectives=collectives, rows=rows,
             what_if=question.what_if.changed,
             samples=question.samples, machine=self.any.machine.path or self.any.machine.cpu.model, cluster="" if self.cluster is None else self.cluster.path,
-            sigma=self.sigma, link_sigma=self.link_sigma, notes=tuple(self.notes), versions=dict(self.any.trace.versions),
+            sigma=self.sigma, link_sigma=self.link_sigma, rates=self.rates(largest), notes=tuple(self.notes), versions=dict(self.any.trace.versions),
         )  # fmt: skip
 
     def row(self, n: int, base_s: float) -> Row:
@@ -234,13 +239,21 @@ class _Forecast:
         if question.samples is not None:
             n_steps = math.ceil(question.samples / question.step_samples(n))
             epoch_s = n_steps * (step_s + (mean_factor(n, self.sigma) - 1) * compute_s)
+        network_bytes = self.network.sent_bytes(n)
         return Row(
             ranks=n, batch_size=question.own_batch_size(n), step_s=step_s, low_s=around["low"], high_s=around["high"], first_step_s=first_s,
             compute_s=compute_s, communication_s=line.communication_s, exposed_communication_s=max(0.0, step_s - compute_s), efficiency=speedup / n,
             samples_per_s=question.step_samples(n) / step_s, bound="network" if gain_frac > NETWORK_GAIN_FRAC else profile.bound, speedup=speedup,
             network_gain_frac=gain_frac, p10_s=around["p10"], p90_s=around["p90"], epoch_s=epoch_s, flops=profile.flops,
-            memory_bytes=profile.memory_bytes, network_bytes=self.network.sent_bytes(n),
+            memory_bytes=profile.memory_bytes, network_bytes=network_bytes,
+            arithmetic_intensity=profile.flops / profile.memory_bytes if profile.memory_bytes else None,
+            memory_intensity=profile.memory_bytes / network_bytes if network_bytes else None,
+            ridgeline=region_of(profile.flops, profile.memory_bytes, network_bytes, self.rates(n)),
         )  # fmt: skip
+
+    def rates(self, n: int) -> Rates | None:
+        """What one of n ranks can do; None for a single one."""
+        return None if n == 1 else self._rates[n > self.question.ranks_per_node]
 
     def _measured_ranks(self, n: int) -> int:
         """The most ranks, up to n, whose collectives were measured: their slowest is in the measurement already."""

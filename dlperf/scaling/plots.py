@@ -1,4 +1,4 @@
-"""A scaling forecast's plots: the step and the efficiency over ranks, and what of the sending shows."""
+"""A scaling forecast's plots: the step and the efficiency over ranks, what of the sending shows, and the Ridgeline plane."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from dlperf.laws.ridgeline import Rates
 from dlperf.report.drawing import DIM, GRID, INK, new_figure, own_style, plain, seconds_axis, to_png
+from dlperf.report.ridgeline import PlanePoint, ridgeline_figure
 from dlperf.scaling.result import Scaling
 
 COMPUTE, EXPOSED, HIDDEN, EFFICIENCY = "#0b3c5d", "#d9822b", "#f1dfb5", "#4f7942"
@@ -17,6 +19,8 @@ def pngs_of(found: Scaling, dpi: int = 130) -> dict[str, bytes]:
     """The plots by name, drawn."""
     with own_style():
         figures = {"step": step_figure(found), "communication": communication_figure(found)}
+        if found.rates is not None:
+            figures["ridgeline"] = plane_figure(found, found.rates)
     return {name: to_png(figure, dpi, f"dlperf scale {name}: {found.target}") for name, figure in figures.items()}
 
 
@@ -70,6 +74,13 @@ def communication_figure(found: Scaling) -> Figure:
     ax.set_title(_title(found))
     figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+def plane_figure(found: Scaling, rates: Rates) -> Figure:
+    """The rows that send something on the Ridgeline plane, under the rates of the largest number of ranks, each labelled with its number."""
+    rows = sorted(found.rows, key=lambda row: row.ranks)
+    points = [PlanePoint(row.memory_intensity, row.arithmetic_intensity or 0.0, f"{row.ranks} ranks", "ranks") for row in rows if row.memory_intensity]
+    return ridgeline_figure(points, rates, _title(found))
 
 
 def _ranks_axis(ax: Any, ranks: list[int]) -> None:

@@ -28,7 +28,8 @@ class Profile:
     """One rank's step at one batch size (of each of the batches, where several are accumulated), alone. `computation` includes
     DDP's wrapper; `step_s` does not.
 
-    `memory_frac` is the share of the backward that waits for memory; `bounds` the seconds of the step by what bounds them.
+    `memory_frac` is the share of the backward that waits for memory; `bounds` the seconds of the step by what bounds them. `flops` and `memory_bytes` are those
+    of the whole step, all of its batches.
     """
 
     batch_size: int
@@ -103,9 +104,11 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
             backward[item.bound in _MEMORY] += item.seconds
     low, high = prediction.prices.low_factor, prediction.prices.high_factor
     ops = prediction.ops
+    times = np.where(ops["phase"].isin(("forward", "backward")), options.accumulate, 1)  # what each batch of a step runs anew
+    flops, memory_bytes = (float((times * ops[name]).sum()) for name in ("flops", "bytes"))
     return Profile(
         trace.batch_size, step.total_s + more_s, computation, 1.0 if low is None else low, 1.0 if high is None else high,
-        backward[True] / (math.fsum(backward.values()) or 1.0), tuple(sorted(bounds.items())), float(ops["flops"].sum()), float(ops["bytes"].sum()),
+        backward[True] / (math.fsum(backward.values()) or 1.0), tuple(sorted(bounds.items())), flops, memory_bytes,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import io
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dlperf.laws.ridgeline import Rates
+
 SCHEMA, SCHEMA_VERSION = "dlperf.scaling", 1
 
 
@@ -25,7 +27,9 @@ class Row:
 
     `step_s` is the slowest rank's, `compute_s` the same step without synchronisation, `communication_s` how long anything is sent,
     `network_gain_frac` what links of twice the rate would save. `p10_s`..`p90_s` is the spread from step to step (of the slowest rank), `low_s`..`high_s` the
-    90 % interval of the median. `flops`, `memory_bytes` and `network_bytes` are a rank's in one step.
+    90 % interval of the median. `flops`, `memory_bytes` and `network_bytes` are a rank's in one step, `arithmetic_intensity` and `memory_intensity` their
+    place on the Ridgeline plane (FLOP per byte of memory, bytes of memory per byte of network; None where there is nothing to divide by) and `ridgeline` the
+    resource that bounds it there: compute, memory or network (None without rates).
     """
 
     ranks: int
@@ -48,11 +52,17 @@ class Row:
     flops: float
     memory_bytes: float
     network_bytes: float
+    arithmetic_intensity: float | None
+    memory_intensity: float | None
+    ridgeline: str | None
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The forecast of a target over numbers of ranks. `sigma` and `link_sigma` are the spreads that the slowest of n follows from."""
+    """The forecast of a target over numbers of ranks. `sigma` and `link_sigma` are the spreads that the slowest of n follows from.
+
+    `rates` are what one rank of the largest number can do, which divide the Ridgeline plane; None where they are not known, or one rank is alone.
+    """
 
     target: str
     batch_size: int
@@ -68,6 +78,7 @@ class Scaling:
     cluster: str = ""
     sigma: float = 0.0
     link_sigma: float = 0.0
+    rates: Rates | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -84,6 +95,7 @@ class Scaling:
             "samples": self.samples, "buckets_bytes": list(self.buckets_bytes),
             "collectives": [{"kind": c.kind, "bytes": c.n_bytes, "ranks": c.ranks, "time_s": c.time_s} for c in self.collectives],
             "rows": [asdict(row) for row in self.rows], "spread": {"compute_sigma": self.sigma, "link_sigma": self.link_sigma},
+            "rates": None if self.rates is None else asdict(self.rates),
             "notes": list(self.notes), "versions": dict(self.versions),
         }  # fmt: skip
 

@@ -47,6 +47,9 @@ def _columns(found: Scaling) -> list[Column]:
         Column("samples/s", tuple(f"{row.samples_per_s:.4g}" for row in rows)), seconds("first step", "first_step_s", 4),
         Column("link x 2", tuple(f"-{format_percent(max(0.0, row.network_gain_frac))}" for row in rows), rank=4),
     ]  # fmt: skip
+    if any(row.ridgeline for row in rows):
+        places = tuple(" ".join(f"{value:.3g}" if value is not None else "-" for value in (row.memory_intensity, row.arithmetic_intensity)) for row in rows)
+        columns += [Column("I_M, I_A", places, rank=5), Column("Ridgeline", tuple(row.ridgeline or "-" for row in rows), align_left=True, rank=5)]
     if found.scaling == "strong":
         columns.insert(1, Column("batch", tuple(str(row.batch_size) for row in rows), rank=1))
     if found.samples is not None:

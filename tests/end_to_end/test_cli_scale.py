@@ -3,9 +3,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from dlperf.communication import Communication, Event, Step
 
 UNUSABLE = 2
 
@@ -47,7 +50,7 @@ def test_strong_scaling_into_a_folder(dlperf: Callable, net: str, machine_file: 
     command = ("scale", net, "--machine", machine_file, "--cluster", cluster_file, "--threads", "1", "--scaling", "strong", "--batch-size", "8")
     done = dlperf(*command, "--ranks", "1,2,4,8", "-o", folder)
     assert done.status == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["communication.png", "scaling.csv", "scaling.json", "scaling.txt", "step.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["communication.png", "ridgeline.png", "scaling.csv", "scaling.json", "scaling.txt", "step.png"]
     assert [row["batch_size"] for row in json.loads((folder / "scaling.json").read_text())["rows"]] == [8, 4, 2, 1]
     assert dlperf(*command, "--ranks", "1,2", "-o", folder).status == 0  # its own files are replaced
 
@@ -64,7 +67,9 @@ def test_strong_scaling_into_a_folder(dlperf: Callable, net: str, machine_file: 
         (["--ranks", "2", "--what-if", "flops"], "'flops' is no NAME=FACTOR"),
         (["--ranks", "2", "--bucket-cap-mb", "0"], "--bucket-cap-mb: '0'"),
         (["--ranks", "0"], "--ranks: '0'"),
-        ([], "--ranks"),
+        ([], "names no --ranks"),
+        (["--ranks", "2", "--recorded-on", "c.json"], "--recorded-on says where a --trace was recorded"),
+        (["--ranks", "2", "--trace", "t.json"], "give one of them"),
         (["--ranks", "2", "-o", "-"], "-o - is no folder"),
     ],
     ids=" ".join,
@@ -104,3 +109,52 @@ def test_strong_scaling_of_a_trace_file(dlperf: Callable, net: str, machine_file
     done = dlperf(*command, "--scaling", "strong")
     assert done.status == UNUSABLE
     assert "is a step at batch size 32, and strong scaling needs it at 16" in done.line
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    """Two ranks on two hosts, three steps of 30 ms: 10 ms of computing, an all-reduce of 1 MiB in 15 ms, 5 ms of computing."""
+    events = (Event("launch", 0, "all_reduce", 2**20, 0, 0.01, 0.01, None, 0.025), Event("wait", 0, "all_reduce", 2**20, 0, 0.01, 0.025))
+    steps = tuple(Step(0.03 * n, 0.03 * (n + 1), tuple(replace(event, call=n) for event in events), n == 0) for n in range(3))
+    path = tmp_path / "communication.json"
+    Communication(("a", "b"), ((0, 1),), (steps, steps), "train.py").save(path)
+    return path
+
+
+def test_a_trace_is_replayed(dlperf: Callable, trace_file: Path, cluster_file: Path, tmp_path: Path) -> None:
+    command = ("scale", "--trace", trace_file, "--cluster", cluster_file)
+    done = dlperf(*command, "--recorded-on", cluster_file, "--what-if", "link_bandwidth=0.5", "-o", tmp_path / "out")
+    assert done.status == 0
+    assert "train.py: recorded on 2 ranks, 2 steps" in done.out  # the first is apart
+    assert "carried over" in done.out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["replay.png", "scaling.csv", "scaling.json", "scaling.txt"]
+    (row,) = json.loads((tmp_path / "out" / "scaling.json").read_text())["rows"]
+    assert row["step_s"] == pytest.approx(0.03 + 2**20 / 1.25e8, rel=1e-3)  # half the rate: 8.4 ms more
+    assert row["first_step_s"] == pytest.approx(row["step_s"])
+    done = dlperf(*command, "--ranks", "1,2,4", "--json", "-")
+    assert [row["ranks"] for row in json.loads(done.out)["rows"]] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--batch-size", "8"], "--batch-size is for a target"), (["--scaling", "weak"], "--scaling is for a target"),
+        (["--static-graph"], "--static-graph is for a target"), (["--what-if", "flops=2"], "--what-if flops: a trace does not say"),
+        (["--ranks-per-node", "2"], "holds no link inside a node"), (["--recorded-on", "none.json"], "none.json"),
+        (["--ranks", "3", "--ranks-per-node", "2"], "3 ranks do not fill nodes of 2"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_questions_to_a_trace(dlperf: Callable, trace_file: Path, cluster_file: Path, options: list[str], names: str) -> None:
+    done = dlperf("scale", "--trace", trace_file, "--cluster", cluster_file, *options)
+    assert done.status == UNUSABLE
+    assert names in done.line
+    assert done.out == ""
+
+
+def test_a_trace_that_is_none_and_one_without_a_cluster(dlperf: Callable, trace_file: Path, cluster_file: Path) -> None:
+    assert "give it with --cluster" in dlperf("scale", "--trace", trace_file).line
+    assert "is no dlperf.communication file" in dlperf("scale", "--trace", cluster_file, "--cluster", cluster_file).line
+    trace_file.write_text(trace_file.read_text()[:200])
+    assert "truncated" in dlperf("scale", "--trace", trace_file, "--cluster", cluster_file).line
+    assert "names no target" in dlperf("scale", "--ranks", "2").line

@@ -119,3 +119,81 @@ def bcube_all_reduce(add_s_per_byte: float) -> Callable[[Rank, Vector], Program]
         return vector
 
     return program
+
+
+def gather(me: Rank, vector: Vector) -> Program:
+    """The root is rank 0; `vector` is the rank's contribution."""
+    if me.number:
+        yield me.send(0, vector)
+        return vector
+    handles = [me.recv(rank) for rank in range(1, me.n_ranks)]
+    yield from handles
+    return np.concatenate([vector, *(handle.payload for handle in handles)])
+
+
+def scatter(me: Rank, vector: Vector) -> Program:
+    """The root is rank 0, whose vector is divided."""
+    parts = np.split(vector, me.n_ranks)
+    if me.number:
+        handle = me.recv(0)
+        yield handle
+        return handle.payload
+    yield from [me.send(rank, parts[rank]) for rank in range(1, me.n_ranks)]
+    return parts[0]
+
+
+def all_to_all(me: Rank, vector: Vector) -> Program:
+    """Part i of each vector goes to rank i."""
+    p, parts = me.n_ranks, np.split(vector, me.n_ranks)
+    handles = {}
+    for i in range(1, p):
+        to, source = (me.number + i) % p, (me.number - i) % p
+        handles[to, True], handles[source, False] = me.send(to, parts[to]), me.recv(source)
+    yield from handles.values()
+    return np.concatenate([parts[rank] if rank == me.number else handles[rank, False].payload for rank in range(p)])
+
+
+def barrier(me: Rank, vector: Vector) -> Program:
+    """Dissemination."""
+    p, distance = me.n_ranks, 1
+    while distance < p:
+        recv, send = me.recv((me.number - distance) % p), me.send((me.number + distance) % p, vector[:0])
+        yield recv
+        yield send
+        distance *= 2
+    return vector
+
+
+def reduce(add_s_per_byte: float) -> Callable[[Rank, Vector], Program]:
+    """The root is rank 0. Whole segments only: two for each rank, of at most `kMaxSegmentSize`."""
+
+    def program(me: Rank, vector: Vector) -> Program:
+        p = me.n_ranks
+        size = len(vector) // (2 * p)
+        to, source = (me.number - 1) % p, (me.number + 1) % p
+
+        def span(first: int, i: int) -> slice:
+            begin = (first * 2 + i) % (2 * p) * size
+            return slice(begin, begin + size)
+
+        handles = []
+        for i in range(2 * p):
+            if i >= 2:
+                send, recv = handles[i - 2]
+                yield recv
+                here = span(me.number + 2, i - 2)
+                vector[here] += recv.payload
+                me.compute(add_s_per_byte * size * vector.itemsize)
+                yield send
+            if i < 2 * p - 2:
+                recv = me.recv(source)
+                handles.append((me.send(to, vector[span(me.number + 1, i)]), recv))
+        own = slice(me.number * 2 * size, (me.number + 1) * 2 * size)
+        if me.number:
+            yield me.send(0, vector[own])
+            return vector
+        parts = [me.recv(rank) for rank in range(1, p)]
+        yield from parts
+        return np.concatenate([vector[own], *(part.payload for part in parts)])
+
+    return program

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dlperf.clock import Samples
-from dlperf.cluster import Cluster, Collective, Link
+from dlperf.cluster import Cluster, Collective, Link, Message
 from dlperf.errors import DlperfError
 from dlperf.laws import gloo
-from dlperf.network import LinkFactors, collective_s
+from dlperf.network import LinkFactors, call_s, collective_s, link_bytes_per_s, message_s
 
 MIB = 2**20
 NETWORK = Link("network", (), 3e-4, 1e8)
@@ -110,3 +110,36 @@ def test_nccl_takes_rings() -> None:
     sheet = replace(SHEET, backend="nccl")
     assert collective_s(sheet, "all_reduce", 4000, 4) == pytest.approx(6 * (3e-4 + 1e-5))
     assert collective_s(sheet, "broadcast", 4000, 4) == pytest.approx(3 * 3e-4 + 4e-5)
+
+
+def test_calls_that_no_file_measures_follow_gloo() -> None:
+    assert call_s(SHEET, "gather", 4 * MIB, 4) == pytest.approx(3e-4 + 3 * MIB * 1e-8)
+    assert call_s(SHEET, "scatter", 4 * MIB, 4) == call_s(SHEET, "all_to_all", 4 * MIB, 4) == call_s(SHEET, "gather", 4 * MIB, 4)
+    assert call_s(SHEET, "reduce", 4 * MIB, [1, 2], what_if=LinkFactors(2.0)) == pytest.approx([0.0, gloo.reduce_s(4 * MIB, 2, 3e-4, 5e-9)])
+    assert call_s(SHEET, "barrier", 0, [1, 2, 5]) == pytest.approx([0.0, 3e-4, 9e-4])
+    assert call_s(BOTH, "barrier", 0, 2, ranks_per_node=2) == pytest.approx(1e-4)
+    assert call_s(replace(SHEET, backend="nccl"), "barrier", 0, 2) == collective_s(replace(SHEET, backend="nccl"), "all_reduce", 4, 2)
+    assert call_s(SHEET, "all_reduce", [0, MIB], 2).tolist() == collective_s(SHEET, "all_reduce", [0, MIB], 2).tolist()
+    with pytest.raises(DlperfError, match=r"'gossip' is unknown; known are all_reduce, .*barrier"):
+        call_s(SHEET, "gossip", 0, 2)
+    with pytest.raises(DlperfError, match="no link inside a node"):
+        call_s(SHEET, "gather", 0, 2, ranks_per_node=2)
+
+
+def test_messages_take_the_postal_law_as_measured() -> None:
+    assert message_s(SHEET, [0, 1e6], True) == pytest.approx([3e-4, 3e-4 + 1e-2])
+    assert message_s(BOTH, 1e6, False) == pytest.approx(1e-4 + 1e-3)
+    assert message_s(BOTH, 1e6, True, LinkFactors(2.0, 3.0)) == pytest.approx(1e-4 + 6e-4 + 5e-3)
+    slow = replace(NETWORK, messages=tuple(Message("ping_pong", n, 1, 1, Samples((seconds,))) for n, seconds in ((0, 6e-4), (10**6, 1.03e-2))))
+    assert message_s(Cluster(links=(slow,)), [0, 1e6, 1e7], True) == pytest.approx([6e-4, 1.03e-2, 3e-4 + 1e-1])
+    assert message_s(Cluster(links=(slow,)), 0, True, LinkFactors(1.0, 2.0)) == pytest.approx(1.2e-3)
+    with pytest.raises(DlperfError, match="no link inside a node"):
+        message_s(SHEET, 1, False)
+    with pytest.raises(DlperfError, match="n_bytes"):
+        message_s(SHEET, -1, True)
+
+
+def test_the_bandwidth_of_a_link() -> None:
+    assert link_bytes_per_s(BOTH, True, LinkFactors(3.0)) == pytest.approx(3e8)
+    assert link_bytes_per_s(BOTH, False, LinkFactors(3.0)) == pytest.approx(1e9)  # no wire
+    assert link_bytes_per_s(BOTH, True, LinkFactors(30.0)) == pytest.approx(1e9)  # the processor is slower then

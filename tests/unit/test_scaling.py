@@ -14,6 +14,7 @@ from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item, Prices
 from dlperf.scaling import Question, Scaling, WhatIf, forecast, hosts_per_system_of, ranks_per_node_of
+from dlperf.scaling.plots import pngs_of
 from dlperf.scaling.profile import arrivals_of, between, gradients_of, profile_of
 from dlperf.scaling.spread import link_sigma, machine_sigma, mean_factor, sigma_of, slowest_factor
 from dlperf.scaling.text import scaling_to_text
@@ -300,6 +301,46 @@ def test_sixteen_thousand_ranks() -> None:
     found = ask(tuple(2**k for k in range(15)))
     assert [row.ranks for row in found.rows][-1] == 16384
     assert found.rows[-1].step_s < 100
+
+
+def test_every_row_has_its_place_on_the_ridgeline_plane() -> None:
+    a, b = TensorSpec.contiguous(100, 50), TensorSpec.contiguous(50, 200)
+    both = Op("aten.mm.default", (a, b), outputs=(TensorSpec.contiguous(100, 200),))
+    product = Kernel(both, "gemm", 1, Samples((0.001,)))  # 2 x 100 x 50 x 200 FLOP in 1 ms
+    own = replace(machine(), kernels=(product,))
+    found = ask((1, 2, 4), ranks_per_node=2, at=lambda size: prediction(size, own), what_if=WhatIf.of({"link_bandwidth": 3.0, "flops": 2.0}))
+    one, inside, between = found.rows
+    rates = found.rates
+    assert rates is not None
+    assert (rates.peak_flops_per_s, rates.memory_bytes_per_s) == (4e9, 1e18)
+    assert rates.network_bytes_per_s == pytest.approx(3 * MIB)  # the slowest link of the largest number of ranks
+    assert (one.memory_intensity, one.ridgeline) == (None, None)
+    assert between.network_bytes == 2 * 3 / 4 * 3 * MIB
+    assert between.memory_intensity == between.memory_bytes / between.network_bytes
+    assert between.arithmetic_intensity == between.flops / between.memory_bytes
+    assert (inside.ridgeline, between.ridgeline) == ("compute", "network")  # a few FLOP and bytes; inside a node 3 MiB take 3 ns
+    assert {"peak_flops_per_s", "memory_bytes_per_s", "network_bytes_per_s"} == set(found.to_json()["rates"])
+    text = scaling_to_text(found, 250)
+    assert "Ridgeline" in text
+    assert set(pngs_of(found, 60)) == {"step", "communication", "ridgeline"}
+    assert any(line.split()[-2:] == ["network", "DRAM"] for line in text.splitlines())
+
+
+def test_without_a_peak_there_is_no_plane_and_that_is_said() -> None:
+    found = ask()
+    assert set(pngs_of(found, 60)) == {"step", "communication"}
+    assert found.rates is None
+    assert found.to_json()["rates"] is None
+    assert {row.ridgeline for row in found.rows} == {None}
+    assert any("no Ridgeline plane" in note for note in found.notes)
+    assert not any("Ridgeline" in note for note in ask((1,)).notes)
+
+
+def test_accumulated_batches_compute_and_move_so_many_times_as_much() -> None:
+    one, three = (ask(options=ReducerOptions(accumulate=k)).rows[1] for k in (1, 3))
+    n_bytes = prediction().ops.groupby("phase")["bytes"].sum()
+    assert three.memory_bytes - one.memory_bytes == 2 * (n_bytes["forward"] + n_bytes["backward"]) > 0
+    assert three.network_bytes == one.network_bytes
 
 
 def test_the_page_and_the_data() -> None:

@@ -31,10 +31,10 @@ MICROBENCH_MAY = (
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values"),
+    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values", "dlperf.scale_options", "dlperf.validate_options"),
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
-    ("dlperf.machine", "dlperf.measurement", "dlperf.cluster"),
+    ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
     ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs"),
     ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
@@ -50,7 +50,7 @@ ORDER = (
     ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli", "dlperf.scale_options", "dlperf.validate_options"),
+    ("dlperf.cli",),
     ("dlperf.__main__",),
 )
 

@@ -1,8 +1,11 @@
-"""The oracle of :mod:`dlperf.laws.overlap`: the same rank followed in small steps of time, with its rules written down once more and no event in sight."""
+"""The oracles of :mod:`dlperf.laws.overlap` and :mod:`dlperf.laws.replay`: the same ranks followed in small steps of time.
+
+Their rules are written down once more, and no event is in sight."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlperf.laws import replay
 from dlperf.laws.overlap import Compute, Launch, Task, Wait
 
 
@@ -42,4 +45,66 @@ def step_through(program: Sequence[Task], n_lanes: int, dt_s: float) -> float:
             lost += one.stolen_s / whole_s
         if computing:
             worked += dt_s * max(0.5, 1 - lost)
+        clock += dt_s
+
+
+def step_ranks_through(programs: Sequence[Sequence[replay.Task]], operations: Sequence[replay.Operation], n_lanes: int, dt_s: float) -> list[float]:
+    """Seconds until each rank's program has ended, good to about `dt_s` for each task and operation of all ranks."""
+    places, worked, ends = [0] * len(programs), [0.0] * len(programs), [0.0] * len(programs)
+    done = [0.0] * len(operations)
+    came: list[set[int]] = [set() for _ in operations]
+    order: list[int] = []  # operations as their first rank launches them
+    clock = 0.0
+
+    def is_over(number: int) -> bool:
+        return number in running_or_over and (done[number] >= 1 or operations[number].collective.duration_s == 0)
+
+    while True:
+        running_or_over: set[int] = set()
+        moved = True
+        while moved:
+            moved = False
+            for number in order:
+                if number in running_or_over or len(came[number]) < len(operations[number].ranks):
+                    continue
+                queue = operations[number].queue
+                before = [other for other in order[: order.index(number)] if queue is not None and operations[other].queue == queue and not is_over(other)]
+                if done[number] > 0 or len(before) < n_lanes:
+                    running_or_over.add(number)
+                    moved = True
+            for rank, program in enumerate(programs):
+                while places[rank] < len(program):
+                    task = program[places[rank]]
+                    if isinstance(task, replay.Launch):
+                        came[task.operation].add(rank)
+                        if task.operation not in order:
+                            order.append(task.operation)
+                    elif isinstance(task, replay.Wait):
+                        if not is_over(task.operation):
+                            break
+                    elif isinstance(task, replay.Compute):
+                        if worked[rank] < task.seconds:
+                            break
+                        worked[rank] = 0.0
+                    places[rank] += 1
+                    ends[rank] = clock
+                    moved = True
+        if all(place == len(program) for place, program in zip(places, programs)):
+            return ends
+        busy = [place < len(program) and isinstance(program[place], replay.Compute) for place, program in zip(places, programs)]
+        open_ones = [number for number in running_or_over if not is_over(number)]
+        lost = [0.0] * len(programs)
+        for number in open_ones:
+            own = operations[number]
+            crowd = 1.0
+            for port in own.ranks if own.ports is None else own.ports:
+                users = (operations[other] for other in open_ones if port in (operations[other].ports or operations[other].ranks))
+                crowd = max(crowd, sum(other.collective.link_frac for other in users))
+            whole_s = own.collective.duration_s * crowd + own.collective.delayed_s * sum(busy[rank] for rank in own.ranks) / len(own.ranks)
+            done[number] += dt_s / whole_s
+            for rank in own.ranks:
+                lost[rank] += own.collective.stolen_s / whole_s
+        for rank, is_busy in enumerate(busy):
+            if is_busy:
+                worked[rank] += dt_s * max(0.5, 1 - lost[rank])
         clock += dt_s
