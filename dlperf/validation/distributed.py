@@ -53,7 +53,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """A forecast beside the runs of it: a pair a run. `rate` is the links' while it ran, `calibrated_at` their rate when they were measured.
+    """A forecast beside the runs of it: a pair a run. `rate` is the links' while it ran, `calibrated_at` their rate when what the forecast
+    rests on was measured (of a replay: recorded).
 
     `right` is for kinds that are right or wrong (buckets, bound); `inside` tells whether the forecast's interval holds the median run, where there is one.
     """

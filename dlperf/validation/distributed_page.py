@@ -72,7 +72,8 @@ def row_columns(rows: Sequence[Row]) -> list[Column]:
     """One row a case and pair of rates."""
     columns = [
         Column("case", tuple(row.case for row in rows), align_left=True), Column("ranks", tuple(str(row.ranks) for row in rows)),
-        Column("rate", tuple(row.rate for row in rows)), Column("calibrated at", tuple(row.calibrated_at for row in rows)),
+        Column("rate", tuple(row.rate for row in rows)),
+        Column("recorded at" if rows[0].kind == "replay" else "calibrated at", tuple(row.calibrated_at for row in rows)),
         Column("measured", tuple(_quantity(row.measured, row) for row in rows)), Column("predicted", tuple(_quantity(row.predicted, row) for row in rows)),
         Column("error", tuple(map(_error, rows))), Column("floor", tuple("-" if row.kind == "buckets" else percent(row.floor) for row in rows)),
         Column("bar", tuple("-" if row.bar is None else "right" if row.right is not None else percent(row.bar) for row in rows)),

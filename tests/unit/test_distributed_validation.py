@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -89,7 +89,8 @@ def test_rates() -> None:
 
 
 def forecast(bound: str = "network", gain: float = 0.3) -> Scaling:
-    numbers = Forecast(2, 8, 0.10, 0.08, 0.12, 0.2, 0.06, 0.05, 0.04, 0.6, 160.0, bound, 1.2, gain, 0.09, 0.11, None, 1.0, 1.0, 1.0)
+    told = {"ranks": 2, "step_s": 0.10, "low_s": 0.08, "high_s": 0.12, "first_step_s": 0.2, "compute_s": 0.06, "exposed_communication_s": 0.04}
+    numbers = Forecast(**{**{column.name: 1.0 for column in fields(Forecast)}, **told, "bound": bound, "network_gain_frac": gain})  # type: ignore[arg-type]
     return Scaling("net", 8, "weak", 1, 1, (400, 800), (CollectiveTime("all_reduce", 4, 2, 1.0),), (numbers,))
 
 
