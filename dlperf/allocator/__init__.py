@@ -9,6 +9,7 @@ Assumed: one arena, every chunk is touched whole; bins' order among equal sizes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from dlperf.units import KIB, MIB
 __all__ = ["HISTORIES", "PAGE_BYTES", "POLICIES", "Heap", "History", "Jemalloc", "Policy", "Replay", "Scratch", "allocator_of", "policy_of", "replay"]
 
 _HOLES: tuple[tuple[int, ...], ...] = ((), (256 * KIB,) * 8, (5 * MIB, 3 * MIB, 2 * MIB, MIB, MIB, *(256 * KIB,) * 8))
-HISTORIES = tuple(History(holes, pinned, (0.6 if pinned else 0.4) / len(_HOLES)) for holes in _HOLES for pinned in (False, True))
+HISTORIES = tuple(History(holes, pinned, 0.5 / len(_HOLES)) for holes in _HOLES for pinned in (False, True))
 """The histories that are replayed where they matter, with weights that add up to 1."""
 
 
@@ -29,9 +30,10 @@ HISTORIES = tuple(History(holes, pinned, (0.6 if pinned else 0.4) / len(_HOLES))
 class Replay:
     """A steady step as malloc sees it.
 
-    `faults` are first touches of 4 KiB pages by op, in the history of median total, `huge_faults` those of 2 MiB pages;
+    `faults` are first touches of 4 KiB pages by op, on average over the histories, `huge_faults` those of 2 MiB pages;
     `released[i]` are pages of 4 KiB given back before op i, the last entry those at the step's end. `predecessor[s]` is the storage
-    whose memory storage `s` took over (-1: memory fresh from the system, or never used before). `peak_bytes` is the most that was resident.
+    whose memory storage `s` took over in the history of median faults (-1: memory fresh from the system, or never used before).
+    `peak_bytes` is the most that was resident.
     `fewest_faults` and `most_faults` are totals of `faults` a step over the replayed histories of a process.
     """
 
@@ -53,9 +55,9 @@ def replay(
     whose size no recording could know.
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
     stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it was highest, what is below stays; and free pieces
-    below take small tensors, which then leave room above. Processes of the same step are seen in all these states and between them:
-    the faults are those of the history of median total (a mean would be of a state in which no process is), by weights chosen on random
-    networks (benchmarks/page_faults.py), and what the histories differ by is uncertain. Where nothing is trimmed one history is enough.
+    below take small tensors, which then leave room above. Processes of the same step are seen in all these states and, most of them, between:
+    the faults are the histories' mean, by weights chosen on random networks (benchmarks/page_faults.py; the one history of median faults was off by half as
+    much again and low), and what the histories differ by is uncertain. Where nothing is trimmed one history is enough.
 
     Raises DlperfError for an unknown policy.
     """
@@ -65,10 +67,17 @@ def replay(
     runs = [script.run(chosen, history) for history in histories]
 
     totals = [round(sum(run.faults)) for run in runs]
-    likely = runs[_weighted_median(totals, [history.weight for history in histories])]
+    weights = [history.weight for history in histories]
+    likely = runs[_weighted_median(totals, weights)]
     return Replay(
-        likely.faults, likely.predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals), likely.huge_faults, likely.released,
+        _means([run.faults for run in runs], weights), likely.predecessor, max(run.peak_bytes for run in runs), min(totals), max(totals),
+        _means([run.huge_faults for run in runs], weights), _means([run.released for run in runs], weights),
     )  # fmt: skip
+
+
+def _means(rows: Sequence[Sequence[float]], weights: Sequence[float]) -> tuple[float, ...]:
+    """Weighted mean of every column."""
+    return tuple(math.fsum(weight * value for weight, value in zip(weights, column)) for column in zip(*rows))
 
 
 def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> int:

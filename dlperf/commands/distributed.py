@@ -8,7 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlperf.commands.inputs import Answer, default_cache, is_trace, load_machine, narrate, predict_here, read_or_record, split_batch, use_threads, warn
+from dlperf.commands.inputs import (
+    BATCH_SIZE,
+    Answer,
+    default_cache,
+    is_trace,
+    load_machine,
+    narrate,
+    predict_here,
+    read_or_record,
+    split_batch,
+    use_threads,
+    warn,
+)
 from dlperf.errors import DlperfError, Interrupted
 from dlperf.values import UNSHAPED
 
@@ -25,7 +37,6 @@ CASES = (
 RATES = ("1gbit", "300mbit", UNSHAPED)
 RANKS = (2, 4)
 RUNS, SECONDS = 2, 4.0
-BATCH_SIZE = 32
 
 
 def validate_distributed(args: Namespace) -> Answer:
@@ -68,6 +79,8 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
     from dlperf import targets
     from dlperf.validation.distributed_runs import Case
 
+    if args.input:
+        raise DlperfError("--input is for a bare nn.Module; --distributed takes builders")
     asked: list[tuple[str, int]] = []
     for spec in args.targets or CASES:
         for target, size in split_batch(spec):
@@ -75,8 +88,6 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
                 if is_trace(name):
                     raise DlperfError(f"{name}: a trace file has no code to measure; name the target it was recorded from")
                 asked += [(name, one) for one in ((size,) if size else args.batch_sizes or (args.batch_size or BATCH_SIZE,))]
-    if args.input:
-        raise DlperfError("--input is for a bare nn.Module; --distributed takes builders")
     return [Case(name, size, predict_here(read_or_record(args, name, size), machine, 1, "calibrated")) for name, size in dict.fromkeys(asked)]
 
 

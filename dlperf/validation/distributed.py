@@ -120,11 +120,6 @@ class Row:
             return None
         return self.right if self.right is not None else abs(self.error) <= self.bar
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Row:
-        """The row that ``asdict`` gave."""
-        return cls(**{**data, "pairs": tuple(Pair(**pair) for pair in data["pairs"])})
-
 
 @dataclass(frozen=True)
 class Verdict:

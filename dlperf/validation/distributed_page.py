@@ -33,10 +33,6 @@ def _yes(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "NO"
 
 
-def _value(verdict: Verdict) -> str:
-    return percent(verdict.value)
-
-
 def _bar(verdict: Verdict) -> str:
     return "-" if verdict.bar is None else f"{'>=' if verdict.statistic == 'right' else '<='} {percent(verdict.bar)}"
 
@@ -47,8 +43,8 @@ def verdict_columns(study: DistributedStudy) -> list[Column]:
     return [
         Column("what", tuple(KINDS[v.kind].text for v in found), align_left=True), Column("where", tuple(v.where for v in found), align_left=True),
         Column("cases", tuple(str(v.n) for v in found)), Column("statistic", tuple(_statistic(v) for v in found), align_left=True),
-        Column("value", tuple(map(_value, found))), Column("floor", tuple(percent(v.floor) for v in found)), Column("bar", tuple(map(_bar, found))),
-        Column("met", tuple(_yes(v.met) for v in found)),
+        Column("value", tuple(percent(v.value) for v in found)), Column("floor", tuple(percent(v.floor) for v in found)),
+        Column("bar", tuple(map(_bar, found))), Column("met", tuple(_yes(v.met) for v in found)),
     ]  # fmt: skip
 
 

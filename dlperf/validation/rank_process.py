@@ -50,7 +50,7 @@ def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str,
     Both kinds of step are taken in blocks in turns, so that a machine whose pace changes changes both. The first of a block is not kept: it still broadcasts
     the buffers, or does not, as the step before it. About `seconds` of the order go to each kind.
     """
-    built = resolve(order["target"], order["batch_size"], input_shape=tuple(order["input"]) if order.get("input") else None).build()
+    built = resolve(order["target"], order["batch_size"]).build()
     loss, optimizer = built.loss, built.optimizer
     assert loss is not None
     assert optimizer is not None
