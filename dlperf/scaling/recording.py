@@ -169,11 +169,14 @@ class _Builder:
 
     def end_s(self, meeting: Meeting, start_s: float) -> float:
         needing = [launch for launch in meeting.launches if _needs_the_data(meeting, launch[0], launch[2])] or list(meeting.launches)
-        done = [self.time(rank, place, event.done_s) for rank, place, event in needing if event.done_s is not None]
+        waited = {rank: self.waits[rank, event.call] for rank, _, event in needing if (rank, event.call) in self.waits}
+        # a completion may be told late, yet no wait for the call ends before it
+        done = [
+            min(self.time(rank, place, event.done_s), waited.get(rank, math.inf)) for rank, place, event in needing if event.done_s is not None
+        ]  # fmt: skip
         if done:
             return max(done) if meeting.root is not None or meeting.kind in MESSAGES else statistics.fmean(done)
-        waited = [self.waits[rank, event.call] for rank, _, event in needing if (rank, event.call) in self.waits]
-        return min(waited, default=start_s)
+        return min(waited.values(), default=start_s)
 
     def pieces(self, rank: int, places: range, numbers: dict[tuple[int, int], int], calls: Sequence[Call]) -> Iterator[Piece]:
         now = self.time(rank, places.start, 0.0)

@@ -31,6 +31,7 @@ from dlperf.scaling.traffic import Interference, interference_of
 _Z90 = 1.645
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """The standard error of a median over that of a mean, where the values vary by a normal law."""
+_ROUNDING, _DOUBTFUL_FRAC = 1e-6, 0.01
 _ANY_RANKS = ("all_reduce", "broadcast", "barrier")
 """Collectives whose vector is the same on more ranks."""
 
@@ -124,7 +125,7 @@ class _Replaying:
         costs = self.costs(main)
         usual = self.lines(costs.operation, self.cluster.backend, self.slower(main))
         rows = tuple(self.row(n) for n in self.asked)
-        if self.overhead_s < 0:
+        if self.overhead_s < -_DOUBTFUL_FRAC * recorded_s:
             self.notes.append("the replay over the cluster of the recording is slower than the recorded step: the constant overhead is negative")
         return Replay(
             target=trace.script or trace.path or "trace", threads=trace.threads, ranks_per_node=self.per_node, n_steps=len(again.paces_s),
@@ -156,6 +157,9 @@ class _Replaying:
         def at(own: CallCosts, factor: float = 1.0) -> Lines:
             return self.lines(lambda call: own.operation(call, factor), backend, slow)
 
+        def spread(fraction: float) -> float:
+            return quantile(paces.values, fraction) / paces.median if paces.median else 1.0
+
         if n == 1:
             lines = free = doubled = low = high = self.alone(slow)
         else:
@@ -165,6 +169,7 @@ class _Replaying:
         step_s = self.with_overhead(lines, free)
         compute_s = min(step_s, free.step_s + max(0.0, self.overhead_s))
         own_s = max(shares.compute_s + shares.exposed_communication_s for shares in map(free.shares, free.ranks))
+        waiting_s = free.step_s - own_s
         paces = Samples(tuple(lines.paces_s))
         error = math.exp(_Z90 * _MEDIAN_ERROR * sigma_of(paces) / math.sqrt(len(paces.values)))
         gain_frac = 1 - self.with_overhead(doubled, free) / step_s if step_s else 0.0
@@ -173,10 +178,10 @@ class _Replaying:
         return ReplayRow(
             ranks=n, step_s=step_s, low_s=self.with_overhead(low, free) / error, high_s=self.with_overhead(high, free) * error, first_step_s=first_s,
             compute_s=compute_s, communication_s=0.0 if n == 1 else max(map(lines.busy_s, lines.ranks)), exposed_communication_s=step_s - compute_s,
-            waiting_s=max(0.0, free.step_s - own_s), overhead_s=self.overhead_s, efficiency=compute_s / step_s if step_s else 1.0,
+            waiting_s=waiting_s if waiting_s > _ROUNDING * free.step_s else 0.0, overhead_s=self.overhead_s, efficiency=compute_s / step_s if step_s else 1.0,
             speedup=n * compute_s / step_s if step_s else float(n), steps_per_s=1 / step_s if step_s else 0.0,
             bound="network" if gain_frac > NETWORK_GAIN_FRAC else "compute", network_gain_frac=gain_frac,
-            p10_s=step_s * quantile(paces.values, 0.1) / paces.median, p90_s=step_s * quantile(paces.values, 0.9) / paces.median,
+            p10_s=step_s * spread(0.1), p90_s=step_s * spread(0.9),
             network_bytes=max(math.fsum(costs.sent_bytes(call) for call in self.calls if rank in call.ranks) / per_step for rank in lines.ranks),
         )  # fmt: skip
 

@@ -260,6 +260,8 @@ def test_a_trace_without_a_call() -> None:
     trace = Communication(("a",), ((0,),), ((Step(0.0, 1.5), Step(1.5, 3.0)),))
     row = replay_trace(trace, cluster()).rows[0]
     assert (row.step_s, row.exposed_communication_s, row.bound) == (1.5, 0.0, "compute")
+    empty = replace(trace, steps=((Step(0.0, 0.0),),))
+    assert (replay_trace(empty, cluster()).rows[0].step_s, replay_trace(empty, cluster()).rows[0].p90_s) == (0.0, 0.0)
 
 
 def test_traces_and_clusters_that_do_not_do() -> None:
@@ -334,3 +336,15 @@ def test_the_page_the_data_and_the_plot(found: Replay, tmp_path: object) -> None
     written = write_replay(found, tmp_path)  # type: ignore[arg-type]
     assert [path.name for path in written] == ["scaling.txt", "scaling.csv", "scaling.json", "replay.png"]
     write_replay(found, tmp_path)  # type: ignore[arg-type]  # its own files are replaced
+
+
+def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
+    def rank(last_done_s: float) -> tuple[Step, ...]:
+        events = []
+        for number, done_s in enumerate((1.5, 2.5, last_done_s)):  # the first two tie the clocks
+            events.append(Event("launch", number, "all_reduce", MIB, 0, 1.0 + number, 1.0 + number, None, done_s))
+            events.append(Event("wait", number, "all_reduce", MIB, 0, 1.0 + number, 1.5 + number))
+        return (Step(0.0, 4.0, tuple(events)),)
+
+    (spell,) = recording_of(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9)))).spells
+    assert [one.end_s for one in spell.calls] == [1.5, 2.5, 3.5]
