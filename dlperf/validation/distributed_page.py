@@ -146,7 +146,7 @@ def _title(study: DistributedStudy, what: str) -> str:
     return f"{what}\non {plain(study.provenance.machine, 60)}"
 
 
-def _scatter(study: DistributedStudy, kind: str, scale: float) -> Figure | None:
+def _scatter(study: DistributedStudy, kind: str, scale: float, changed_how: str = ", what if") -> Figure | None:
     """Predicted over measured of each case; full marks where the link was calibrated at that rate, open ones where its rate was changed on paper."""
     rows = [row for row in study.rows if row.kind == kind]
     if not rows:
@@ -162,7 +162,7 @@ def _scatter(study: DistributedStudy, kind: str, scale: float) -> Figure | None:
                     [scale * (row.measured - min(p.measured for p in row.pairs)) for row in own],
                     [scale * (max(p.measured for p in row.pairs) - row.measured) for row in own],
                 ]
-                label = ("links as they are" if rate == UNSHAPED else rate) + (", what if" if changed else "")
+                label = ("links as they are" if rate == UNSHAPED else rate) + (changed_how if changed else "")
                 ax.errorbar(
                     [scale * row.measured for row in own], [scale * row.predicted for row in own], xerr=spread, fmt="o", color=color, markersize=5,
                     markerfacecolor="white" if changed else color, elinewidth=0.8, label=label,
@@ -174,21 +174,30 @@ def _scatter(study: DistributedStudy, kind: str, scale: float) -> Figure | None:
 
 def steps_figure(study: DistributedStudy) -> Figure | None:
     """Predicted against measured steps; the lines are the bars of the median and of the worst case."""
-    figure = _scatter(study, "step", 1.0)
+    return _seconds_figure(study, "step", "predicted step", "Steps of DistributedDataParallel", ", what if")
+
+
+def replay_figure(study: DistributedStudy) -> Figure | None:
+    """Steps replayed from recordings behind links of another rate against those recorded there; the lines as in :func:`steps_figure`."""
+    return _seconds_figure(study, "replay", "replayed step", "Steps replayed from another rate", "")
+
+
+def _seconds_figure(study: DistributedStudy, kind: str, what: str, title: str, changed_how: str) -> Figure | None:
+    figure = _scatter(study, kind, 1.0, changed_how)
     if figure is None:
         return None
     ax = figure.axes[0]
     ax.set_xscale("log")
     ax.set_yscale("log")
     ends = np.array([min(*ax.get_xlim(), *ax.get_ylim()), max(*ax.get_xlim(), *ax.get_ylim())])
-    for factor, style in ((1.0, "-"), *((1 + sign * bar, line) for (_, bar), line in zip(KINDS["step"].bars, ("--", ":")) for sign in (1, -1))):
+    for factor, style in ((1.0, "-"), *((1 + sign * bar, line) for (_, bar), line in zip(KINDS[kind].bars, ("--", ":")) for sign in (1, -1))):
         ax.plot(ends, factor * ends, style, color=ACTUAL_COLOR, linewidth=0.8, zorder=1)
-    ax.set(xlim=ends, ylim=ends, xlabel="measured step", ylabel="predicted step")
+    ax.set(xlim=ends, ylim=ends, xlabel="measured step", ylabel=what)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_minor_formatter(NullFormatter())
         seconds_axis(axis)
-    ax.set_title(_title(study, "Steps of DistributedDataParallel"), fontsize=9)
+    ax.set_title(_title(study, title), fontsize=9)
     return figure
 
 
@@ -243,6 +252,7 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
     "steps": (steps_figure, ("Predicted against measured steps: full marks from a calibration at the same rate, open ones from another rate by --what-if. "
                              "Dashed: the bar of the median error, dotted: that of the worst.")),
     "shares": (shares_figure, "Exposed communication as a share of the step, predicted against measured; dotted: the bar."),
+    "replay": (replay_figure, "Recordings replayed behind links of another rate, against the step recorded there. Dashed and dotted: as above."),
     "all-reduce": (all_reduce_figure, "All-reduces of sizes that no calibration measured: every run, and what is predicted."),
 }  # fmt: skip
 """The plots by name, each with its caption."""

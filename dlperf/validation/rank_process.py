@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.targets import resolve
 
-_WARM_UP_STEPS, _BLOCKS, _LEAST_STEPS, _MOST_STEPS = 4, 3, 12, 60
-_PASSES, _LEAST_CALLS, _MOST_CALLS = 2, 3, 25
+_WARM_UP_STEPS, _BLOCKS = 4, 3
 Now = Callable[[], float]
 
 
@@ -48,7 +47,7 @@ def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str,
     synchronisation, ``first_step_s`` (one all-reduce that nothing overlaps); and ``bucket_bytes``, the buckets that DDP says it has.
 
     Both kinds of step are taken in blocks in turns, so that a machine whose pace changes changes both. The first of a block is not kept: it still broadcasts
-    the buffers, or does not, as the step before it. About `seconds` of the order go to each kind.
+    the buffers, or does not, as the step before it. About `seconds` of the order go to each kind, and from `least` to `most` steps.
     """
     built = resolve(order["target"], order["batch_size"]).build()
     loss, optimizer = built.loss, built.optimizer
@@ -68,7 +67,7 @@ def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str,
 
     first_s = _over_ranks([step(True)], dist.ReduceOp.MAX)[0]
     warm_s = statistics.median(_over_ranks([step(True) for _ in range(_WARM_UP_STEPS)], dist.ReduceOp.MAX))
-    n = -(-_decided(max(_LEAST_STEPS, min(_MOST_STEPS, int(order["seconds"] / warm_s)))) // _BLOCKS)
+    n = -(-_decided(max(order["least"], min(order["most"], int(order["seconds"] / warm_s)))) // _BLOCKS)
     own: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(_BLOCKS):
         for synchronise, kept in own.items():
@@ -84,10 +83,11 @@ def time_steps(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str,
 
 
 def time_all_reduces(order: dict[str, Any], now: Now = time.perf_counter) -> dict[str, Any]:
-    """Median seconds of all-reduces of float32 vectors by their bytes, the mean over the ranks, which start together; each size in two passes."""
+    """Median seconds of all-reduces of float32 vectors by their bytes, the mean over the ranks, which start together; each size in several `passes`, and
+    from `least` to `most` calls in each."""
     taken: dict[int, list[float]] = {size: [] for size in order["sizes"]}
-    share_s = order["seconds"] / (_PASSES * max(1, len(taken)))
-    for _ in range(_PASSES):
+    share_s = order["seconds"] / (order["passes"] * max(1, len(taken)))
+    for _ in range(order["passes"]):
         for size, kept in taken.items():
             vector = torch.zeros(size // 4)
 
@@ -98,9 +98,10 @@ def time_all_reduces(order: dict[str, Any], now: Now = time.perf_counter) -> dic
                 return now() - begin
 
             call()
-            expected_s = call()
-            n = _decided(max(_LEAST_CALLS, min(_MOST_CALLS, int(share_s / expected_s))))
-            kept += _over_ranks([call() / dist.get_world_size() for _ in range(n)], dist.ReduceOp.SUM)
+            own = [call()]
+            n = _decided(max(order["least"], min(order["most"], int(share_s / own[0]))))
+            own += [call() for _ in range(n - 1)]
+            kept += _over_ranks([one / dist.get_world_size() for one in own], dist.ReduceOp.SUM)
     return {"all_reduce_s": {str(size): statistics.median(kept) for size, kept in taken.items()}}
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from dlperf.units import KIB, MIB
 from dlperf.validation import distributed_page
 from dlperf.validation.archive import Archive
 from dlperf.validation.distributed import DistributedStudy, LinkRow, Pair, Row
-from dlperf.validation.distributed_runs import ALL_REDUCE_BYTES, Bench, Case, StepRun, doubled, factor_of, run_study, step_rows
+from dlperf.validation.distributed_runs import ALL_REDUCE_BYTES, RECORDED_STEPS, Bench, Case, StepRun
+from dlperf.validation.distributed_study import doubled, factor_of, run_study, step_rows
 from dlperf.validation.study import Provenance
 from microbench.network.collectives import SIZES
 
@@ -177,8 +178,8 @@ class Ranks:
         Path(order["answer"]).write_text(json.dumps(answer))
 
 
-def bench(folder: Path, ranks: Ranks, fresh: bool = False) -> Bench:
-    return Bench(ranks, 2, 4.0, Archive(folder / "kept", fresh), lambda line: None)
+def bench(folder: Path, ranks: Ranks, fresh: bool = False, say: Callable[[str], None] = lambda line: None) -> Bench:
+    return Bench(ranks, 2, 4.0, Archive(folder / "kept", fresh), say)
 
 
 def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> None:
@@ -187,20 +188,20 @@ def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> N
     assert not found.failures
     pairs = {(row.ranks, row.rate, row.calibrated_at) for row in found.rows}
     shaped = [("1gbit", "1gbit"), ("300mbit", "300mbit"), ("1gbit", "300mbit"), ("300mbit", "1gbit"), ("none", "none")]
-    assert pairs == {(n, rate, at) for n in (2, 4) for rate, at in shaped}
+    assert pairs == {(n, rate, at) for n in (2, 4) for rate, at in shaped} - {(4, "none", "none")}  # which repeats only to a factor
     assert {row.case for row in found.rows} >= {"320 KiB", "48.0 MiB"}
     assert all(len(row.pairs) == 2 for row in found.rows)
     # what was run: each link once, then all of the first run before any of the second
     runs = [entry for entry in ranks.log if entry[0] == "all-reduces"]
-    assert runs[:6] == runs[6:]
-    assert len(set(runs[:6])) == 6
+    assert runs[:5] == runs[5:]
+    assert len(set(runs[:5])) == 5
     # a made-up link whose collectives are latency and bytes is forecast well at any rate
     assert max(abs(row.error) for row in found.rows if row.case == "48.0 MiB") < 0.05
 
 
 def test_the_bound_needs_links_of_twice_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()
-    monkeypatch.setattr("dlperf.validation.distributed_runs.forecast", lambda *_: forecast())
+    monkeypatch.setattr("dlperf.validation.distributed_study.forecast", lambda *_: forecast())
     found = run_study(bench(tmp_path, ranks), [case()], (2,), ("1gbit", "300mbit"), ("steps", "bound"), lambda line: None, replay)
     assert {(what, rate) for what, _, rate in ranks.log} == {
         ("links", "1gbit"), ("links", "300mbit"), *(("nets.py:net", rate) for rate in ("1gbit", "300mbit", "2gbit", "600mbit")),
@@ -242,6 +243,34 @@ def test_finished_measurements_are_kept(tmp_path: Path) -> None:
     assert len(anew.log) == len(first.log) == 3
 
 
+def test_a_study_says_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlperf.validation.distributed_runs.available_cores", lambda: 2)
+    monkeypatch.setattr(Case, "gradient_bytes", 37_500_000)  # a second at 300mbit; the computing of this case is next to nothing
+    monkeypatch.setattr("dlperf.validation.distributed_study.forecast", lambda *_: forecast())
+    lines: list[str] = []
+    ask = ([case()], (2,), ("300mbit",), ("steps", "replay"), lambda line: None, replay)
+    run_study(replace(bench(tmp_path, Ranks(), say=lines.append), links_s=57.0), *ask)
+    steps_s, recording_s = 3 + 12 + 8, 3 + 5 + RECORDED_STEPS  # 12 is the least number of steps; 3 s to start, 8 that are not kept, 5 s in dlperf run
+    total_s = 3 + 57 + 2 * (steps_s + recording_s)
+    assert lines[0] == f"5 measurements, about {round(total_s / 60)} min; what is finished stays in {tmp_path / 'kept'}"
+    assert lines[1] == f"1 of 5, about {round(total_s / 60)} min left: the links of 2 ranks, links of 300mbit"
+    assert lines[-1] == "5 of 5, about 1 min left: run 2: recording net@8, 2 ranks, links of 300mbit"
+    next((tmp_path / "kept").glob("steps-*")).unlink()
+    lines.clear()
+    run_study(bench(tmp_path, Ranks(), say=lines.append), *ask)
+    assert lines[0].startswith("1 measurements, about 1 min, 4 others are kept from before")
+    assert len(lines) == 2
+
+
+def test_an_all_reduce_is_expected_to_take_what_its_bytes_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlperf.validation.distributed_runs.available_cores", lambda: 2)
+    monkeypatch.setattr("dlperf.validation.distributed_runs.ALL_REDUCE_BYTES", (37_500_000,))
+    own = bench(tmp_path, Ranks())
+    assert own.all_reduces(2, "300mbit", 1).expected_s == pytest.approx(3 + 2 * (8 + 1))  # half of 4 x 4 s in each pass, and a call to warm up
+    assert own.all_reduces(4, "300mbit", 1).expected_s == pytest.approx(6 + 2 * (8 + 1.5))  # 2 (n - 1) / n, two ranks a core to start
+    assert own.all_reduces(2, "3mbit", 1).expected_s == pytest.approx(3 + 2 * 3 * 100)  # two calls a pass at least
+
+
 def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     class Interrupting(Ranks):
         def __call__(self, words: Sequence[str], n: int, rate: str) -> None:
@@ -258,7 +287,7 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
 
 def test_a_case_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, lines = Ranks(broken="bad"), []
-    monkeypatch.setattr("dlperf.validation.distributed_runs.forecast", lambda *_: forecast())
+    monkeypatch.setattr("dlperf.validation.distributed_study.forecast", lambda *_: forecast())
     found = run_study(bench(tmp_path, ranks), [case("nets.py:bad"), case()], (2,), ("1gbit",), ("steps",), lines.append, replay)
     assert found.failures == lines == ["bad@8 at 1gbit: rank 1 of 2 was ended by SIGKILL"]
     assert {row.case for row in found.rows} == {"net@8"}
@@ -271,6 +300,7 @@ def test_page_and_folder(tmp_path: Path) -> None:
         row("all-reduce", (0.01, 0.011), (0.01, 0.012), case="1.00 MiB", rate="300mbit"), row("step", (0.1, 0.11), (0.1, 0.12), inside=True),
         row("step", (0.1, 0.2), rate="none", at="none"), row("share", (0.5, 0.4), (0.5, 0.44)),
         row("buckets", (4.0, 8.0), right=False, remark="DDP 8, predicted 4"),
+        row("replay", (0.1, 0.11), (0.1, 0.12), rate="300mbit"),
     )  # fmt: skip
     study = DistributedStudy(PROVENANCE, "each on a host of its own", rows, (LinkRow(2, "1gbit", 1e-4, 1.2e8),), ("bad@8 at 1gbit: a rank died",))
     text = distributed_page.study_to_text(study, 200)
@@ -280,7 +310,8 @@ def test_page_and_folder(tmp_path: Path) -> None:
     (folder / "earlier").mkdir(parents=True)
     (folder / "earlier" / "page.md").write_text("<!-- dlperf something -->\n")  # reports of other commands may lie in folders beside
     written = distributed_page.write_study(study, folder)
-    assert [path.name for path in written] == ["distributed.md", "distributed.json", "distributed.csv", "steps.png", "shares.png", "all-reduce.png"]
+    plots = ["steps.png", "shares.png", "replay.png", "all-reduce.png"]
+    assert [path.name for path in written] == ["distributed.md", "distributed.json", "distributed.csv", *plots]
     assert distributed_page.write_study(study, folder) == written  # its own files it may replace
     page = written[0].read_text()
     assert "| step of DistributedDataParallel | links as calibrated | 1 | median \\|error\\| | 12.9 | 8.7 | &lt;= 10.0 | NO |" in page
