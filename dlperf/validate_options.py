@@ -19,7 +19,8 @@ def add_validate(validate: argparse.ArgumentParser) -> None:
     validate.add_argument("--threads", type=counts, metavar="T,T", help="thread counts (default: those of the machine file)")
     validate.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors (default: all)")
     validate.add_argument("--runs", type=count, metavar="N", help="fresh processes a case (2; 5 with several threads)")
-    validate.add_argument("--seconds", type=seconds, metavar="S", help="how long to time the step in each (4; 2 with --distributed), or about how long a training takes (10)")
+    validate.add_argument("--seconds", type=seconds, metavar="S",
+                          help="how long to time the step in each (4; 1.5 with --distributed), or about how long a training takes (10)")  # fmt: skip
     validate.add_argument("--peers", action="store_true", help="also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak")
     validate.add_argument("--ablation", action="store_true", help="also predict without each term")
     validate.add_argument("--held-out-ops", action="store_true", help="random single ops that the machine file does not hold, timed now")
@@ -27,7 +28,8 @@ def add_validate(validate: argparse.ArgumentParser) -> None:
     validate.add_argument("--training", action="store_true",
                           help="whole trainings instead: on several workers, epochs under run, the choice of tune, peak memory")  # fmt: skip
     validate.add_argument("--distributed", action="store_true",
-                          help="data-parallel steps instead: on ranks with a host each (network namespaces, which need root; else loopback); some 15 minutes")  # fmt: skip
+                          help="data-parallel steps instead: on ranks with a host each (network namespaces, which need root; else loopback); "
+                          "some 16 minutes")  # fmt: skip
     validate.add_argument("--rates", type=rates, metavar="RATE,...",
                           help="with --distributed: rates of the links, such as 300mbit; none for links as they are (1gbit,300mbit,none)")  # fmt: skip
     validate.add_argument("--ranks", type=counts, metavar="N,N", help="with --distributed: numbers of ranks; steps run on the first, all-reduces on all (2,4)")

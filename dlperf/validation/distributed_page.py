@@ -138,8 +138,9 @@ def study_to_markdown(study: DistributedStudy, images: Sequence[tuple[str, str]]
 # -- plots ----------------------------------------------------------------------------------------------------------------
 
 
-def _rates(rows: Sequence[Row]) -> list[str]:
-    return sorted({row.rate for row in rows}, key=lambda rate: (rate == UNSHAPED, [row.rate for row in rows].index(rate)))
+def _rates(study: DistributedStudy) -> list[str]:
+    """All rates of the study, links as they are last: a rate has one color in every plot."""
+    return sorted(dict.fromkeys(row.rate for row in study.rows), key=lambda rate: rate == UNSHAPED)
 
 
 def _title(study: DistributedStudy, what: str) -> str:
@@ -153,7 +154,7 @@ def _scatter(study: DistributedStudy, kind: str, scale: float, changed_how: str 
         return None
     figure = new_figure(5.4, 4.8)
     ax = figure.subplots()
-    for number, rate in enumerate(_rates(rows)):
+    for number, rate in enumerate(_rates(study)):
         color = _COLORS[number % len(_COLORS)]
         for changed in (False, True):
             own = [row for row in rows if (row.rate, row.changed) == (rate, changed)]
@@ -225,7 +226,7 @@ def all_reduce_figure(study: DistributedStudy) -> Figure | None:
     counts = sorted({row.ranks for row in rows})
     figure = new_figure(4.6 * len(counts), 4.0)
     for ax, n in zip(np.atleast_1d(figure.subplots(1, len(counts), sharey=True)), counts):
-        for number, rate in enumerate(_rates(rows)):
+        for number, rate in enumerate(_rates(study)):
             color = _COLORS[number % len(_COLORS)]
             own = [row for row in rows if (row.ranks, row.rate) == (n, rate)]
             for at in dict.fromkeys(row.calibrated_at for row in own):
