@@ -7,12 +7,12 @@ import contextlib
 import os
 from pathlib import Path
 
-from dlperf.units import parse_bytes
+from dlperf.units import format_rate, parse_bytes, parse_rate
 
+UNSHAPED = "none"
+"""The word for a link whose rate nobody limits."""
 FORMATS = ("text", "md", "html", "csv", "json")
 _WRITES_NAMES = {"globals", "vars", "exec", "setattr"}
-PARTS = ("workers", "oversubscribed", "wrapped", "epoch", "choice", "memory")
-"""The kinds of forecasts that a study of trainings judges (``dlperf.validation.training.KINDS``)."""
 
 
 def count(text: str) -> int:
@@ -75,18 +75,9 @@ def names(text: str) -> tuple[str, ...]:
 
 def formats(text: str) -> tuple[str, ...]:
     """``text,html``: formats of a report."""
-    return _among(text, FORMATS)
-
-
-def parts(text: str) -> tuple[str, ...]:
-    """``workers,epoch``: parts of a study of trainings."""
-    return _among(text, PARTS)
-
-
-def _among(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     for name in names(text):
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(known)}")
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(FORMATS)}")
     return names(text)
 
 
@@ -119,3 +110,11 @@ def _defined_in(path: Path) -> set[str] | None:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
     return None if found & {"*", "__getattr__"} or _WRITES_NAMES & {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} else found
+
+
+def rates(text: str) -> tuple[str, ...]:
+    """``1gbit,300mbit,none``: rates of links, each once; ``none`` is a link as it is."""
+    try:
+        return tuple(dict.fromkeys(UNSHAPED if name == UNSHAPED else format_rate(parse_rate(name)) for name in names(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or {UNSHAPED}") from None

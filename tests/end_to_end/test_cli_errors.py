@@ -32,7 +32,7 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--samples", "9", "--loader", "b"], "--loader: 'b' names no function; give FILE.py:CALLABLE"),
         (["tune", "x:y", "--objective", "epoch"], "give --samples N, or --objective throughput"),
         (["tune", "x:y", "--loader-workers", "3000"], "loader workers holds 3000"),
-        (["validate", "--training", "--parts", "workers,nosuch"], "--parts: 'nosuch' is unknown; known are workers, oversubscribed"),
+        (["validate", "--training", "--parts", "workers,nosuch"], "--parts nosuch: is unknown; known are workers, oversubscribed"),
         (["validate", "--training", "nosuch"], "nosuch: the training scripts know mlp"),
         (["validate", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),
         (["predict", "x:y", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),

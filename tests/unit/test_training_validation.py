@@ -10,12 +10,12 @@ import pytest
 from calibrated_cases import machine as made_up
 
 from dlperf.errors import WorkFailed
-from dlperf.validation import training_page
+from dlperf.validate_options import PARTS
+from dlperf.validation import distributed_study, training_page
 from dlperf.validation.archive import Archive
 from dlperf.validation.study import Provenance
 from dlperf.validation.training import KINDS, Forecasts, Pair, Row, TrainingStudy
 from dlperf.validation.training_runs import BATCH_SIZE, Bench
-from dlperf.values import PARTS
 
 PROVENANCE = Provenance("Made-up CPU", "m.json", "full", "2026-01-01", {"torch": "2"}, "dlperf validate --training", "2026-01-02", remarks=("a remark",))
 ROWS = (
@@ -140,4 +140,4 @@ def test_a_run_that_fails_keeps_nothing(bench: Answers) -> None:
 
 
 def test_the_command_line_knows_the_parts() -> None:
-    assert tuple(KINDS) == PARTS
+    assert {"--training": tuple(KINDS), "--distributed": distributed_study.PARTS} == PARTS
