@@ -20,7 +20,7 @@ from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
 from dlperf.validate_options import add_validate, check_validate
-from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
+from dlperf.values import count, count_or_none, counts, counts_or_none, formats, loader, names, seconds, shape, size
 from dlperf.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -95,8 +95,8 @@ def _parser() -> _Parser:
     predict.add_argument("--workers", type=count, metavar="P", help="processes that train an instance each on a share of the samples, with one thread: "
                          "the step beside the others, and with --samples the whole run from their start")  # fmt: skip
     predict.add_argument("--persistent-workers", action="store_true", help="they stay from epoch to epoch")
-    predict.add_argument("--loader", metavar="FILE.py:CALLABLE",
-                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled in this process (default: tensors in memory)")  # fmt: skip
+    predict.add_argument("--loader", type=loader, metavar="FILE.py:CALLABLE",
+                         help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled apart (default: tensors in memory)")  # fmt: skip
     predict.add_argument("--drop-last", action="store_true", help="leave out an epoch's last, smaller batch")
     predict.add_argument("--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)")
     predict.add_argument("--clip", action="store_true", help="the gradients' norm is clipped")
@@ -234,8 +234,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, f"--workers have one thread each; leave --threads {args.threads} out")
         if args.samples is not None and args.workers > args.samples:
             _fail(args, f"--workers {args.workers} are more than the {args.samples} samples; give each at least one")
-        if args.loader_workers:
-            _fail(args, f"loading workers beside training --workers are not modelled; leave --loader-workers {args.loader_workers} out")
     if args.command == "predict" and args.samples is None:
         for name in _OF_AN_EPOCH:
             if getattr(args, name) not in (None, False):

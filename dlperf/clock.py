@@ -68,14 +68,18 @@ class Pace:
     n_slow: int = 0
     _was_slow: bool = field(default=False, repr=False)
 
-    def slow(self) -> bool:
-        """Whether the core is slow now."""
+    def look(self) -> float:
+        """Seconds that the piece of work takes now."""
         _spin()  # the interpreter's own code may have left the caches
         begin = self.now()
         _spin()
         took = self.now() - begin
         self.best_s = min(self.best_s, took)
-        return took > SLOW * self.best_s
+        return took
+
+    def slow(self) -> bool:
+        """Whether the core is slow now."""
+        return self.look() > SLOW * self.best_s
 
     def __call__(self) -> int:
         """Disturbances so far. A slow core counts for the interval that ends here and for the one that begins."""

@@ -22,6 +22,7 @@ from dlperf.loading import SampledLoader
 from dlperf.loop import Loop, parameters_of
 from dlperf.machine import Cost, Cpu, Machine
 from dlperf.sharing import PREPARATION, operations_of
+from dlperf.spread import machine_sigma, waiting_s
 from dlperf.trace import Trace
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 KERNEL = "kernel"
 _NETWORK = "network"
+_UNTRIED = "loading workers beside several training workers share the cores by equal parts; no measured run stands behind that"
 _AROUND = ("loader", "loop")
 """How the names of costs begin that an epoch has beside its steps."""
 
@@ -177,14 +179,13 @@ def forecast_workers(
 
     T = T_prep + the epochs and the test pass of the worker with the largest share, ceil(samples / p), while all p run (:func:`beside`), and the averaging:
     strategy (b) of Viebke et al. 2019 with the contention in the step. `training`, `evaluation` and `last` are predictions of one worker alone, `last` of the
-    last batch of its share; the rest is :func:`dlperf.epoch.forecast`'s. Workers are taken to be ready at once: waiting for the slowest beyond its larger share
-    is no part of it. Raises DlperfError for p below 1 or above the samples, for loading workers beside them, and as :func:`beside` and ``forecast`` do.
+    last batch of its share; the rest is :func:`dlperf.epoch.forecast`'s. At the end of an epoch all wait for the slowest: as many are independent of one
+    another as there are cores for, and each varies as the machine's kernels do, in spells (:func:`dlperf.spread.waiting_s`). Loading workers that each of
+    them has share its part of the cores with it. Raises DlperfError for p below 1 or above the samples, and as :func:`beside` and ``forecast`` do.
     """
     check_workers(workers)
     if workers > samples:
         raise DlperfError(f"{workers} workers are more than the {samples} samples; give each at least one")
-    if loop.loader_workers:
-        raise DlperfError("loading workers beside several training workers are not modelled; leave them out")
     python = slowdown(training.machine, "overhead", workers)
     one = forecast(
         beside(training, workers), math.ceil(samples / workers), epochs, math.ceil(val_samples / workers), math.ceil(test_samples / workers),
@@ -193,7 +194,10 @@ def forecast_workers(
     )  # fmt: skip
     averaged_s = averaging_s(training.machine, sum(spec.nbytes for spec in parameters_of(training)), workers) if workers > 1 else 0.0
     prepared_s = preparation_s(training.machine, workers)
+    waited_s = waiting_s(min(workers, training.machine.cpu.n_cores), machine_sigma(training.machine, 1), one.epoch_s)
+    again_s = averaged_s + waited_s
+    notes = (*one.notes, _UNTRIED) if workers > 1 and loop.loader_workers else one.notes
     return replace(
-        one, samples=samples, workers=workers, averaging_s=averaged_s, preparation_s=prepared_s, epoch_s=one.epoch_s + averaged_s,
-        total_s=one.total_s + epochs * averaged_s + prepared_s,
+        one, samples=samples, workers=workers, averaging_s=averaged_s, waiting_s=waited_s, preparation_s=prepared_s, epoch_s=one.epoch_s + again_s,
+        total_s=one.total_s + epochs * again_s + prepared_s, notes=notes,
     )  # fmt: skip

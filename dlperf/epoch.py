@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Epoch:
     """A forecast, in seconds. `epoch_s` is one epoch (training and validation), `total_s` all of them with everything around:
 
-        epoch_s = steps_s + loop_s + loading_s + evaluation_s + pauses_s + averaging_s
+        epoch_s = steps_s + loop_s + loading_s + evaluation_s + pauses_s + averaging_s + waiting_s
         total_s = preparation_s + first_step_s + start_s + epochs epoch_s + test_s
 
     `steps_s` are an epoch's training steps, `loop_s` what the script does in each of them besides (clipping, a scheduler, looking at the loss),
@@ -26,7 +26,8 @@ class Epoch:
     end. None is what the machine file does not hold; sums go without it, and `notes` say so. `bound` is ``step`` or ``loader``, whichever the other waits for.
 
     Where `workers` train on a share of the samples each (:func:`dlperf.contention.forecast_workers`), the parts of an epoch, its steps among them, are those
-    of the worker with the largest share; `averaging_s` puts their weights together after each epoch, `preparation_s` is until all of them are ready.
+    of the worker with the largest share; `waiting_s` they wait for the slowest of them after each epoch, `averaging_s` puts their weights together,
+    `preparation_s` is until all of them are ready.
     """
 
     samples: int
@@ -46,6 +47,7 @@ class Epoch:
     notes: tuple[str, ...] = ()
     workers: int = 1
     averaging_s: float = 0.0
+    waiting_s: float = 0.0
     preparation_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -111,6 +113,8 @@ class _Forecast:
         self.n_whole = self.n_steps - (last is not None)
         self.costs = self._loader_costs()
         self.n_workers = loop.loader_workers or 0
+        # each training worker has its part of the cores; where they are more than cores, the prediction beside the others is that of one core shared
+        self.n_cores = max(1.0, training.machine.cpu.n_cores / training.workers)
 
     def _loader_costs(self) -> LoaderCosts | None:
         machine, threads = self.training.machine, self.training.threads
@@ -147,8 +151,7 @@ class _Forecast:
             return n_batches * consumer_s
         fetch_s, tensor_bytes = self._fetch(shuffled)
         one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers, self.loader.waiting_frac if self.loader is not None else 0.0)
-        cores = self.training.machine.cpu.n_cores
-        return pipeline_s(n_batches, consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores, one.busy_frac)
+        return pipeline_s(n_batches, consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, self.n_cores, one.busy_frac)
 
     def _fetch(self, shuffled: bool) -> tuple[float, tuple[int, ...]]:
         assert self.costs is not None
@@ -165,8 +168,7 @@ class _Forecast:
             return False
         fetch_s, tensor_bytes = self._fetch(True)
         one = self.costs.batches(fetch_s, tensor_bytes, self.n_workers, self.loader.waiting_frac if self.loader is not None else 0.0)
-        cores = self.training.machine.cpu.n_cores
-        return period(consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, cores, one.busy_frac).waits
+        return period(consumer_s + one.take_over_s, one.made_s, self.n_workers, self.training.threads, self.n_cores, one.busy_frac).waits
 
     def epoch(self, epochs: int, val_samples: int, test_samples: int) -> Epoch:
         """The whole of it."""

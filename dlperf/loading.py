@@ -25,7 +25,7 @@ _PAGE_BYTES = 4096
 # -- the pipeline ---------------------------------------------------------------------------------------------------------
 
 
-def rates(n_active: int, threads: int, n_cores: int, busy_frac: float = 1.0) -> tuple[float, float]:
+def rates(n_active: int, threads: int, n_cores: float, busy_frac: float = 1.0) -> tuple[float, float]:
     """The paces, from 0 to 1, of a training with `threads` and of each of `n_active` workers beside it on `n_cores`.
 
     A worker needs a core for `busy_frac` of its time; for the rest it waits (for a disk, a network, a clock). Where more is needed than there are cores,
@@ -51,7 +51,7 @@ class Period:
     waits: bool
 
 
-def period(consumer_s: float, producer_s: float, n_workers: int, threads: int, n_cores: int, busy_frac: float = 1.0) -> Period:
+def period(consumer_s: float, producer_s: float, n_workers: int, threads: int, n_cores: float, busy_frac: float = 1.0) -> Period:
     """Seconds from batch to batch once everything runs: `consumer_s` the training takes for one, `producer_s` a worker, each alone on its cores.
 
     For `busy_frac` of its time a worker needs a core.
@@ -76,7 +76,7 @@ def period(consumer_s: float, producer_s: float, n_workers: int, threads: int, n
 
 
 def pipeline_s(
-    n_batches: int, consumer_s: float, producer_s: float, n_workers: int, threads: int = 1, n_cores: int = 2**20, busy_frac: float = 1.0
+    n_batches: int, consumer_s: float, producer_s: float, n_workers: int, threads: int = 1, n_cores: float = 2**20, busy_frac: float = 1.0
 ) -> float:
     """Seconds from the workers' start to the end of the training's last batch.
 

@@ -8,6 +8,8 @@ from dlperf.values import count, count_or_none, counts, names, rates, seconds
 MOST_OPS = 2000
 _APART = ("held_out_ops", "peers", "ablation", "predictor", "threads")
 """What the studies of trainings and of several ranks do not have."""
+PARTS = {"--training": ("workers", "oversubscribed", "wrapped", "epoch", "choice", "memory"), "--distributed": ("all-reduce", "steps", "bound", "replay")}
+"""The parts of these studies: the kinds of forecasts that they judge."""
 
 
 def add_validate(validate: argparse.ArgumentParser) -> None:
@@ -54,6 +56,9 @@ def check_validate(args: argparse.Namespace) -> str:
         return f"{study} has no --held-out-ops, --peers, --ablation, --predictor or --threads"
     if args.parts and not study:
         return "--parts are those of --training and of --distributed"
+    for part in args.parts or ():
+        if part not in PARTS[study]:
+            return f"--parts {part}: is unknown; known are {', '.join(PARTS[study])}"
     for name in ("rates", "ranks", "quick_links"):
         if getattr(args, name) and not args.distributed:
             return f"--{name.replace('_', '-')} is for --distributed"

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import os
+from pathlib import Path
 
 from dlperf.units import format_rate, parse_bytes, parse_rate
 
 UNSHAPED = "none"
 """The word for a link whose rate nobody limits."""
 FORMATS = ("text", "md", "html", "csv", "json")
+_WRITES_NAMES = {"globals", "vars", "exec", "setattr"}
 
 
 def count(text: str) -> int:
@@ -75,6 +79,37 @@ def formats(text: str) -> tuple[str, ...]:
         if name not in FORMATS:
             raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(FORMATS)}")
     return names(text)
+
+
+def loader(text: str) -> str:
+    """``FILE.py:CALLABLE`` or ``PACKAGE.MODULE:CALLABLE``. Nothing is imported; of a file it is seen whether it is there, and defines the name."""
+    where, colon, name = text.rpartition(":")
+    if not colon or not where or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} names no function; give FILE.py:CALLABLE or PACKAGE.MODULE:CALLABLE")
+    if where.endswith(".py") or os.sep in where:
+        if not Path(where).is_file():
+            raise argparse.ArgumentTypeError(f"{text}: there is no file {where}")
+        defined = _defined_in(Path(where))
+        if defined is not None and name.split(".")[0] not in defined:
+            raise argparse.ArgumentTypeError(f"{text}: {where} defines no {name.split('.')[0]}")
+    return text
+
+
+def _defined_in(path: Path) -> set[str] | None:
+    """The names that a source file binds anywhere; None where that cannot be read from it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return None if found & {"*", "__getattr__"} or _WRITES_NAMES & {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} else found
 
 
 def rates(text: str) -> tuple[str, ...]:

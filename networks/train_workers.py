@@ -106,7 +106,9 @@ def work(rank: int, args: argparse.Namespace, loaded: Splits | None, sizes: tupl
     model = network.build()
     optimizer = OPTIMIZERS[args.optimizer](model, learning_rate(args, network))
     torch.manual_seed((args.seed + 1 + rank) % 2**63)  # and see their samples in an order of their own
+    begin = time.perf_counter()
     splits = splits_of(rank, args, network, loaded)
+    data_s = time.perf_counter() - begin
     train_loader = make_loader(splits.train, args, shuffle=True)
     validation_loader, test_loader = make_loader(splits.validation, args), make_loader(splits.test, args)
 
@@ -115,7 +117,7 @@ def work(rank: int, args: argparse.Namespace, loaded: Splits | None, sizes: tupl
             told.send((what, time.perf_counter() - begin, line))
 
     shared.barrier.wait()
-    tell("ready", time.perf_counter())
+    tell("ready", time.perf_counter() - data_s)
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         try:
@@ -159,8 +161,11 @@ def messages(context: ProcessContext, told: Connection) -> Iterator[tuple[str, f
             return
 
 
-def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, int], begin: float) -> dict[str, Any]:
-    """Start the workers, print what they tell; the times of the run in seconds."""
+def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, int], begin: float, data_s: float) -> dict[str, Any]:
+    """Start the workers, print what they tell; the times of the run in seconds.
+
+    `data_s`, which loading the data took, and what the first worker takes for its share of them are a part of the preparation.
+    """
     network = NETWORKS[args.net]
     n_parameters = sum(parameter.numel() for parameter in network.build().parameters())
     n_train, n_validation, n_test = sizes
@@ -176,7 +181,7 @@ def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, 
         torch.zeros(args.workers, 2, 3, dtype=torch.float64).share_memory_(),  # type: ignore[no-untyped-call]
     )
     hearing, telling = spawning.Pipe(duplex=False)
-    times: dict[str, Any] = {"preparation_s": 0.0, "epochs_s": [], "test_s": 0.0, "total_s": 0.0}
+    times: dict[str, Any] = {"preparation_s": 0.0, "data_s": data_s, "epochs_s": [], "test_s": 0.0, "total_s": 0.0}
     context = start_processes(  # type: ignore[no-untyped-call]
         work, (args, loaded, sizes, shared, telling), args.workers, join=False, daemon=True, start_method="spawn"
     )
@@ -185,7 +190,8 @@ def run(args: argparse.Namespace, loaded: Splits | None, sizes: tuple[int, int, 
         times["total_s"] = time.perf_counter() - begin
         if what == "ready":
             times["preparation_s"] = times["total_s"]
-            line, seconds = "preparation", times["total_s"]
+            times["data_s"] += seconds
+            line, seconds = f"preparation, {times['data_s']:.2f} s of it data", times["total_s"]
         elif what == "epoch":
             times["epochs_s"].append(seconds)
         else:
@@ -222,8 +228,9 @@ def main(argv: list[str] | None = None) -> int:
     except DataError as error:
         print(f"train_workers: error: {error}", file=sys.stderr)
         return 2
+    data_s = 0.0 if loaded is None else time.perf_counter() - begin
     try:
-        times = run(args, loaded, sizes, begin)
+        times = run(args, loaded, sizes, begin, data_s)
     except (ProcessExitedException, ProcessRaisedException) as error:
         print(f"train_workers: error: {explain(error, args)}", file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ from dlperf.commands.epochs import forecast_epoch
 from dlperf.commands.explaining import explain
 from dlperf.commands.inputs import (
     Answer,
+    check_predictors,
     default_threads,
     is_trace,
     load_machine,
@@ -96,10 +97,11 @@ def predict(args: Namespace) -> Answer:
     """Predict a step and an epoch."""
     from dlperf.report import prediction_to_text
 
-    machine = load_machine(args)
+    check_predictors([args.predictor])
+    machine, point = load_machine(args), load_point(args)
     recorded = read_or_record(args, args.target)
     threads = args.threads or (1 if args.workers else use_threads(None))
-    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, load_point(args))
+    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, point)
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
     if args.workers:
         from dlperf.contention import beside

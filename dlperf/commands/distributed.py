@@ -48,9 +48,6 @@ def validate_distributed(args: Namespace) -> Answer:
 
     if args.output is not None:
         check_folder(args.output, args.force)
-    for part in args.parts or ():
-        if part not in PARTS:
-            raise DlperfError(f"--parts {part}: is unknown; known are {', '.join(PARTS)}")
     use_threads(1)
     machine = load_machine(args)
     parts = args.parts or PARTS

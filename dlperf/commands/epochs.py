@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from dlperf.loading import SampledLoader
     from dlperf.prediction import Prediction
 
-_PATIENCE_S = 3.0
-"""How long the sampling of a loader may wait, in all, for a core that others slow down."""
-
 
 def forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
     """The forecast that the options ask for.
@@ -58,9 +55,8 @@ def _predicted(args: Namespace, prediction: Prediction, batch_size: int | None, 
 
 
 def _sampled(args: Namespace, prediction: Prediction) -> SampledLoader:
-    from dlperf.clock import Pace
-    from dlperf.loader_sampling import load
+    from dlperf.commands.loader_timing import sample_apart
     from dlperf.machine import PACE
 
-    pace = Pace(best_s=prediction.machine.cost_s(PACE, prediction.threads, math.inf), patience_s=_PATIENCE_S)
-    return load(args.loader, prediction.trace.batch_size, args.loader_workers or 0, pace.clock())
+    best_s = prediction.machine.cost_s(PACE, prediction.threads, math.inf)
+    return sample_apart(args.loader, prediction.trace.batch_size, args.loader_workers or 0, prediction.threads, best_s)

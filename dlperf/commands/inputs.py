@@ -104,6 +104,14 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
     return trace
 
 
+def check_predictors(names: Sequence[str]) -> None:
+    """Raises DlperfError for a name that no predictor has."""
+    from dlperf import predictors
+
+    for name in names:
+        predictors.get(name)
+
+
 def load_point(args: Namespace) -> Measurement | None:
     """The measurement that a predictor is to rest on, or None. Raises DlperfError where the file is none."""
     if args.point is None:

@@ -27,6 +27,11 @@ _EPOCHS = {"cnn-large": 15}
 
 def validate_training(args: Namespace) -> Answer:
     """Every kind of forecast of a training beside what it forecasts."""
+    from dlperf.validation.training_runs import LOADERS
+
+    for name in args.targets:
+        if name not in LOADERS:
+            raise DlperfError(f"{name}: the training scripts know {', '.join(LOADERS)}; name some of these with --training")
     from dlperf.commands.validation import provenance_of
     from dlperf.report.writing import check_folder
     from dlperf.validation import training_page
@@ -34,9 +39,6 @@ def validate_training(args: Namespace) -> Answer:
 
     if args.output is not None:
         check_folder(args.output, args.force)
-    for kind in args.parts or ():
-        if kind not in KINDS:
-            raise DlperfError(f"--parts {kind}: is unknown; known are {', '.join(KINDS)}")
     use_threads(1)
     machine = load_machine(args)
     bench = _bench(args, machine)
@@ -69,11 +71,8 @@ def validate_training(args: Namespace) -> Answer:
 def _bench(args: Namespace, machine: Machine) -> Bench:
     from dlperf import targets
     from dlperf.validation.archive import Archive
-    from dlperf.validation.training_runs import LOADERS, Bench
+    from dlperf.validation.training_runs import Bench
 
-    for name in args.targets:
-        if name not in LOADERS:
-            raise DlperfError(f"{name}: the training scripts know {', '.join(LOADERS)}; name some of these with --training")
     archive = Archive(args.cache or default_cache("training"), args.fresh)
     return Bench(targets.checkout_folder(), machine, args.runs or RUNS, args.seconds or SECONDS, archive, narrate)
 

@@ -25,20 +25,22 @@ BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 
 def tune(args: Namespace) -> Answer:
     """Compare threads x batch size x loading workers x worker processes."""
+    from dlperf.tuning.grid import EPOCH, THROUGHPUT, Axes, Wish
+
+    wish = Wish(args.objective or (THROUGHPUT if args.samples is None else EPOCH), args.samples, args.memory_limit)
+    Axes(args.threads or (1,), args.batch_sizes or (1,), args.loader_workers or (0,), args.workers or (1,))  # values that cannot be, before anything is read
+    if args.samples is not None and args.workers and max(args.workers) > args.samples:
+        raise DlperfError(f"workers is {max(args.workers)}, more than the {args.samples} samples; each worker needs at least one")
     from dlperf import host, tuning
     from dlperf.inspection import find_mismatches
     from dlperf.report.writing import check_folder
     from dlperf.tuning import exchange, text, writing
-    from dlperf.tuning.grid import EPOCH, THROUGHPUT, Wish
     from dlperf.tuning.paces import Forecaster
 
     if args.output is not None:
         check_folder(args.output, args.force)
     if args.trial and is_trace(args.target):
         raise DlperfError(f"{args.target}: a trace file has no code to measure; name the target it was recorded from")
-    if args.samples is not None and args.workers and max(args.workers) > args.samples:
-        raise DlperfError(f"workers is {max(args.workers)}, more than the {args.samples} samples; each worker needs at least one")
-    wish = Wish(args.objective or (THROUGHPUT if args.samples is None else EPOCH), args.samples, args.memory_limit)
     machine = load_machine(args)
     mismatches = find_mismatches(machine, host.this_cpu(), host.versions())
     for line in mismatches:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlperf.commands.inputs import (
     Answer,
+    check_predictors,
     default_cache,
     is_elsewhere,
     is_trace,
@@ -59,6 +60,7 @@ def validate(args: Namespace) -> Answer:
 
         return validate_distributed(args)
     args.seconds = args.seconds or SECONDS
+    check_predictors(args.predictor or PREDICTORS)
     from dlperf.validation import page
     from dlperf.validation.archive import Archive
     from dlperf.validation.study import Study
@@ -72,7 +74,6 @@ def validate(args: Namespace) -> Answer:
     counts = args.threads or machine.threads
     for count in counts:
         warn_of_threads(count)
-    _check_predictors(args.predictor or PREDICTORS)
     cases = _cases(args, counts)
     archive = Archive(args.cache or default_cache("validation"), args.fresh)
     provenance = _provenance(args, machine, counts, bool(cases))
@@ -104,13 +105,6 @@ def _with_ops(args: Namespace, study: Study, machine: Machine, counts: Sequence[
         if n_runs < (args.runs or OPS_RUNS):
             return study.with_remark(f"interrupted: {n_done} of {n_wanted} processes that time single ops were finished"), True
     return study, False
-
-
-def _check_predictors(names: Sequence[str]) -> None:
-    from dlperf import predictors
-
-    for name in names:
-        predictors.get(name)
 
 
 def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:

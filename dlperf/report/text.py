@@ -170,7 +170,7 @@ def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list
 
 def _epoch_lines(epoch: Epoch) -> list[tuple[str, str]]:
     parts = [("steps", epoch.steps_s), ("around them", epoch.loop_s), ("loading", epoch.loading_s), ("validation", epoch.evaluation_s)]
-    parts += [("checkpoint", epoch.pauses_s), ("averaging", epoch.averaging_s)]
+    parts += [("checkpoint", epoch.pauses_s), ("averaging", epoch.averaging_s), ("waiting for the slowest worker", epoch.waiting_s)]
     around = [("preparation", epoch.preparation_s), ("first step", epoch.first_step_s), ("workers' start", epoch.start_s), ("test", epoch.test_s)]
 
     def listed(named: list[tuple[str, float | None]]) -> str:

@@ -39,6 +39,17 @@ class EpochTimes:
         return self.ended - self.began
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Batches that a loader's workers have made so far (None: it has none, or they do not tell), whether they have made all that they may make ahead, and
+    how many workers there are.
+    """
+
+    n_made: int | None = None
+    is_idle: bool = False
+    n_workers: int = 1
+
+
 class EpochLog:
     """Passes of data loaders and optimizer steps. One call an epoch, a reading of the clock and an addition a step are all it costs.
 
@@ -155,17 +166,17 @@ class EpochLog:
         return current
 
     @property
-    def loaded(self) -> tuple[int | None, bool]:
-        """How many batches the workers of the running pass's loader have made, and whether they have made all that they may make ahead."""
+    def loaded(self) -> Loaded:
+        """What the workers of the running pass's loader have done so far."""
         iterator = None if self._current is None else self._current.iterator()
         if iterator is None or not hasattr(iterator, "_task_info"):
-            return None, False
+            return Loaded()
         try:
             waiting = sum(len(task) == 2 for task in list(iterator._task_info.values()))
             n_made = iterator._rcvd_idx + waiting + iterator._data_queue.qsize()
-            return n_made, n_made >= iterator._send_idx
+            return Loaded(n_made, n_made >= iterator._send_idx, iterator._num_workers)
         except Exception:  # another release of torch, or a system whose queues have no size
-            return None, False
+            return Loaded()
 
     @property
     def epochs(self) -> list[EpochTimes]:

@@ -220,6 +220,13 @@ class Findings:
         return tuple(step.interval_s for step in self._watched.plain if step.interval_s is not None)
 
     @property
+    def interval_s(self) -> float | None:
+        """Their mean, without what happened once; None where no interval was seen."""
+        seen = [step for step in self._watched.plain if step.interval_s is not None]
+        waited_s = [step.loading_s for step in seen if step.loaded.n_made is not None]
+        return typical_s(self.intervals_s, waited_s if len(waited_s) == len(seen) else ())
+
+    @property
     def loading_frac(self) -> float | None:
         """Share of the watched time that the loop waited for its data loader; None where no interval was seen."""
         steps = [step for step in self._watched.plain if step.interval_s]
@@ -229,7 +236,7 @@ class Findings:
     @cached_property
     def forecast(self) -> Forecast | None:
         """The forecast that the first watched steps allow; None where no interval was seen."""
-        interval_s = typical_s(self.intervals_s)
+        interval_s = self.interval_s
         epochs = self._log.epochs
         batches = next((epoch.n_batches for epoch in epochs if epoch.n_batches), None)
         if interval_s is None:
@@ -283,7 +290,7 @@ class Findings:
         seconds, percent = units.format_seconds, units.format_percent
         first = f"watched {self._watched.root_type} with {self._watched.optimizer_type}: {len(self._watched.plain)} steps"
         if self.loading_frac is not None:
-            first += f", one every {seconds(typical_s(self.intervals_s))}, {percent(self.loading_frac)} of it waiting for data"
+            first += f", one every {seconds(self.interval_s)}, {percent(self.loading_frac)} of it waiting for data"
         forecast = self.forecast
         if forecast is None:
             return [first]
@@ -300,7 +307,7 @@ class Findings:
         return {
             "schema": "dlperf.run", "schema_version": 1, "target": self.name, "batch_size": self.batch_size, "threads": self._watched.threads,
             "model": self._watched.root_type, "optimizer": self._watched.optimizer_type, "passes_per_step": self.n_passes,
-            "loading_frac": self.loading_frac, "interval_s": typical_s(self.intervals_s),
+            "loading_frac": self.loading_frac, "interval_s": self.interval_s,
             "forecast": None if self.forecast is None else {**self.forecast.to_json(), **((self._live.to_json() or {}) if self._live is not None else {})},
             "ranks": None if self.team is None else self.team.to_json(),
             "parallel_step": None if self.parallel_step is None else self.parallel_step.to_json(),

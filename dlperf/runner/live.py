@@ -17,7 +17,8 @@ from typing import Any
 from dlperf.clock import Clock
 from dlperf.runner.epoch_log import EpochLog, EpochTimes
 from dlperf.runner.forecast import Outlook, Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of
-from dlperf.runner.loops import Loop, enclosing_loops
+from dlperf.runner.looks import Moment
+from dlperf.runner.loops import Loop, enclosing_loops, innermost_length
 from dlperf.units import format_seconds
 
 _RENEW_S = 1.0
@@ -75,12 +76,10 @@ class Verdict:
 class Live:
     """The forecast of one run, made from an :class:`EpochLog`. `n_epochs`: as the user said; None: to be found in the program's loops.
 
-    `line` shows it (None: it is kept and not shown). `unrest` is the machine's, see :func:`dlperf.runner.forecast.rate_of`.
+    `line` shows it (None: it is kept and not shown).
     """
 
-    def __init__(
-        self, log: EpochLog, clock: Clock = Clock(), line: StderrLine | None = None, n_epochs: int | None = None, unrest: Callable[[], float] = lambda: 1.0
-    ) -> None:
+    def __init__(self, log: EpochLog, clock: Clock = Clock(), line: StderrLine | None = None, n_epochs: int | None = None) -> None:
         self.error: BaseException | None = None
         self.first: Outlook | None = None
         self.half: Outlook | None = None
@@ -89,7 +88,8 @@ class Live:
         self.notes: list[str] = []
         self.ended: float | None = None
         self.is_epoch = True
-        self._log, self._clock, self._line, self._unrest = log, clock, line, unrest
+        self.moment = Moment()
+        self._log, self._clock, self._line = log, clock, line
         self._n_epochs, self._epochs_before = n_epochs, 0
         self._said_by_user = n_epochs is not None
         self._loops_of: dict[int, tuple[Loop, ...]] = {}
@@ -98,6 +98,8 @@ class Live:
         self._name = ""
         self._n_first = 0
         self._steps_of_run: float | None = None
+        self._rounds: Rounds | None = None
+        self._unsure = 0.0
         self._stretches: list[Stretch] = []
         self._mark: tuple[EpochTimes | None, float, int] = (None, 0.0, 0)
         self._next_line = 0.0
@@ -106,12 +108,13 @@ class Live:
 
     # -- when it is called ----------------------------------------------------------------------------------------
 
-    def begin(self, steps: Sequence[SeenStep], passes: int, name: str = "") -> None:
-        """The watching is over: forecast as soon as the step that runs has been counted."""
+    def begin(self, steps: Sequence[SeenStep], passes: int, name: str = "", moment: Callable[[], Moment] = Moment) -> None:
+        """The watching is over: forecast as soon as the step that runs has been counted. `moment`: how slow the core was meanwhile."""
 
         def start() -> None:
             self._passes, self._name = passes, name
-            self._rate = rate_of(steps, passes, self._unrest())
+            self.moment = moment()
+            self._rate = rate_of(steps, passes, self.moment.half_frac)
             if self._rate is not None:
                 self._log.call_at(-math.inf, lambda at: self._safely(lambda: self._start(at)))
 
@@ -153,7 +156,7 @@ class Live:
         if self.is_epoch:
             self._count_epochs(loops, len(epochs) - 1)
         else:
-            self._count_steps(enclosing_loops(sys._getframe()))
+            self._count_steps(enclosing_loops(sys._getframe()), innermost_length(sys._getframe()))
         self._n_first = len(epochs) - 1
         self.first = self._outlook(at)
         self.history.append(self.first)
@@ -163,6 +166,8 @@ class Live:
         self._again(now)
 
     def _renew(self, at: float) -> None:
+        if self._rounds is not None:
+            self._count_rounds(enclosing_loops(sys._getframe()))
         self._add_stretch(at)
         outlook = self._outlook(at)
         if self.half is None and outlook.steps and len(self._epochs()) - 1 == self._n_first and outlook.n_running >= outlook.steps / 2:
@@ -189,21 +194,30 @@ class Live:
         """How many passes the loops around this one make, and which this one is; a loop further out that may end early is not counted."""
         if self._n_epochs is not None or not loops:
             return
-        counted = [loops[0], *(loop for loop in loops[1:] if not loop.may_end_early)]
-        index, length = 0, 1
-        for loop in counted:
-            index, length = index + loop.index * length, length * loop.length
+        index, length = _place(loops)
         if index >= n_finished:
             self._n_epochs, self._epochs_before = length, index - n_finished
             if loops[0].may_end_early:
                 self.notes.append(f"the loop over {loops[0].length} epochs may end early; the forecast is for all of them")
 
-    def _count_steps(self, loops: Sequence[Loop]) -> None:
-        """No loader: the loops around the step count steps or passes, if the innermost is as far as the steps are."""
+    def _count_steps(self, loops: Sequence[Loop], n_batches: int | None) -> None:
+        """No loader: the loops around the step count steps or passes, if the innermost is as far as the steps are, or goes over `n_batches`."""
         n_steps, passes = self._log.n_steps, self._passes
         if loops and loops[0].index + 1 in (n_steps, n_steps * passes):
             per_round = n_steps / (loops[0].index + 1)
             self._steps_of_run = per_round * math.prod(loop.length for loop in loops if loop is loops[0] or not loop.may_end_early)
+            return
+        self._rounds = Rounds(n_batches / passes if n_batches and (loops or self._n_epochs) else None)
+        self._count_rounds(loops)
+
+    def _count_rounds(self, loops: Sequence[Loop]) -> None:
+        """The run's steps by those of a round of the loops around them, known beforehand or once a round was seen."""
+        if self._rounds is None:
+            return
+        index, length = _place(loops) if loops else (None, self._n_epochs or 1)
+        steps = self._rounds.steps(index, self._log.n_steps)
+        self._steps_of_run = None if steps is None else steps * length
+        self._unsure = self._rounds.unsure * length
 
     def _steps(self, epochs: Sequence[EpochTimes]) -> float | None:
         """Steps of an epoch: of the last one where it made others than its loader's length says (a loop that breaks), else by that length."""
@@ -225,7 +239,8 @@ class Live:
             pauses_s=tuple(after.began - before.ended for before, after in itertools.pairwise(epochs)),
             starts_s=tuple(epoch.first - epoch.began for epoch in epochs[1:] if epoch.first is not None), epochs_before=self._epochs_before,
         )  # fmt: skip
-        return look_ahead(past, pooled(self._rate, self._stretches))
+        left_s = math.inf if past.steps_left is None else past.steps_left * self._rate.step_s
+        return look_ahead(past, pooled(self._rate.on_core(self.moment.factor(left_s)), self._stretches, left_s))
 
     def _add_stretch(self, at: float) -> None:
         """What the counter saw since the last time, without the pauses between epochs and the starts of loaders."""
@@ -259,7 +274,7 @@ class Live:
         if place >= len(epochs):
             return False
         steps = self._steps(epochs[: place + 1])
-        return place < len(epochs) - 1 or (steps is not None and epochs[place].n_steps >= math.floor(steps))
+        return place < len(epochs) - 1 or (steps is not None and epochs[place].n_steps >= math.floor(steps - self._unsure))
 
     @property
     def epoch(self) -> Verdict:
@@ -307,6 +322,7 @@ class Live:
         first = self.first
         return {
             "after_steps": first.after_steps, "epoch_s": first.epoch_s, "low_s": first.low_s, "high_s": first.high_s, "step_s": first.step_s,
+            "by_loader": first.by_loader, "slowed": self.moment.slowed, "usually_slowed": self.moment.usual,
             "epoch_real_s": self.epoch.real_s, "error_frac": self.epoch.error_frac, "n_epochs": self._n_epochs, "n_epochs_from_user": self._said_by_user,
             "half": None if self.half is None else {**self.half.to_json(), **self.epoch_at_half.to_json()},
             "training": self.training.to_json(), "run": self.run.to_json(),
@@ -361,9 +377,54 @@ def describe(outlook: Outlook, is_epoch: bool = True) -> str:
         parts.append(f"run {between(outlook.epoch_s, outlook.low_s, outlook.high_s)}")
     whose = "" if outlook.run_s is not None or not is_epoch else " of this epoch (dlperf run --epochs E forecasts the run)"
     parts.append(f"{format_seconds(outlook.left_s)} left{whose}")
+    if outlook.by_loader:
+        parts.append("waiting for the loader")
     if is_epoch and outlook.run_s is not None and outlook.pause_s is None:
         parts.append("without validation and other pauses, which show after the first epoch")
     return ", ".join(parts)
+
+
+def _place(loops: Sequence[Loop]) -> tuple[int, int]:
+    """Which round the program is in, of how many, over the innermost loop and those around it; one further out that may end early is not counted."""
+    index, length = 0, 1
+    for loop in loops:
+        if loop is loops[0] or not loop.may_end_early:
+            index, length = index + loop.index * length, length * loop.length
+    return index, length
+
+
+class Rounds:
+    """Steps of a round (an epoch that no loader tells of), from looks at which round the program is in after how many steps.
+
+    In round i, from 0, the n-th step has i s < n <= (i + 1) s of rounds of s steps. `steps`: known beforehand, and believed until the rounds disagree.
+
+    >>> rounds = Rounds()
+    >>> rounds.steps(0, 19), rounds.steps(0, 95), rounds.steps(1, 110), rounds.steps(2, 201)
+    (None, None, 102.0, 97.5)
+    """
+
+    def __init__(self, steps: float | None = None) -> None:
+        self._known = steps
+        self._least, self._most = 0.0, math.inf
+
+    @property
+    def unsure(self) -> float:
+        """How many steps more or fewer a round may have."""
+        return (self._most - self._least) / 2 if self._known is None and self._most < math.inf else 0.0
+
+    def steps(self, index: int | None, n_steps: int) -> float | None:
+        """What a round has by all looks, this one included; None where none has ended yet. `index`: None where no loop tells it."""
+        if index is None:
+            return self._known
+        least, most = n_steps / (index + 1), (n_steps - 1) / index if index else math.inf
+        if self._known is not None and not math.floor(least) <= self._known <= math.ceil(most if index else self._known):
+            self._known = None
+        if self._known is not None:
+            return self._known
+        self._least, self._most = max(self._least, least), min(self._most, most)
+        if self._least > self._most:  # rounds differ: by the latest
+            self._least, self._most = least, most
+        return (self._least + self._most) / 2 if self._most < math.inf else None
 
 
 def _thinned(values: list[Any], merge: Callable[[Any, Any], Any]) -> list[Any]:

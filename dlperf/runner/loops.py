@@ -53,6 +53,29 @@ def enclosing_loops(frame: FrameType | None) -> tuple[Loop, ...]:
     return tuple(found)
 
 
+def innermost_length(frame: FrameType | None) -> int | None:
+    """How many rounds the innermost loop at `frame` makes, where it goes over a plain list or tuple, also inside ``enumerate`` or ``tqdm``; else None."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
+            function, nodes = _loops_at(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            if nodes:
+                with_names = _Names(frame, asks_for_locals=_asks_for_locals(function))
+                length = _sequence_length(nodes[0].iter, with_names) if not any(_leaves(nodes[0].body)) else None
+                with_names.forget()
+                return length
+        frame = frame.f_back
+    return None
+
+
+def _sequence_length(node: ast.expr, names: _Names) -> int | None:
+    if isinstance(node, ast.Call) and node.args:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called == "tqdm" or (isinstance(node.func, ast.Name) and names.get(called) is enumerate):
+            return _sequence_length(node.args[0], names)
+    held = _value(node, names) if not isinstance(node, ast.Call) else None
+    return len(held) if isinstance(held, (list, tuple)) and type(held) in (list, tuple) else None  # a class of its own may run code
+
+
 @functools.lru_cache(maxsize=16)
 def _tree(path: str) -> ast.Module | None:
     try:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dlperf.runner.exchange import Exchange
+from dlperf.runner.looks import Looks, Usual, usual_of
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
@@ -28,6 +29,8 @@ class Session:
         self.recorder: CollectiveRecorder | None = None
         self.error: BaseException | None = None
         self._threads, self._machine, self._n_epochs, self._exchange = threads, machine, n_epochs, exchange
+        self._looks = Looks()
+        self._looks.take()
         self._finder: _AfterTorch | None = None
 
     def watch_when_torch_comes(self) -> None:
@@ -47,8 +50,9 @@ class Session:
 
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
+            self._looks.take()
             world = self._exchange.world
-            watcher = Watcher(plan=WatchPlan(layered=0) if world.rank else WatchPlan())
+            watcher = Watcher(looks=self._looks, plan=WatchPlan(layered=0) if world.rank else WatchPlan())
             if not world.rank:
                 self._show_forecasts_of(watcher)
             watcher.install()
@@ -63,9 +67,9 @@ class Session:
 
         from dlperf.runner.live import Live, StderrLine
 
-        machine, n_threads = self._machine, torch.get_num_threads
-        live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs, lambda: 1.0 if machine is None else machine.unrest(n_threads()))
-        watcher.on_watched = lambda watcher: _forecast_from(live, watcher)
+        usual = _usual_of(self._machine, torch.get_num_threads())
+        live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs)
+        watcher.on_watched = lambda watcher: _forecast_from(live, watcher, usual)
         self.live = live
 
     def _record_calls(self, watcher: Watcher) -> None:
@@ -102,15 +106,31 @@ class Session:
             self.watcher.remove()
 
 
-def _forecast_from(live: Live, watcher: Watcher) -> None:
+def _usual_of(machine: Machine | None, threads: int) -> Usual:
+    """The pace as the machine file has it; unknown where that is of another machine or torch."""
+    from dlperf import host
+    from dlperf.inspection import find_mismatches
+
+    return Usual() if machine is None or find_mismatches(machine, host.this_cpu(), host.versions()) else usual_of(machine, threads)
+
+
+def _forecast_from(live: Live, watcher: Watcher, usual: Usual) -> None:
     """The watching is over: what it saw goes to the forecast."""
     from dlperf.runner.forecast import SeenStep
 
     watched = watcher.watched
     if watched is None or not watched.plain:
         return
-    seen = [SeenStep(s.interval_s, s.loading_s, s.n_loaded, s.loader_idle) for s in watched.plain if s.interval_s is not None]
-    live.begin(seen, round(statistics.median(step.n_passes for step in watched.plain)), watched.root_type)
+    seen = [
+        SeenStep(
+            step.interval_s, step.loading_s, step.loaded.n_made, step.loaded.is_idle, step.loaded.n_workers,
+            step.processor_s / step.interval_s if step.interval_s else 1.0, probed,
+        )
+        for steps, probed in ((watched.plain, False), (watched.probed, True)) for step in steps if step.interval_s is not None
+    ]  # fmt: skip
+    looks = [s.pace_s for s in watched.plain if s.pace_s is not None]
+    passes = round(statistics.median(step.n_passes for step in watched.plain))
+    live.begin(seen, passes, watched.root_type, lambda: watcher.looks.moment(looks, usual))
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from dlperf.laws.buckets import ReducerOptions
+from dlperf.runner.epoch_log import Loaded
 from dlperf.runner.loss_replay import LossReplay
 from dlperf.stopwatch.probe import LayerProbe, StepTimes
 
@@ -26,7 +27,8 @@ class WatchedStep:
     """One optimizer step of the program, in seconds; forward and backward summed over its passes.
 
     `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
-    where something else than training lay between. `n_loaded`, `loader_idle`: see :attr:`EpochLog.loaded`. `began` is when the model was first called for it.
+    where something else than training lay between. `processor_s`: what the process used of processors in it. `pace_s`: see
+    :class:`dlperf.runner.looks.Looks`. `began` is when the model was first called for it.
     """
 
     forward_s: float = 0.0
@@ -37,8 +39,9 @@ class WatchedStep:
     interval_s: float | None = None
     n_passes: int = 0
     disturbed: bool = False
-    n_loaded: int | None = None
-    loader_idle: bool = False
+    loaded: Loaded = Loaded()
+    processor_s: float = 0.0
+    pace_s: float | None = None
     began: float | None = None
 
     @property
@@ -59,6 +62,7 @@ class Watched:
     root_type: str
     optimizer_type: str
     plain: list[WatchedStep] = field(default_factory=list)
+    probed: list[WatchedStep] = field(default_factory=list)
     layered: list[StepTimes] = field(default_factory=list)
     probe: LayerProbe | None = None
     inputs: Any = None

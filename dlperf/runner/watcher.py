@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from torch.utils import data
 
 from dlperf.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
+from dlperf.runner.looks import Looks
 from dlperf.runner.loss_replay import LossRecorder
 from dlperf.runner.patching import replace
 from dlperf.runner.recording import Mark
@@ -38,9 +40,10 @@ class Watcher:
     """Watches one training; see the module. `model`: watch this one instead of looking for one."""
 
     def __init__(
-        self, model: nn.Module | None = None, *, clock: Clock = Clock(), plan: WatchPlan = WatchPlan(), on_watched: Callable[[Watcher], None] | None = None
-    ) -> None:
-        self.clock, self.plan = clock, plan
+        self, model: nn.Module | None = None, *, clock: Clock = Clock(), plan: WatchPlan = WatchPlan(), on_watched: Callable[[Watcher], None] | None = None,
+        looks: Looks | None = None,
+    ) -> None:  # fmt: skip
+        self.clock, self.plan, self.looks = clock, plan, Looks() if looks is None else looks
         self.stage = SEEK
         self.watched: Watched | None = None
         self.error: BaseException | None = None
@@ -62,9 +65,9 @@ class Watcher:
         self._after_backward = False
         self._stepping: float | None = None
         self._last_end: float | None = None
-        self._switches = 0
+        self._used = 0.0
+        self._switches, self._depth = 0, 0
         self._spoilt = False
-        self._depth = 0
         self._tape: LossRecorder | None = None
         self._taping: tuple[Any, ...] | None = None
         self._costs = ProbeCosts()
@@ -281,16 +284,18 @@ class Watcher:
         step.disturbed = switches != self._switches
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
-        if self.stage == PLAIN:
-            step.n_loaded, step.loader_idle = self.epochs.loaded
+        step.processor_s = time.process_time() - self._used
+        if self.stage in (PLAIN, LAYERED):
+            step.loaded = self.epochs.loaded
         is_plain = self.stage == PLAIN and step.interval_s is not None and step.n_passes > 0
         if step.n_passes:
+            step.pace_s = self.looks.take()
             self._keep(step)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
         if self.stage != DONE:
             self._await_root()
         self._tell(optimizer, now, step, is_plain)
-        self._last_end = self.clock.now()
+        self._last_end, self._used = self.clock.now(), time.process_time()
 
     def _tell(self, optimizer: Any, ended: float, step: WatchedStep | None = None, is_plain: bool = False) -> None:
         if self.recorder is not None:
@@ -309,8 +314,10 @@ class Watcher:
             self.watched.plain.append(step)
             if self._count >= self.plan.plain:
                 self._begin_layers() if self.plan.layered else self._finish()
-        elif self.stage == LAYERED and self._count >= self.plan.layered:
-            self._finish()
+        elif self.stage == LAYERED:
+            self.watched.probed.append(step)
+            if self._count >= self.plan.layered:
+                self._finish()
 
     def _begin_layers(self) -> None:
         assert self.watched is not None

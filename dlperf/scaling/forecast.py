@@ -18,9 +18,10 @@ from dlperf.prediction import Prediction
 from dlperf.scaling.plane import rates_of, region_of
 from dlperf.scaling.profile import Profile, arrivals_of, between, buffer_copies_s, gradients_of, profile_of
 from dlperf.scaling.result import CollectiveTime, Row, Scaling
-from dlperf.scaling.spread import link_sigma, machine_sigma, mean_factor, slowest_factor
+from dlperf.scaling.spread import link_sigma
 from dlperf.scaling.traffic import Traffic
 from dlperf.scaling.what_if import WhatIf
+from dlperf.spread import machine_sigma, mean_factor, slowest_factor
 from dlperf.units import KIB, MIB
 
 NETWORK_GAIN_FRAC = 0.10

@@ -25,8 +25,9 @@ from dlperf.scaling.recording import Call, lanes_of, recording_of
 from dlperf.scaling.replay_lines import Lines
 from dlperf.scaling.replay_result import CallTimes, RankReplay, Replay, ReplayRow, Shares
 from dlperf.scaling.result import CollectiveTime
-from dlperf.scaling.spread import link_sigma, sigma_of, slowest_factor
+from dlperf.scaling.spread import link_sigma
 from dlperf.scaling.traffic import Interference, interference_of
+from dlperf.spread import sigma_of, slowest_factor
 
 _Z90 = 1.645
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)

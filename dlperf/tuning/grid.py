@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dlperf.errors import DlperfError
+from dlperf.spread import waiting_s
 from dlperf.units import format_bytes
 
 THROUGHPUT, EPOCH = "throughput", "epoch"
@@ -73,12 +74,14 @@ class Axes:
 @dataclass(frozen=True)
 class Pace:
     """What one worker does in a configuration: `step_s` from batch to batch once everything runs, `once_s` more in each epoch, `peak_memory_bytes` of
-    the worker with what loads for it, and what its time is bound by."""
+    the worker with what loads for it, and what its time is bound by. It varies by `sigma`, apart from `n_apart` - 1 others that wait for the slowest."""
 
     step_s: float
     once_s: float
     peak_memory_bytes: int
     bound: str
+    sigma: float = 0.0
+    n_apart: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ def survey(axes: Axes, pace_of: PaceOf, recorded: Sequence[int], wish: Wish, all
     `pace_of` is asked at the `recorded` batch sizes alone; between two of them step, overhead and memory are interpolated linearly in the batch size, and
     outside of them nothing is said (those configurations are left out). A batch larger than a worker's share of the samples is left out too.
 
-    An epoch is ceil(share / batch) steps, share = ceil(samples / workers), and `once_s`; a last, smaller batch counts as a whole one, so it errs high by
-    less than a step.
+    An epoch is ceil(share / batch) steps, share = ceil(samples / workers), what several workers wait for the slowest, and `once_s`; a last, smaller batch
+    counts as a whole one, so it errs high by less than a step.
     """
     known = sorted(set(recorded))
     rows = []
@@ -157,12 +160,13 @@ def _between(low: Pace, high: Pace, part: float) -> Pace:
 
     return Pace(
         mix(low.step_s, high.step_s), mix(low.once_s, high.once_s), math.ceil(mix(low.peak_memory_bytes, high.peak_memory_bytes)),
-        low.bound if part < 0.5 else high.bound,
+        low.bound if part < 0.5 else high.bound, low.sigma, low.n_apart,
     )  # fmt: skip
 
 
 def _row(configuration: Configuration, pace: Pace, share: int | None, limit_bytes: int | None, source: str) -> Row:
-    epoch_s = None if share is None else math.ceil(share / configuration.batch_size) * pace.step_s + pace.once_s
+    steps_s = None if share is None else math.ceil(share / configuration.batch_size) * pace.step_s
+    epoch_s = None if steps_s is None else steps_s + waiting_s(pace.n_apart, pace.sigma, steps_s) + pace.once_s
     memory_bytes = configuration.workers * pace.peak_memory_bytes
     fits = limit_bytes is None or memory_bytes <= limit_bytes
     samples_per_s = configuration.workers * configuration.batch_size / pace.step_s

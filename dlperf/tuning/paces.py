@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dlperf.contention import averaging_s, beside
@@ -11,6 +11,7 @@ from dlperf.loading import LoaderCosts, has_costs, period, sample_bytes
 from dlperf.loop import Loop, visit_s
 from dlperf.machine import Machine
 from dlperf.prediction import Prediction, predict
+from dlperf.spread import machine_sigma
 from dlperf.trace import Trace
 from dlperf.tuning.grid import Configuration, Pace
 
@@ -90,13 +91,17 @@ class Forecaster:
         return self._predictions[key]
 
     def pace_of(self, configuration: Configuration) -> Pace:
-        """What one worker of a configuration takes, its loading included where the machine file speaks of it.
+        """What one worker of a configuration takes, its loading included where the machine file speaks of it, and how far workers vary apart.
 
         The loss is looked at in each step. Several workers share the cores for their loading. Once an epoch come the start and end of loading workers and,
         with several workers, the averaging of their weights. Memory is the step's and the batches that loading workers hold ready.
 
         Raises DlperfError where the predictor gives no step or no memory.
         """
+        n_apart = min(configuration.workers, self.machine.cpu.n_cores)
+        return replace(self._pace_of(configuration), sigma=machine_sigma(self.machine, configuration.threads), n_apart=n_apart)
+
+    def _pace_of(self, configuration: Configuration) -> Pace:
         threads, batch_size, workers = configuration.threads, configuration.batch_size, configuration.workers
         found = self._base_of(threads, batch_size, workers)
         once_s = averaging_s(self.machine, found.parameter_bytes, workers) if workers > 1 else 0.0
@@ -110,7 +115,7 @@ class Forecaster:
         batch = costs.batches(fetching.fetch_s(batch_size, found.sample_bytes, True), tensor_bytes, n_loading)
         if not n_loading:
             return Pace(found.step_s + batch.fetch_s, once_s, found.peak_memory_bytes, "loader" if batch.fetch_s > found.step_s else found.bound)
-        cores = max(1, self.machine.cpu.n_cores // workers)
+        cores = max(1.0, self.machine.cpu.n_cores / workers)
         steady = period(found.step_s + batch.take_over_s, batch.made_s, n_loading, threads, cores)
         starts = costs.starts(n_loading, found.peak_memory_bytes)
         memory_bytes = found.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes)

@@ -27,12 +27,19 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--epochs", "0"], "--epochs: '0'"),
         (["predict", "x:y", "--samples", "-5"], "--samples: '-5'"),
         (["predict", "x:y", "--samples", "9", "--accumulate", "0"], "--accumulate: '0'"),
-        (["predict", "x:y", "--loader", "a.py:b"], "--loader forecasts an epoch and needs --samples N"),
+        (["predict", "x:y", "--loader", "a:b"], "--loader forecasts an epoch and needs --samples N"),
+        (["predict", "x:y", "--samples", "9", "--loader", "a.py:b"], "--loader: a.py:b: there is no file a.py"),
+        (["predict", "x:y", "--samples", "9", "--loader", "b"], "--loader: 'b' names no function; give FILE.py:CALLABLE"),
+        (["tune", "x:y", "--objective", "epoch"], "give --samples N, or --objective throughput"),
+        (["tune", "x:y", "--loader-workers", "3000"], "loader workers holds 3000"),
+        (["validate", "--training", "--parts", "workers,nosuch"], "--parts nosuch: is unknown; known are workers, oversubscribed"),
+        (["validate", "--training", "nosuch"], "nosuch: the training scripts know mlp"),
+        (["validate", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),
+        (["predict", "x:y", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),
         (["predict", "x:y", "--drop-last"], "--drop-last forecasts an epoch and needs --samples N"),
         (["predict", "x:y", "--workers", "0"], "--workers: '0'"),
         (["predict", "x:y", "--workers", "5", "--samples", "4"], "--workers 5 are more than the 4 samples"),
         (["predict", "x:y", "--workers", "2", "--threads", "2"], "--workers have one thread each; leave --threads 2 out"),
-        (["predict", "x:y", "--workers", "2", "--samples", "9", "--loader-workers", "1"], "leave --loader-workers 1 out"),
         (["calibrate", "--workers", "1,0"], "--workers: '0'"),
         (["predict", "x:y", "--input", "3,0"], "--input: '0'"),
         (["predict", "x:y", "--batch", "3"], "--batch"),
@@ -274,8 +281,11 @@ def test_debug_shows_the_traceback(dlperf: Callable, targets_file: Path, machine
     [
         (("--loader-workers", "1"), UNUSABLE, "machine.json: holds no costs of loading data; dlperf calibrate -o"),
         (("--samples", "7", "--drop-last"), UNUSABLE, "samples is 7, fewer than a batch of 32, and drop_last leaves no step"),
-        (("--loader", "absent.py:data"), UNUSABLE, "loader absent.py:data: there is no file"),
+        (("--loader", "absent.py:data"), UNUSABLE, "--loader: absent.py:data: there is no file absent.py"),
         (("--loader", "{file}:net"), UNUSABLE, "is called as CALLABLE(batch_size, num_workers), but takes (batch_size)"),
+        (("--loader", "torn.py:dat"), UNUSABLE, "--loader: torn.py:dat: torn.py defines no dat"),
+        (("--loader", "torn.py:gone"), FAILED, "loader torn.py:gone: ended its process (status 0) while it was sampled"),
+        (("--loader", "torn.py:killed"), FAILED, "loader torn.py:killed: its process was ended by SIGSEGV while it was sampled"),
         (("--loader", "torn.py:data"), FAILED, "loader torn.py:data: raises ValueError: the sample is torn"),
         (("--checkpoint",), UNUSABLE, "holds no cost of 'save'; dlperf calibrate -o"),
     ],
@@ -285,6 +295,9 @@ def test_epochs_that_cannot_be_forecast(
 ) -> None:
     (tmp_path / "cwd" / "torn.py").write_text(
         "class Data(list):\n    def __getitem__(self, i):\n        raise ValueError('the sample is torn')\n"
+        "import os, signal\n"
+        "def gone(batch_size, num_workers):\n    os._exit(0)\n"
+        "def killed(batch_size, num_workers):\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "def data(batch_size, num_workers):\n    from torch.utils.data import DataLoader\n    return DataLoader(Data([1] * 100), batch_size)\n"
     )
     words = [word.format(file=targets_file) for word in options]

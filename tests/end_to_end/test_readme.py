@@ -30,7 +30,9 @@ def commands() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_commands_parse(command: str) -> None:
+def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mydata.py").write_text("def loader(batch_size, num_workers): ...\n")  # a loader is looked for at once
     program, *arguments = shlex.split(command)
     if program == "torchrun":  # its own options are torch's affair; the module that it starts is ours
         assert find_spec(arguments[arguments.index("-m") + 1]) is not None

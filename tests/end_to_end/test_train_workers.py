@@ -88,6 +88,7 @@ def test_two_workers_learn_and_tell_their_times(tmp_path):
     }  # fmt: skip
     parts = times["preparation_s"] + sum(times["epochs_s"]) + times["test_s"]
     assert len(times["epochs_s"]) == 3
+    assert 0 < times["data_s"] < times["preparation_s"]
     assert 0 < parts <= times["total_s"] * 1.01
 
 

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,12 @@ from dlperf.clock import Samples
 from dlperf.contention import averaging_s, beside, cpi, hardware_threads, memory_contention_s, own_slowdown, preparation_s, slowdown
 from dlperf.errors import DlperfError
 from dlperf.inspection import summarize
-from dlperf.machine import Cost, Cpu, Machine
+from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS, SampledLoader
+from dlperf.machine import Cost, Cpu, Kernel, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import BOUNDS, Item, Prices
 from dlperf.sharing import PREPARATION, Sharing, operations_of
+from dlperf.spread import sigma_over
 
 TWO_CORES = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
 EIGHT_CORES = replace(TWO_CORES, n_cores=8, n_physical_cores=8)
@@ -196,8 +200,39 @@ def test_runs_that_cannot_be() -> None:
     for workers, complaint in ((0, "at least 1"), (11, "11 workers are more than the 10 samples")):
         with pytest.raises(DlperfError, match=complaint):
             alone.epoch(10, workers=workers)
-    with pytest.raises(DlperfError, match="loading workers beside"):
-        alone.epoch(10, workers=2, loader_workers=1)
+
+
+def test_workers_wait_for_the_slowest_of_them() -> None:
+    """Kernels that vary by 10 % over 5 s: of two epochs of 5 s each the slower takes 0.564 standard deviations more than the mean."""
+    steady = workers_file()
+    values = tuple(5e-3 * math.exp(0.1 * statistics.NormalDist().inv_cdf((place + 0.5) / 101)) for place in range(101))
+    restless = replace(steady, kernels=(Kernel(relu(64), "pointwise", 1, Samples(values)),))
+    n = 12_500  # epochs of 6,250 steps of 6.5 ms
+    one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, restless))
+    assert one.waiting_s == 0.0
+    assert one.epoch_s == pytest.approx(other.epoch_s - other.waiting_s)
+    sigma = sigma_over(0.1, one.epoch_s)
+    assert other.waiting_s == pytest.approx(0.564 * sigma * one.epoch_s, rel=0.05)
+    assert other.total_s - one.total_s == pytest.approx(2 * other.waiting_s)
+    assert prediction(restless).epoch(n, workers=1).waiting_s == 0.0
+    four = prediction(restless).epoch(n, workers=4)  # two at a time, on two cores
+    assert four.waiting_s / four.epoch_s < 1.5 * other.waiting_s / other.epoch_s
+
+
+def test_loading_workers_share_their_training_workers_part_of_the_cores() -> None:
+    names = [*(f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS)), "loader/byte/4096"]
+    file = replace(workers_file(), costs=(*workers_file().costs, *(Cost(name, 1, Samples((1e-9,))) for name in names)))
+    loader = SampledLoader("l", 10, 4e-3, (1,), 40)
+    step_s = 3e-3 * 1.5 + 1e-3 * 2.0
+    made_s = 1.2 * 4e-3
+    # two training workers on two cores: each has one, and what loads for it takes its time there
+    found = prediction(file).epoch(20_000, workers=2, loader_workers=1, loader=loader)
+    assert found.steps_per_epoch == 1000
+    assert found.epoch_s == pytest.approx(1000 * (step_s + made_s), rel=0.01)
+    assert any("no measured run" in note for note in found.notes)
+    # on eight cores each has four, and steps and batches are made side by side
+    apart = prediction(replace(file, cpu=EIGHT_CORES)).epoch(20_000, workers=2, loader_workers=1, loader=loader)
+    assert apart.epoch_s == pytest.approx(1000 * step_s, rel=0.01)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from dlperf.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.forecast import Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of, typical_s
-from dlperf.runner.live import Live, describe
+from dlperf.runner.live import Live, Rounds, describe
 from dlperf.runner.loops import enclosing_loops
 
 
@@ -52,12 +52,12 @@ class Pass:
 class Run:
     """A training whose time passes as the test says."""
 
-    def __init__(self, n_epochs: int | None = None, line: Line | None = None, unrest: float = 1.0) -> None:
+    def __init__(self, n_epochs: int | None = None, line: Line | None = None) -> None:
         self.now = 100.0
         self.line = line or Line()
         clock = Clock(now=lambda: self.now)
         self.log = EpochLog(clock)
-        self.live = Live(self.log, clock, self.line, n_epochs, lambda: unrest)  # type: ignore[arg-type]
+        self.live = Live(self.log, clock, self.line, n_epochs)  # type: ignore[arg-type]
         self.iterator = Pass()
 
     def loader(self, loader: Loader) -> None:
@@ -93,36 +93,47 @@ def test_pace_is_a_mean_without_outliers() -> None:
     assert typical_s([]) is None
 
 
-def test_unrest_widens_the_interval() -> None:
-    rate = rate_of([SeenStep(2.0)] * 4, unrest=1.25)
+def test_doubt_widens_the_interval() -> None:
+    rate = rate_of([SeenStep(2.0)] * 4, doubt_frac=0.25)
     assert rate == Rate(2.0, 1.5, 2.5, 4)  # no spread; 25 % to either side
 
 
-def seen(interval_s: float, waiting_s: float, n_loaded: int, idle: bool = False) -> SeenStep:
-    return SeenStep(interval_s, waiting_s, n_loaded, idle)
+def seen(interval_s: float, waiting_s: float, n_loaded: int, idle: bool = False, n_workers: int = 1) -> SeenStep:
+    return SeenStep(interval_s, waiting_s, n_loaded, idle, n_workers, 1 - waiting_s / interval_s)
 
 
 def test_batches_made_ahead_do_not_pass_for_the_pace_of_the_loader() -> None:
-    """Two workers have made four batches ahead, and make one every 1.5 s; the steps take 1 s as long as that store lasts."""
+    """A worker has made four batches ahead, and makes one every 1.5 s; the steps take 1 s as long as that store lasts."""
     steps = [seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 1, 2, 3, 3, 4)]
     rate = rate_of(steps)
     assert rate is not None
     assert rate.by_loader
-    # since they were idle: 6 steps took 6 s and 6 batches, 4 were made: one every 1.5 s
-    assert rate.step_s == 1.5
-    assert (rate.low_s, rate.high_s) == (6 / 5, 6 / 3)  # one batch more or less
+    # least squares through 0, 1, 1, 2, 3, 3, 4 at 0 ... 6 s: sum (t - 3)(y - 2) / sum (t - 3)^2 = 18 / 28 batches a second
+    assert rate.step_s == rate.floor_s == pytest.approx(28 / 18)
+    off = 1.645 / math.sqrt(12 * 28) / (18 / 28)
+    assert (rate.low_s, rate.high_s) == (pytest.approx(28 / 18 / (1 + off)), pytest.approx(28 / 18 / (1 - off)))
     twice = rate_of([seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 3, 5, 6, 8, 9)], passes=2)
     assert twice is not None
-    assert twice.step_s == pytest.approx(2 * 6 / 9)  # 12 batches taken, 9 made
+    assert twice.step_s == pytest.approx(2 / (44 / 28))  # sum (t - 3)(y - mean) of 0, 1, 3, 5, 6, 8, 9 is 44
 
 
 def test_a_store_that_holds_leaves_the_pace_to_the_steps() -> None:
     idle = [seen(1.0, 0.0, 4 + n, idle=True) for n in range(8)]
     assert rate_of(idle) == Rate(1.0, 1.0, 1.0, 8)
     one_less = [seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 2, 3, 3)]
-    assert rate_of(one_less) == Rate(1.0, 1.0, 4 / 3, 5)  # 4 s for 3 batches: may be chance, so only the upper end says it
+    # 0.8 +- 1.645 / sqrt(12 * 10) batches a step: that they are fewer than 1 may be chance, so only the upper end says it
+    assert rate_of(one_less) == Rate(1.0, 1.0, pytest.approx(1 / (0.8 - 1.645 / math.sqrt(120))), 5)
     waiting = [seen(1.5, 0.5, 4 + n) for n in range(5)]
-    assert rate_of(waiting) == Rate(1.5, 1.5, 1.5, 5)  # taken as they are made: the interval is the loader's already
+    assert rate_of(waiting) == Rate(1.5, 1.5, 1.5, 5, busy_frac=pytest.approx(2 / 3), floor_s=1.5)  # taken as they are made: the loader's already
+
+
+def test_batches_that_come_several_at_once_count_with_their_wait() -> None:
+    """Four workers end together every 8 s: a wait of 4 s, and four steps of 1 s. After the first wait two whole rounds of four count."""
+    steps = [seen(5.0 if n % 4 == 1 else 1.0, 4.0 if n % 4 == 1 else 0.0, 4 * (n // 4 + 1), n_workers=4) for n in range(12)]
+    rate = rate_of(steps)
+    assert rate is not None
+    assert (rate.step_s, rate.floor_s, rate.busy_frac) == (2.0, 2.0, 0.5)
+    assert rate.high_s == pytest.approx(2.0 * (1 + 1.645 / math.sqrt(12) / 2))  # two stairs
 
 
 # -- ahead -------------------------------------------------------------------------------------------------------------
@@ -159,15 +170,30 @@ def test_what_cannot_be_told_is_none() -> None:
     assert "--epochs" in describe(no_number)
 
 
-def test_pooling_weighs_steps_alike() -> None:
+def test_pooling_weighs_steps_alike_and_the_first_forecast_as_two_stretches_at_first() -> None:
     first = Rate(1.0, 0.9, 1.1, 8)
     assert pooled(first, []) is first
-    assert pooled(first, [Stretch(44.0, 22)]).step_s == (8 * 1 + 44) / 30
+    assert pooled(first, [Stretch(44.0, 22)]).step_s == (38.5 * 1 + 44) / (38.5 + 22)  # 2 - 1/4 stretches of 22 steps
+    assert pooled(first, [Stretch(4.0, 2)]).step_s == (8 * 1 + 4) / 10  # its own eight steps are more than that
+    assert pooled(first, [Stretch(44.0, 22)] * 8).step_s == pytest.approx((8 * 1 + 352) / (8 + 176))
     by_loader = Rate(1.0, 0.9, 1.1, 8, by_loader=True)
     assert pooled(by_loader, [Stretch(4.0, 2)]).step_s == (6 * 1 + 4) / 8
     assert pooled(by_loader, [Stretch(44.0, 22)]).step_s == 2.0
-    even = pooled(first, [Stretch(10.0, 10)] * 4)
+
+
+def test_the_interval_comes_from_the_spread_between_stretches() -> None:
+    sure = Rate(1.0, 1.0, 1.0, 8)
+    even = pooled(sure, [Stretch(10.0, 10)] * 4)
     assert (even.low_s, even.high_s) == (1.0, 1.0)  # four stretches alike
+    quiet, restless = (
+        [Stretch(10.0 * (1 + swing * (-1) ** (place // of)), 10) for place in range(32)] for swing, of in ((0.01, 1), (0.2, 4))
+    )  # fmt: skip
+    widths = [(rate.high_s - rate.low_s) / 2 for rate in (pooled(sure, series) for series in (quiet, restless))]
+    # alternating stretches are negatively correlated, which counts as 0: 1 % (32/34 of it: three degrees of freedom are a prior's) / sqrt(32), t(34) = 1.69
+    assert widths[0] == pytest.approx(0.01 * math.sqrt(32 / 34) / math.sqrt(32) * 1.691, rel=0.02)
+    assert widths[1] > 3 * 0.2 / math.sqrt(32)  # those of four stretches alike are eight pieces of evidence, not 32
+    soon = pooled(sure, restless, left_s=10.0)
+    assert (soon.high_s - soon.low_s) / 2 > 1.69 * 0.19  # a single stretch to come is as uncertain as any
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------
@@ -275,6 +301,65 @@ def test_without_length_per_step_and_after_an_epoch_by_its_steps() -> None:
     run.loader(Loader(None))
     run.step(0.5, 4)
     assert run.live.history[-1].epoch_s == 20  # 40 steps, as the epoch before
+
+
+def counted(run: Run, seconds: float = 1.0, forecast_at: int = 19) -> None:
+    """A step of a loop that the test itself runs, so that its own loops are those around it."""
+    run.now += seconds
+    if run.log.n_steps == forecast_at - 1:
+        run.live.begin([SeenStep(seconds)] * 8, 1)
+    run.log.count(run.now)
+
+
+def test_a_plain_list_has_a_length() -> None:
+    run, batches = Run(), [0] * 100
+    for _epoch in range(3):
+        for _ in enumerate(batches):
+            counted(run)
+        run.now += 10
+    run.live.finish()
+    first = run.live.first
+    assert first is not None
+    assert (first.steps, first.epoch_s) == (299, 299)  # from the first step's end, without the pauses of 10 s, which nothing tells beforehand
+    assert run.live.epoch.real_s == 319
+    assert "run " in run.line.shown[0]
+
+
+def test_what_has_no_length_is_known_after_its_first_round() -> None:
+    run = Run()
+    for _epoch in range(4):
+        for _ in (0 for _ in range(60)):
+            counted(run)
+    run.live.finish()
+    assert run.live.first is not None
+    assert run.live.first.epoch_s is None
+    later = run.live.history[-1]
+    assert later.epoch_s == pytest.approx(239)
+    by_sixty = next(outlook for outlook in run.live.history if outlook.after_steps >= 61 and outlook.epoch_s is not None)
+    assert by_sixty.epoch_s == pytest.approx(239, abs=2)
+    assert any("it took" in line for line in run.live.lines())
+
+
+def test_a_list_without_a_known_loop_around_it_is_as_long_as_the_user_says() -> None:
+    run, batches = Run(n_epochs=2), [0] * 50
+    for _epoch in iter((0, 1)):
+        for _ in batches:
+            counted(run)
+    assert run.live.first is not None
+    assert run.live.first.steps == 99
+    unsaid = Run()
+    for _epoch in iter((0, 1)):
+        for _ in batches:
+            counted(unsaid)
+    assert unsaid.live.first is not None
+    assert unsaid.live.first.steps is None
+
+
+def test_rounds_that_differ_go_by_the_latest() -> None:
+    rounds = Rounds(100.0)
+    assert rounds.steps(0, 60) == 100
+    assert rounds.steps(1, 61) == 45.25  # it ended after 60 at most: between 61 / 2 and 60
+    assert rounds.steps(2, 160) == pytest.approx((160 / 3 + 60) / 2)
 
 
 def test_an_interrupted_run_keeps_its_forecast() -> None:

@@ -16,9 +16,10 @@ from dlperf.predictors.base import Item, Prices
 from dlperf.scaling import Question, Scaling, WhatIf, forecast, hosts_per_system_of, ranks_per_node_of
 from dlperf.scaling.plots import pngs_of
 from dlperf.scaling.profile import arrivals_of, between, gradients_of, profile_of
-from dlperf.scaling.spread import link_sigma, machine_sigma, mean_factor, sigma_of, slowest_factor
+from dlperf.scaling.spread import link_sigma
 from dlperf.scaling.text import scaling_to_text
 from dlperf.scaling.traffic import interference_of, unsteady_s
+from dlperf.spread import machine_sigma, mean_factor, sigma_of, slowest_factor
 from dlperf.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.units import MIB
 

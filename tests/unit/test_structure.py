@@ -35,7 +35,7 @@ ORDER = (
     ("dlperf.files", "dlperf.clock"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
-    ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs"),
+    ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs", "dlperf.spread"),
     ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),

@@ -10,10 +10,11 @@ import pytest
 from calibrated_cases import machine as made_up
 
 from dlperf.errors import WorkFailed
-from dlperf.validation import training_page
+from dlperf.validate_options import PARTS
+from dlperf.validation import distributed_study, training_page
 from dlperf.validation.archive import Archive
 from dlperf.validation.study import Provenance
-from dlperf.validation.training import Forecasts, Pair, Row, TrainingStudy
+from dlperf.validation.training import KINDS, Forecasts, Pair, Row, TrainingStudy
 from dlperf.validation.training_runs import BATCH_SIZE, Bench
 
 PROVENANCE = Provenance("Made-up CPU", "m.json", "full", "2026-01-01", {"torch": "2"}, "dlperf validate --training", "2026-01-02", remarks=("a remark",))
@@ -79,7 +80,7 @@ class Answers(Bench):
             return {"best": {**settings, "batch_size": 16}, "tried": tried}
         if "cnn-large" in command:
             raise WorkFailed("a worker died")
-        return {"total_s": 25.0}
+        return {"total_s": 28.0, "data_s": 3.0}
 
 
 @pytest.fixture
@@ -136,3 +137,7 @@ def test_a_run_that_fails_keeps_nothing(bench: Answers) -> None:
     with pytest.raises(WorkFailed, match="a worker died"):
         _ = [make() for make in bench.workers("cnn-large", [2])]
     assert not list(bench.archive.folder.glob("*")) if bench.archive.folder.exists() else True
+
+
+def test_the_command_line_knows_the_parts() -> None:
+    assert {"--training": tuple(KINDS), "--distributed": distributed_study.PARTS} == PARTS

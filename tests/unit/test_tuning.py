@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_throughput_of_a_configuration() -> None:
 def test_an_epoch_is_the_steps_of_a_workers_share_and_what_comes_once() -> None:
     (row,) = survey(Axes((1,), (9,), (1,), (3,)), pace_of, [9], Wish(EPOCH, samples=100))
     assert row.epoch_s == pytest.approx(4 * 0.030 + 0.5)  # ceil(34 / 9) = 4 steps of 10 ms * 3, and 0.5 s for the loading worker
+
+
+def test_workers_that_vary_wait_for_the_slowest_of_them() -> None:
+    axes, wish = Axes((1,), (9,), (0,), (2,)), Wish(EPOCH, samples=90)
+    (steady,) = survey(axes, pace_of, [9], wish)
+    (restless,) = survey(axes, lambda one: replace(pace_of(one), sigma=0.1, n_apart=2), [9], wish)
+    assert steady.epoch_s == pytest.approx(5 * 0.020)
+    assert restless.epoch_s == pytest.approx((1 + 0.0564) * steady.epoch_s, rel=3e-3)  # the mean of the slower of two lies 0.564 deviations above the mean
+    assert restless.samples_per_s == steady.samples_per_s
 
 
 def test_the_objective_decides() -> None:
@@ -213,8 +223,6 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
 
 
 def test_the_contest_is_told() -> None:
-    from dataclasses import replace
-
     tuning = found(Axes((1, 2), (32,)), Wish())
     tries = (Try(TWO, (95.0,)), Try(ONE, (100.0,)))
     text = tuning_to_text(replace(tuning, contest=Contest(tries, 1.0)), 120)

@@ -1,0 +1,95 @@
+"""Samples a user's loader in a process of its own: whatever it does to that process, ending it included, is one line here.
+
+``python -m dlperf.commands.loader_timing`` reads ``{"spec", "batch_size", "loader_workers", "threads", "best_s", "out": FILE}`` from stdin and writes to the
+file what it found, or why it could not. :func:`sample_apart` starts it.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.loading import SampledLoader
+
+_PATIENCE_S = 3.0
+"""How long the sampling may wait, in all, for a core that others slow down."""
+
+
+def sample_apart(spec: str, batch_size: int, loader_workers: int, threads: int, best_s: float = math.inf) -> SampledLoader:
+    """The loader that ``FILE.py:CALLABLE`` makes, sampled by a fresh process with `threads`; `best_s` is the least time of the core's piece of work.
+
+    Raises DlperfError where it cannot be called or returns no loader, WorkFailed where it or its data raise, or end the process.
+    """
+    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+        out = Path(folder) / "sampled.json"
+        job = {
+            "spec": spec, "batch_size": batch_size, "loader_workers": loader_workers, "threads": threads,
+            "best_s": best_s if math.isfinite(best_s) else None, "out": str(out),
+        }  # fmt: skip
+        with subprocess.Popen(
+            [sys.executable, "-m", "dlperf.commands.loader_timing"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        ) as process:  # fmt: skip
+            try:
+                process.communicate(json.dumps(job))
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode == 130:
+            raise KeyboardInterrupt
+        try:
+            found = json.loads(out.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise WorkFailed(f"loader {spec}: {_ended(process.returncode)} while it was sampled; nothing in it may end the process") from None
+    if "error" in found:
+        raise (WorkFailed if found["failed"] else DlperfError)(found["error"])
+    return SampledLoader(**{**found, "tensor_bytes": tuple(found["tensor_bytes"]), "notes": tuple(found["notes"])})
+
+
+def _ended(status: int) -> str:
+    """How a process ended that did not answer."""
+    if status >= 0:
+        return f"ended its process (status {status})"
+    name = str(-status)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+    return f"its process was ended by {name}"
+
+
+def main() -> int:
+    """Sample the loader of the job on stdin."""
+    job: dict[str, Any] = json.loads(sys.stdin.readline())
+    os.dup2(2, 1)  # what a loader or a library prints is narration
+    try:
+        import torch
+
+        from dlperf.clock import Pace
+        from dlperf.files import write_json
+        from dlperf.loader_sampling import load
+
+        torch.set_num_threads(job["threads"])
+        pace = Pace(best_s=job["best_s"] or math.inf, patience_s=_PATIENCE_S)
+        try:
+            found = asdict(load(job["spec"], job["batch_size"], job["loader_workers"], pace.clock()))
+        except DlperfError as error:
+            found = {"error": str(error), "failed": isinstance(error, WorkFailed)}
+        write_json(job["out"], found)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a loader's threads and workers have nothing left to say
