@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf import child_process
+from dlperf.errors import DlperfError
 from dlperf.residence import N_STEPS
 from dlperf.targets import Built, resolve
 
@@ -70,22 +71,5 @@ def measure_order(order: dict[str, Any]) -> int:
     return growth.n_bytes
 
 
-def main() -> int:
-    """Exit status 0; 2 where the target is unusable, 1 where its step fails, with one line on stderr that says why."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a target prints is not the answer
-            answer = measure_order(json.load(sys.stdin))
-    except KeyboardInterrupt:
-        return 130
-    except DlperfError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1 if isinstance(error, WorkFailed) else 2
-    except Exception as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    print(answer)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_process.run(lambda: str(measure_order(json.load(sys.stdin)))))

@@ -4,7 +4,6 @@ Started by :func:`dlperf.tuning.trials.measure_apart` as ``python -m dlperf.tuni
 """
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 import torch
 from torch.utils import data
 
+from dlperf import child_process
 from dlperf.clock import Clock
 from dlperf.errors import DlperfError
 from dlperf.targets import Built, resolve
@@ -89,23 +89,10 @@ def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, 
 
 
 def main() -> int:
-    """Exit status 0, or 1 with one line on stderr that says why."""
+    """The process's exit status, as :func:`dlperf.child_process.run` has it."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a target prints is not the answer
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            answer = time_order(json.loads(sys.stdin.readline()), sys.stdin, out)
-    except KeyboardInterrupt:
-        return 130
-    except DlperfError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    except Exception as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    out.write(json.dumps(answer) + "\n")
-    out.flush()
-    return 0
+    os.dup2(2, 1)  # what a target's loading workers print is not the answer either
+    return child_process.run(lambda: json.dumps(time_order(json.loads(sys.stdin.readline()), sys.stdin, out)), out)
 
 
 if __name__ == "__main__":
