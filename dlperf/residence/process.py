@@ -16,7 +16,7 @@ import torch
 from dlperf import child_process
 from dlperf.errors import DlperfError
 from dlperf.residence import N_STEPS
-from dlperf.targets import Built, resolve
+from dlperf.targets import resolve
 
 _STATUS = Path("/proc/self/status")
 
@@ -45,18 +45,6 @@ def _field_bytes(name: str) -> int:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
 
 
-def _step(built: Built) -> None:
-    """One step, or one forward pass; what it made is freed at its end."""
-    if built.optimizer is not None:
-        built.optimizer.zero_grad()
-    output = built.model(**built.inputs) if isinstance(built.inputs, dict) else built.model(*built.inputs)
-    if built.loss is None or built.optimizer is None:
-        return
-    scalar = built.loss(output)
-    scalar.backward()  # type: ignore[no-untyped-call]
-    built.optimizer.step()
-
-
 def measure_order(order: dict[str, Any]) -> int:
     """Bytes that building and stepping the ordered target added. Raises WorkFailed or DlperfError as building does, and what a step raises."""
     torch.set_num_threads(order["threads"])
@@ -67,7 +55,7 @@ def measure_order(order: dict[str, Any]) -> int:
     built.model.train(not inference)
     with torch.set_grad_enabled(not inference):
         for _ in range(N_STEPS):
-            _step(built)
+            built.step()
     return growth.n_bytes
 
 

@@ -47,15 +47,6 @@ def _batches(built: Built, batch_size: int, loader_workers: int, with_loader: bo
             yield dict(zip(built.inputs, batch)) if isinstance(built.inputs, dict) else tuple(batch)
 
 
-def _step(built: Built, inputs: Any) -> None:
-    if built.optimizer is not None:
-        built.optimizer.zero_grad()
-    output = built.model(**inputs) if isinstance(inputs, dict) else built.model(*inputs)
-    if built.loss is not None and built.optimizer is not None:
-        built.loss(output).backward()  # type: ignore[no-untyped-call]
-        built.optimizer.step()
-
-
 def run_steps(once: Callable[[], None], seconds: float, least: int, clock: Clock) -> float:
     """Steps a second: `once` again and again for `seconds`, at least `least` times."""
     begin, n_steps = clock.now(), 0
@@ -76,7 +67,7 @@ def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, 
     batches = _batches(built, batch_size, order["loader_workers"], order["with_loader"])
 
     def once() -> None:
-        _step(built, next(batches))
+        built.step(next(batches))
 
     clock = Clock()
     with torch.set_grad_enabled(not inference):
