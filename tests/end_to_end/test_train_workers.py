@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train_script import ENVIRONMENT, ROOT, write_digits
+from test_train_script import ENVIRONMENT, ROOT, check_refusal, write_digits
 
 from networks.catalog import NETWORKS
 from networks.data import generate
@@ -147,16 +147,7 @@ def test_shares():
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(arguments, complaint, capsys):
-    try:
-        status = main(arguments)
-    except SystemExit as end:
-        status = end.code
-    printed = capsys.readouterr()
-    assert status == 2
-    assert printed.out == ""
-    assert len(printed.err.splitlines()) == 1
-    assert printed.err.startswith("train_workers: error: ")
-    assert complaint in printed.err
+    check_refusal(main, "train_workers", arguments, complaint, capsys)
 
 
 def test_divergence_gets_one_line_and_status_1():
