@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
 from dlperf.version import VERSION
@@ -178,10 +179,7 @@ def _parser() -> _Parser:
     _common(scale)
 
     run = command("run", "run a training script as it is, and predict it while it runs")
-    run.usage = "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
-    run.epilog = "Options of dlperf stand before the script; everything behind it is the script's own."
-    run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    run.add_argument("--epochs", type=count, metavar="E", help="epochs of the whole run, for its forecast (default: as the script's loops say)")
+    add_run(run, count)
     _output(run, "report to write: .html, .md, or text")
     _common(run, batch_size=False)
 
@@ -221,11 +219,13 @@ _OF_AN_EPOCH = (
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line as a namespace; ``script`` holds what ``run`` passes on. Exits with one line where it cannot be understood."""
     parser = _parser()
-    own, script = _split_run(parser, list(argv))
+    own, script = split_run(list(argv))
     args = parser.parse_args(own)
     args.script = script
     if args.command == "run" and not script:
         _fail(args, "names no script; dlperf run --help shows how")
+    if args.command == "run" and args.communication == "-":
+        _fail(args, "--communication - is no file; name one")
     if args.command in ("trace", "measure"):
         if args.output is None and args.json is None:
             _fail(args, "names no file to write; give -o FILE (or --json -)")
@@ -271,20 +271,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _fail(args: argparse.Namespace, message: str) -> NoReturn:
     print(f"dlperf {args.command}: error: {message}", file=sys.stderr)
     raise SystemExit(UNUSABLE)
-
-
-def _split_run(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], list[str]]:
-    """dlperf's own arguments and, for ``run``, the script with its: they part at the first word that is no option of dlperf."""
-    if not argv or argv[0] != "run":
-        return argv, []
-    with_value = {"-o", "--output", "--machine", "--threads", "--json", "--epochs"}
-    place = 1
-    while place < len(argv) and argv[place].startswith("-"):
-        word = argv[place]
-        place += 2 if word in with_value else 1
-        if word in ("-m", "--"):
-            break
-    return [word for word in argv[:place] if word != "--"], argv[place:]
 
 
 # -- what comes of it -----------------------------------------------------------------------------------------------------
@@ -372,11 +358,13 @@ def _run(args: argparse.Namespace, release_interrupts: Callable[[], None]) -> in
     from dlperf import commands
     from dlperf.files import check_writable
 
-    if args.json is not None:
-        check_writable(args.json, args.force)
-    if args.output is not None:
-        ours = os.path.isfile(args.output) and _is_report(args.output)
-        check_writable(args.output, args.force or ours)
+    if os.environ.get("RANK", "0") == "0":  # the others write nothing, and may run where such a folder is not
+        for path in (args.json, args.communication):
+            if path is not None:
+                check_writable(path, args.force)
+        if args.output is not None:
+            ours = os.path.isfile(args.output) and _is_report(args.output)
+            check_writable(args.output, args.force or ours)
     run_script = commands.prepare_run(args)
     release_interrupts()
     return run_script()

@@ -160,7 +160,7 @@ def prepare_run(args: Namespace) -> Callable[[], int]:
 
     return lambda: run_script(
         args.script, module=args.module, machine_path=args.machine, threads=args.threads, output=args.output, json_path=args.json, debug=args.debug,
-        n_epochs=args.epochs,
+        n_epochs=args.epochs, cluster_path=args.cluster, communication=args.communication,
     )
 
 

@@ -5,36 +5,56 @@ torch is imported when the script imports it, not before: what the script sets u
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.util
 import os
-import statistics
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from dlperf.errors import DlperfError, check_type
+from dlperf.runner.exchange import FAILED_LIMIT_S, Exchange, World
 from dlperf.runner.main_script import check_script, run_as_main
+from dlperf.runner.session import Session
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from dlperf.cluster import Cluster
     from dlperf.machine import Machine
     from dlperf.measurement import Measurement
     from dlperf.report.comparison import Report
     from dlperf.runner.findings import Findings
-    from dlperf.runner.live import Live
+    from dlperf.runner.ranks import Team
     from dlperf.runner.watcher import Watcher
     from dlperf.trace import Trace
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where findings go: the report (``.html``, ``.md``, else text; None: stdout), the JSON (``-``: stdout, and nothing else of ours), the trace of the
+    ranks' communication."""
+
+    report: Path | None = None
+    json: str | None = None
+    communication: Path | None = None
+
+    @classmethod
+    def of(cls, report: str | Path | None, json: str | None, communication: str | Path | None) -> Outputs:
+        """As the user named them; a script may change directory, so they are where the user stands now."""
+        return cls(
+            None if report is None or str(report) == "-" else Path(report).absolute(), json if json is None or json == "-" else str(Path(json).absolute()),
+            None if communication is None else Path(communication).absolute(),
+        )  # fmt: skip
 
 
 def run_script(
     command: Sequence[str], *, module: bool = False, machine_path: str | Path | None = None, threads: int | None = None,
     output: str | Path | None = None, json_path: str | None = None, debug: bool = False, n_epochs: int | None = None,
+    cluster_path: str | Path | None = None, communication: str | Path | None = None,
 ) -> int:  # fmt: skip
     """Run a training script as ``__main__`` and report on its training when it ends; gives the script's exit status.
 
@@ -42,29 +62,37 @@ def run_script(
     by default this machine's; where there is none a quick one is made first. The report goes to `output` (``.html``, ``.md``, else text), else to stdout
     after the script's own; `json_path` takes it as JSON (``-``: stdout, and nothing else of ours). Everything that
     dlperf has to say on the way goes to stderr, a forecast of the run among it; `n_epochs` is how many epochs that has, where it
-    cannot be found in the script's loops. Under torchrun the first rank reports.
+    cannot be found in the script's loops.
 
-    Raises DlperfError where there is no such script, or an explicitly named machine file cannot be read.
+    Under torchrun every rank is watched, the calls on its process groups too, and rank 0 alone reports, for all of them. `communication` takes the trace
+    of these calls; with the cluster file at `cluster_path` the distributed step is predicted beside what it took.
+
+    Raises DlperfError where there is no such script, or an explicitly named machine or cluster file cannot be read.
     """
     check_script(command, module)
-    # The script may change directory; what the user named is where the user stands now.
-    output = None if output is None or str(output) == "-" else Path(output).absolute()
-    json_path = json_path if json_path is None or json_path == "-" else str(Path(json_path).absolute())
-    first_rank = os.environ.get("RANK", "0") == "0"
-    if not first_rank:
-        return run_as_main(command, module)
+    world = World.of(os.environ)
+    if world.n_ranks == 1 and os.environ.get("RANK", "0") != "0":
+        return run_as_main(command, module)  # one of several, nobody says how many
+    exchange = Exchange(world)
+    if world.rank:
+        return _run_beside(command, module, threads, exchange, debug)
+    outputs = Outputs.of(output, json_path, communication)
     machine = find_machine(machine_path)
-    session = _Session(threads, machine, n_epochs)
+    cluster = _find_cluster(cluster_path)
+    if world.n_ranks == 1 and (cluster_path is not None or communication is not None):
+        _say("one rank sends nothing: --cluster and --communication are for several, started with torchrun")
+    session = Session(threads, machine, n_epochs, exchange)
     session.watch_when_torch_comes()
     pid = os.getpid()
-    with _stdout_to_stderr() if json_path == "-" else contextlib.nullcontext():
+    with _stdout_to_stderr() if outputs.json == "-" else contextlib.nullcontext():
         status = run_as_main(command, module)
     if os.getpid() != pid:
         return status  # a process that the script forked and that came this far
     sys.stdout.flush()
     try:
         session.end()
-        _report(session, machine, _name_of(command, module), output, json_path, debug)
+        team = _collect(session, exchange, status, _name_of(command, module))
+        _report(session, machine, _name_of(command, module), outputs, debug, team, cluster)
     except DlperfError as error:
         _say(str(error), error, debug)
     except KeyboardInterrupt:
@@ -72,6 +100,37 @@ def run_script(
     except Exception as error:  # a report that fails is no failure of the script
         _say(f"the report failed: {type(error).__name__}: {error}", error, debug)
     return status
+
+
+def _run_beside(command: Sequence[str], module: bool, threads: int | None, exchange: Exchange, debug: bool) -> int:
+    """Another rank than 0: watched as rank 0 is, but for its layers; what was found goes to rank 0, and nothing is printed."""
+    session = Session(threads, None, None, exchange)
+    session.watch_when_torch_comes()
+    pid = os.getpid()
+    status = run_as_main(command, module)
+    if os.getpid() != pid:
+        return status
+    sys.stdout.flush()
+    try:
+        session.end()
+        if "torch" in sys.modules:
+            exchange.give(session.findings(status).to_json())
+    except Exception as error:  # rank 0 misses it and says so
+        if debug:
+            _say(f"rank {exchange.world.rank} could not hand over its findings: {type(error).__name__}: {error}", error, debug)
+    return status
+
+
+def _collect(session: Session, exchange: Exchange, status: int, name: str) -> Team | None:
+    """The findings of all ranks, once they have ended; None for one rank, and for a script without torch."""
+    world = exchange.world
+    if world.n_ranks == 1 or "torch" not in sys.modules:
+        return None
+    from dlperf.runner.ranks import RankFindings, Team
+
+    others = exchange.collect(FAILED_LIMIT_S if status else None)
+    found = {0: session.findings(status), **{rank: RankFindings.from_json(data) for rank, data in others.items()}}
+    return Team(found, world.n_ranks, name)
 
 
 @contextlib.contextmanager
@@ -88,9 +147,16 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _report(session: _Session, machine: Machine | None, name: str, output: str | Path | None, json_path: str | None, debug: bool) -> None:
+def _report(
+    session: Session, machine: Machine | None, name: str, outputs: Outputs, debug: bool, team: Team | None, cluster: Cluster | None
+) -> None:
     from dlperf.files import write_json, write_text
 
+    if team is not None and outputs.communication is not None:
+        if team.trace is not None:
+            team.trace.save(outputs.communication)
+        else:
+            _say(f"{outputs.communication} was not written: {team.problem}")
     watcher = session.watcher
     if session.error is not None:
         _say(f"watching failed and was given up: {type(session.error).__name__}: {session.error}", session.error, debug)
@@ -104,13 +170,19 @@ def _report(session: _Session, machine: Machine | None, name: str, output: str |
     from dlperf.runner.document import to_document
     from dlperf.runner.findings import Findings
 
-    findings = Findings(watcher, machine, name, session.live)
+    try:
+        findings = Findings(watcher, machine, name, session.live, team, cluster)
+    except DlperfError:
+        for remark in [] if team is None else team.remarks:
+            _say(remark)
+        raise
     findings.prediction  # noqa: B018  first, so that its notes are among the others
-    if json_path is not None:
-        write_json(json_path, findings.to_json())
-    if output is not None:
-        write_text(output, to_document(findings, Path(output).suffix))
-    elif json_path != "-":
+    findings.parallel_step  # noqa: B018
+    if outputs.json is not None:
+        write_json(outputs.json, findings.to_json())
+    if outputs.report is not None:
+        write_text(outputs.report, to_document(findings, outputs.report.suffix))
+    elif outputs.json != "-":
         print(f"\n{findings.to_text()}", flush=True)
 
 
@@ -150,104 +222,17 @@ def find_machine(path: str | Path | None) -> Machine | None:
     return None
 
 
+def _find_cluster(path: str | Path | None) -> Cluster | None:
+    from dlperf.cluster import Cluster
+
+    return None if path is None else Cluster.load(path)
+
+
 def _calibration(place: Path) -> list[str]:
     # a folder of the same name beside the script must not be taken for ours
     start = "import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('microbench', run_name='__main__', alter_sys=True)"
     home = str(Path(__file__).resolve().parent.parent)
     return [sys.executable, "-c", start, home, "--quick", "-o", str(place)]
-
-
-# -- when torch comes --------------------------------------------------------------------------------------------------
-
-
-class _Session:
-    """One watched run: sets the watcher when torch has been imported."""
-
-    def __init__(self, threads: int | None, machine: Machine | None, n_epochs: int | None) -> None:
-        self.watcher: Watcher | None = None
-        self.live: Live | None = None
-        self.error: BaseException | None = None
-        self._threads, self._machine, self._n_epochs = threads, machine, n_epochs
-        self._finder: _AfterTorch | None = None
-
-    def watch_when_torch_comes(self) -> None:
-        """Now, if it is there already."""
-        if "torch" in sys.modules:
-            self._begin()
-        else:
-            self._finder = _AfterTorch(self._begin)
-            sys.meta_path.insert(0, self._finder)
-
-    def _begin(self) -> None:
-        try:
-            import torch
-
-            from dlperf.runner.live import Live, StderrLine
-            from dlperf.runner.watcher import Watcher
-
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
-            watcher = Watcher()
-            machine, n_threads = self._machine, torch.get_num_threads
-            live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs, lambda: 1.0 if machine is None else machine.unrest(n_threads()))
-            watcher.on_watched = lambda watcher: _forecast_from(live, watcher)
-            watcher.install()
-            self.watcher, self.live = watcher, live
-        except Exception as error:  # the script goes on without us
-            self.error = error
-
-    def end(self) -> None:
-        """Take out whatever is still set."""
-        if self.live is not None:
-            self.live.finish()
-        if self._finder is not None and self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        if self.watcher is not None:
-            self.watcher.remove()
-
-
-def _forecast_from(live: Live, watcher: Watcher) -> None:
-    """The watching is over: what it saw goes to the forecast."""
-    from dlperf.runner.forecast import SeenStep
-
-    watched = watcher.watched
-    if watched is None or not watched.plain:
-        return
-    seen = [SeenStep(s.interval_s, s.loading_s, s.n_loaded, s.loader_idle) for s in watched.plain if s.interval_s is not None]
-    live.begin(seen, round(statistics.median(step.n_passes for step in watched.plain)), watched.root_type)
-
-
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Calls back once torch has been imported; the import itself is left as it is."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        """torch's own spec, its loader followed by the call back; None for everything else."""
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Followed(spec.loader, self._then)
-        return spec
-
-
-class _Followed(importlib.abc.Loader):
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def create_module(self, spec: Any) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._then()
 
 
 # -- in one's own code -------------------------------------------------------------------------------------------------

@@ -15,17 +15,20 @@ def to_document(findings: Findings, suffix: str) -> str:
     from dlperf.report.writing import render
 
     lines = [*findings.run_lines(), *(f"note: {note}" for note in findings.notes)]
+    table = "\n".join(findings.rank_lines()).strip("\n")
     if suffix == ".md":
         if findings.report is None:
             return f"<!-- dlperf report -->\n\n```text\n{findings.to_text()}\n```\n"
         from dlperf.report.markdown import escape
 
-        return render([findings.report], "md") + "\n### Run\n\n" + "\n".join(f"- {escape(line)}" for line in lines) + "\n"
+        ranks = f"\n### Ranks\n\n```text\n{table}\n```\n" if table else ""
+        return render([findings.report], "md") + "\n### Run\n\n" + "\n".join(f"- {escape(line)}" for line in lines) + "\n" + ranks
     from dlperf.report.html import GENERATOR
 
     if findings.report is None:
         head = f'<meta charset="utf-8">\n<meta name="generator" content="{GENERATOR}">\n<title>dlperf: {escape_html(findings.name)}</title>'
         return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n<pre>{escape_html(findings.to_text())}</pre>\n</body>\n</html>\n'
+    ranks = f"<h2>Ranks</h2>\n<pre>{escape_html(table)}</pre>\n" if table else ""
     run = "<h2>Run</h2>\n<ul>" + "".join(f"<li>{escape_html(line)}</li>" for line in lines) + "</ul>\n"
     before, after = render([findings.report], "html").rsplit("</body>", 1)
-    return f"{before}{run}</body>{after}"
+    return f"{before}{run}{ranks}</body>{after}"

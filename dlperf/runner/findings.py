@@ -18,16 +18,21 @@ from dlperf.errors import DlperfError
 from dlperf.inspection import find_mismatches
 from dlperf.measurement import STEP_PHASES, Measurement
 from dlperf.runner.forecast import typical_s
-from dlperf.runner.watcher import WatchedStep, Watcher
+from dlperf.runner.seeking import is_sharded
+from dlperf.runner.watched import WatchedStep
+from dlperf.runner.watcher import Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
 from dlperf.stopwatch.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from dlperf.cluster import Cluster
     from dlperf.machine import Machine
     from dlperf.prediction import Prediction
     from dlperf.report.comparison import Report
     from dlperf.runner.live import Live
+    from dlperf.runner.parallel_step import ParallelStep
+    from dlperf.runner.ranks import Team
     from dlperf.trace import Trace
 
 _FEWEST = 2  # plain steps below which there is nothing to say
@@ -61,10 +66,13 @@ class Findings:
     """The result of a :class:`dlperf.runner.watcher.Watcher` that has seen a training.
 
     `name` is what the training is called in the report. With a machine there are predictions; `live` is the forecast that was shown
-    meanwhile. Raises DlperfError where too few steps were seen.
+    meanwhile. `team` are the findings of all ranks where there are several, `cluster` the links between them. Raises DlperfError where too few steps were seen.
     """
 
-    def __init__(self, watcher: Watcher, machine: Machine | None = None, name: str = "", live: Live | None = None) -> None:
+    def __init__(
+        self, watcher: Watcher, machine: Machine | None = None, name: str = "", live: Live | None = None, team: Team | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:  # fmt: skip
         watched = watcher.watched
         if watched is None or len(watched.plain) < _FEWEST:
             raise DlperfError(why_nothing(watcher))
@@ -72,6 +80,8 @@ class Findings:
         self.name = name or watched.root_type
         self.notes = list(watched.notes)
         self._watched, self._log, self._live = watched, watcher.epochs, live
+        self.team, self._cluster = team, cluster
+        self.notes += [] if team is None else team.remarks
         if live is not None:
             self.notes += live.notes
             if live.error is not None:
@@ -117,7 +127,7 @@ class Findings:
         model, optimizer = self._watched.root, self._watched.optimizer
         owners = parameter_owners(model)
         only = set(self._watched.with_gradient)
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        alone = self.team is None and not is_sharded(model) and not (torch.distributed.is_available() and torch.distributed.is_initialized())
         hooked = bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
         if not alone or hooked or getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(optimizer, "_optimizer_step_post_hooks", None):
             return shares_by_bytes(optimizer, owners, only)  # a step would reach other processes, or foreign code
@@ -140,8 +150,9 @@ class Findings:
         """The step recorded under fake tensors, with the inputs and the loss that were seen; None (and a note) where that fails."""
         watched = self._watched
         model = watched.root
-        if watched.inputs is None:
-            self.notes.append("no prediction: the model's inputs were not seen")
+        if watched.inputs is None or is_sharded(model):
+            why = "the model's inputs were not seen" if watched.inputs is None else "the model is sharded, and no rank can take a step alone"
+            self.notes.append(f"no prediction: {why}")
             return None
         from dlperf.recorder import record
 
@@ -190,6 +201,17 @@ class Findings:
 
         return compare(self.prediction, self.measurement)
 
+    @cached_property
+    def parallel_step(self) -> ParallelStep | None:
+        """The step of all ranks, with a cluster file beside its prediction; None for one rank, and where the ranks could not be put together."""
+        if self.team is None:
+            return None
+        from dlperf.runner.parallel_step import compare_step
+
+        found = compare_step(self.team, self.prediction, self._watched.reducer, self.batch_size, self.n_passes, self._cluster)
+        self.notes += [] if found is None else found.notes
+        return found
+
     # -- the run --------------------------------------------------------------------------------------------------
 
     @property
@@ -231,7 +253,7 @@ class Findings:
 
     def _own_s(self) -> float:
         """What of an interval is the step itself: the rest is loading, moving data, logging."""
-        return statistics.median(s.zero_grad_s + s.forward_s + s.backward_s + s.optimizer_s for s in self._watched.plain)
+        return statistics.median(step.own_s for step in self._watched.plain)
 
     # -- as text and data -----------------------------------------------------------------------------------------
 
@@ -241,7 +263,13 @@ class Findings:
         lines = [body, "", *self.run_lines()]
         said = body
         notes = [note for note in dict.fromkeys([*self.notes, *self.measurement.notes]) if note not in said]
-        return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+        return "\n".join([*lines, *self.rank_lines(), *(f"note: {note}" for note in notes)])
+
+    def rank_lines(self) -> list[str]:
+        """The table of the ranks and that of their step; none for one rank, and where the ranks could not be put together, which is a note."""
+        if self.team is None or self.team.trace is None:
+            return []
+        return ["", *self.team.lines(), "", *([] if self.parallel_step is None else [*self.parallel_step.lines(), ""])]
 
     def _body(self) -> str:
         if self.report is not None:
@@ -274,6 +302,8 @@ class Findings:
             "model": self._watched.root_type, "optimizer": self._watched.optimizer_type, "passes_per_step": self.n_passes,
             "loading_frac": self.loading_frac, "interval_s": typical_s(self.intervals_s),
             "forecast": None if self.forecast is None else {**self.forecast.to_json(), **((self._live.to_json() or {}) if self._live is not None else {})},
+            "ranks": None if self.team is None else self.team.to_json(),
+            "parallel_step": None if self.parallel_step is None else self.parallel_step.to_json(),
             "measurement": self.measurement.to_json(), "report": None if self.report is None else self.report.to_json(),
             "notes": list(dict.fromkeys([*self.notes, *self.measurement.notes])), "versions": host.versions(),
         }  # fmt: skip

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlperf.laws.buckets import ReducerOptions
+
 _AT_MOST = 50  # optimizer steps without a module that belongs to them
 
 
@@ -103,6 +105,24 @@ def inner(module: nn.Module) -> nn.Module:
     return module
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ranks hold parts of its parameters (FSDP, tensor parallelism), so that no rank can take a step alone."""
+    parts = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
+    return parts or any(type(parameter).__name__ == "DTensor" for parameter in module.parameters())
+
+
 def contains(module: nn.Module, other: nn.Module) -> bool:
     """Whether `other` is `module` or a part of it."""
     return any(part is other for part in module.modules())
+
+
+def reducer_options(module: nn.Module) -> ReducerOptions | None:
+    """How a DistributedDataParallel was told to reduce; None for any other module."""
+    if type(module).__name__ != "DistributedDataParallel":
+        return None
+    is_default = getattr(module, "bucket_bytes_cap_default", True)
+    return ReducerOptions(
+        None if is_default else int(getattr(module, "bucket_bytes_cap", 1)), bool(getattr(module, "gradient_as_bucket_view", False)),
+        bool(getattr(module, "static_graph", False)), bool(getattr(module, "find_unused_parameters", False)),
+        bool(getattr(module, "broadcast_buffers", True)),
+    )  # fmt: skip

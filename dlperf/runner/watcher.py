@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,62 +21,17 @@ from torch.utils import data
 
 from dlperf.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.loss_replay import LossRecorder, LossReplay
-from dlperf.runner.seeking import Found, Seeker
-from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, StepTimes, probe_costs
+from dlperf.runner.loss_replay import LossRecorder
+from dlperf.runner.patching import replace
+from dlperf.runner.recording import Mark
+from dlperf.runner.seeking import Found, Seeker, reducer_options
+from dlperf.runner.watched import Watched, WatchedStep, WatchPlan
+from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, probe_costs
+
+if TYPE_CHECKING:
+    from dlperf.runner.collectives import CollectiveRecorder
 
 SEEK, WARM, PLAIN, LAYERED, DONE = range(5)
-
-
-@dataclass(frozen=True)
-class WatchPlan:
-    """How many optimizer steps are watched: after `warm`, `plain` ones with time stamps alone and `layered` ones with the probe."""
-
-    warm: int = 3
-    plain: int = 8
-    layered: int = 6
-
-
-@dataclass
-class WatchedStep:
-    """One optimizer step of the program, in seconds; forward and backward summed over its passes.
-
-    `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
-    where something else than training lay between. `n_loaded`, `loader_idle`: see :attr:`EpochLog.loaded`.
-    """
-
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    optimizer_s: float = 0.0
-    zero_grad_s: float = 0.0
-    loading_s: float = 0.0
-    interval_s: float | None = None
-    n_passes: int = 0
-    disturbed: bool = False
-    n_loaded: int | None = None
-    loader_idle: bool = False
-
-
-@dataclass
-class Watched:
-    """What was seen of a training: who trained, the steps by kind, and what is needed to record a step afterwards.
-
-    The model and its optimizer are held, since most scripts let go of them before they end.
-    """
-
-    root: nn.Module
-    optimizer: Any
-    root_type: str
-    optimizer_type: str
-    plain: list[WatchedStep] = field(default_factory=list)
-    layered: list[StepTimes] = field(default_factory=list)
-    probe: LayerProbe | None = None
-    inputs: Any = None
-    loss: LossReplay | None = None
-    flags: Mapping[nn.Module, bool] | None = None
-    with_gradient: frozenset[int] = frozenset()
-    threads: int = 1
-    notes: list[str] = field(default_factory=list)
 
 
 class Watcher:
@@ -93,6 +47,7 @@ class Watcher:
         self.reason: str | None = None
         self.epochs = EpochLog(clock)
         self.on_watched = on_watched
+        self.recorder: CollectiveRecorder | None = None
         self._thread = threading.get_ident()
         self._undo: list[Callable[[], None]] = []
         self._step_hooks: list[Any] = []
@@ -124,13 +79,18 @@ class Watcher:
         self._undo += [
             _removal(register_module_forward_pre_hook(self._guard(self._seek_enter))),
             _removal(register_module_forward_hook(self._guard(self._seek_leave), always_call=True)),
-            _replace(torch.autograd, "backward", self._timed_backward),
-            _replace(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
+            replace(torch.autograd, "backward", self._timed_backward),
+            replace(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
         ]
         iterator = getattr(data.dataloader, "_BaseDataLoaderIter", None)
         if iterator is not None:
-            self._undo.append(_replace(iterator, "__next__", self._timed("loading_s")))
+            self._undo.append(replace(iterator, "__next__", self._timed("loading_s")))
         self.epochs.install()
+
+    def follow(self, recorder: CollectiveRecorder) -> None:
+        """Tell it of every step, and take it out when the watching ends; after :meth:`install`."""
+        self.recorder = recorder
+        self._undo.append(recorder.remove)
 
     def remove(self) -> None:
         """Take every hook out; nothing happens the second time. Not to be called from within an optimizer's step."""
@@ -213,6 +173,7 @@ class Watcher:
         self.epochs.optimizer = found.optimizer
         self.watched = Watched(found.root, found.optimizer, type(found.root).__name__, type(found.optimizer).__name__, threads=torch.get_num_threads())
         self.watched.notes += found.notes
+        self.watched.reducer = reducer_options(found.called)
         self._seeker = Seeker()
         for undo in self._undo[:2]:
             undo()
@@ -249,6 +210,8 @@ class Watcher:
         self._after_backward = False
         self._step.n_passes += 1
         self._pass_began = self.clock.now()
+        if self._step.began is None:
+            self._step.began = self._pass_began
 
     def _timed_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -302,6 +265,7 @@ class Watcher:
         if self.stage == SEEK:
             self._seek_step(optimizer)
             self._last_end = None
+            self._tell(optimizer, now)
             return
         if optimizer is not self._optimizer:
             # another model's turn: what the root did for it is none of its own training
@@ -319,12 +283,21 @@ class Watcher:
             step.interval_s = now - self._last_end
         if self.stage == PLAIN:
             step.n_loaded, step.loader_idle = self.epochs.loaded
+        is_plain = self.stage == PLAIN and step.interval_s is not None and step.n_passes > 0
         if step.n_passes:
             self._keep(step)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
         if self.stage != DONE:
             self._await_root()
+        self._tell(optimizer, now, step, is_plain)
         self._last_end = self.clock.now()
+
+    def _tell(self, optimizer: Any, ended: float, step: WatchedStep | None = None, is_plain: bool = False) -> None:
+        if self.recorder is not None:
+            began, own_s = (None, 0.0) if step is None else (step.began, step.own_s)
+            self.recorder.after_step(Mark(id(optimizer), ended, self.clock.now(), is_plain, began, own_s), is_watched=step is not None)
+            if self.stage in (LAYERED, DONE):
+                self.recorder.remove()
 
     def _keep(self, step: WatchedStep) -> None:
         assert self.watched is not None
@@ -335,7 +308,7 @@ class Watcher:
         elif self.stage == PLAIN:
             self.watched.plain.append(step)
             if self._count >= self.plan.plain:
-                self._begin_layers()
+                self._begin_layers() if self.plan.layered else self._finish()
         elif self.stage == LAYERED and self._count >= self.plan.layered:
             self._finish()
 
@@ -426,16 +399,3 @@ def _detached(tree: Any) -> Any:
 
 def _removal(handle: Any) -> Callable[[], None]:
     return lambda: handle.remove()
-
-
-def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Put a wrapper in an attribute's place; the result undoes it, unless somebody else has replaced it since."""
-    original = getattr(owner, name)
-    wrapper = wrap(original)
-    setattr(owner, name, wrapper)
-
-    def undo() -> None:
-        if getattr(owner, name, None) is wrapper:
-            setattr(owner, name, original)
-
-    return undo

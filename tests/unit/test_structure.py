@@ -49,7 +49,7 @@ ORDER = (
     ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli",),
+    ("dlperf.cli", "dlperf.run_options"),
     ("dlperf.__main__",),
 )
 

@@ -1,0 +1,146 @@
+"""One watched run: the watcher is set when torch has been imported, not before: what the script sets up for it keeps its effect."""
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import statistics
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dlperf.runner.exchange import Exchange
+
+if TYPE_CHECKING:
+    from dlperf.machine import Machine
+    from dlperf.runner.collectives import CollectiveRecorder
+    from dlperf.runner.live import Live
+    from dlperf.runner.ranks import RankFindings
+    from dlperf.runner.watcher import Watcher
+
+
+class Session:
+    """One watched run: sets the watcher when torch has been imported."""
+
+    def __init__(self, threads: int | None, machine: Machine | None, n_epochs: int | None, exchange: Exchange) -> None:
+        self.watcher: Watcher | None = None
+        self.live: Live | None = None
+        self.recorder: CollectiveRecorder | None = None
+        self.error: BaseException | None = None
+        self._threads, self._machine, self._n_epochs, self._exchange = threads, machine, n_epochs, exchange
+        self._finder: _AfterTorch | None = None
+
+    def watch_when_torch_comes(self) -> None:
+        """Now, if it is there already."""
+        if "torch" in sys.modules:
+            self._begin()
+        else:
+            self._finder = _AfterTorch(self._begin)
+            sys.meta_path.insert(0, self._finder)
+
+    def _begin(self) -> None:
+        try:
+            import torch
+
+            from dlperf.runner.watched import WatchPlan
+            from dlperf.runner.watcher import Watcher
+
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            world = self._exchange.world
+            watcher = Watcher(plan=WatchPlan(layered=0) if world.rank else WatchPlan())
+            if not world.rank:
+                self._show_forecasts_of(watcher)
+            watcher.install()
+            self.watcher = watcher
+            if world.n_ranks > 1:
+                self._record_calls(watcher)
+        except Exception as error:  # the script goes on without us
+            self.error = error
+
+    def _show_forecasts_of(self, watcher: Watcher) -> None:
+        import torch
+
+        from dlperf.runner.live import Live, StderrLine
+
+        machine, n_threads = self._machine, torch.get_num_threads
+        live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs, lambda: 1.0 if machine is None else machine.unrest(n_threads()))
+        watcher.on_watched = lambda watcher: _forecast_from(live, watcher)
+        self.live = live
+
+    def _record_calls(self, watcher: Watcher) -> None:
+        """Torch may be of another build than ours: then its calls are not recorded, and everything else goes on."""
+        from dlperf.runner.collectives import CollectiveRecorder
+
+        self.recorder = CollectiveRecorder(watcher.clock, self._exchange.meet)
+        try:
+            self.recorder.install()
+        except Exception as error:
+            self.recorder.fail(error)
+        watcher.follow(self.recorder)
+
+    def findings(self, status: int) -> RankFindings:
+        """What this rank found, once its script has ended, which imported torch."""
+        import torch
+
+        from dlperf.runner.findings import why_nothing
+        from dlperf.runner.ranks import RankFindings
+
+        error = self.error or (self.watcher.error if self.watcher is not None else None)
+        reason = "" if error is None else f"watching failed: {type(error).__name__}: {error}"
+        if not reason and self.watcher is not None and self.watcher.watched is None:
+            reason = why_nothing(self.watcher)
+        return RankFindings.of(self._exchange.world.rank, status, reason, self.recorder, torch.get_num_threads())
+
+    def end(self) -> None:
+        """Take out whatever is still set."""
+        if self.live is not None:
+            self.live.finish()
+        if self._finder is not None and self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        if self.watcher is not None:
+            self.watcher.remove()
+
+
+def _forecast_from(live: Live, watcher: Watcher) -> None:
+    """The watching is over: what it saw goes to the forecast."""
+    from dlperf.runner.forecast import SeenStep
+
+    watched = watcher.watched
+    if watched is None or not watched.plain:
+        return
+    seen = [SeenStep(s.interval_s, s.loading_s, s.n_loaded, s.loader_idle) for s in watched.plain if s.interval_s is not None]
+    live.begin(seen, round(statistics.median(step.n_passes for step in watched.plain)), watched.root_type)
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Calls back once torch has been imported; the import itself is left as it is."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
+        """torch's own spec, its loader followed by the call back; None for everything else."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Followed(spec.loader, self._then)
+        return spec
+
+
+class _Followed(importlib.abc.Loader):
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._then()
