@@ -232,8 +232,8 @@ def test_an_exception_in_any_phase_is_the_scripts_own(tmp_path: Path, machine: P
 def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     text = """
         import time
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("seen", flush=True)
