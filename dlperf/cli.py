@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
+from dlperf.validate_options import add_validate, check_validate
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, names, seconds, shape, size
 from dlperf.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 MALLOCS = ("default", "tuned", "huge-pages", "jemalloc", "tcmalloc")
-MOST_OPS = 2000
 _TARGET = "FILE.py:CALLABLE, MODULE:CALLABLE, a trace file or, in a checkout, a short name such as lenet"
 
 
@@ -125,26 +125,11 @@ def _parser() -> _Parser:
     _what(report)
 
     validate = command("validate", "the accuracy study: predicted against actual over many networks, or over single ops")
-    validate.add_argument("targets", metavar="TARGET[@BATCH,...]", nargs="*",
-                          help="networks (default, or the word all: every network of the checkout; nothing with --held-out-ops)")  # fmt: skip
-    validate.add_argument("--batch-sizes", type=counts, metavar="B,B", help="batch sizes of targets without one of their own (16,64)")
-    validate.add_argument("--threads", type=counts, metavar="T,T", help="thread counts (default: those of the machine file)")
-    validate.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors (default: all)")
-    validate.add_argument("--runs", type=count, metavar="N", help="fresh processes a case (2; 5 with several threads)")
-    validate.add_argument("--seconds", type=seconds, metavar="S", help="how long to time the step in each (4), or about how long a training takes (10)")
-    validate.add_argument("--peers", action="store_true", help="also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak")
-    validate.add_argument("--ablation", action="store_true", help="also predict without each term")
-    validate.add_argument("--held-out-ops", action="store_true", help="random single ops that the machine file does not hold, timed now")
-    validate.add_argument("--ops", type=count, metavar="N", help="with --held-out-ops: how many of each family (100 of three, 200 of the rest)")
-    validate.add_argument("--training", action="store_true",
-                          help="whole trainings instead: on several workers, epochs under run, the choice of tune, peak memory")  # fmt: skip
-    validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory (all)")
-    validate.add_argument("--seed", type=count_or_none, metavar="N", help="which random ops (default: others each time)")
-    validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
-    validate.add_argument("--fresh", action="store_true", help="measure again what is kept")
+    add_validate(validate)
     _output(validate, "folder to write tables and plots to", "DIR")
     _common(validate, threads=False)
     _what(validate)
+
     explain = command("explain", "what a step's time is made of, and which changes would pay")
     explain.add_argument("target", metavar="TARGET", help=_TARGET)
     explain.add_argument("--try", dest="trial", action="store_true", help="measure each change that can be made here beside its prediction")
@@ -232,19 +217,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if args.output == "-":
             args.output, args.json = None, "-"
     if args.command == "validate":
-        if args.held_out_ops and not args.targets:
-            for name in ("peers", "ablation"):
-                if getattr(args, name):
-                    _fail(args, f"--{name} needs targets; name some, or all")
-        if args.training and (args.held_out_ops or args.peers or args.ablation or args.predictor or args.threads):
-            _fail(args, "--training has no --held-out-ops, --peers, --ablation, --predictor or --threads")
-        if args.parts and not args.training:
-            _fail(args, "--parts are those of --training")
-        for name, what in (("seed", "chooses random ops"), ("ops", "is the number of random ops")):
-            if getattr(args, name) is not None and not args.held_out_ops:
-                _fail(args, f"--{name} {what} and needs --held-out-ops")
-        if (args.ops or 0) > MOST_OPS:
-            _fail(args, f"--ops {args.ops} is more than {MOST_OPS} of a family, which would take hours")
+        problem = check_validate(args)
+        if problem:
+            _fail(args, problem)
     if args.command in ("validate", "tune") and args.batch_sizes and args.batch_size:
         _fail(args, "--batch-size and --batch-sizes say the same; give one of them")
     answers = {"report": "report", "validate": "report", "explain": "explanation", "tune": "comparison", "reproduce": "list of tables", "scale": "forecast"}

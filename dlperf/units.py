@@ -98,3 +98,30 @@ def parse_bytes(text: str) -> int:
     if not match or math.isinf(float(match.group(1))):
         raise ValueError(f"{text!r} is no size; write for example 512M, 4GiB or 1e9")
     return int(float(match.group(1)) * _SUFFIX[match.group(2).upper()])
+
+
+_RATE_UNITS = {"kbit": KILO, "mbit": MEGA, "gbit": GIGA}
+
+
+def parse_rate(text: str) -> float:
+    """The rate of a link in bits a second, as the system's traffic control takes it: ``300mbit``, ``1gbit``.
+
+    Raises ValueError with the text and the forms that are understood.
+
+    >>> parse_rate("300mbit"), parse_rate("2.5Gbit")
+    (300000000.0, 2500000000.0)
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)(kbit|mbit|gbit)\s*", text, re.IGNORECASE)
+    if not match or not float(match.group(1)):
+        raise ValueError(f"{text!r} is no rate; write for example 300mbit or 1gbit")
+    return float(match.group(1)) * _RATE_UNITS[match.group(2).lower()]
+
+
+def format_rate(bits_per_s: float) -> str:
+    """The rate as :func:`parse_rate` reads it.
+
+    >>> format_rate(2e9), format_rate(parse_rate("300mbit")), format_rate(1.25e8)
+    ('2gbit', '300mbit', '125mbit')
+    """
+    unit = next((unit for unit, scale in reversed(_RATE_UNITS.items()) if bits_per_s >= scale), "kbit")
+    return f"{bits_per_s / _RATE_UNITS[unit]:.10g}{unit}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from dlperf.units import parse_bytes
+from dlperf.units import format_rate, parse_bytes, parse_rate
 
+UNSHAPED = "none"
+"""The word for a link whose rate nobody limits."""
 FORMATS = ("text", "md", "html", "csv", "json")
 
 
@@ -73,3 +75,11 @@ def formats(text: str) -> tuple[str, ...]:
         if name not in FORMATS:
             raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(FORMATS)}")
     return names(text)
+
+
+def rates(text: str) -> tuple[str, ...]:
+    """``1gbit,300mbit,none``: rates of links, each once; ``none`` is a link as it is."""
+    try:
+        return tuple(dict.fromkeys(UNSHAPED if name == UNSHAPED else format_rate(parse_rate(name)) for name in names(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or {UNSHAPED}") from None

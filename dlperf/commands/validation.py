@@ -49,11 +49,15 @@ SECONDS = 4.0
 
 
 def validate(args: Namespace) -> Answer:
-    """Predicted against actual over many networks, or single ops, or whole trainings."""
+    """Predicted against actual over many networks, or single ops, or whole trainings, or steps on several ranks."""
     if args.training:
         from dlperf.commands.training import validate_training
 
         return validate_training(args)
+    if args.distributed:
+        from dlperf.commands.distributed import validate_distributed
+
+        return validate_distributed(args)
     args.seconds = args.seconds or SECONDS
     from dlperf.validation import page
     from dlperf.validation.archive import Archive

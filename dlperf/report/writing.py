@@ -148,7 +148,10 @@ def make_folder(folder: str | Path) -> Path:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether dlperf wrote the file, by the mark that each of its formats carries."""
+    """Whether dlperf wrote the file, by the mark that each of its formats carries; of a folder, all that is in it, and there is something."""
+    if path.is_dir() and not path.is_symlink():
+        inside = list(path.iterdir())
+        return bool(inside) and all(is_ours(one) for one in inside)
     if not path.is_file():
         return False
     if path.suffix == ".json":

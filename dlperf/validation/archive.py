@@ -72,9 +72,13 @@ class Archive:
 
         return self.keep(path, load, lambda: tuple(ask()), save)
 
+    def holds(self, path: Path) -> bool:
+        """Whether :meth:`keep` would look at a file of this folder before it takes anything."""
+        return not self.fresh and path.exists()
+
     def keep(self, path: Path, load: Callable[[Path], Kept], take: Callable[[], Kept], save: Callable[[Kept], None]) -> Kept:
         """What a file of this folder holds, else what `take` gives, which `save` then keeps; a damaged file is taken anew and replaced."""
-        if not self.fresh and path.exists():
+        if self.holds(path):
             try:
                 found = load(path)
             except (DlperfError, KeyError, TypeError, ValueError):

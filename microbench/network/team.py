@@ -40,7 +40,7 @@ class Team:
         if backend == "nccl":
             torch.cuda.set_device(self.device)
         timeout = datetime.timedelta(seconds=watch.limit_s)
-        dist.init_process_group("gloo", timeout=timeout)
+        _meet(timeout)
         self.rank, self.n_ranks = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
         watch.claim = lambda: store.add("dlperf/ended", 1) == 1
@@ -126,6 +126,24 @@ class Team:
         all_of_them = [torch.empty_like(mine) for _ in group.ranks]
         dist.all_gather(all_of_them, mine, group=group.control)
         return [values.tolist() for values in all_of_them]
+
+
+def _meet(timeout: datetime.timedelta) -> None:
+    """Join the ranks' default group. Ranks that meet on loopback have a store that listens there alone; torch's own would listen on every interface."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if not host.startswith("127.") or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        dist.init_process_group("gloo", timeout=timeout)
+        return
+    rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own: int | None = None
+    if rank == 0:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(n_ranks)
+            own = listener.detach()
+    store = dist.TCPStore(host, port, n_ranks, rank == 0, timeout, master_listen_fd=own)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks, timeout=timeout)
 
 
 def this_socket() -> int:

@@ -16,6 +16,7 @@ MAX_LINES = 450
 TORCH = (
     "dlperf.recorder", "dlperf.stopwatch", "dlperf.targets", "dlperf.loader_sampling",
     "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
+    "dlperf.validation.rank_process", "dlperf.validation.rank_training",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
     "dlperf.residence.process", "dlperf.tuning.trial_process",
 )  # fmt: skip
@@ -25,12 +26,12 @@ TORCH_INSIDE = ("dlperf.commands",)
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
 MICROBENCH_MAY = (
     "dlperf.machine", "dlperf.cluster", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units",
-    "dlperf.version",
+    "dlperf.values", "dlperf.version",
 )  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values", "dlperf.scale_options"),
+    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values", "dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
     ("dlperf.files", "dlperf.clock", "dlperf.child_process"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
@@ -49,7 +50,7 @@ ORDER = (
     ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
-    ("dlperf.cli", "dlperf.run_options"),
+    ("dlperf.cli",),
     ("dlperf.__main__",),
 )
 
@@ -199,10 +200,10 @@ def test_the_command_line_knows_the_formats_of_reports() -> None:
 
 
 def test_the_command_line_knows_how_many_ops_can_be_drawn() -> None:
-    from dlperf import cli
+    from dlperf import validate_options
     from dlperf.validation import single_ops
 
-    assert cli.MOST_OPS == single_ops.MOST_OPS
+    assert validate_options.MOST_OPS == single_ops.MOST_OPS
 
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:

@@ -1,0 +1,5 @@
+"""Several hosts on one computer: a command once for each rank, every rank on a host of its own behind a link of a given rate.
+
+``python -m microbench.hosts --rate 1gbit --ranks 2 COMMAND ...`` from a shell; :class:`microbench.hosts.namespaces.Hosts` and
+:func:`microbench.hosts.ranks.run_ranks` from Python.
+"""
