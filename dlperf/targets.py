@@ -42,6 +42,17 @@ class Built:
     loss: Callable[[Any], torch.Tensor] | None
     optimizer: torch.optim.Optimizer | None = None
 
+    def step(self, inputs: tuple[Any, ...] | dict[str, Any] | None = None) -> None:
+        """One training step, or one forward pass where there is no loss, on `inputs` (default: its own); what it made is freed at its end."""
+        inputs = self.inputs if inputs is None else inputs
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+        if self.loss is not None and self.optimizer is not None:
+            scalar = self.loss(output)
+            scalar.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+
 
 @dataclass(frozen=True)
 class Target:

@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlperf import child_process
 from dlperf.commands.inputs import (
     Answer,
     is_trace,
@@ -21,7 +22,7 @@ from dlperf.commands.inputs import (
     split_batch,
     use_threads,
 )
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError
 from dlperf.files import schema_of
 
 if TYPE_CHECKING:
@@ -118,12 +119,8 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
         command += ["--seconds", str(args.seconds), "--json", out, *(["--inference"] if args.inference else [])]
         command += ["--input", ",".join(map(str, args.input))] if args.input else []
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        lines = done.stderr.splitlines()
-        if done.returncode == 130:  # Ctrl-C reaches the whole group
-            raise KeyboardInterrupt
         if done.returncode:
-            reason = lines[-1].partition("error: ")[2] or lines[-1] if lines else f"the measuring process ended with status {done.returncode}"
-            raise (DlperfError if done.returncode == 2 else WorkFailed)(reason)
-        for line in lines:
+            raise child_process.failure(done.returncode, child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr)
+        for line in done.stderr.splitlines():
             print(line, file=sys.stderr)
         return Measurement.load(out)

@@ -4,15 +4,13 @@ Started by :func:`dlperf.explanation.trials.measure_apart` as ``python -m dlperf
 """
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import Any
 
 import torch
 
-from dlperf import stopwatch
-from dlperf.errors import DlperfError
+from dlperf import child_process, stopwatch
 from dlperf.explanation.transformations import edit_built
 from dlperf.explanation.variants import Variant
 from dlperf.targets import resolve
@@ -27,22 +25,5 @@ def measure_order(order: dict[str, Any]) -> dict[str, Any]:
     return measurement.to_json()
 
 
-def main() -> int:
-    """Exit status 0, or 1 with one line on stderr that says why."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a target prints is not the answer
-            answer = measure_order(json.load(sys.stdin))
-    except KeyboardInterrupt:
-        return 130
-    except DlperfError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    except Exception as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    json.dump(answer, sys.stdout)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_process.run(lambda: json.dumps(measure_order(json.load(sys.stdin)))))

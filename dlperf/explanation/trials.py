@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from dlperf import host
+from dlperf import child_process, host
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.explanation.mallocs import environment_under, malloc_of
 from dlperf.explanation.variants import BASELINE, Suggestion, Variant
@@ -175,9 +175,6 @@ def measure_apart(
     done = subprocess.run(
         [sys.executable, "-m", "dlperf.explanation.trial_process"], input=json.dumps(order), capture_output=True, text=True, env=environment
     )
-    if done.returncode == 130:
-        raise KeyboardInterrupt
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise WorkFailed(lines[-1] if lines else f"the measuring process ended with status {done.returncode}")
+        raise child_process.failure(done.returncode, done.stderr, unusable=WorkFailed)
     return Measurement.from_json(json.loads(done.stdout))

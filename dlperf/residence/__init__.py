@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf import child_process
 
 N_STEPS = 3
-_UNUSABLE, _INTERRUPTED = 2, 130
 
 
 def measure_peak_memory(
@@ -31,10 +30,6 @@ def measure_peak_memory(
         [sys.executable, "-m", "dlperf.residence.process"], input=json.dumps(order), capture_output=True, text=True,
         env={**(os.environ if environment is None else environment), "OMP_NUM_THREADS": str(threads)},
     )  # fmt: skip
-    if done.returncode == _INTERRUPTED:
-        raise KeyboardInterrupt
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"target {target}: the process that measures its memory ended with status {done.returncode}"
-        raise (DlperfError if done.returncode == _UNUSABLE else WorkFailed)(reason)
+        raise child_process.failure(done.returncode, done.stderr, f"target {target}: the process that measures its memory")
     return int(done.stdout)

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf import child_process
+from dlperf.errors import DlperfError
 from dlperf.residence import N_STEPS
-from dlperf.targets import Built, resolve
+from dlperf.targets import resolve
 
 _STATUS = Path("/proc/self/status")
 
@@ -44,18 +45,6 @@ def _field_bytes(name: str) -> int:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
 
 
-def _step(built: Built) -> None:
-    """One step, or one forward pass; what it made is freed at its end."""
-    if built.optimizer is not None:
-        built.optimizer.zero_grad()
-    output = built.model(**built.inputs) if isinstance(built.inputs, dict) else built.model(*built.inputs)
-    if built.loss is None or built.optimizer is None:
-        return
-    scalar = built.loss(output)
-    scalar.backward()  # type: ignore[no-untyped-call]
-    built.optimizer.step()
-
-
 def measure_order(order: dict[str, Any]) -> int:
     """Bytes that building and stepping the ordered target added. Raises WorkFailed or DlperfError as building does, and what a step raises."""
     torch.set_num_threads(order["threads"])
@@ -66,26 +55,9 @@ def measure_order(order: dict[str, Any]) -> int:
     built.model.train(not inference)
     with torch.set_grad_enabled(not inference):
         for _ in range(N_STEPS):
-            _step(built)
+            built.step()
     return growth.n_bytes
 
 
-def main() -> int:
-    """Exit status 0; 2 where the target is unusable, 1 where its step fails, with one line on stderr that says why."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a target prints is not the answer
-            answer = measure_order(json.load(sys.stdin))
-    except KeyboardInterrupt:
-        return 130
-    except DlperfError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1 if isinstance(error, WorkFailed) else 2
-    except Exception as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    print(answer)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child_process.run(lambda: str(measure_order(json.load(sys.stdin)))))

@@ -4,7 +4,6 @@ Started by :func:`dlperf.tuning.trials.measure_apart` as ``python -m dlperf.tuni
 """
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 import torch
 from torch.utils import data
 
+from dlperf import child_process
 from dlperf.clock import Clock
 from dlperf.errors import DlperfError
 from dlperf.targets import Built, resolve
@@ -47,15 +47,6 @@ def _batches(built: Built, batch_size: int, loader_workers: int, with_loader: bo
             yield dict(zip(built.inputs, batch)) if isinstance(built.inputs, dict) else tuple(batch)
 
 
-def _step(built: Built, inputs: Any) -> None:
-    if built.optimizer is not None:
-        built.optimizer.zero_grad()
-    output = built.model(**inputs) if isinstance(inputs, dict) else built.model(*inputs)
-    if built.loss is not None and built.optimizer is not None:
-        built.loss(output).backward()  # type: ignore[no-untyped-call]
-        built.optimizer.step()
-
-
 def run_steps(once: Callable[[], None], seconds: float, least: int, clock: Clock) -> float:
     """Steps a second: `once` again and again for `seconds`, at least `least` times."""
     begin, n_steps = clock.now(), 0
@@ -76,7 +67,7 @@ def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, 
     batches = _batches(built, batch_size, order["loader_workers"], order["with_loader"])
 
     def once() -> None:
-        _step(built, next(batches))
+        built.step(next(batches))
 
     clock = Clock()
     with torch.set_grad_enabled(not inference):
@@ -89,23 +80,10 @@ def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, 
 
 
 def main() -> int:
-    """Exit status 0, or 1 with one line on stderr that says why."""
+    """The process's exit status, as :func:`dlperf.child_process.run` has it."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a target prints is not the answer
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            answer = time_order(json.loads(sys.stdin.readline()), sys.stdin, out)
-    except KeyboardInterrupt:
-        return 130
-    except DlperfError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    except Exception as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    out.write(json.dumps(answer) + "\n")
-    out.flush()
-    return 0
+    os.dup2(2, 1)  # what a target's loading workers print is not the answer either
+    return child_process.run(lambda: json.dumps(time_order(json.loads(sys.stdin.readline()), sys.stdin, out)), out)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from dlperf import child_process
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.tuning.grid import Configuration
 
@@ -123,7 +124,7 @@ def measure_apart(
         for process in processes:
             out, err = process.communicate(timeout=_DEADLINE_S + seconds)
             if process.returncode:
-                raise _as_error(process.returncode, err)
+                raise child_process.failure(process.returncode, err, unusable=WorkFailed)
             rates.append(float(json.loads(out)["samples_per_s"]))
         return sum(rates)
     except subprocess.TimeoutExpired as error:
@@ -152,11 +153,4 @@ def _failure(process: subprocess.Popen[str]) -> BaseException:
     process.kill()
     assert process.stderr is not None
     text = process.stderr.read()
-    return _as_error(process.wait(), text)
-
-
-def _as_error(status: int, text: str) -> BaseException:
-    if status == 130:
-        return KeyboardInterrupt()
-    lines = [line for line in text.splitlines() if line.strip()]
-    return WorkFailed(lines[-1] if lines else f"the measuring process ended with status {status}")
+    return child_process.failure(process.wait(), text, unusable=WorkFailed)

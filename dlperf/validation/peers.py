@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlperf import child_process
 from dlperf.validation.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Truth
 from dlperf.validation.scoring import floor_frac, layer_scores, mape_frac
 
@@ -71,7 +72,7 @@ def ask_peers(
     except subprocess.TimeoutExpired:
         return tuple(PeerEstimate(peer, problem=f"took more than {TIMEOUT_S:.0f} s") for peer in PEERS)
     found = {row["peer"]: PeerEstimate.from_json(row) for row in map(json.loads, done.stdout.splitlines())}
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    last = child_process.last_line(done.stderr) or "no message"
     return tuple(found.get(peer) or PeerEstimate(peer, problem=f"its process ended with status {done.returncode}: {last[:200]}") for peer in PEERS)
 
 

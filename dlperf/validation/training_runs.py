@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlperf import residence
+from dlperf import child_process, residence
 from dlperf.errors import WorkFailed
 from dlperf.files import read_json, write_json
 from dlperf.machine import Machine
@@ -56,11 +56,11 @@ class Bench:
             place = command.index("--json") + 1
             words = [sys.executable, *command[:place], str(out), *command[place:]]
             done = subprocess.run(words, cwd=self.checkout, capture_output=True, text=True, timeout=_TIMEOUT_S)
-            if done.returncode == 130:  # Ctrl-C reaches the whole group
+            if done.returncode == child_process.INTERRUPTED:  # Ctrl-C reaches the whole group
                 raise KeyboardInterrupt
             if done.returncode or not out.exists():
-                said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-                raise WorkFailed(f"{' '.join(command[:4])} ...: {said[-1] if said else f'ended with status {done.returncode}'}")
+                said = child_process.last_line(done.stderr or done.stdout)
+                raise WorkFailed(f"{' '.join(command[:4])} ...: {said or f'ended with status {done.returncode}'}")
             data: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             return data
 

@@ -1,11 +1,13 @@
 """`dlperf run`: scripts as their users write them, in processes of their own, with and without dlperf."""
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -118,6 +120,14 @@ TRAIN = """
 """
 
 
+@functools.cache
+def trained_alone() -> str:
+    """What TRAIN prints without dlperf: run once for all tests that compare with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "train.py", TRAIN)
+        return plainly(Path(folder), "train.py").stdout
+
+
 @pytest.mark.parametrize(
     "arguments", [("--workers", "2"), ("--optimizer", "SGD", "--accumulate", "2"), ("--workers", "1", "--start", "spawn")]
 )
@@ -222,8 +232,8 @@ def test_an_exception_in_any_phase_is_the_scripts_own(tmp_path: Path, machine: P
 def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     text = """
         import time
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("seen", flush=True)
@@ -304,25 +314,24 @@ def test_several_models_the_largest_is_watched_and_said(tmp_path: Path, machine:
     assert {row["layer"] for row in data["measurement"]["layers"]} == {"Maker", "0", "1", "(loss)"}  # type: ignore[index]
 
 
-def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path) -> None:
+@pytest.mark.parametrize("name", ["_root_enter", "_keep", "_backward_begins", "_finish"])
+def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path, name: str) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
-    alone = plainly(tmp_path, "script.py")
-    for name in ("_root_enter", "_keep", "_backward_begins", "_finish"):
-        call = START + (
-            "import dlperf.runner.watcher as w\n"
-            "def broken(self, *_): raise ZeroDivisionError('ours')\n"
-            f"w.Watcher.{name} = broken\n"
-            f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
-        )
-        got = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-        assert (got.returncode, got.stdout) == (0, alone.stdout), name
-        assert got.stderr == "dlperf: watching failed and was given up: ZeroDivisionError: ours\n", name
+    call = START + (
+        "import dlperf.runner.watcher as w\n"
+        "def broken(self, *_): raise ZeroDivisionError('ours')\n"
+        f"w.Watcher.{name} = broken\n"
+        f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
+    )
+    got = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert (got.returncode, got.stdout) == (0, "done\n")
+    assert got.stderr == "dlperf: watching failed and was given up: ZeroDivisionError: ours\n"
 
 
 def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "train.py", TRAIN)
-    alone, with_us = plainly(tmp_path, "train.py"), watched(tmp_path, machine, "train.py")
-    assert with_us.stdout == alone.stdout
+    with_us = watched(tmp_path, machine, "train.py")
+    assert with_us.stdout == trained_alone()
     line = next(line for line in with_us.stderr.splitlines() if "epoch 1 of 2" in line)
     assert line.startswith("dlperf: Net, epoch 1 of 2: step 19 of 30, ")  # 120 samples in batches of 4; the loop is over range(2)
     assert "without validation" in line
@@ -342,7 +351,6 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
 @pytest.mark.parametrize("broken", ["live.Live._outlook", "live.rate_of", "live.enclosing_loops", "live.StderrLine.show"])
 def test_a_failing_forecast_stops_neither_script_nor_report(tmp_path: Path, machine: Path, broken: str) -> None:
     write(tmp_path / "train.py", TRAIN)
-    alone = plainly(tmp_path, "train.py")
     call = START + (
         "from dlperf.runner import live\n"
         "def fail(*_): raise ZeroDivisionError('ours')\n"
@@ -351,7 +359,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(tmp_path: Path, mach
     )
     write(tmp_path / "start.py", call)
     got = plainly(tmp_path, "start.py")
-    assert (got.returncode, got.stdout) == (0, alone.stdout), got.stderr
+    assert (got.returncode, got.stdout) == (0, trained_alone()), got.stderr
     data = found(tmp_path)
     assert any("live forecast failed" in note and "ours" in note for note in data["notes"])  # type: ignore[attr-defined]
     assert len(data["forecast"]["real_s"]) == 2  # type: ignore[index]
@@ -371,13 +379,6 @@ def test_a_run_that_ends_early_keeps_report_and_forecast(tmp_path: Path, machine
 
 def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "train.py", TRAIN.replace("range(2)", "iter([0, 1])"))
-    command = [sys.executable, "-m", "dlperf", "run", "--epochs", "2", "--machine", str(machine), "--json", "found.json", "-o", "report.html", "train.py"]
-    environment_with_us = {**environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(2):  # a report of ours is replaced
-        got = subprocess.run(command, cwd=tmp_path, env=environment_with_us, capture_output=True, text=True, timeout=120, check=False)
-        assert got.returncode == 0, got.stderr
-    assert "epoch 1 of 2: step 19 of 30" in got.stderr
-    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
     endless = """
         import itertools, torch
         from torch import nn
@@ -393,10 +394,20 @@ def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, mac
         print("done")
     """
     write(tmp_path / "stream.py", endless)
-    got = watched(tmp_path, machine, "stream.py")
-    assert got.stdout == "done\n"
+    command = [sys.executable, "-m", "dlperf", "run", "--machine", str(machine), "--json", "found.json", "-o", "report.html"]
+    environment_with_us = {**environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], cwd=tmp_path, env=environment_with_us, capture_output=True, text=True, timeout=120, check=False)
+
+    got = run("stream.py")
+    assert (got.returncode, got.stdout) == (0, "done\n"), got.stderr
     assert "steps/s" in got.stderr
     assert "the loader has no length" in got.stderr
+    got = run("--epochs", "2", "train.py")  # a report of ours is replaced
+    assert got.returncode == 0, got.stderr
+    assert "epoch 1 of 2: step 19 of 30" in got.stderr
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_other_ranks_only_run(tmp_path: Path, machine: Path) -> None:

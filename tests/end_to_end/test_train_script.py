@@ -31,6 +31,20 @@ def write_digits(folder: Path, n_train: int = 60, n_test: int = 10) -> None:
         (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, n) + bytes(i % 10 for i in range(n)))
 
 
+def check_refusal(command, name, arguments, complaint, capsys):
+    """Status 2, and one line on stderr with the command's name and the complaint in it."""
+    try:
+        status = command(arguments)
+    except SystemExit as end:
+        status = end.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert printed.err.startswith(f"{name}: error: ")
+    assert complaint in printed.err
+
+
 def test_runs_as_a_file_from_anywhere_and_learns(tmp_path):
     samples = ("--samples", "1000", "--val-samples", "100", "--test-samples", "100")
     done = run(*samples, "--epochs", "3", "--threads", "1", start=(str(ROOT / "networks/train.py"),), cwd=tmp_path)
@@ -86,16 +100,7 @@ def test_no_validation_and_no_test():
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(arguments, complaint, capsys):
-    try:
-        status = main(arguments)
-    except SystemExit as end:
-        status = end.code
-    printed = capsys.readouterr()
-    assert status == 2
-    assert printed.out == ""
-    assert len(printed.err.splitlines()) == 1
-    assert printed.err.startswith("train: error: ")
-    assert complaint in printed.err
+    check_refusal(main, "train", arguments, complaint, capsys)
 
 
 def test_truncated_file_gets_one_line_and_status_2(tmp_path):

@@ -231,3 +231,21 @@ def test_a_builder_that_needs_data_is_called_on_real_tensors(folder):
     assert "reads the value of a tensor" in trace.notes[0]
     assert trace.n_parameters == 4 * 2 + 2
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("inputs", [(torch.tensor([[1.0, 2.0]]),), {"input": torch.tensor([[1.0, 2.0]])}], ids=["positional", "by name"])
+def test_a_step_trains_and_one_without_a_loss_runs_forward(inputs):
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    built = targets.Built(model, inputs, torch.sum, torch.optim.SGD(model.parameters(), lr=0.1))
+    built.step()
+    assert model.weight.tolist()[0] == pytest.approx([1 - 0.1 * 1, 1 - 0.1 * 2])  # the gradient of the sum is the input
+    other = torch.tensor([[10.0, 0.0]])
+    built.step({"input": other} if isinstance(inputs, dict) else (other,))  # gradients do not add up
+    assert model.weight.tolist()[0] == pytest.approx([0.9 - 0.1 * 10, 0.8])
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    with torch.no_grad():
+        targets.Built(model, inputs, None).step()
+    assert seen == [False]
+    assert model.weight.tolist()[0] == pytest.approx([-0.1, 0.8])

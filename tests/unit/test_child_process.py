@@ -1,0 +1,54 @@
+"""How a child ends, with work of our own, and what its ending is to the parent."""
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from dlperf.child_process import FAILED, INTERRUPTED, UNUSABLE, failure, last_line, run
+from dlperf.errors import DlperfError, WorkFailed
+
+
+def test_what_the_work_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> str:
+        print("built")
+        return '{"total_s": 1.5}'
+
+    assert run(work) == 0
+    assert capsys.readouterr() == ('{"total_s": 1.5}\n', "built\n")
+    elsewhere = io.StringIO()
+    assert run(work, elsewhere) == 0
+    assert elsewhere.getvalue() == '{"total_s": 1.5}\n'
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (DlperfError("target x: is not\nknown"), UNUSABLE, "target x: is not known\n"),
+        (WorkFailed("its builder\n raises"), FAILED, "its builder raises\n"),
+        (ValueError("no such\n\tweather"), FAILED, "ValueError: no such weather\n"),
+        (KeyboardInterrupt(), INTERRUPTED, ""),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_failure_crosses_to_the_parent(raised: BaseException, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> str:
+        raise raised
+
+    assert run(work) == status
+    printed = capsys.readouterr()
+    assert printed == ("", said)
+    found = failure(status, "a warning before\n" + printed.err)
+    assert type(found) is (WorkFailed if isinstance(raised, ValueError) else type(raised))
+    if status != INTERRUPTED:
+        assert str(found) == said.strip()
+
+
+def test_where_a_trial_cannot_be_made_it_has_failed() -> None:
+    assert type(failure(UNUSABLE, "the network has no Conv2d\n", unusable=WorkFailed)) is WorkFailed
+
+
+def test_a_process_that_said_nothing_is_named() -> None:
+    assert str(failure(-9, " \n\n", "the process that measures memory")) == "the process that measures memory ended with status -9"
+    assert last_line("") == ""
