@@ -110,10 +110,11 @@ def _dense(mode: str, count: int, start: int = 1, dtype: str = "float32", channe
         # A quarter are first layers: images of one to four channels, which have kernels of their own.
         c_in = pick(c * 4 % 1, (1, 1, 3, 3, 3, 4)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 512, tidy)
         stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
-        padding = pick(f, (0, kernel // 2, kernel // 2))
+        dilation = 2 if kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0 else 1
+        padding = pick(f, (0, 1, 1)) * ((dilation * (kernel - 1) + 1) // 2)
         op = convolution(
             log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0,
-            dtype=dtype, channels_last=channels_last,
+            dtype=dtype, channels_last=channels_last, dilation=dilation,
         )  # fmt: skip
         image = op.inputs[0]
         if _fits(op, mode) and channels_last != image.is_contiguous:
@@ -135,16 +136,18 @@ def _filled(mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple
 
 def _depthwise(index: int, place: tuple[float, ...]) -> Op:
     a, b, c, d = place
-    kernel, channels, size = pick(a, (3, 3, 5, 7)), _channels(b, 4, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
-    stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
-    return convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, kernel // 2, channels, with_bias)
+    kernel, channels, size = pick(a, (3, 3, 3, 5, 7)), _channels(b, 4, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
+    stride, with_bias, dilation = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0, 2 if turn(index, 7, 1) == 0 and kernel < 7 else 1
+    padding = dilation * (kernel // 2)
+    return convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, padding, channels, with_bias, dilation=dilation)
 
 
 def _grouped(index: int, place: tuple[float, ...]) -> Op:
-    """Groups of one to 64 channels, few of them or many, with as many channels out as in or not."""
+    """Groups of few channels or many, in two of three cases as wide as networks have them (4, 8 or multiples of 16), else of any width."""
     a, b, c, d, e = place
-    n_groups, each_in, size = pick(a, (2, 4, 8, 16, 32)), log_pick(b, 2, 64), log_pick(c, 4, 64)
-    each_out = each_in if turn(index, 2) else log_pick(d, 1, 64)
+    n_groups, size, tidy = pick(a, (2, 4, 8, 16, 32)), log_pick(c, 4, 64), turn(index, 3, 1) > 0
+    each_in = pick(b, (4, 8, 8, 16, 16, 32, 64)) if tidy else log_pick(b, 2, 64)
+    each_out = each_in if turn(index, 2) else pick(d, (4, 8, 16, 32, 64)) if tidy else log_pick(d, 1, 64)
     stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
     return convolution(log_pick(e, 1, 64), n_groups * each_in, n_groups * each_out, (size, size), (3, 3), stride, 1, n_groups, with_bias)
 

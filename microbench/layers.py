@@ -62,8 +62,14 @@ def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.avg_pool2d.default", (image, *window)),
             Op("aten.avg_pool2d_backward.default", (pooled, image, *window, False, True, None)),
             Op("aten.mean.dim", (image, (-1, -2), True)),
-            Op("aten._adaptive_avg_pool2d.default", (image, (1 + turn(index, 7, 2),) * 2)),
-            Op("aten._adaptive_avg_pool2d_backward.default", (T(n, c, *(1 + turn(index, 7, 2),) * 2), image)),
+        ]
+        side = 1 + turn(index, 7, 2)
+        adapted = T(n, c, side, side)
+        found += [
+            Op("aten._adaptive_avg_pool2d.default", (image, (side, side))),
+            Op("aten._adaptive_avg_pool2d_backward.default", (adapted, image)),
+            Op("aten.adaptive_max_pool2d.default", (image, (side, side))),
+            Op("aten.adaptive_max_pool2d_backward.default", (adapted, image, T(n, c, side, side, dtype="int64"))),
         ]
     return found
 

@@ -148,6 +148,12 @@ def _max_pool_backward(op: Op, args: list[Any]) -> None:
     args[7] = forward(args[1], *args[2:7])[1]
 
 
+@prepare("aten.adaptive_max_pool2d_backward", "aten.adaptive_max_pool3d_backward")
+def _adaptive_max_pool_backward(op: Op, args: list[Any]) -> None:
+    forward, d = (torch.ops.aten.adaptive_max_pool3d, 3) if "3d" in op.name else (torch.ops.aten.adaptive_max_pool2d, 2)
+    args[2] = forward(args[1], args[0].shape[-d:])[1]
+
+
 @prepare("aten.mkldnn_rnn_layer_backward")
 def _rnn_backward(_op: Op, args: list[Any]) -> None:
     inputs, (hx, cx) = args[:5], args[5:7]

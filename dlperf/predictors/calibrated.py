@@ -224,29 +224,34 @@ class _Priced:
 
 
 def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, unrest: float) -> tuple[float, float]:
-    """Factors of the 90 % interval: errors of one curve are common to all its ops, those of different curves independent.
+    """Factors of the 90 % interval, from what may go wrong independently.
 
-    A curve's standard deviation is its held-out median error / 0.6745 (a normal law's median absolute deviation);
-    an extrapolated op counts twice that, an unpriced one 100 %. All histories of malloc lie inside, and so do the machine at its best and as much
-    slower than usual as it usually is slower than at best.
+    The error of each curve is that of its Gaussian process, made as wide as its held-out points ask for: ops of near places err alike, ops of
+    far places and of different curves each by themselves. An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
+    quadrature: the spread of processes, malloc's histories, and a machine at its best or as much slower than usual as it usually is slower than
+    at best.
     """
     if total <= 0:
         return 1.0, 1.0
-    by_curve: dict[tuple[str, ...], float] = defaultdict(float)
+    by_curve: dict[tuple[str, ...], dict[tuple[float, ...], float]] = defaultdict(lambda: defaultdict(float))
+    unpriced_s = 0.0
     descriptions = analysis.descriptions(book.threads)
     for item in items:
         if item.op < 0 or item.source == "measured":
             continue
         description = descriptions[item.op]
         key = None if description is None or item.source == "unpriced" else book.resolve(description)
-        error = 1.0 if key is None else book.surface(key).held_out_error
-        sigma = (0.2 if math.isnan(error) else error / 0.6745) * (2.0 if item.source == "extrapolated" else 1.0)
-        by_curve[key or ("unpriced",)] += sigma * item.seconds
-    variance = sum(value**2 for value in by_curve.values()) / total**2 + PROCESS_SPREAD**2
-    half = _Z90 * math.sqrt(variance)
+        if key is None or description is None:
+            unpriced_s += item.seconds
+        else:
+            by_curve[key][description.place] += item.seconds * (2.0 if item.source == "extrapolated" else 1.0)
+    variance_s2 = unpriced_s**2 + (PROCESS_SPREAD * total) ** 2
+    for key, members in by_curve.items():
+        seconds, places = np.array(list(members.values())), np.array(list(members), dtype=float).reshape(len(members), -1)
+        variance_s2 += float(seconds @ book.surface(key).covariance(places) @ seconds)
+    half = _Z90 * math.sqrt(variance_s2) / total
     replay = analysis.replay
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)
     fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
-    return max(0.05, 1.0 / unrest - half - fewer), unrest + half + more
-
+    return max(0.05, 1.0 - math.hypot(half, fewer, 1.0 - 1.0 / unrest)), 1.0 + math.hypot(half, more, unrest - 1.0)

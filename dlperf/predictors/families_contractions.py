@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlperf.predictors.description import Description, family, family_by_threads, ints, log2, tensor
-from dlperf.predictors.onednn import BLOCK, first_layer_regime, padded, takes_onednn
+from dlperf.predictors.onednn import BLOCK, forward_regime, input_by_gemm, padded, takes_onednn, weight_regime, window_of
 from dlperf.trace import Argument, Op, TensorSpec
 
 # -- matrix products ----------------------------------------------------------------------------------------------
@@ -78,8 +78,14 @@ def _is_channels_last(image: TensorSpec) -> bool:
     return len(image.shape) > 2 and image.shape[1] > 1 and image.strides[1] == 1 and not image.is_contiguous
 
 
-def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], what: str, threads: int) -> Description:
-    stride, _, dilation, transposed, _, groups_ = args
+def _convolution(
+    image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], threads: int, needs: tuple[bool, bool] | None = None
+) -> Description:
+    """A convolution, or its backward where `needs` says whether gradients of the input and of the weight are wanted.
+
+    A 1d convolution is a 2d one of height 1, as oneDNN computes it. A backward goes by what the weight's gradient takes.
+    """
+    stride, padding, dilation, transposed, _, groups_ = args
     groups = int(groups_)  # type: ignore[arg-type]
     n, c_in = image.shape[:2]
     c_out = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -88,20 +94,27 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     c_in_g, c_out_g = c_in // groups, c_out // groups
     positions = float(n * (in_size if transposed else out) * kernel)
     d = len(weight.shape) - 2
+    window = window_of(weight, ints(stride), ints(padding), ints(dilation))
+    planar = f"{max(d, 2)}d"
     if transposed:
-        kind = f"transposed{d}d"
+        kind = f"transposed{planar}"
     elif groups > 1:
-        kind = f"depthwise{d}d" if c_in_g == 1 else f"grouped{d}d"
+        kind = f"depthwise{planar}" if c_in_g == 1 else f"grouped{planar}"
     else:
-        kind = f"1x1 {d}d" if kernel == 1 else f"dense{d}d"
-    onednn = takes_onednn(image, weight, ints(stride), ints(dilation), groups, threads)
-    whole = c_in_g % BLOCK == 0 and c_out_g % BLOCK == 0
+        kind = f"1x1 {planar}" if kernel == 1 else f"dense{planar}"
+    onednn = takes_onednn(image, weight, window.stride, window.dilation, groups, threads)
+    to_input, to_weight = needs or (False, False)
+    by_gemm = onednn and not transposed and to_input and input_by_gemm(c_in_g, c_out_g, groups, window)
     if not onednn:
         regime = "native"
-    elif kind.startswith("grouped"):
-        regime = "blocked" if whole else "odd"
+    elif transposed:
+        regime = "blocked"
+    elif needs is None:
+        regime = forward_regime(c_in_g, c_out_g, groups, window)
+    elif to_weight:
+        regime = weight_regime(c_in_g, c_out_g, groups, window)
     else:
-        regime = first_layer_regime(c_in, what == "conv") if kind.startswith("dense") else "blocked"
+        regime = "gemm" if by_gemm else "blocked"
     # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels.
     padded_out = padded(c_out_g) if groups == 1 else c_out_g
     padded_in = c_in_g if regime == "first" or groups > 1 else padded(c_in_g)
@@ -110,19 +123,22 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
     lanes = padded(c_in) / c_in if groups > 1 and onednn else 1.0
     products = positions * groups * padded_in * padded_out * lanes
     whole_in = padded(c_in_g) if groups == 1 and onednn else padded_in
-    to_input = positions * groups * lanes * whole_in * padded_out if what == "conv_backward" else 0.0
     place = (
-        log2(n), log2(padded_in), log2(padded_out), log2(kernel), log2(out), 2.0 * (max(ints(stride)) > 1), log2(groups) * 0.5,
-        0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0), float(regime == "first" and c_in_g == 4),
-        float(max(ints(dilation)) > 1),
+        log2(n), log2(padded_in), log2(padded_out), log2(kernel), log2(out), 2.0 * window.is_strided, log2(groups) * 0.5,
+        0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0), float(window.is_dilated), float(d == 1),
+        2.0 * (to_weight - to_input), 2.0 * by_gemm,
     )  # fmt: skip
-    terms = (1.0, products, to_input, float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in)
+    terms = (
+        1.0, products * (needs is None or to_weight), positions * groups * lanes * whole_in * padded_out * to_input,
+        float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in,
+    )  # fmt: skip
+    what = "conv" if needs is None else "conv_backward"
     dtype = image.dtype
     # In channels_last nothing is converted on the way in and out.
     regimes = tuple(dict.fromkeys((regime, "blocked", "first", "native")))
     keys: list[tuple[str, ...]] = [(what, dtype, kind, name, "channels_last") for name in regimes[:2]] if _is_channels_last(image) else []
     keys += [(what, dtype, kind, name) for name in regimes]
-    similar = {"grouped": f"depthwise{d}d", "1x1 ": f"dense{d}d", "depthwise": f"grouped{d}d"}
+    similar = {"grouped": f"depthwise{planar}", "1x1 ": f"dense{planar}", "depthwise": f"grouped{planar}"}
     for start, alternative in similar.items():
         if kind.startswith(start):
             keys += [(what, dtype, alternative, regime), (what, dtype, alternative, "blocked")]
@@ -133,7 +149,7 @@ def _convolution(image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ..
 @family_by_threads("aten.convolution")
 def _conv_forward(op: Op, threads: int) -> Description:
     image, weight = tensor(op.args[0]), tensor(op.args[1])
-    return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], "conv", threads)
+    return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], threads)
 
 
 def output_shape(op: Op) -> tuple[int, ...]:
@@ -161,8 +177,4 @@ def _conv_backward(op: Op, threads: int) -> Description:
     gradient, image, weight = (tensor(a) for a in op.args[:3])
     mask = op.args[10]
     assert isinstance(mask, tuple)
-    what = "conv_backward" if mask[0] else "conv_backward weight"
-    found = _convolution(image, weight, op.args[4:10], gradient.shape[2:], what, threads)
-    if mask[0]:
-        return found
-    return Description(found.key, found.place, found.terms, (*found.fallbacks, *((("conv_backward"), *key[1:]) for key in (found.key, *found.fallbacks))))
+    return _convolution(image, weight, op.args[4:10], gradient.shape[2:], threads, (bool(mask[0]), bool(mask[1])))

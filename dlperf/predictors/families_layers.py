@@ -83,16 +83,16 @@ def _pool(op: Op) -> Description:
     return Description(key, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),))
 
 
-@family("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward")
+@family(*(f"aten.{name}_pool{d}d{way}" for name in ("_adaptive_avg", "adaptive_max") for d in (2, 3) for way in ("", "_backward")))
 def _adaptive_pool(op: Op) -> Description:
     backward = op.packet.endswith("backward")
     image = tensor(op.args[1 if backward else 0])
-    out = tensor(op.args[0]).numel if backward else math.prod(image.shape[:-2]) * math.prod(ints(op.args[1]))
-    planes = math.prod(image.shape[:-2])
-    name = op.packet.removeprefix("aten.")
-    return Description(
-        (name, image.dtype), (log2(planes), log2(image.numel / max(planes, 1))), (1.0, float(image.numel), float(out), float(planes)), ((name, "float32"),)
-    )
+    d = 3 if "3d" in op.packet else 2
+    planes = math.prod(image.shape[:-d])
+    out = tensor(op.args[0]).numel if backward else planes * math.prod(ints(op.args[1]))
+    name = op.packet.removeprefix("aten.").replace("3d", "2d")
+    place = (log2(planes), log2(image.numel / max(planes, 1)), log2(out / max(planes, 1)))
+    return Description((name, image.dtype), place, (1.0, float(image.numel), float(out), float(planes)), ((name, "float32"),))
 
 
 # -- rows: softmax, reductions, losses ------------------------------------------------------------------------------

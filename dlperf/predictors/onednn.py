@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dlperf.trace import Op, TensorSpec
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
-_PLAIN_WEIGHT_CHANNELS = 4
-"""Up to so many input channels the gradient of the weight reads the image as it is; up to a block it takes kernels of 8 channels."""
+_HALF_BLOCK = 8
+_PLAIN_WEIGHT_CHANNELS = 3
+"""Up to so many input channels the gradient of the weight reads the image as it is."""
+_DEPTHWISE_WEIGHT_SIDE = 3
+"""The longest kernel for which the gradient of a depthwise convolution's weight has a kernel of its own."""
 
 
 def padded(channels: int) -> int:
@@ -21,15 +25,91 @@ def padded(channels: int) -> int:
     return BLOCK * math.ceil(channels / BLOCK)
 
 
-def first_layer_regime(c_in: int, forward: bool) -> str:
-    """Which kernels a dense convolution of `c_in` channels and more than one tap takes: ``first``, ``half`` or ``blocked``.
+@dataclass(frozen=True)
+class Window:
+    """Kernel, stride, padding and dilation of a convolution, one number for each spatial axis."""
 
-    ONEDNN_VERBOSE tells: with fewer channels than a block the forward reads the plain image (wei Acdb16a); the
-    gradient of the weight does so up to 4 channels, and between them and a block uses kernels of 8 lanes (jit:avx2).
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def is_dilated(self) -> bool:
+        """Whether any axis is."""
+        return max(self.dilation) > 1
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether any axis is."""
+        return max(self.stride) > 1
+
+    @property
+    def is_padded_far(self) -> bool:
+        """Whether there are outputs whose middle tap lies outside the image: more padding than half of the kernel's reach."""
+        return any(pad > (step * (side - 1) + 1) // 2 for side, pad, step in zip(self.kernel, self.padding, self.dilation))
+
+
+def window_of(weight: TensorSpec, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]) -> Window:
+    """The window of a convolution with this weight; one number stands for all axes."""
+    d = len(weight.shape) - 2
+    return Window(tuple(weight.shape[2:]), *(values * d if len(values) == 1 else values for values in (stride, padding, dilation)))
+
+
+def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
+    """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``, ``blocked`` or ``gemm``.
+
+    ONEDNN_VERBOSE tells (v3.12): with fewer channels than a block it reads the plain image (wei Acdb16a); groups need channels in fours but for
+    depthwise ones, and a padded kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a product.
+
+    >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    >>> forward_regime(3, 32, 1, window), forward_regime(32, 32, 1, window), forward_regime(6, 6, 4, window)
+    ('first', 'blocked', 'gemm')
     """
-    if c_in >= BLOCK:
-        return "blocked"
-    return "first" if forward or c_in <= _PLAIN_WEIGHT_CHANNELS else "half"
+    if groups > 1 and c_in == 1:
+        return "gemm" if len(window.kernel) == 3 and window.is_dilated else "blocked"
+    if groups > 1:
+        return "blocked" if c_in % 4 == 0 and c_out % 4 == 0 else "gemm"
+    if math.prod(window.kernel) == 1:
+        return "gemm" if window.is_padded_far else "blocked"
+    return "blocked" if c_in >= BLOCK else "first"
+
+
+def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
+    """Which kernels the gradient of the weight takes: ``first``, ``blocked``, ``half`` (blocks of 8 channels, jit:avx2) or ``gemm``.
+
+    ONEDNN_VERBOSE tells (v3.12); the conditions are those of jit_uni_dw_conv_bwd_weights_kernel and of the dense kernels' init_conf. Only kernels of
+    512 bits know dilation (with a stride, only in 1d), and none of them padding beyond half of the kernel in 2d; those of 256 know no padding in 3d.
+
+    >>> near, far = Window((3, 3), (1, 1), (1, 1), (1, 1)), Window((5, 5), (1, 1), (2, 2), (1, 1))
+    >>> weight_regime(1, 1, 32, near), weight_regime(1, 1, 32, far), weight_regime(3, 32, 1, far), weight_regime(12, 32, 1, near)
+    ('blocked', 'gemm', 'first', 'half')
+    """
+    d = len(window.kernel)
+    if groups > 1 and c_in == 1:
+        shifted = any(pad > 1 and pad % stride for pad, stride in zip(window.padding, window.stride))
+        gaps = any(stride > side for stride, side in zip(window.stride, window.kernel))
+        own = d < 3 and window.kernel[-1] <= _DEPTHWISE_WEIGHT_SIDE and not (window.is_dilated or window.is_padded_far or shifted or gaps)
+        return "blocked" if own else "gemm"
+    if math.prod(window.kernel) == 1 and groups == 1:
+        return "gemm" if window.is_padded_far else "blocked"
+    whole = c_in % BLOCK == 0 and c_out % BLOCK == 0 if groups > 1 else c_in >= BLOCK
+    plain = groups == 1 and c_in <= _PLAIN_WEIGHT_CHANNELS
+    far = d > 1 and window.is_padded_far
+    dilated_far = window.is_dilated and (d == 3 or (d == 2 and window.is_strided))
+    if (whole or plain) and not far and not dilated_far:
+        return "first" if plain else "blocked"
+    halves = groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)
+    return "half" if halves and not window.is_dilated and (d < 3 or max(window.padding) == 0) else "gemm"
+
+
+def input_by_gemm(c_in: int, c_out: int, groups: int, window: Window) -> bool:
+    """Whether the gradient of the input has no kernel of its own (ONEDNN_VERBOSE, v3.12)."""
+    if groups > 1 and c_in == 1:
+        return len(window.kernel) == 3 or window.is_dilated
+    if window.is_strided:
+        return window.is_dilated or (groups > 1 and c_out < BLOCK and forward_regime(c_in, c_out, groups, window) == "gemm")
+    return groups > 1 and forward_regime(c_in, c_out, groups, window) == "gemm"
 
 
 def takes_onednn(image: TensorSpec, weight: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int, threads: int = 1) -> bool:
@@ -85,34 +165,57 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op without such.
 
     A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and converts back; its
-    backward does so once for the gradient of the input and once for that of the weight.
+    backward does so once for the gradient of the input and once for that of the weight. Where a product does the work, it is on the columns of
+    one image (im2col), a group at a time.
     """
-    if op.packet == "aten.convolution":
-        image, weight = op.args[0], op.args[1]
-        if not (isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and op.outputs):
+    if op.packet == "aten.convolution" and op.outputs:
+        image, weight = op.args[:2]
+        if not (isinstance(image, TensorSpec) and isinstance(weight, TensorSpec)):
             return ()
-        if not _goes(image, weight, op.args[3:9]):
+        found = _goes(image, weight, op.args[3:9])
+        if found is None:
             return ()
-        plain = image.shape[1] < BLOCK and math.prod(weight.shape[2:]) > 1 and op.args[8] == 1
-        incoming = () if plain else (_blocked(image),)
+        c_in, c_out, groups, window, is_transposed = found
+        regime = "blocked" if is_transposed else forward_regime(c_in, c_out, groups, window)
+        if regime == "gemm":
+            return ((_columns(c_in, window, op.outputs[0]),),)
+        incoming = () if regime == "first" else (_blocked(image),)
         return ((*incoming, _blocked_weight(weight), _blocked(op.outputs[0])),)
     if op.packet == "aten.convolution_backward":
         gradient, image, weight = op.args[:3]
         mask = op.args[10]
         if not (isinstance(gradient, TensorSpec) and isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and isinstance(mask, tuple)):
             return ()
-        if not _goes(image, weight, op.args[4:10]):
+        found = _goes(image, weight, op.args[4:10])
+        if found is None:
             return ()
-        incoming = (_blocked(image),) if image.shape[1] > _PLAIN_WEIGHT_CHANNELS else ()
-        by_weight = (_blocked(gradient), *incoming, _blocked_weight(weight))
-        by_input = (_blocked(gradient), _blocked_weight(weight), _blocked(image))
-        return (by_input, by_weight) if mask[0] else (by_weight,)
+        c_in, c_out, groups, window, is_transposed = found
+        stages = []
+        if mask[0]:
+            by_gemm = not is_transposed and input_by_gemm(c_in, c_out, groups, window)
+            stages.append((_columns(c_in, window, gradient),) if by_gemm else (_blocked(gradient), _blocked_weight(weight), _blocked(image)))
+        if mask[1]:
+            regime = "blocked" if is_transposed else weight_regime(c_in, c_out, groups, window)
+            incoming = () if regime == "first" else (_blocked(image),)
+            stages.append((_columns(c_in, window, gradient),) if regime == "gemm" else (_blocked(gradient), *incoming, _blocked_weight(weight)))
+        return tuple(stages)
     return ()
 
 
-def _goes(image: TensorSpec, weight: TensorSpec, args: tuple[object, ...]) -> bool:
-    stride, _, dilation, _, _, groups = args
+def _columns(c_in: int, window: Window, output: TensorSpec) -> int:
+    """Bytes of one image's columns: every tap of `c_in` channels at every position of the output."""
+    return c_in * math.prod(window.kernel) * math.prod(output.shape[2:]) * output.item_bytes
+
+
+def _goes(image: TensorSpec, weight: TensorSpec, args: tuple[object, ...]) -> tuple[int, int, int, Window, bool] | None:
+    """Channels in and out of a group, groups, window and whether it is transposed, of a convolution that goes to oneDNN; None of another."""
+    stride, padding, dilation, is_transposed, _, groups = args
     assert isinstance(stride, tuple)
+    assert isinstance(padding, tuple)
     assert isinstance(dilation, tuple)
     assert isinstance(groups, int)
-    return takes_onednn(image, weight, stride, dilation, groups)
+    window = window_of(weight, stride, padding, dilation)
+    if not takes_onednn(image, weight, window.stride, window.dilation, groups):
+        return None
+    c_out = weight.shape[1] if is_transposed else weight.shape[0] // groups
+    return image.shape[1] // groups, c_out, groups, window, bool(is_transposed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,13 @@ _LEVEL = 1.0
 _LEAST_SIGNAL = 0.05
 _SURPRISE = 2.0
 """Standard deviations beyond which a point's own noise is held to be larger."""
+_WANTED = 0.9
+"""Share of the points that lie within 1.645 standard deviations of what the others predict."""
+_Z_WANTED = 1.645
+_LEAST_POINTS = 10
+"""Fewer held-out points say nothing of how wide their distribution is."""
+_UNKNOWN = 0.2
+"""Standard deviation of the logarithm of a time where too few points were measured to know."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,11 @@ class Surface:
     """The process's weights of the points: K^-1 residuals."""
     held_out: Array
     """ln(predicted / measured) of each point, predicted from all the others (ibid., eq. 5.12); empty for fewer than three points."""
+    noise: Array
+    """Standard deviations (n,) of the logarithms of the points' own times."""
+    sharpness: float
+    """The factor on the process's standard deviations under which 90 % of the held-out points lie in their 90 % intervals; NaN where too few
+    points were measured to know."""
     least_s: float = 0.0
     """The shortest time measured: what an op costs that has none of the work the terms count (an empty tensor)."""
 
@@ -70,12 +84,33 @@ class Surface:
         covariance = smooth.covariance(places, places)
         coefficients, spread = _solve(covariance, residuals, np.full(len(residuals), smooth.noise))
         if len(times_s) < 3:
-            return cls(places, weights, smooth, coefficients, np.zeros(0), float(times_s.min()))
+            return cls(places, weights, smooth, coefficients, np.zeros(0), np.full(len(times_s), smooth.noise), float("nan"), float(times_s.min()))
         # A point that the others contradict was disturbed while it was measured: it counts with as much noise as it seems to have.
         surprise = np.abs(coefficients) * np.sqrt(spread)
         noise = smooth.noise * np.maximum(1.0, surprise / _SURPRISE)
         coefficients, spread = _solve(covariance, residuals, noise)
-        return cls(places, weights, smooth, coefficients, -coefficients * spread, float(times_s.min()))
+        sharpness = float("nan")
+        if len(times_s) >= _LEAST_POINTS:
+            # A disturbed point is no less an error of the curve: it counts with the noise of the others.
+            usual = spread - noise**2 + smooth.noise**2
+            ordered = np.sort(np.abs(coefficients * spread) / np.sqrt(np.maximum(usual, smooth.noise**2)))
+            # Of n + 1 exchangeable points a new one lies below the k-th of the others with probability k / (n + 1) (Vovk et al. 2005).
+            sharpness = float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1]) / _Z_WANTED
+        return cls(places, weights, smooth, coefficients, -coefficients * spread, noise, sharpness, float(times_s.min()))
+
+    @cached_property
+    def _factor(self) -> tuple[Array, bool]:
+        return cho_factor(self.smoothness.covariance(self.places, self.places) + np.diag(self.noise**2), lower=True)  # type: ignore[no-any-return]
+
+    def covariance(self, places: Array) -> Array:
+        """Covariance (m, m) of the errors of ln t at different places (m, d): the process's own given the points (ibid., eq. 2.26) and, for each place by
+        itself, the noise of one; both times `sharpness` squared. Near places err alike, far ones each by themselves."""
+        if np.isnan(self.sharpness):
+            # Nothing is known of how errors hang together: the same for all.
+            return np.full((len(places), len(places)), _UNKNOWN**2)
+        across = self.smoothness.covariance(places, self.places)
+        found: Array = self.smoothness.covariance(places, places) - across @ cho_solve(self._factor, across.T)
+        return self.sharpness**2 * (found + self.smoothness.noise**2 * np.eye(len(places)))
 
     @property
     def held_out_error(self) -> float:

@@ -137,16 +137,25 @@ def test_convolutions() -> None:
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args).key[3] == "native"
     assert found.terms[1] == 2 * 64 * 16 * 32 * 9  # multiply-adds
     assert described("aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args).key[2] == "depthwise2d"
-    assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 1d"
+    assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 2d"
     up = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args)
     assert (up.key[2], up.terms[1]) == ("transposed2d", 2 * 64 * 16 * 32 * 4)
     forward = convolution(2, 16, 32, (8, 8), (3, 3), 1, 1)
     both, weight_alone = describe(backward_of(forward)), describe(backward_of(forward, input_needed=False))
     assert both is not None
     assert weight_alone is not None
-    assert both.key[0] == "conv_backward"
-    assert weight_alone.key[0] == "conv_backward weight"
-    assert both.key in weight_alone.fallbacks
+    assert both.key == weight_alone.key
+    assert both.terms[2] == both.terms[1]  # as many products for the input as for the weight
+    assert (weight_alone.terms[1], weight_alone.terms[2]) == (both.terms[1], 0)
+    assert both.place != weight_alone.place
+
+
+def test_what_the_gradient_of_a_weight_takes_names_the_curve_of_a_backward() -> None:
+    near, far = (describe(backward_of(convolution(16, 32, 32, (9, 9), (side, side), 1, side // 2, groups=32))) for side in (3, 5))
+    assert near is not None
+    assert far is not None
+    assert (near.key[3], far.key[3]) == ("blocked", "gemm")
+    assert near.key in far.fallbacks
 
 
 # -- torch as oracle ------------------------------------------------------------------------------------------------------
