@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from statistics import fmean
 
@@ -14,6 +13,7 @@ from dlperf.cluster import KINDS, Collective, Interference, Reduction
 from dlperf.units import KIB, MIB
 from microbench.network.budget import Budget
 from microbench.network.links import grown_s, shares
+from microbench.network.passes import Passes
 from microbench.network.team import Group, Team
 
 SIZES = {
@@ -24,6 +24,7 @@ _WEIGHTS = {"all_reduce": 3.0, "reduce_scatter": 1.0, "all_gather": 1.5, "broadc
 _INTERFERENCE_BYTES = {"quick": (4 * MIB,), "full": (2 * MIB, 12 * MIB)}
 _GEMM_SIZE, _SLICE, _STREAM_ELEMENTS = 192, 2**16, 2**23
 _COMPUTE_S = 0.06
+Key = tuple[str, int, int, int]  # what a Collective is but for its samples
 _reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
 
 
@@ -43,10 +44,9 @@ def _counts(n: int) -> list[int]:
     return sorted({count for count in [*steps, n] if 2 <= count <= n})
 
 
-def measure_collectives(team: Team, mode: str, budget: Budget, kinds: Iterable[str] = KINDS) -> list[Collective]:
-    """All kinds over all groups; rank 0 gets them."""
+def measure_collectives(team: Team, mode: str, budget: Budget, passes: Passes[Key], kinds: Iterable[str] = KINDS) -> list[Collective]:
+    """All kinds over all groups, their samples through `passes`; rank 0 gets them."""
     plan = [(kind, team.group(ranks)) for ranks in groups_of(team.nodes()) for kind in kinds]
-    measured: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
     n_passes = 1 if mode == "quick" else 2
     turns = plan * n_passes
     for place, (kind, group) in enumerate(turns):
@@ -59,11 +59,11 @@ def measure_collectives(team: Team, mode: str, budget: Budget, kinds: Iterable[s
                 if not lists:
                     break
                 times = [max(values) if kind == "broadcast" else fmean(values) for values in zip(*lists)]
-                measured[kind, size, len(group.ranks), group.ranks_per_node] += times
+                passes.add((kind, size, len(group.ranks), group.ranks_per_node), place // len(plan), times)
                 expected_s, last = sorted(times)[len(times) // 2], size
         team.watch.begin(f"waiting for {kind} of other ranks")
         team.wait()
-    return [Collective(*key, Samples(tuple(values))) for key, values in measured.items()]
+    return [Collective(*key, samples) for key, samples in passes.samples().items()]
 
 
 def prepare(team: Team, kind: str, n_bytes: int, group: Group) -> Callable[[], float]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from dlperf.clock import Samples
 from dlperf.cluster import PING_PONG, SEND, TRAIN, Link, Message
 from dlperf.units import KIB, MIB
 from microbench.network.budget import Budget
+from microbench.network.passes import Passes
 from microbench.network.team import Group, Team
 
 SIZES = {
@@ -22,7 +21,7 @@ SIZES = {
 }
 _TRAIN_MESSAGES = 16
 _LATENCY_BYTES = 64 * KIB
-_Key = tuple[str, str, int, int, int]  # distance, and what a Message is but for its samples
+Key = tuple[str, str, int, int, int]  # distance, and what a Message is but for its samples
 _ACKNOWLEDGEMENT_BYTES = 4
 
 
@@ -54,28 +53,27 @@ def find_pairs(nodes: list[list[int]], sockets: list[int]) -> list[Pairs]:
     return found
 
 
-def measure_links(team: Team, mode: str, budget: Budget) -> list[Link]:
-    """Every link that the team has; rank 0 gets the samples, the others empty links."""
+def measure_links(team: Team, mode: str, budget: Budget, passes: Passes[Key]) -> list[Link]:
+    """Every link that the team has, its samples through `passes`; rank 0 gets them, the others empty links."""
     found = find_pairs(team.nodes(), [place.socket for place in team.places])
     plan = []
     for pairs in found:
         counts = sorted({1, min(2, len(pairs.pairs)), len(pairs.pairs)})
         plan += [(pairs.distance, pairs.pairs[:count], team.group([rank for pair in pairs.pairs[:count] for rank in pair])) for count in counts]
-    measured: dict[_Key, list[float]] = defaultdict(list)
     n_passes = 1 if mode == "quick" else 2
     for number in range(n_passes):
         for place, (distance, chosen, group) in enumerate(plan):
             share = budget.part(1 / (len(plan) * (n_passes - number) - place))
-            _one_pass(team, mode, distance, chosen, group, share, measured)
+            _one_pass(team, mode, distance, chosen, group, share, passes, number)
     messages = [
-        (distance, Message(what, n_bytes, n_pairs, n_messages, Samples(tuple(values))))
-        for (distance, what, n_bytes, n_pairs, n_messages), values in measured.items()
+        (distance, Message(what, n_bytes, n_pairs, n_messages, samples))
+        for (distance, what, n_bytes, n_pairs, n_messages), samples in passes.samples().items()
     ]
     return [Link(pairs.distance, tuple(message for distance, message in messages if distance == pairs.distance)) for pairs in found]
 
 
 def _one_pass(
-    team: Team, mode: str, distance: str, pairs: tuple[tuple[int, int], ...], group: Group, budget: Budget, measured: dict[_Key, list[float]]
+    team: Team, mode: str, distance: str, pairs: tuple[tuple[int, int], ...], group: Group, budget: Budget, passes: Passes[Key], number: int
 ) -> None:
     if team.rank in group.ranks:
         expected_s, last = 0.0, 0
@@ -85,16 +83,16 @@ def _one_pass(
             lists = team.repeat(group, _ping_pong(team, pairs, size), budget.left_s() * share, 2 * expected_s)
             if not lists:
                 break
-            trips = [max(values) / 2 for values in zip(*(lists[2 * number] for number in range(len(pairs))))]
-            measured[distance, PING_PONG, size, len(pairs), 1] += trips
+            trips = [max(values) / 2 for values in zip(*(lists[2 * pair] for pair in range(len(pairs))))]
+            passes.add((distance, PING_PONG, size, len(pairs), 1), number, trips)
             expected_s, last = sorted(trips)[len(trips) // 2], size
             if len(pairs) == 1 and size <= 64 * KIB and size > 0:
                 for n_messages in (1, _TRAIN_MESSAGES):
                     sends: list[float] = []
                     lists = team.repeat(group, _train(team, pairs[0], size, n_messages, sends), budget.left_s() * share / 4, 0.0, most=15)
-                    measured[distance, TRAIN, size, 1, n_messages] += lists[0]
+                    passes.add((distance, TRAIN, size, 1, n_messages), number, lists[0])
                 if sends:  # the leader's own; they are those of the trains
-                    measured[distance, SEND, size, 1, 1] += sends[-len(lists[0]) :]
+                    passes.add((distance, SEND, size, 1, 1), number, sends[-len(lists[0]) :])
     team.watch.begin(f"waiting for the pairs, {distance}")
     team.wait()
 

@@ -21,9 +21,11 @@ from dlperf import host
 from dlperf.cluster import Cluster, Link
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable
+from microbench.network import collectives, links
 from microbench.network.budget import Budget
 from microbench.network.collectives import measure_collectives, measure_interference, measure_reductions
 from microbench.network.links import measure_links
+from microbench.network.passes import Passes
 from microbench.network.team import Team, choose_backend
 from microbench.network.watch import Watch
 
@@ -82,10 +84,12 @@ def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool
         ranks=team.places, backend=team.backend, threads=torch.get_num_threads(), mode=mode, versions=host.versions(), notes=_notes(team),
         created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     )  # fmt: skip
+    of_links: Passes[links.Key] = Passes()
+    of_collectives: Passes[collectives.Key] = Passes()
     groups: dict[str, Callable[[Cluster, Budget], Cluster]] = {
         "local": lambda found, budget: replace(_with_local(team, found, mode, budget), reductions=tuple(measure_reductions(mode)) if team.rank == 0 else ()),
-        "links": lambda found, budget: replace(found, links=_joined(found.links, measure_links(team, mode, budget))),
-        "collectives": lambda found, budget: replace(found, collectives=(*found.collectives, *measure_collectives(team, mode, budget))),
+        "links": lambda found, budget: replace(found, links=_joined(found.links, measure_links(team, mode, budget, of_links))),
+        "collectives": lambda found, budget: replace(found, collectives=(*found.collectives, *measure_collectives(team, mode, budget, of_collectives))),
         "interference": lambda found, budget: replace(found, interferences=tuple(measure_interference(team, mode, budget))),
     }
     if pair:
@@ -99,7 +103,7 @@ def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool
             if not pair:
                 _say(f"{name}: {time.monotonic() - begin:.1f} s")
     if team.rank == 0:
-        replace(cluster, complete=True, notes=(*cluster.notes, *_left_out(cluster, mode))).save(path)
+        replace(cluster, complete=True, notes=(*cluster.notes, *_left_out(cluster, mode), *_slowed(of_links, of_collectives))).save(path)
         if not pair:
             print(path)
     watch.begin("ending")
@@ -126,6 +130,11 @@ def _left_out(cluster: Cluster, mode: str) -> list[str]:
         if largest < SIZES[mode][-1] and per_node < n_ranks:
             notes.append(f"{kind} over {n_ranks} ranks: sizes above {largest} bytes did not fit the time")
     return notes
+
+
+def _slowed(*measured: Passes[Any]) -> list[str]:
+    slowed, several = (sum(counts) for counts in zip(*(passes.n_slowed() for passes in measured)))
+    return [f"one of two passes was slowed from outside and does not count in {slowed} of {several} measurements"] if slowed else []
 
 
 def _joined(links: tuple[Link, ...], measured: list[Link]) -> tuple[Link, ...]:

@@ -1,0 +1,48 @@
+"""Samples of several passes over the same measurements: a pass that neighbours slowed does not count."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from statistics import median
+from typing import Generic, TypeVar
+
+from dlperf.clock import Samples
+
+Key = TypeVar("Key", bound=Hashable)
+SLOWED = 1.3
+"""A pass whose median is so many times that of the fastest was slowed from outside: undisturbed ones differ by less."""
+
+
+class Passes(Generic[Key]):
+    """What was sampled, by measurement and pass."""
+
+    def __init__(self) -> None:
+        self._found: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, key: Key, number: int, times_s: Iterable[float]) -> None:
+        """Samples of a measurement in pass `number`, seconds."""
+        self._found[key][number] += times_s
+
+    def samples(self) -> dict[Key, Samples]:
+        """For each measurement the samples of all passes but the slowed ones, in the order of measuring; those without any are left out.
+
+        >>> passes = Passes(); passes.add("a", 0, (5.0, 9.0, 6.0)); passes.add("a", 1, (3.0, 3.5)); passes.samples()["a"].values
+        (3.0, 3.5)
+        """
+        found = {}
+        for key, passes in self._found.items():
+            if any(passes.values()):
+                found[key] = Samples(tuple(value for values in self._kept(passes).values() for value in values))
+        return found
+
+    def n_slowed(self) -> tuple[int, int]:
+        """Measurements with a slowed pass, and those with several passes."""
+        several = [passes for passes in self._found.values() if sum(map(bool, passes.values())) > 1]
+        return sum(len(self._kept(passes)) < sum(map(bool, passes.values())) for passes in several), len(several)
+
+    @staticmethod
+    def _kept(passes: dict[int, list[float]]) -> dict[int, list[float]]:
+        medians = {number: median(values) for number, values in passes.items() if values}
+        least = min(medians.values())
+        return {number: passes[number] for number, value in medians.items() if value <= SLOWED * least}
