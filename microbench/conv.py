@@ -9,6 +9,8 @@ from microbench.plan import Group, Point, design, log_pick, pick, repeats, share
 
 _MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
 _MAX_ELEMENTS = 2**23
+_SLOWER_DEPTHWISE = 5.0
+"""By so much less work is asked of a depthwise convolution, whose gradient of the weight takes up to a nanosecond a product."""
 
 
 def convolution(
@@ -90,7 +92,9 @@ def _fits(op: Op, mode: str) -> bool:
     elements = image.shape[0] * c_out
     for size in out:
         elements *= size
-    return flop <= _MAX_FLOP[mode] and max(image.numel, elements) <= _MAX_ELEMENTS
+    is_depthwise = not transposed and 1 == weight.shape[1] < image.shape[1]
+    limit = _MAX_FLOP[mode] / (_SLOWER_DEPTHWISE if is_depthwise else 1.0)
+    return flop <= limit and max(image.numel, elements) <= _MAX_ELEMENTS
 
 
 def _channels(u: float, low: int, high: int, tidy: bool) -> int:
