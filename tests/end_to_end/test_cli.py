@@ -294,7 +294,8 @@ def test_interrupted_at_any_time(machine_file: Path, net: str, delay_s: float) -
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode in (130, -signal.SIGINT, 0)  # before Python is up its own death; or it was done before
+    # before Python is up its own death; abort where torch's C++ was being imported; or it was done before
+    assert process.returncode in (130, -signal.SIGINT, -signal.SIGABRT, 0)
     if process.returncode == 130:
         assert err == "dlperf: interrupted\n"
         assert out == ""

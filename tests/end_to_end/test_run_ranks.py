@@ -22,6 +22,8 @@ HEAD = """
     import torch.distributed as dist
     from torch import nn
     torch.manual_seed(0)
+    def say(*words):
+        sys.stdout.write(" ".join(map(str, words)) + chr(10))  # at once: both ranks write to one pipe
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -56,12 +58,12 @@ TRAIN = HEAD + """
         work.wait()
         said = [None, None]
         dist.all_gather_object(said, step)
-        print(f"rank {rank} step {step} {float(total).hex()} {said}", flush=True)
-    print(f"rank {rank} random {torch.rand(1).item().hex()}", flush=True)
+        say(f"rank {rank} step {step} {float(total).hex()} {said}")
+    say(f"rank {rank} random {torch.rand(1).item().hex()}")
     module = nn.modules.module
-    print(f"rank {rank} hooks", len(module._global_forward_hooks), len(module._global_forward_pre_hooks), flush=True)
+    say(f"rank {rank} hooks", len(module._global_forward_hooks), len(module._global_forward_pre_hooks))
     table = torch._C._dispatch_dump_table("c10d::allreduce_")
-    print(f"rank {rank} kernels", table.count("BackendSelect: fallthrough"), dist.Work.wait.__module__, flush=True)
+    say(f"rank {rank} kernels", table.count("BackendSelect: fallthrough"), dist.Work.wait.__module__)
     dist.destroy_process_group()
 """
 ALONE = HEAD + """
@@ -71,7 +73,7 @@ ALONE = HEAD + """
         optimizer.zero_grad()
         model(torch.randn(8, 16)).square().mean().backward()
         optimizer.step()
-    print("done", flush=True)
+    say("done")
 """
 SHARDED = HEAD + """
     from torch.distributed.fsdp import fully_shard
@@ -87,7 +89,7 @@ SHARDED = HEAD + """
         loss = model(torch.randn(8, 16)).square().mean()
         loss.backward()
         optimizer.step()
-        print(f"rank {dist.get_rank()} step {step} {float(loss).hex()}", flush=True)
+        say(f"rank {dist.get_rank()} step {step} {float(loss).hex()}")
     dist.destroy_process_group()
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.values import loader, parts
+from dlperf.values import loader
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,3 @@ def test_a_loader_that_cannot_be(tmp_path: Path, text: str, said: str) -> None:
     path.write_text("def data(batch_size, num_workers):\n    return other.dat\n")
     with pytest.raises(argparse.ArgumentTypeError, match=said):
         loader(text.format(path))
-
-
-def test_parts() -> None:
-    assert parts("workers,epoch,workers") == ("workers", "epoch")
-    with pytest.raises(argparse.ArgumentTypeError, match="'speed' is unknown; known are workers, "):
-        parts("workers,speed")
