@@ -9,8 +9,12 @@ from dlperf.errors import DlperfError
 from dlperf.scale_options import misuse
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dlperf.cluster import Cluster
     from dlperf.prediction import Prediction
+    from dlperf.scaling.replay_result import Replay
+    from dlperf.scaling.result import Scaling
     from dlperf.trace import Trace
 
 
@@ -47,12 +51,8 @@ def scale(args: Namespace) -> Answer:
         return predict_aloud(_trace_at(args, recorded, size), machine, threads, "calibrated")
 
     found = scaling.forecast(predict_at, cluster, question)
-    for note in found.notes:
-        warn(note)
-    if args.output is not None:
-        written = write(found, args.output, args.force)
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
-    return Answer(scaling_to_text(found), found.to_json())
+    written = [] if args.output is None else write(found, args.output, args.force)
+    return _answer(args, found, scaling_to_text(found), written)
 
 
 def _replay(args: Namespace) -> Answer:
@@ -66,12 +66,16 @@ def _replay(args: Namespace) -> Answer:
     trace = Communication.load(args.trace)
     recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
     found = replay_trace(trace, Cluster.load(args.cluster), recorded_on, args.ranks or (), args.ranks_per_node, links)
+    written = [] if args.output is None else write_replay(found, args.output, args.force)
+    return _answer(args, found, replay_to_text(found), written)
+
+
+def _answer(args: Namespace, found: Scaling | Replay, text: str, written: list[Path]) -> Answer:
     for note in found.notes:
         warn(note)
-    if args.output is not None:
-        written = write_replay(found, args.output, args.force)
+    if written:
         narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
-    return Answer(replay_to_text(found), found.to_json())
+    return Answer(text, found.to_json())
 
 
 def _cluster(args: Namespace) -> Cluster | None:

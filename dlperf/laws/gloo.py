@@ -74,13 +74,8 @@ def all_reduce_s(
     >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20, reduce_s_per_byte=0.5 / 2**20)  # the last segment's sum is waited for
     4.5
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    n_segments, length = (np.asarray(part) for part in segments(whole, ranks, item_bytes))
-    n_messages = n_segments / ranks * (ranks - 1)
-    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
-    transfer, work = at_least("s_per_byte", s_per_byte) * length, at_least("reduce_s_per_byte", reduce_s_per_byte) * length
-    time_s = _two_in_flight_s(n_messages, wait, transfer, work) + _two_in_flight_s(n_messages, wait, transfer, np.asarray(0.0))
-    return plain(np.where((ranks > 1) & (whole > 0), time_s, 0.0))
+    sums_s, copies_s = _halves_s(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte, handshake_s, item_bytes)
+    return plain(sums_s + copies_s)
 
 
 def reduce_scatter_s(
@@ -151,12 +146,8 @@ def reduce_s(
     >>> reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)  # 2 segments of 1 MiB, then the other half of the vector
     4.0
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    n_segments, length = (np.asarray(part) for part in segments(whole, ranks, item_bytes))
-    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
-    transfer, work = at_least("s_per_byte", s_per_byte) * length, at_least("reduce_s_per_byte", reduce_s_per_byte) * length
-    sums_s = _two_in_flight_s(n_segments / ranks * (ranks - 1), wait, transfer, work)
-    return plain(np.where((ranks > 1) & (whole > 0), sums_s, 0.0) + gather_s(whole, ranks, latency_s, s_per_byte, handshake_s))
+    sums_s, _ = _halves_s(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte, handshake_s, item_bytes)
+    return plain(sums_s + gather_s(n_bytes, n_ranks, latency_s, s_per_byte, handshake_s))
 
 
 def gather_s(n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike, handshake_s: ArrayLike = 0.0) -> Quantity:
@@ -215,6 +206,20 @@ def bcube_all_reduce_s(
     per_byte = 2 * at_least("s_per_byte", s_per_byte) + at_least("reduce_s_per_byte", reduce_s_per_byte)
     wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
     return plain(np.where(whole > 0, 2 * n_steps * wait + (ranks - 1) / ranks * whole * per_byte, 0.0))
+
+
+def _halves_s(
+    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike, reduce_s_per_byte: ArrayLike, handshake_s: ArrayLike, item_bytes: int
+) -> tuple[Reals, Reals]:
+    """Seconds of the two halves of a ring all-reduce: parts are summed on their way round, then the sums go round."""
+    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
+    n_segments, length = (np.asarray(part) for part in segments(whole, ranks, item_bytes))
+    n_messages = n_segments / ranks * (ranks - 1)
+    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
+    transfer, work = at_least("s_per_byte", s_per_byte) * length, at_least("reduce_s_per_byte", reduce_s_per_byte) * length
+    moves = (ranks > 1) & (whole > 0)
+    sums_s, copies_s = (np.where(moves, _two_in_flight_s(n_messages, wait, transfer, each), 0.0) for each in (work, np.asarray(0.0)))
+    return sums_s, copies_s
 
 
 def _two_in_flight_s(n_messages: Reals, wait_s: Reals, transfer_s: Reals, work_s: Reals) -> Reals:

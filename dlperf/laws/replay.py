@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlperf.errors import DlperfError
-from dlperf.laws.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, Collective
+from dlperf.laws.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, Collective, Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,6 @@ class Operation:
     def __post_init__(self) -> None:
         if not self.ranks or len(set(self.ranks)) != len(self.ranks):
             raise DlperfError(f"an operation has the ranks {self.ranks}; it needs one at least, each once")
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """The rank's thread computes for so long, if nothing disturbs it."""
-
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +67,8 @@ class Surface:
     """The process's weights of the points: K^-1 residuals."""
     held_out: Array
     """ln(predicted / measured) of each point, predicted from all the others (ibid., eq. 5.12); empty for fewer than three points."""
-    noise: Array
-    """Standard deviations (n,) of the logarithms of the points' own times."""
+    factor: tuple[Array, bool]
+    """The covariance of the points with their noise, as scipy.linalg.cho_factor gives it."""
     sharpness: float
     """The factor on the process's standard deviations under which 90 % of the held-out points lie in their 90 % intervals; NaN where too few
     points were measured to know."""
@@ -82,13 +81,13 @@ class Surface:
         weights, residuals = _first_approximation(terms, times_s)
         smooth = smoothness if smoothness is not None and len(smoothness.scales) == places.shape[1] else default_smoothness(places, residuals)
         covariance = smooth.covariance(places, places)
-        coefficients, spread = _solve(covariance, residuals, np.full(len(residuals), smooth.noise))
+        factor, coefficients, spread = _solve(covariance, residuals, np.full(len(residuals), smooth.noise))
         if len(times_s) < 3:
-            return cls(places, weights, smooth, coefficients, np.zeros(0), np.full(len(times_s), smooth.noise), float("nan"), float(times_s.min()))
+            return cls(places, weights, smooth, coefficients, np.zeros(0), factor, float("nan"), float(times_s.min()))
         # A point that the others contradict was disturbed while it was measured: it counts with as much noise as it seems to have.
         surprise = np.abs(coefficients) * np.sqrt(spread)
         noise = smooth.noise * np.maximum(1.0, surprise / _SURPRISE)
-        coefficients, spread = _solve(covariance, residuals, noise)
+        factor, coefficients, spread = _solve(covariance, residuals, noise)
         sharpness = float("nan")
         if len(times_s) >= _LEAST_POINTS:
             # A disturbed point is no less an error of the curve: it counts with the noise of the others.
@@ -96,11 +95,7 @@ class Surface:
             ordered = np.sort(np.abs(coefficients * spread) / np.sqrt(np.maximum(usual, smooth.noise**2)))
             # Of n + 1 exchangeable points a new one lies below the k-th of the others with probability k / (n + 1) (Vovk et al. 2005).
             sharpness = float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1]) / _Z_WANTED
-        return cls(places, weights, smooth, coefficients, -coefficients * spread, noise, sharpness, float(times_s.min()))
-
-    @cached_property
-    def _factor(self) -> tuple[Array, bool]:
-        return cho_factor(self.smoothness.covariance(self.places, self.places) + np.diag(self.noise**2), lower=True)  # type: ignore[no-any-return]
+        return cls(places, weights, smooth, coefficients, -coefficients * spread, factor, sharpness, float(times_s.min()))
 
     def covariance(self, places: Array) -> Array:
         """Covariance (m, m) of the errors of ln t at different places (m, d): the process's own given the points (ibid., eq. 2.26) and, for each place by
@@ -109,7 +104,7 @@ class Surface:
             # Nothing is known of how errors hang together: the same for all.
             return np.full((len(places), len(places)), _UNKNOWN**2)
         across = self.smoothness.covariance(places, self.places)
-        found: Array = self.smoothness.covariance(places, places) - across @ cho_solve(self._factor, across.T)
+        found: Array = self.smoothness.covariance(places, places) - across @ cho_solve(self.factor, across.T)
         return self.sharpness**2 * (found + self.smoothness.noise**2 * np.eye(len(places)))
 
     @property
@@ -142,10 +137,10 @@ def _first_approximation(terms: Array, times_s: Array) -> tuple[Array, Array]:
     return weights, np.log(times_s / np.where(base > 0, base, times_s))
 
 
-def _solve(covariance: Array, residuals: Array, noise: Array) -> tuple[Array, Array]:
-    """(K^-1 residuals, 1 / diag K^-1), the latter the variance of each point as the others predict it (Rasmussen and Williams, eq. 5.12)."""
+def _solve(covariance: Array, residuals: Array, noise: Array) -> tuple[tuple[Array, bool], Array, Array]:
+    """(K's factor, K^-1 residuals, 1 / diag K^-1), the latter the variance of each point as the others predict it (Rasmussen and Williams, eq. 5.12)."""
     factor = cho_factor(covariance + np.diag(noise**2), lower=True)
-    return cho_solve(factor, residuals), 1.0 / np.diag(cho_solve(factor, np.eye(len(residuals))))
+    return factor, cho_solve(factor, residuals), 1.0 / np.diag(cho_solve(factor, np.eye(len(residuals))))
 
 
 def _noisy(smoothness: Smoothness, places: Array) -> Array:

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from dlperf.communication import LAUNCH, MESSAGES, Communication, Event, Meeting
 from dlperf.exposure import clock_offsets
-from dlperf.laws.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, NCCL_LANES
-from dlperf.laws.replay import Compute, Launch, Mark, Task, Wait
+from dlperf.laws.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, NCCL_LANES, Compute
+from dlperf.laws.replay import Launch, Mark, Task, Wait
 
 COMPUTING, ISSUING, LEAVING = "computing", "issuing", "leaving"
 """What a rank does on its own: the script's work; issuing a call; leaving a wait whose call is over (waking up, copying a result)."""

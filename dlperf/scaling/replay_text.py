@@ -1,20 +1,17 @@
 """A replayed trace as a page to read, as a plot, and as files in a folder."""
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from dlperf.files import write_bytes, write_text
 from dlperf.report.drawing import DIM, INK, new_figure, own_style, plain, seconds_axis, to_png
 from dlperf.report.table import Column, format_table, terminal_width
-from dlperf.report.writing import check_folder, make_folder
 from dlperf.scaling.plots import COMPUTE, EXPOSED
 from dlperf.scaling.replay_result import Replay
+from dlperf.scaling.text import FILE_WIDTH, write_files
 from dlperf.units import format_bytes, format_percent, format_seconds
 
-_FILE_WIDTH = 160
 _MOST_ROWS = 16
 WAITING = "#8a8f98"
 
@@ -115,15 +112,9 @@ def write_replay(found: Replay, folder: str | Path, force: bool = False) -> list
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`), WorkFailed if the disk refuses.
     """
-    check_folder(folder, force)
-    place = make_folder(folder)
-    texts = {
-        "scaling.txt": f"dlperf scale\n\n{replay_to_text(found, _FILE_WIDTH)}\n", "scaling.csv": found.to_csv(),
-        "scaling.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
-    }  # fmt: skip
-    for name, text in texts.items():
-        write_text(place / name, text)
-    with own_style():
-        png = to_png(replay_figure(found), 130, f"dlperf scale replay: {found.target}")
-    write_bytes(place / "replay.png", png)
-    return [*(place / name for name in texts), place / "replay.png"]
+
+    def draw() -> dict[str, bytes]:
+        with own_style():
+            return {"replay": to_png(replay_figure(found), 130, f"dlperf scale replay: {found.target}")}
+
+    return write_files(found, replay_to_text(found, FILE_WIDTH), draw, folder, force)

@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from dlperf.files import write_bytes, write_text
 from dlperf.report.table import Column, format_table, terminal_width
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.scaling.plots import pngs_of
+from dlperf.scaling.replay_result import Replay
 from dlperf.scaling.result import Scaling
 from dlperf.units import format_bytes, format_percent, format_seconds
 
-_FILE_WIDTH = 160
+FILE_WIDTH = 160
 _MOST_BUCKETS = 8
 
 
@@ -62,15 +64,23 @@ def write(found: Scaling, folder: str | Path, force: bool = False) -> list[Path]
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`), WorkFailed if the disk refuses.
     """
+    return write_files(found, scaling_to_text(found, FILE_WIDTH), lambda: pngs_of(found), folder, force)
+
+
+def write_files(found: Scaling | Replay, text: str, draw: Callable[[], dict[str, bytes]], folder: str | Path, force: bool) -> list[Path]:
+    """Write ``scaling.txt``, ``.csv``, ``.json`` and the PNGs that `draw` gives by name into a folder, which is made if missing; the files in that order.
+
+    Raises as :func:`write`.
+    """
     check_folder(folder, force)
     place = make_folder(folder)
     texts = {
-        "scaling.txt": f"dlperf scale\n\n{scaling_to_text(found, _FILE_WIDTH)}\n", "scaling.csv": found.to_csv(),
+        "scaling.txt": f"dlperf scale\n\n{text}\n", "scaling.csv": found.to_csv(),
         "scaling.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
     }  # fmt: skip
-    for name, text in texts.items():
-        write_text(place / name, text)
-    images = {f"{name}.png": png for name, png in pngs_of(found).items()}
+    for name, content in texts.items():
+        write_text(place / name, content)
+    images = {f"{name}.png": png for name, png in draw().items()}
     for name, png in images.items():
         write_bytes(place / name, png)
     return [place / name for name in (*texts, *images)]

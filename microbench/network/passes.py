@@ -11,7 +11,7 @@ from dlperf.clock import Samples
 
 Key = TypeVar("Key", bound=Hashable)
 SLOWED = 1.3
-"""A pass whose median is so many times that of the fastest was slowed from outside: undisturbed ones differ by less."""
+"""A pass whose median is more than so many times that of the fastest counts as slowed from outside."""
 
 
 class Passes(Generic[Key]):
@@ -22,27 +22,23 @@ class Passes(Generic[Key]):
 
     def add(self, key: Key, number: int, times_s: Iterable[float]) -> None:
         """Samples of a measurement in pass `number`, seconds."""
-        self._found[key][number] += times_s
+        for time_s in times_s:
+            self._found[key][number].append(time_s)
 
     def samples(self) -> dict[Key, Samples]:
-        """For each measurement the samples of all passes but the slowed ones, in the order of measuring; those without any are left out.
+        """For each measurement the samples of all passes but the slowed ones, in the order of measuring.
 
         >>> passes = Passes(); passes.add("a", 0, (5.0, 9.0, 6.0)); passes.add("a", 1, (3.0, 3.5)); passes.samples()["a"].values
         (3.0, 3.5)
         """
-        found = {}
-        for key, passes in self._found.items():
-            if any(passes.values()):
-                found[key] = Samples(tuple(value for values in self._kept(passes).values() for value in values))
-        return found
+        return {key: Samples(tuple(value for values in self._kept(passes) for value in values)) for key, passes in self._found.items()}
 
     def n_slowed(self) -> tuple[int, int]:
         """Measurements with a slowed pass, and those with several passes."""
-        several = [passes for passes in self._found.values() if sum(map(bool, passes.values())) > 1]
-        return sum(len(self._kept(passes)) < sum(map(bool, passes.values())) for passes in several), len(several)
+        several = [passes for passes in self._found.values() if len(passes) > 1]
+        return sum(len(self._kept(passes)) < len(passes) for passes in several), len(several)
 
     @staticmethod
-    def _kept(passes: dict[int, list[float]]) -> dict[int, list[float]]:
-        medians = {number: median(values) for number, values in passes.items() if values}
-        least = min(medians.values())
-        return {number: passes[number] for number, value in medians.items() if value <= SLOWED * least}
+    def _kept(passes: dict[int, list[float]]) -> list[list[float]]:
+        least = min(median(values) for values in passes.values())
+        return [values for values in passes.values() if median(values) <= SLOWED * least]
