@@ -2,11 +2,11 @@
 
     python benchmarks/page_faults.py [--networks 26] [--processes 2] [--malloc default,tuned,huge-pages,jemalloc,tcmalloc]
 
-Each random network trains in fresh processes for 20 steps under every policy that can be tried here; the median of the last 12 steps' faults
+Each random network trains in fresh processes for 40 steps under every policy that can be tried here; the mean of the last 30 steps' faults
 is the truth, and so is what the first three steps add to the resident memory. Printed beside it: the replay's faults with the least and the
-most of its histories, and its peak together with what torch takes for itself. At the end, for each policy, the sum of errors / sum of faults,
-the floor (what the processes of a network differ from their median by), the share of processes between the histories, and the error of the
-memory. From these allocator.HISTORIES and allocator.steps.SPREAD were taken.
+most of its histories, and its peak together with what torch takes for itself; of faults those of the forward after a stroke. At the end, for each
+policy, the sum of errors / sum of faults of the step and of its forward, the floor (what the processes of a network differ from their median by),
+the share of processes between the histories, and the error of the memory. From these allocator.HISTORIES and allocator.steps.SPREAD were taken.
 Counts, not times: a busy machine does not change them.
 """
 
@@ -91,26 +91,31 @@ def resident_bytes(name: str) -> int:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
 
 
-def train(seed: int, batch: int) -> tuple[float, int]:
-    """(faults of a steady step, bytes that the first three steps add) in a plain training loop in this process, which has imported torch alone."""
+def train(seed: int, batch: int) -> tuple[float, float, int]:
+    """(faults of a steady step, those of its forward, bytes that the first three steps add) in a plain training loop in this process, which has imported
+    torch alone."""
     import resource
+
+    def count() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
     before = resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the most from here on
     torch.set_num_threads(1)
     model, x, loss, optimizer = build(seed, batch)
-    losses, faults, added = [], [], 0
-    for step in range(20):
-        begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    losses, faults, forward, added = [], [], [], 0
+    for step in range(40):
+        begin = count()
         optimizer.zero_grad()
         value = loss(model(x))
+        forward.append(count() - begin)
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(value.item())
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin)
+        faults.append(count() - begin)
         if step == 2:
             added = resident_bytes("VmHWM") - before
-    return statistics.median(faults[8:]), added
+    return statistics.mean(faults[10:]), statistics.mean(forward[10:]), added
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,10 @@ class Case:
     """One network under one policy: what processes counted, and what the replay says."""
 
     counted: tuple[float, ...]
+    forward_counted: tuple[float, ...]
     added_bytes: tuple[int, ...]
     faults: float
+    forward: float
     fewest: float
     most: float
     peak_bytes: int
@@ -145,12 +152,13 @@ def summary(policy: str, cases: list[Case]) -> str:
     pairs = [(case, count) for case in cases for count in case.counted]
     share = 1 / max(1.0, total)
     error = share * sum(statistics.mean(abs(case.faults - count) for count in case.counted) for case in cases)
+    forward = share * sum(statistics.mean(abs(case.forward - count) for count in case.forward_counted) for case in cases)
     floor = share * sum(statistics.mean(abs(statistics.median(case.counted) - count) for count in case.counted) for case in cases)
     inside = statistics.mean(0.95 * case.fewest - 50 <= count <= 1.05 * case.most + 50 for case, count in pairs)
     memory = [case.peak_bytes / statistics.median(case.added_bytes) - 1 for case in cases]
     worst = max(memory, key=abs)
     return (
-        f"{policy}: {total:.0f} faults, error {error:.3f}, floor {floor:.3f}, between the histories {inside:.2f}; "
+        f"{policy}: {total:.0f} faults, error {error:.3f}, of the forward {forward:.3f}, floor {floor:.3f}, between the histories {inside:.2f}; "
         f"memory error median {statistics.median(map(abs, memory)):.3f}, worst {worst:+.3f}"
     )
 
@@ -186,7 +194,7 @@ def compare(n_networks: int, n_processes: int, policies: list[str]) -> None:
             print(f"{policy}: its library is not installed")
         else:
             found[policy] = []
-    print(f"{'network':>8}{'batch':>6} {'malloc':<11}{'predicted':>10}{'fewest':>9}{'most':>9}{'MiB':>7}  counted (MiB added)")
+    print(f"{'network':>8}{'batch':>6} {'malloc':<11}{'predicted':>14}{'fewest':>9}{'most':>9}{'MiB':>7}  counted (MiB added)")
     for seed in range(n_networks):
         batch = (16, 64)[seed % 2]
         model, x, loss, optimizer = build(seed, batch)
@@ -202,15 +210,16 @@ def compare(n_networks: int, n_processes: int, policies: list[str]) -> None:
                 runs.append(json.loads(child.stdout))
             replay = allocator.replay(trace, scratch, policy)
             huge = sum(replay.huge_faults)
+            counts, of_forward, added = zip(*runs)
+            forward = sum(small + large for op, small, large in zip(trace.ops, replay.faults, replay.huge_faults) if op.phase == "forward")
             case = Case(
-                tuple(count for count, _ in runs), tuple(added for _, added in runs), sum(replay.faults) + huge, replay.fewest_faults + huge,
-                replay.most_faults + huge, peak_memory_bytes(trace, torch_itself, replay),
+                counts, of_forward, added, sum(replay.faults) + huge, forward, replay.fewest_faults + huge, replay.most_faults + huge,
+                peak_memory_bytes(trace, torch_itself, replay),
             )  # fmt: skip
             cases.append(case)
-            counted = ", ".join(f"{count:.0f} ({added / 2**20:.0f})" for count, added in zip(case.counted, case.added_bytes))
-            print(
-                f"{seed:8}{batch:6} {policy:<11}{case.faults:10.0f}{case.fewest:9.0f}{case.most:9.0f}{case.peak_bytes / 2**20:7.0f}  {counted}", flush=True
-            )
+            counted = ", ".join(f"{count:.0f}/{first:.0f} ({more / 2**20:.0f})" for count, first, more in zip(counts, of_forward, added))
+            predicted = f"{case.faults:.0f}/{case.forward:.0f}"
+            print(f"{seed:8}{batch:6} {policy:<11}{predicted:>14}{case.fewest:9.0f}{case.most:9.0f}{case.peak_bytes / 2**20:7.0f}  {counted}", flush=True)
     for policy, cases in found.items():
         print(summary(policy, cases))
 

@@ -1,7 +1,6 @@
 """A measured machine as data: what it is, how fast its kernels, memory and framework are, and how that was found out.
 
-Nothing here imports torch. A machine file keeps raw samples and provenance; whatever is fitted is fitted from it
-when it is used, so a better predictor needs no new measurement.
+Nothing here imports torch. A machine file keeps raw samples and provenance; fits are made when it is used: a better predictor needs no new measurement.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ STEP_COSTS = {
     "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
     "framework of training": (
         "autograd_record", "autograd_node", "accumulate_grad", "backward_call", "zero_grad_call", "zero_grad_tensor", "optimizer_call", "optimizer_tensor",
+        "optimizer_zero_root",
     ),
     "memory": ("page_fault", "page_release"),
 }  # fmt: skip

@@ -7,17 +7,18 @@ and modules are distinct (a loop over one tensor keeps everything in the first c
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns, undisturbed
+from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
 from dlperf.machine import Cost
+from microbench import cold
 
 _FEW, _MANY = 8, 72
+_ROOTS = 2**16
 Call = Callable[[], object]
 
 
@@ -217,7 +218,10 @@ def implementation(options: dict[str, object]) -> str:
 
 
 def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """``optimizer_tensor/TYPE/IMPLEMENTATION/OPS`` seconds a parameter tensor, its tiny kernels included, and ``optimizer_call/...`` seconds a step."""
+    """``optimizer_tensor/TYPE/IMPLEMENTATION/OPS`` seconds a parameter tensor, its tiny kernels included, and ``optimizer_call/...`` seconds a step.
+
+    Also ``zero_grad_tensor``, ``zero_grad_call``, and ``optimizer_zero_root``: seconds that the square root of a zero takes beyond that of another number.
+    """
     found: dict[str, Samples] = {}
     for type_name, options in OPTIMIZERS[:: 3 if mode == "quick" else 1]:
         made = []
@@ -248,91 +252,15 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
     each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
     found["zero_grad_tensor"] = each
     found["zero_grad_call"] = _less(few, each.minimum * _FEW)
+    ones, zeros = _samples([_roots(1.0), _roots(0.0)], repeats, clock)
+    found["optimizer_zero_root"] = Samples(tuple(max(0.0, value - ones.minimum) / _ROOTS for value in zeros.values), zeros.n_disturbed)
     return found
 
 
-COLD_BYTES = (2**20, 2**22, 2**24, 2**26, 2**27)
-"""How much memory passes by between two measured calls, so that the code and data of the call have left the nearer caches."""
-
-
-def _cold(mode: str, clock: Clock) -> dict[str, Samples]:
-    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``: seconds that one call takes more after so many bytes of other work than when it is repeated.
-
-    A step runs every operator's code once between megabytes of data; the interpreter, the dispatcher and the kernels come
-    back from farther caches, as data do. ``first`` is the first operator called afterwards, which finds everything cold, ``next``
-    a second one, which finds only what is its own cold; ``module`` is a module's call without an operator, after a first
-    operator. The other work streams through memory that is there (cold), or writes fresh pages and gives them back
-    (churn), which empties more of the core's tables.
-    """
-    leaf = torch.rand(4, 4, requires_grad=True)
-    parameters = [torch.rand(4, requires_grad=True) for _ in range(_FEW)]
-    for parameter in parameters:
-        parameter.grad = torch.zeros(4)
-    sgd, adam = torch.optim.SGD(parameters, lr=0.01, momentum=0.9), torch.optim.Adam(parameters)
-    bare = torch.nn.Dropout(0.0)
-
-    def backward() -> Call:
-        root = torch.relu(torch.tanh(leaf * 1.0)).sum()
-        return root.backward
-
-    operators: tuple[Call, ...] = (lambda: torch.relu(leaf), lambda: torch.tanh(leaf), lambda: torch.sigmoid(leaf))
-    makes: tuple[tuple[str, Callable[[], Call]], ...] = (("optimizer", lambda: sgd.step), ("optimizer", lambda: adam.step), ("backward", backward))
-    found: dict[str, list[float]] = {}
-    n_samples = 5 if mode == "quick" else 13
-    for n_bytes in COLD_BYTES[:: 2 if mode == "quick" else 1]:
-        memory = torch.zeros(n_bytes // 4)
-        stream: Call = lambda memory=memory: memory.add_(1.0)  # type: ignore[misc]  # noqa: E731
-        for place, first in enumerate(operators):
-            second = operators[place - 1]
-            for name, values in zip(("first", "next"), _pair_after(first, second, stream, n_samples, clock)):
-                found.setdefault(f"cold/{name}/{n_bytes}", []).extend(values)
-        found.setdefault(f"cold/module/{n_bytes}", []).extend(_pair_after(operators[0], lambda: bare(leaf), stream, n_samples, clock)[1])
-        others = {"": lambda: None, "cold": stream, "churn": lambda n_bytes=n_bytes: churn(n_bytes)}  # type: ignore[misc]
-        for name, make in makes:
-            taken = {kind: take_single(lambda: _after(make, other), n_samples, clock) for kind, other in others.items()}  # noqa: B023
-            warm_s = taken.pop("").minimum
-            for kind, samples in taken.items():
-                found.setdefault(f"{kind}/{name}/{n_bytes}", []).extend(max(0.0, value - warm_s) for value in samples.values)
-    return {name: Samples(tuple(values)) for name, values in found.items()}
-
-
-def _pair_after(first: Call, second: Call, other: Call, n_samples: int, clock: Clock) -> tuple[list[float], list[float]]:
-    """Seconds that two calls, one right after the other, take more after other work than without it, for each of the two."""
-    taken: dict[bool, tuple[list[tuple[float, bool]], list[tuple[float, bool]]]] = {False: ([], []), True: ([], [])}
-    for _ in range(2 * n_samples):
-        for cold, (firsts, seconds) in taken.items():
-            first()
-            second()
-            before = clock.switches()
-            if cold:
-                other()
-            begin = clock.now()
-            first()
-            middle = clock.now()
-            second()
-            end = clock.now()
-            disturbed = clock.switches() != before
-            firsts.append((middle - begin, disturbed))
-            seconds.append((end - middle, disturbed))
-    found = []
-    for place in (0, 1):
-        warm, cold_ones = (undisturbed(taken[cold][place], least_frac=0.0) for cold in (False, True))
-        found.append([max(0.0, value - warm.minimum) for value in cold_ones.values])
-    return found[0], found[1]
-
-
-def _after(make: Callable[[], Call], other: Call) -> Call:
-    """A call that has just been made once, with other work in between."""
-    make()()
-    call = make()
-    other()
-    return call
-
-
-def churn(n_bytes: int) -> None:
-    """Write to fresh pages and give them back."""
-    with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
-        torch.frombuffer(region, dtype=torch.float32).fill_(1.0)
+def _roots(value: float) -> Call:
+    numbers = torch.full((_ROOTS,), value)
+    found = torch.empty_like(numbers)
+    return lambda: torch.sqrt(numbers, out=found)
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
@@ -343,5 +271,5 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     found |= _modules(repeats, clock)
     found["module_body"] = _module_bodies(found["module_call"].minimum, found["parameter_lookup"].minimum, mode, repeats, clock)
     found |= _optimizers(mode, repeats, clock)
-    found |= _cold(mode, clock)
+    found |= cold.measure(mode, clock)
     return [Cost(name, threads, samples) for name, samples in found.items()]

@@ -10,7 +10,7 @@ import torch
 from dlperf.machine import Cpu
 from dlperf.trace import Trace
 from microbench import ceilings
-from microbench.framework import churn
+from microbench.cold import churn
 from microbench.replay import Unplayable, build
 from microbench.stream import arrays, triad
 

@@ -14,10 +14,11 @@ MODES = ("quick", "full", "thorough")
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel to time and the family under which the machine file keeps it."""
+    """One kernel to time and the family under which the machine file keeps it; in a group those of lower `rank` are timed first."""
 
     family: str
     op: Op
+    rank: int = 0
 
 
 @dataclass(frozen=True)

@@ -163,19 +163,36 @@ def _patterns(size: int) -> list[Op]:
         Op("aten.mul.Tensor", (square, T(side, 1))),
         Op("aten.mul.Tensor", (image, T(image.shape[0], 16, 1, 1))),
         Op("aten.add.Tensor", (square, transposed)),
+        Op("aten.add.Tensor", (T(*heads.shape), heads)),
         Op("aten.div.Scalar", (TensorSpec((side, side), (1, 0)), 7)),
     ]
 
 
+_LARGEST = 2**22
+
+
+def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
+    """(size, rank): every fourth size first, then those half-way, then the others, so that a curve that is cut short still spans its range.
+
+    The largest come last: they take as long as all others together, and are limited by memory alone, whatever the kernel.
+
+    >>> _ranked([64, 256, 1024, 4096, 16384, 2**24])
+    [(64, 0), (256, 2), (1024, 1), (4096, 2), (16384, 0), (16777216, 3)]
+    """
+    return [(size, 3 if size > _LARGEST else (0, 2, 1, 2)[place % 4]) for place, size in enumerate(sizes)]
+
+
 def groups(mode: str, low_precision: bool) -> list[Group]:
     """Every kernel over sizes from 64 elements to beyond the last cache."""
-    sizes = log_sizes(64, 2**20, 0.2) if mode == "quick" else log_sizes(64, 2**24, 0.5 if mode == "full" else 1.0)
+    sizes = _ranked(log_sizes(64, 2**20, 0.2) if mode == "quick" else log_sizes(64, 2**24, 0.5 if mode == "full" else 1.0))
     found = []
     for name, makes in (("unary", UNARY), ("binary", BINARY), ("ternary and optimizer", TERNARY)):
-        found.append(Group(f"pointwise {name}", tuple(Point("pointwise", make(T(size))) for make in makes for size in sizes), repeats(mode)))
-    found.append(Group("pointwise patterns", tuple(Point("pointwise", op) for size in sizes for op in _patterns(size)), repeats(mode)))
+        points = tuple(Point("pointwise", make(T(size)), rank) for make in makes for size, rank in sizes)
+        found.append(Group(f"pointwise {name}", points, repeats(mode)))
+    patterns = {op.signature: Point("pointwise", op, rank) for size, rank in sizes for op in _patterns(size)}  # small sizes give some twice
+    found.append(Group("pointwise patterns", tuple(patterns.values()), repeats(mode)))
     if low_precision and mode != "quick":
         chosen = [make for make in (*UNARY, *BINARY) if make(T(1)).name.removeprefix("aten.").startswith(_IN_LOW_PRECISION)]
-        points = tuple(Point("pointwise", make(T(size, dtype="bfloat16"))) for make in chosen for size in sizes[::2])
+        points = tuple(Point("pointwise", make(T(size, dtype="bfloat16")), rank) for make in chosen for size, rank in sizes[::2])
         found.append(Group("pointwise bfloat16", points, repeats(mode)))
     return found

@@ -110,7 +110,8 @@ def time_group(group: Group, threads: int, progress: Callable[[int], None], cloc
     begin = clock.now()
     for number, n_samples in enumerate(_passes(group.repeats.n_samples)):
         order = list(taken) if number else list(range(len(group.points)))
-        random.Random(number).shuffle(order)  # any part of it covers the space
+        random.Random(number).shuffle(order)  # any part of a rank covers its space
+        order.sort(key=lambda place: group.points[place].rank)
         for chunk in _chunks(group.points, order):
             if taken and clock.now() - begin > allowance_s:
                 break

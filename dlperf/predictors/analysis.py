@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf import allocator, work
+from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.onednn import scratch, workspace_bytes
+from dlperf.predictors.zeros import roots_of_zero
 from dlperf.trace import Op, Trace
 
 _KEPT = "_analysis"
@@ -19,11 +21,11 @@ _KEPT = "_analysis"
 class Analysis:
     """Per op, aligned with ``trace.ops``: FLOP, bytes, whether it is the first op of its autograd node.
 
-    `code_distance[i]` is how many bytes the step touched since the same operator last ran, `bytes_before[i]` how many the op before it
+    `code_distance[i]` is how many bytes the step touched since the same code last ran, `bytes_before[i]` how many the op before it
     touched; `step_bytes` are all that the step touches.
     Operands stand flat: of op `operand_op[j]`, `operand_bytes[j]` large, and `operand_distance[j]` bytes of the step away, which is what
     went by since that memory was last touched (infinite if it never was). `working_bytes[i]` are all of op i's, `farthest[i]` the largest
-    distance. `replay` is malloc's view.
+    distance. `replay` is malloc's view, `roots_of_zero` as :func:`~dlperf.predictors.zeros.roots_of_zero` tells.
     """
 
     ops: tuple[Op, ...]
@@ -39,6 +41,7 @@ class Analysis:
     bytes_before: tuple[float, ...]
     step_bytes: float
     replay: allocator.Replay
+    roots_of_zero: dict[int, float]
     _described: dict[bool, tuple[Description | None, ...]] = field(default_factory=dict, repr=False)
 
     def descriptions(self, threads: int) -> tuple[Description | None, ...]:
@@ -79,7 +82,7 @@ def _analyse(trace: Trace, malloc: str) -> Analysis:
         ops=trace.ops, flops=np.array(flops, dtype=float), n_bytes=np.array(n_bytes, dtype=float), first_of_node=tuple(first),
         operand_op=owner.astype(np.int64), operand_bytes=sizes.astype(float), operand_distance=distances.astype(float), working_bytes=working,
         farthest=farthest, code_distance=_code_distances(trace, working.tolist()), bytes_before=(0.0, *working.tolist()[:-1]),
-        step_bytes=float(working.sum()), replay=replay,
+        step_bytes=float(working.sum()), replay=replay, roots_of_zero=roots_of_zero(trace),
     )  # fmt: skip
 
 
@@ -91,36 +94,38 @@ def _operand_distances(trace: Trace, replay: allocator.Replay) -> tuple[tuple[tu
     touched: dict[int, float] = {}
     clock_bytes = 0.0
     found: list[tuple[tuple[int, float], ...]] = []
+    read_by = [work.bytes_read(op) for op in trace.ops]
     for _ in range(2):
         found = []
-        for op in trace.ops:
-            operands = []
-            for spec in op.inputs:
-                if spec.storage >= 0 and spec.numel:
-                    operands.append((spec.nbytes, clock_bytes - touched.get(spec.storage, -np.inf)))
-            read = {spec.storage for spec in op.inputs}
+        for op, reads in zip(trace.ops, read_by):
+            # A view counts as a pass over its tensor: caches forget sooner than their size says (random networks are predicted better so).
+            sizes = [(spec.storage, size or spec.nbytes) for spec, size in reads if spec.storage >= 0]
+            operands = [(storage, size, clock_bytes - touched.get(storage, -np.inf)) for storage, size in sizes if size]
+            read = {spec.storage for spec, _ in reads}
             for spec in op.outputs:
                 if spec.storage >= 0 and spec.storage not in read and spec.numel:
-                    before = replay.predecessor[spec.storage] if trace.storages[spec.storage].born >= 0 else spec.storage
+                    held = trace.storages[spec.storage].born < 0 or spec in op.inputs
+                    before = spec.storage if held else replay.predecessor[spec.storage]
                     # Pages fresh from the kernel were zeroed just now: they are in the cache.
                     distance = 0.0 if before < 0 else clock_bytes - touched.get(before, -np.inf)
-                    operands.append((spec.nbytes, distance))
-            found.append(tuple(operands))
-            clock_bytes += sum(size for size, _ in operands)
-            for spec in (*op.inputs, *op.outputs):
-                touched[spec.storage] = clock_bytes
+                    operands.append((spec.storage, spec.nbytes, distance))
+            found.append(tuple((size, distance) for _, size, distance in operands))
+            clock_bytes += sum(size for _, size, _ in operands)
+            for storage, _, _ in operands:
+                touched[storage] = clock_bytes
     return tuple(found)
 
 
 def _code_distances(trace: Trace, touched: list[float]) -> tuple[float, ...]:
-    """Bytes that went through the caches since the same operator last ran, in a step that repeats."""
+    """Bytes that went through the caches since an operator of the same code last ran, in a step that repeats."""
     last: dict[str, float] = {}
     passed = 0.0
     found: list[float] = []
     for _ in range(2):
         found = []
         for op, size in zip(trace.ops, touched):
-            found.append(passed - last.get(op.packet, passed))
+            code = code_of(op.packet)
+            found.append(passed - last.get(code, passed))
             passed += size
-            last[op.packet] = passed
+            last[code] = passed
     return tuple(found)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.machine import EXACT, Curve, Kernel, Machine
+from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
 from dlperf.roofs import LEVELS, Roofs, roofs_of
@@ -148,6 +149,12 @@ class Book:
             # A quarter of the least amount measured leaves the call's own code where it is.
             curves[what] = ([points[0][0] - 2.0, *(size for size, _ in points)], [0.0, *map(float, seconds)])
         return curves
+
+    def cold_operator_s(self, packet: str, passed_bytes: float) -> float:
+        """Seconds that an operator takes more that finds its own code as far away as `passed_bytes` drove it; where no operator of the same code was
+        measured, those of an elementwise one."""
+        code = code_of(packet)
+        return self.cold_s(code if f"cold/{code}" in self._cold_curves else "next", passed_bytes)
 
     def cold_s(self, what: str, passed_bytes: float, fresh_bytes: float = 0.0) -> float:
         """Seconds that a ``call``, ``optimizer`` or ``backward`` takes more after `passed_bytes` since it last ran, `fresh_bytes` on new pages."""

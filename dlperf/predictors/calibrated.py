@@ -129,7 +129,8 @@ class _Priced:
         the operator's own as far as all that happened since it last ran.
         """
         before, own = self.analysis.bytes_before[index], self.analysis.code_distance[index]
-        called = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before)) + self.book.cold_s("next", own) - self.book.cost_s("boxed_call")
+        shared = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before))
+        called = shared + self.book.cold_operator_s(op.packet, own) - self.book.cost_s("boxed_call")
         if op.phase == "backward":
             return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
@@ -159,11 +160,11 @@ class _Priced:
         """One item an op (several where it serves several layers)."""
         if not self.trace.ops:
             return
-        distance_s = self._distance_s()
+        distance_s, root_s = self._distance_s(), self.book.cost_s("optimizer_zero_root")
         seconds = []
         for index, op in enumerate(self.trace.ops):
             if op.phase == "optimizer" and self.optimizer is not None:
-                own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op))
+                own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op)) + self.analysis.roots_of_zero.get(index, 0.0) * root_s
             else:
                 own_s = max(self.kernel_s[index] + self._overhead_s(op, index), _LEAST_KERNEL_S)
             seconds.append(own_s + distance_s[index])

@@ -56,6 +56,26 @@ _FOREACH = """
 _ELEMENTWISE = tuple(dict.fromkeys(f"aten.{name}{mark}" for name in (*_CHEAP, *_DEAR) for mark in ("", "_") if not (name.endswith("_") and mark)))
 
 
+_LONG_RUN, _SHORT_RUN = 1024, 16
+"""Elements that lie side by side in all operands: from so many on gaps between runs cost next to nothing, below so few every element costs a step."""
+
+
+def _run(full: list[TensorSpec]) -> int:
+    """Elements that lie side by side in every operand, as TensorIterator joins inner dimensions into one loop."""
+    run = 1
+    for place in reversed(range(len(full[0].shape))):
+        if any(spec.shape[place] != 1 and spec.strides[place] != run for spec in full):
+            break
+        run *= full[0].shape[place]
+    return run
+
+
+def _gaps(full: list[TensorSpec]) -> str:
+    """The pattern of operands that are not all of one order without gaps: by how many elements lie side by side."""
+    run = _run(full) if len({spec.shape for spec in full}) == 1 else 1
+    return "flat" if run >= _LONG_RUN else "runs" if run >= _SHORT_RUN else "strided"
+
+
 def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int, ...]) -> str:
     orders = {spec.is_contiguous for spec in full}
     if others and any(spec.numel > 1 for spec in others):
@@ -66,7 +86,7 @@ def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int,
         return "flat"
     if all(0 in spec.strides for spec in full):
         return "broadcast"
-    return "strided"
+    return _gaps(full)
 
 
 def elementwise(op: Op) -> Description:
@@ -86,7 +106,7 @@ def elementwise(op: Op) -> Description:
     others = [spec for spec in tensors if spec.numel != numel]
     memory_format = dict(op.kwargs).get("memory_format")
     reordered = memory_format is not None and bool(full) and not full[0].is_contiguous
-    pattern = "flat" if not full else "strided" if reordered else _pattern(full, others, shape)
+    pattern = "flat" if not full else _gaps(full) if reordered else _pattern(full, others, shape)
     if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
         arguments = f"pow {op.args[1]}"  # squares and cubes are products, other powers are not
         return Description(
@@ -97,7 +117,7 @@ def elementwise(op: Op) -> Description:
     keys = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
     twin = name.rstrip("_") if name.endswith("_") else name + "_"
     keys += [(twin, arity, kind, pattern), (twin, arity, kind, "flat")]
-    if pattern in ("strided", "broadcast"):
+    if pattern in ("runs", "strided", "broadcast"):
         keys.insert(1, ("clone", "1", dtype, pattern))
     if pattern in ("row", "column"):
         keys[1:1] = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]

@@ -24,9 +24,9 @@ import weakref
 from dlperf.trace import Op, Trace
 from dlperf.work import contractions, elements, layers, registry
 from dlperf.work.registry import byte_formula, flop_formula
-from dlperf.work.traffic import op_bytes
+from dlperf.work.traffic import bytes_read, op_bytes
 
-__all__ = ["byte_formula", "contractions", "elements", "flop_formula", "is_view", "layers", "op_bytes", "op_flops", "totals", "unknown_ops"]
+__all__ = ["byte_formula", "bytes_read", "contractions", "elements", "flop_formula", "is_view", "layers", "op_bytes", "op_flops", "totals", "unknown_ops"]
 
 
 def op_flops(op: Op) -> int | None:

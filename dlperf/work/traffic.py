@@ -40,6 +40,17 @@ def op_bytes(op: Op) -> int:
     return formula(op) if formula is not None else _once_each(op)
 
 
+def bytes_read(op: Op) -> list[tuple[TensorSpec, int]]:
+    """The tensors that the op reads, as often as they stand among its arguments, and how many bytes of each: of a table the rows looked up.
+
+    >>> table, indices, rows = TensorSpec.contiguous(1000, 8), TensorSpec.contiguous(2, dtype="int64"), TensorSpec.contiguous(2, 8)
+    >>> [n_bytes for _, n_bytes in bytes_read(Op("aten.embedding.default", (table, indices), outputs=(rows,)))]  # at most what is moved in all
+    [144, 16]
+    """
+    moved = op_bytes(op)
+    return [(spec, min(spec.nbytes, moved)) for spec in _read(op)]
+
+
 def _is_alias(op: Op) -> bool:
     held = {spec.storage for spec in op.inputs if spec.storage >= 0}
     return all(spec.storage in held for spec in op.outputs)
@@ -58,17 +69,20 @@ def _sum(specs: Iterable[TensorSpec]) -> int:
     return total
 
 
-def _once_each(op: Op) -> int:
+def _read(op: Op) -> tuple[TensorSpec, ...]:
+    """The tensors among the op's arguments whose elements it reads."""
     unread = _UNREAD.get(op.packet)
     if unread is None and not any(key in _DESTINATIONS for key, _ in op.kwargs):
-        read = op.inputs
-    else:
-        kept = tuple(value for place, value in enumerate(op.args) if place != unread)
-        read = (*tensors_in(kept), *tensors_in(tuple(value for key, value in op.kwargs if key not in _DESTINATIONS)))
+        return op.inputs
+    kept = tuple(value for place, value in enumerate(op.args) if place != unread)
+    return (*tensors_in(kept), *tensors_in(tuple(value for key, value in op.kwargs if key not in _DESTINATIONS)))
+
+
+def _once_each(op: Op) -> int:
     written: Iterable[TensorSpec] = op.outputs
     if not op.outputs and op.args and is_in_place(op.packet):  # foreach operators return nothing
         written = tensors_in(op.args[0])
-    return _sum(read) + _sum(written)
+    return _sum(_read(op)) + _sum(written)
 
 
 _DESTINATIONS = frozenset({"out", "grad_input", "values_out"})

@@ -1,0 +1,35 @@
+"""Which operators run the same code, so that one of them brings it into the caches for the next."""
+from __future__ import annotations
+
+_SHARED = {
+    "mm": "addmm bmm baddbmm mv addmv dot vdot _addmm_activation linear matmul",
+    "convolution": "mkldnn_convolution mkldnn_rnn_layer",
+    "convolution_backward": "mkldnn_rnn_layer_backward",
+    "native_batch_norm": "_native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update",
+    "native_batch_norm_backward": "batch_norm_backward",
+    "native_layer_norm": "native_group_norm",
+    "native_layer_norm_backward": "native_group_norm_backward",
+    "_log_softmax": "_softmax",
+    "_log_softmax_backward_data": "_softmax_backward_data",
+    "nll_loss_forward": "nll_loss2d_forward",
+    "nll_loss_backward": "nll_loss2d_backward",
+    "max_pool2d_with_indices": """max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d
+        adaptive_max_pool3d""",
+    "max_pool2d_with_indices_backward": """max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward
+        _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward""",
+    "embedding": "index_select gather index take",
+    "embedding_dense_backward": "index_put index_put_ index_add index_add_ scatter scatter_ scatter_add scatter_add_ _index_put_impl_",
+    "native_dropout": "bernoulli bernoulli_ normal_ uniform_ rand randn rand_like randn_like",
+    "sum": "mean var var_mean std amax amin max min argmax argmin norm linalg_vector_norm prod cumsum",
+    "cat": "stack",
+}  # fmt: skip
+_MEASURED = {f"aten.{other}": f"aten.{name}" for name, others in _SHARED.items() for other in others.split()}
+
+
+def code_of(packet: str) -> str:
+    """The operator that stands for the code of this one.
+
+    >>> code_of("aten.addmm"), code_of("aten.relu")
+    ('aten.mm', 'aten.relu')
+    """
+    return _MEASURED.get(packet, packet)
