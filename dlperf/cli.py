@@ -148,6 +148,8 @@ def _parser() -> _Parser:
     tune.add_argument("--threads", type=counts, metavar="T,T", help="threads to compare (default: those of the machine file)")
     tune.add_argument("--batch-sizes", type=counts, metavar="B,B", help="batch sizes to compare (8,16,32,64,128,256)")
     tune.add_argument("--loader-workers", type=counts_or_none, metavar="W,W", help="loading workers to compare (0,1,2)")
+    tune.add_argument("--loader", type=loader, metavar="FILE.py:CALLABLE",
+                      help="CALLABLE(batch_size, num_workers) -> DataLoader or Dataset, sampled apart (default: tensors in memory)")  # fmt: skip
     tune.add_argument("--workers", type=counts, metavar="P,P",
                       help="worker processes to compare, each with its share of the samples (powers of 2 up to the cores)")  # fmt: skip
     tune.add_argument("--try", dest="trial", action="store_true", help="measure the best few, and say which one really won")
@@ -201,6 +203,9 @@ _OF_AN_EPOCH = (
 )  # fmt: skip
 
 
+_OF_TRAINING = ("accumulate", "clip", "scheduler", "checkpoint")
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line as a namespace; ``script`` holds what ``run`` passes on. Exits with one line where it cannot be understood."""
     parser = _parser()
@@ -234,6 +239,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, f"--workers have one thread each; leave --threads {args.threads} out")
         if args.samples is not None and args.workers > args.samples:
             _fail(args, f"--workers {args.workers} are more than the {args.samples} samples; give each at least one")
+    if args.command == "predict" and args.inference:
+        for name in _OF_TRAINING:
+            if getattr(args, name) not in (None, False):
+                _fail(args, f"--{name} belongs to training; leave it or --inference out")
     if args.command == "predict" and args.samples is None:
         for name in _OF_AN_EPOCH:
             if getattr(args, name) not in (None, False):

@@ -29,9 +29,14 @@ _LEAST_WAITING_FRAC = 0.05
 
 
 def load(spec: str, batch_size: int, n_workers: int, clock: Clock = Clock()) -> SampledLoader:
-    """The loader that ``FILE.py:CALLABLE`` makes, called as CALLABLE(batch_size, num_workers), sampled.
+    """The loader of :func:`make_loader`, sampled. Raises as that does, and WorkFailed where its data raise."""
+    return sample_loader(make_loader(spec, batch_size, n_workers), batch_size, name=spec, clock=clock)
 
-    Raises DlperfError where it cannot be called or returns neither a DataLoader nor a Dataset, WorkFailed where it or its data raise.
+
+def make_loader(spec: str, batch_size: int, n_workers: int) -> DataLoader[Any]:
+    """The loader that ``FILE.py:CALLABLE`` makes, called as CALLABLE(batch_size, num_workers); a dataset gets a shuffled one.
+
+    Raises DlperfError where it cannot be called or returns neither a DataLoader nor a Dataset, WorkFailed where it raises.
     """
     try:
         make = find_callable(spec, (batch_size, n_workers), "CALLABLE(batch_size, num_workers)")
@@ -45,10 +50,10 @@ def load(spec: str, batch_size: int, n_workers: int, clock: Clock = Clock()) -> 
     except SystemExit as error:
         raise WorkFailed(f"loader {spec}: called sys.exit({error.code!r})") from error
     if isinstance(made, Dataset):
-        made = DataLoader(made, batch_size, shuffle=not isinstance(made, IterableDataset))
+        made = DataLoader(made, batch_size, shuffle=not isinstance(made, IterableDataset), num_workers=n_workers)
     if not isinstance(made, DataLoader):
         raise DlperfError(f"loader {spec}: returned {type(made).__name__}; expected a torch.utils.data.DataLoader or Dataset")
-    return sample_loader(made, batch_size, name=spec, clock=clock)
+    return made
 
 
 def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "loader", clock: Clock = Clock(), longest_s: float = LONGEST_S,
@@ -59,6 +64,7 @@ def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "load
     batch takes more than half a minute; DlperfError for batches of another size than `batch_size`.
     """
     pairs: list[tuple[float, bool]] = []
+    ended = False
     waited: list[float] = []
     first: Any = None
     try:
@@ -71,6 +77,7 @@ def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "load
                 try:
                     batch = next(iterator)
                 except StopIteration:
+                    ended = True
                     break
                 end = clock.now()
                 waited.append(1.0 - (processor_s() - used) / (end - begin) if end > begin else 0.0)
@@ -90,7 +97,8 @@ def sample_loader(loader: DataLoader[Any], batch_size: int, *, name: str = "load
     n_batches, n_samples = _length(loader), _length(loader.dataset)
     if n_rows != batch_size and not (n_samples is not None and n_samples < batch_size):
         raise DlperfError(f"loader {name}: gives batches of {n_rows}, the target has {batch_size}; give it as --batch-size")
-    notes = () if n_batches is not None else (f"loader {name}: has no length; the samples that were asked for count",)
+    what = f"has no length, and ended after {len(pairs)} batches" if ended else "has no length"
+    notes = () if n_batches is not None else (f"loader {name}: {what}; the samples that were asked for count",)
     return SampledLoader(
         name, n_rows, samples.mean, tuple(tensor.numel() * tensor.element_size() for tensor in tensors), len(samples.values), n_batches, n_samples,
         bool(loader.drop_last), bool(loader.persistent_workers), notes, _waiting_frac(waited[_WARM_UP:] or waited),

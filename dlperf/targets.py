@@ -168,9 +168,10 @@ def check_built(name: str, built: Built, inference: bool) -> None:
         raise DlperfError(f"{name}: the loss is {_kind(built.loss)}; expected a function from the model's output to a scalar tensor")
     parameters = list(built.model.parameters())
     if not parameters:
-        raise DlperfError(f"{name}: the model has no parameters to train; use --inference (inference=True)")
+        raise DlperfError(f"{name}: the model has no parameters to train; only inference can be predicted (--inference, inference=True)")
     if not any(parameter.requires_grad for parameter in parameters):
-        raise DlperfError(f"{name}: none of the model's {len(parameters)} parameters requires grad; use --inference (inference=True)")
+        what = f"none of the model's {len(parameters)} parameters requires grad"
+        raise DlperfError(f"{name}: {what}; only inference can be predicted (--inference, inference=True)")
     if built.optimizer is None:
         return
     if not isinstance(built.optimizer, torch.optim.Optimizer):

@@ -30,7 +30,7 @@ def forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
             evaluation = _predicted(args, prediction, None, inference=True)
         share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has
         size = last_batch_size(share, recorded.batch_size, drop_last)
-        if size is not None and share > recorded.batch_size:
+        if size is not None:
             last = _predicted(args, prediction, size, inference=recorded.inference)
     epoch = prediction.epoch(
         args.samples, args.epochs or 1, args.val_samples or 0, args.test_samples or 0, evaluation, last, loader,

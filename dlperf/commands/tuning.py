@@ -1,6 +1,7 @@
 """``dlperf tune``: the configuration that trains fastest and, with ``--try``, which of the best few really did."""
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from argparse import Namespace
@@ -12,6 +13,7 @@ from dlperf.errors import DlperfError
 from dlperf.version import VERSION
 
 if TYPE_CHECKING:
+    from dlperf.loading import SampledLoader
     from dlperf.machine import Machine
     from dlperf.trace import Trace
     from dlperf.tuning import Tuning
@@ -50,7 +52,16 @@ def tune(args: Namespace) -> Answer:
         narrate(f"recording a step at batch size {batch_size}")
         return read_or_record(args, args.target, batch_size)
 
-    forecaster = Forecaster(machine, record, bool(mismatches))
+    def sample(batch_size: int) -> SampledLoader:
+        from dlperf.commands.loader_timing import sample_apart
+        from dlperf.machine import PACE
+
+        narrate(f"sampling the loader at batch size {batch_size}")
+        return sample_apart(args.loader, batch_size, 0, 1, machine.cost_s(PACE, 1, math.inf))
+
+    forecaster = Forecaster(machine, record, bool(mismatches), sample if args.loader else None)
+    if args.loader and not forecaster.knows_loading:
+        raise DlperfError(f"{machine.path or 'machine'}: holds no costs of loading data, which --loader needs; dlperf calibrate adds them")
     axes = _axes(args, machine, forecaster)
     n_best = args.best or BEST
     found = tuning.tune(
@@ -106,8 +117,9 @@ def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) ->
 
     def measure(configuration: Configuration) -> float:
         return trials.measure_apart(
-            configuration, args.target, inference=args.inference, input_shape=args.input, seconds=seconds, with_loader=forecaster.knows_loading
-        )
+            configuration, args.target, inference=args.inference, input_shape=args.input, seconds=seconds, with_loader=forecaster.knows_loading,
+            loader=args.loader,
+        )  # fmt: skip
 
     narrate(f"measuring {len(chosen)} configuration(s), {n_runs} run(s) each, in processes of their own")
     return trials.run_contest(chosen, measure, seconds=seconds, n_runs=n_runs, narrate=narrate)

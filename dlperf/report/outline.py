@@ -156,16 +156,16 @@ def _line(kind: str, depth: int, label: str, name: str, type_name: str, rows: Se
     sides = {row.side for row in rows}
     return Line(
         kind, depth, label, name, type_name, phases["forward"] or Times(), phases["backward"], phases["optimizer"], add(row.total for row in rows),
-        bound=_largest((row.bound, row) for row in rows), source=_largest((row.source, row) for row in rows),
+        bound=_largest(row.bound_s for row in rows), source=_largest(row.source_s for row in rows),
         flops=_sum(row.flops for row in rows), bytes=_sum(row.bytes for row in rows), side=sides.pop() if len(sides) == 1 else BOTH, n_layers=len(rows),
     )  # fmt: skip
 
 
-def _largest(named: Iterable[tuple[str | None, Row]]) -> str | None:
+def _largest(parts: Iterable[tuple[tuple[str, float], ...]]) -> str | None:
     seconds: dict[str, float] = defaultdict(float)
-    for name, row in named:
-        if name is not None:
-            seconds[name] += row.total.predicted_s or 0.0
+    for part in parts:
+        for name, spent in part:
+            seconds[name] += spent
     return max(seconds, key=lambda name: seconds[name], default=None)
 
 

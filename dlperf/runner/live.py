@@ -366,7 +366,8 @@ def describe(outlook: Outlook, is_epoch: bool = True) -> str:
     if outlook.epoch_s is None or outlook.steps is None:
         why = "the loader has no length" if is_epoch else "no loader or loop tells how many there will be"
         return f"{outlook.after_steps} steps, {pace}, {format_seconds(step_s)} each; {why}"
-    parts = [f"step {outlook.n_running} of {math.ceil(outlook.steps)}, {pace}"]
+    first = not is_epoch  # a run's forecast begins after its first step
+    parts = [f"step {outlook.n_running + first} of {math.ceil(outlook.steps) + first}, {pace}"]
     if is_epoch:
         number = f"epoch {outlook.number}" + (f" of {outlook.n_epochs}" if outlook.n_epochs is not None else "")
         parts[0] = f"{number}: {parts[0]}"

@@ -166,7 +166,8 @@ class Team:
         n = sum(not step.first for step in self.trace.steps[0]) or 1
         hosts = len(set(self.trace.hosts))
         where = f"{self.n_ranks} ranks on {hosts} host{'s' * (hosts != 1)}, {self.trace.backend}"
-        return [f"{where}: medians of {n} step{'s' * (n != 1)}, all that the loop does included", format_table(columns_of(self.shares), table_width())]
+        title = f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the loop does included"
+        return [title, format_table(columns_of(self.shares), table_width())]
 
     def to_json(self) -> dict[str, Any]:
         """The ranks as JSON data."""

@@ -11,7 +11,7 @@ from dlperf.laws.overlap import Collective
 from dlperf.laws.replay import Operation
 from dlperf.network import LinkFactors, call_s, message_s
 from dlperf.scaling.recording import Call
-from dlperf.scaling.traffic import Interference, unsteady_s
+from dlperf.scaling.traffic import Interference, link_frac, passing_s_per_byte, unsteady_s
 
 _SHORTEST_BYTES = 4
 _MEMORY_FRAC = 0.5
@@ -39,6 +39,8 @@ class CallCosts:
         for call in calls:
             kind, n_bytes, n, per_node, far = self.shape(call)
             wanted[kind, per_node, far] |= {(n_bytes, n), (_SHORTEST_BYTES, n)}
+        needed = {far for (_, _, far), pairs in wanted.items() if any(n > 1 for _, n in pairs)}
+        self._passing = {far: passing_s_per_byte(cluster, far, factors) for far in needed}
         for (kind, per_node, far), pairs in wanted.items():
             ordered = sorted(pairs)
             sizes, ranks = (np.array(column, dtype=float) for column in zip(*ordered))
@@ -80,7 +82,7 @@ class CallCosts:
     def operation(self, call: Call, factor: float = 1.0) -> Operation:
         """The call as the replay takes it, `factor` times as slow as usual.
 
-        As in :meth:`dlperf.scaling.traffic.Traffic.collective` it takes its mean, and the link is needed for all but what the shortest one takes.
+        As in :meth:`dlperf.scaling.traffic.Traffic.collective` it takes its mean, and the link for its bytes.
         """
         shape = self.shape(call)
         kind, _, n, per_node, far = shape
@@ -88,9 +90,9 @@ class CallCosts:
         if alone <= 0:
             return Operation(call.ranks, Collective(0.0), self._queue(call))
         duration = alone + self._unsteady[kind, far]
-        latency = min(alone, factor * self._seconds[kind, _SHORTEST_BYTES, n, per_node, far])
-        delayed = self.sent_bytes(call) * self.interference.delayed_s_per_byte
-        collective = Collective(duration, (alone - latency) / duration, self.stolen_s(call), delayed)
+        sent = self.sent_bytes(call)
+        needed = link_frac(alone, factor * self._seconds[kind, _SHORTEST_BYTES, n, per_node, far], factor * sent * self._passing[far], duration)
+        collective = Collective(duration, needed, self.stolen_s(call), sent * self.interference.delayed_s_per_byte)
         return Operation(call.ranks, collective, self._queue(call), self._ports(call, far))
 
     def _queue(self, call: Call) -> int | None:

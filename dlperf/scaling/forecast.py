@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dlperf.cluster import Cluster
 from dlperf.contention import beside
@@ -13,7 +13,7 @@ from dlperf.laws.buckets import Bucket, Gradient, ReducerOptions
 from dlperf.laws.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
 from dlperf.laws.ridgeline import Rates
 from dlperf.loop import first_step_s
-from dlperf.network import collective_s
+from dlperf.network import LinkFactors, collective_s
 from dlperf.prediction import Prediction
 from dlperf.scaling.plane import rates_of, region_of
 from dlperf.scaling.profile import Profile, arrivals_of, between, buffer_copies_s, gradients_of, profile_of
@@ -25,7 +25,8 @@ from dlperf.spread import machine_sigma, mean_factor, slowest_factor
 from dlperf.units import KIB, MIB
 
 NETWORK_GAIN_FRAC = 0.10
-"""A step is bound by the network where links of twice the rate would shorten it by more than this share."""
+"""A step is bound by the network where links of twice the rate, or of twice the rate and half the latency, would shorten it by more than this share."""
+NO_WIRE = "ranks of one node exchange nothing over a link: link_bandwidth and link_latency change nothing there"
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 MOST_RECORDINGS = 5
 _USED_ITEM_BYTES = 4
@@ -158,13 +159,13 @@ class _Forecast:
         self.link_sigma = 0.0 if cluster is None else link_sigma(cluster)
         self._rates = {far: rates_of(self.any, cluster, far, question.what_if) for far in {n > question.ranks_per_node for n in question.ranks if n > 1}}
         links = question.what_if.links
-        self.traffic = self._traffic(links.link_bandwidth)
-        self.doubled = self._traffic(2 * links.link_bandwidth)
+        self.traffic = self._traffic(links)
+        self.doubled = self._traffic(replace(links, link_bandwidth=2 * links.link_bandwidth))
+        self.faster = self._traffic(LinkFactors(2 * links.link_bandwidth, links.link_latency / 2))
         self._note_doubts()
 
-    def _traffic(self, link_bandwidth: float) -> Traffic:
+    def _traffic(self, factors: LinkFactors) -> Traffic:
         question = self.question
-        factors = WhatIf(link_bandwidth=link_bandwidth, link_latency=question.what_if.link_latency).links
         return Traffic(
             self.cluster, self.network.reduced_bytes, self.network.buffers_bytes, question.ranks, question.ranks_per_node, factors, self.any.threads
         )
@@ -177,6 +178,8 @@ class _Forecast:
             self.notes.append("where a batch cannot be divided evenly, the rank with the most samples counts")
         if self.cluster is not None and max(question.ranks) > 1 and not self.cluster.interferences:
             self.notes.append("the cluster file does not say what computing loses while a collective runs: taken for nothing")
+        if self.cluster is not None and question.what_if.links != LinkFactors() and any(1 < n <= question.ranks_per_node for n in question.ranks):
+            self.notes.append(NO_WIRE)
         if None in self._rates.values():
             self.notes.append("the machine file holds no measured peak or bandwidth, so there is no Ridgeline plane")
         held = max((c.n_ranks for c in self.cluster.collectives), default=0) if self.cluster is not None else 0
@@ -226,7 +229,9 @@ class _Forecast:
         line = self.line(profile, n, slow, link)
         compute_s = slow * (profile.step_s if n == 1 else profile.computation.alone_s)
         step_s = line.total_s
-        gain_frac = 1 - self.line(profile, n, slow, link, self.doubled).total_s / step_s if step_s else 0.0
+        gain_frac, with_latency_frac = (
+            1 - self.line(profile, n, slow, link, better).total_s / step_s if step_s else 0.0 for better in (self.doubled, self.faster)
+        )
         around = {
             name: self.line(profile, n, compute, link * math.exp(z * self.link_sigma)).total_s
             for name, compute, z in (
@@ -244,7 +249,8 @@ class _Forecast:
         return Row(
             ranks=n, batch_size=question.own_batch_size(n), step_s=step_s, low_s=around["low"], high_s=around["high"], first_step_s=first_s,
             compute_s=compute_s, communication_s=line.communication_s, exposed_communication_s=max(0.0, step_s - compute_s), efficiency=speedup / n,
-            samples_per_s=question.step_samples(n) / step_s, bound="network" if gain_frac > NETWORK_GAIN_FRAC else profile.bound, speedup=speedup,
+            samples_per_s=question.step_samples(n) / step_s, speedup=speedup,
+            bound="network" if max(gain_frac, with_latency_frac) > NETWORK_GAIN_FRAC else profile.bound,
             network_gain_frac=gain_frac, p10_s=around["p10"], p90_s=around["p90"], epoch_s=epoch_s, flops=profile.flops,
             memory_bytes=profile.memory_bytes, network_bytes=network_bytes,
             arithmetic_intensity=profile.flops / profile.memory_bytes if profile.memory_bytes else None,

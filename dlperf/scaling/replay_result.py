@@ -14,8 +14,8 @@ class ReplayRow:
     """One number of ranks. `step_s` is the slowest rank's median step: the replayed one and the constant `overhead_s`.
 
     `compute_s` is the same step over a network that takes no time, where ranks still wait for one another (`waiting_s` of it) and the overhead stays;
-    `exposed_communication_s` is the rest. `efficiency` is compute_s / step_s, and `speedup` so many times the ranks: against a rank on its own, if that
-    computes as one does here. `low_s`..`high_s` is a 90 % interval of the median by how much the recorded steps and the measured links vary, `p10_s`..`p90_s`
+    `exposed_communication_s` is the rest. `efficiency` is the step of a rank on its own, if that computes as one does here, over step_s, and `speedup` so
+    many times the ranks. `low_s`..`high_s` is a 90 % interval of the median by how much the recorded steps and the measured links vary, `p10_s`..`p90_s`
     the spread from step to step. `first_step_s` is None where the first step after wrapping was not recorded.
     """
 

@@ -48,7 +48,7 @@ def _row_columns(found: Replay) -> list[Column]:
         Column("90 %", tuple(f"{format_seconds(row.low_s)} .. {format_seconds(row.high_s)}" for row in rows), rank=2),
         seconds("computing", "compute_s"), seconds("waiting in it", "waiting_s", 2), seconds("sending", "communication_s", 3),
         seconds("exposed", "exposed_communication_s"),
-        Column("exposed", tuple(format_percent(row.exposed_communication_s / row.step_s if row.step_s else 0.0) for row in rows), rank=1),
+        Column("share", tuple(format_percent(row.exposed_communication_s / row.step_s if row.step_s else 0.0) for row in rows), rank=1),
         Column("efficiency", tuple(format_percent(row.efficiency) for row in rows)), Column("speed-up", tuple(f"{row.speedup:.2f}" for row in rows), rank=1),
         seconds("first step", "first_step_s", 4),
         Column("link x 2", tuple(f"-{format_percent(max(0.0, row.network_gain_frac))}" for row in rows), rank=4),
@@ -72,7 +72,7 @@ def _call_columns(found: Replay) -> list[Column]:
     shown = found.calls[:_MOST_ROWS]
     columns = [
         Column("call", tuple(one.kind for one in shown), align_left=True), Column("bytes", tuple(format_bytes(one.n_bytes) for one in shown)),
-        Column("ranks", tuple(str(one.ranks) for one in shown)), Column("a step", tuple(f"{one.per_step:g}" for one in shown), rank=1),
+        Column("ranks", tuple(str(one.ranks) for one in shown)), Column("a step", tuple(f"{one.per_step:.3g}" for one in shown), rank=1),
         Column("recorded", tuple(format_seconds(one.recorded_s) for one in shown)),
     ]  # fmt: skip
     if found.recorded_on:

@@ -20,7 +20,7 @@ from dlperf.laws.overlap import Collective
 from dlperf.laws.replay import Operation, Replayed, replay
 from dlperf.network import LinkFactors, collective_s
 from dlperf.scaling.call_costs import CallCosts, as_recorded
-from dlperf.scaling.forecast import COLLECTIVE_BYTES, NETWORK_GAIN_FRAC
+from dlperf.scaling.forecast import COLLECTIVE_BYTES, NETWORK_GAIN_FRAC, NO_WIRE
 from dlperf.scaling.recording import Call, lanes_of, recording_of
 from dlperf.scaling.replay_lines import Lines
 from dlperf.scaling.replay_result import CallTimes, RankReplay, Replay, ReplayRow, Shares
@@ -126,6 +126,8 @@ class _Replaying:
         costs = self.costs(main)
         usual = self.lines(costs.operation, self.cluster.backend, self.slower(main))
         rows = tuple(self.row(n) for n in self.asked)
+        if self.what_if != LinkFactors() and len(set(self.nodes)) == 1:
+            self.notes.append(NO_WIRE)
         if self.overhead_s < -_DOUBTFUL_FRAC * recorded_s:
             self.notes.append("the replay over the cluster of the recording is slower than the recorded step: the constant overhead is negative")
         return Replay(
@@ -137,9 +139,9 @@ class _Replaying:
             sigma=self.sigma, link_sigma=link_sigma(self.cluster), notes=tuple(self.notes), versions=dict(trace.versions),
         )  # fmt: skip
 
-    def costs(self, n: int, link_bandwidth: float = 1.0) -> CallCosts:
-        """What the calls cost over the other cluster, on n ranks; `link_bandwidth` is a further factor."""
-        factors = replace(self.what_if, link_bandwidth=link_bandwidth * self.what_if.link_bandwidth)
+    def costs(self, n: int, better: LinkFactors = LinkFactors()) -> CallCosts:
+        """What the calls cost over the other cluster, on n ranks; `better` are further factors."""
+        factors = LinkFactors(better.link_bandwidth * self.what_if.link_bandwidth, better.link_latency * self.what_if.link_latency)
         other = None if n == self.trace.n_ranks else n
         return CallCosts(self.cluster, self.calls, self.nodes, factors, self.interferences[0], other, min(n, self.per_node))
 
@@ -162,10 +164,11 @@ class _Replaying:
             return quantile(paces.values, fraction) / paces.median if paces.median else 1.0
 
         if n == 1:
-            lines = free = doubled = low = high = self.alone(slow)
+            lines = free = doubled = faster = low = high = self.alone(slow)
         else:
             vary = math.exp(_Z90 * link_sigma(self.cluster))
-            lines, doubled, low, high = at(costs), at(self.costs(n, 2.0)), at(costs, 1 / vary), at(costs, vary)
+            lines, low, high = at(costs), at(costs, 1 / vary), at(costs, vary)
+            doubled, faster = at(self.costs(n, LinkFactors(2.0))), at(self.costs(n, LinkFactors(2.0, 0.5)))
             free = self.lines(lambda call: replace(costs.operation(call), collective=Collective(0.0)), backend, slow)
         step_s = self.with_overhead(lines, free)
         compute_s = min(step_s, free.step_s + max(0.0, self.overhead_s))
@@ -173,15 +176,17 @@ class _Replaying:
         waiting_s = free.step_s - own_s
         paces = Samples(tuple(lines.paces_s))
         error = math.exp(_Z90 * _MEDIAN_ERROR * sigma_of(paces) / math.sqrt(len(paces.values)))
-        gain_frac = 1 - self.with_overhead(doubled, free) / step_s if step_s else 0.0
+        gain_frac, faster_frac = (1 - self.with_overhead(better, free) / step_s if step_s else 0.0 for better in (doubled, faster))
+        alone = self.alone(self.slower(1))
+        efficiency = self.with_overhead(alone, alone) / step_s if step_s else 1.0
         per_step = len(lines.firsts)
         first_s = None if lines.first_s is None else max(lines.first_s + self.first_overhead_s, free.first_s or 0.0)
         return ReplayRow(
             ranks=n, step_s=step_s, low_s=self.with_overhead(low, free) / error, high_s=self.with_overhead(high, free) * error, first_step_s=first_s,
             compute_s=compute_s, communication_s=0.0 if n == 1 else max(map(lines.busy_s, lines.ranks)), exposed_communication_s=step_s - compute_s,
-            waiting_s=waiting_s if waiting_s > _ROUNDING * free.step_s else 0.0, overhead_s=self.overhead_s, efficiency=compute_s / step_s if step_s else 1.0,
-            speedup=n * compute_s / step_s if step_s else float(n), steps_per_s=1 / step_s if step_s else 0.0,
-            bound="network" if gain_frac > NETWORK_GAIN_FRAC else "compute", network_gain_frac=gain_frac,
+            waiting_s=waiting_s if waiting_s > _ROUNDING * free.step_s else 0.0, overhead_s=self.overhead_s, efficiency=efficiency,
+            speedup=n * efficiency, steps_per_s=1 / step_s if step_s else 0.0,
+            bound="network" if max(gain_frac, faster_frac) > NETWORK_GAIN_FRAC else "compute", network_gain_frac=gain_frac,
             p10_s=step_s * spread(0.1), p90_s=step_s * spread(0.9),
             network_bytes=max(math.fsum(costs.sent_bytes(call) for call in self.calls if rank in call.ranks) / per_step for rank in lines.ranks),
         )  # fmt: skip

@@ -44,7 +44,7 @@ def _columns(found: Scaling) -> list[Column]:
         Column("ranks", tuple(str(row.ranks) for row in rows)), seconds("step", "step_s"),
         Column("90 %", tuple(f"{format_seconds(row.low_s)} .. {format_seconds(row.high_s)}" for row in rows), rank=2),
         seconds("computing", "compute_s"), seconds("sending", "communication_s", 3), seconds("exposed", "exposed_communication_s"),
-        Column("exposed", tuple(format_percent(row.exposed_communication_s / row.step_s if row.step_s else 0.0) for row in rows), rank=1),
+        Column("share", tuple(format_percent(row.exposed_communication_s / row.step_s if row.step_s else 0.0) for row in rows), rank=1),
         Column("efficiency", tuple(format_percent(row.efficiency) for row in rows)), Column("speed-up", tuple(f"{row.speedup:.2f}" for row in rows), rank=1),
         Column("samples/s", tuple(f"{row.samples_per_s:.4g}" for row in rows)), seconds("first step", "first_step_s", 4),
         Column("link x 2", tuple(f"-{format_percent(max(0.0, row.network_gain_frac))}" for row in rows), rank=4),

@@ -1,6 +1,7 @@
 """The collectives of a step over a cluster, for many rank counts at once."""
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import numpy as np
 
 from dlperf.cluster import Cluster
 from dlperf.laws.overlap import GLOO_LANES, NCCL_LANES, Collective
-from dlperf.network import LinkFactors, collective_s
+from dlperf.network import LinkFactors, collective_s, link_bytes_per_s
 
 _SHORTEST_BYTES = 4
 
@@ -54,6 +55,19 @@ def unsteady_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
     return max(0.0, statistics.median([c.samples.mean - c.samples.median for c in at] or [0.0]))
 
 
+def link_frac(alone_s: float, shortest_s: float, passing_s: float, duration_s: float) -> float:
+    """Share of a collective's `duration_s` for which it needs the link: alone it takes all but what the shortest message takes.
+
+    It is never less than its bytes take to pass: where messages follow one another through a pipeline, latency hides behind them.
+    """
+    return min(alone_s, max(alone_s - shortest_s, passing_s)) / duration_s
+
+
+def passing_s_per_byte(cluster: Cluster, between_nodes: bool, factors: LinkFactors) -> float:
+    """Seconds that a byte takes to pass the slowest link of a ring."""
+    return 1 / (link_bytes_per_s(cluster, between_nodes, factors) or math.inf)
+
+
 class Traffic:
     """Times of all-reduces and broadcasts of given sizes over given rank counts, worked out together.
 
@@ -68,11 +82,13 @@ class Traffic:
         self._interference = None if cluster is None else interference_of(cluster, threads)
         self._ranks_per_node = ranks_per_node
         self._unsteady: dict[tuple[str, bool], float] = {}
+        self._passing: dict[bool, float] = {}
         self._times: dict[tuple[str, int, int], float] = {}
         several = [n for n in ranks if n > 1]
         if cluster is None or not several:
             return
         self._unsteady = {(kind, far): unsteady_s(cluster, kind, far) for kind in ("all_reduce", "broadcast") for far in (False, True)}
+        self._passing = {far: passing_s_per_byte(cluster, far, factors) for far in {n > ranks_per_node for n in several}}
         for kind, wanted in (("all_reduce", reduced_bytes), ("broadcast", broadcast_bytes)):
             sizes = sorted({_SHORTEST_BYTES, *wanted})
             times = collective_s(cluster, kind, np.array(sizes, dtype=float)[:, None], np.array(several)[None, :], ranks_per_node, factors)
@@ -87,15 +103,17 @@ class Traffic:
     def collective(self, kind: str, n_bytes: int, n_ranks: int, memory_frac: float = 0.0, factor: float = 1.0) -> Collective:
         """The collective as the time line takes it; `factor` times as slow as usual.
 
-        It takes its mean (:func:`unsteady_s`). The link is needed for all but the time that the shortest message takes. gloo's threads take the rank's
-        processor; `memory_frac` of what they disturb waits for memory.
+        It takes its mean (:func:`unsteady_s`), and the link as :func:`link_frac` says. gloo's threads take the rank's processor; `memory_frac` of what
+        they disturb waits for memory.
         """
         seconds = factor * self.seconds(kind, n_bytes, n_ranks)
         if seconds <= 0:
             return Collective(0.0)
-        waiting = self._unsteady[kind, n_ranks > self._ranks_per_node]
-        latency = min(seconds, factor * self.seconds(kind, _SHORTEST_BYTES, n_ranks))
+        far = n_ranks > self._ranks_per_node
+        duration = seconds + self._unsteady[kind, far]
+        shortest = factor * self.seconds(kind, _SHORTEST_BYTES, n_ranks)
         cost = self._interference or Interference()
         sent = (2 * (n_ranks - 1) / n_ranks if kind == "all_reduce" else 1.0) * n_bytes
         stolen = sent * (memory_frac * cost.memory_s_per_byte + (1 - memory_frac) * cost.compute_s_per_byte)
-        return Collective(seconds + waiting, (seconds - latency) / (seconds + waiting), stolen, sent * cost.delayed_s_per_byte)
+        needed = link_frac(seconds, shortest, factor * sent * self._passing[far], duration)
+        return Collective(duration, needed, stolen, sent * cost.delayed_s_per_byte)

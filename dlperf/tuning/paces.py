@@ -7,7 +7,7 @@ from functools import cached_property
 
 from dlperf.contention import averaging_s, beside
 from dlperf.errors import DlperfError
-from dlperf.loading import LoaderCosts, has_costs, period, sample_bytes
+from dlperf.loading import LoaderCosts, SampledLoader, has_costs, period, sample_bytes
 from dlperf.loop import Loop, visit_s
 from dlperf.machine import Machine
 from dlperf.prediction import Prediction, predict
@@ -23,16 +23,19 @@ PREFETCHED = 2
 class Forecaster:
     """Answers what a configuration takes at batch sizes that `record` can record; every trace and prediction is made once.
 
-    `elsewhere` says that the machine file speaks of another machine. `notes` gathers what a user should know of the answers.
+    `sample` samples the user's own loader at a batch size; without it batches come from tensors in memory. `elsewhere` says that the machine file speaks of
+    another machine. `notes` gathers what a user should know of the answers.
     """
 
     machine: Machine
     record: Callable[[int], Trace]
     elsewhere: bool = False
+    sample: Callable[[int], SampledLoader] | None = None
     notes: list[str] = field(default_factory=list)
     _traces: dict[int, Trace] = field(default_factory=dict)
     _predictions: dict[tuple[int, int, int], Prediction] = field(default_factory=dict)
     _bases: dict[tuple[int, int, int], _Base] = field(default_factory=dict)
+    _sampled: dict[int, SampledLoader] = field(default_factory=dict)
 
     @cached_property
     def knows_loading(self) -> bool:
@@ -110,16 +113,29 @@ class Forecaster:
         n_loading = configuration.loader_workers
         factor = self.machine.unrest(threads) * self.machine.mean_factor(threads)
         costs = LoaderCosts(self.machine, threads, factor)
-        fetching = costs if not n_loading else LoaderCosts(self.machine, 1, factor)  # a loading worker has one thread
-        tensor_bytes = tuple(batch_size * size for size in found.sample_bytes)
-        batch = costs.batches(fetching.fetch_s(batch_size, found.sample_bytes, True), tensor_bytes, n_loading)
+        own = self._own_loader(batch_size)
+        if own is not None:
+            fetch_s, tensor_bytes = self.machine.mean_factor(threads) * own.batch_s, own.tensor_bytes
+        else:
+            fetching = costs if not n_loading else LoaderCosts(self.machine, 1, factor)  # a loading worker has one thread
+            fetch_s, tensor_bytes = fetching.fetch_s(batch_size, found.sample_bytes, True), tuple(batch_size * size for size in found.sample_bytes)
+        batch = costs.batches(fetch_s, tensor_bytes, n_loading, own.waiting_frac if own is not None else 0.0)
         if not n_loading:
             return Pace(found.step_s + batch.fetch_s, once_s, found.peak_memory_bytes, "loader" if batch.fetch_s > found.step_s else found.bound)
         cores = max(1.0, self.machine.cpu.n_cores / workers)
-        steady = period(found.step_s + batch.take_over_s, batch.made_s, n_loading, threads, cores)
+        steady = period(found.step_s + batch.take_over_s, batch.made_s, n_loading, threads, cores, batch.busy_frac)
         starts = costs.starts(n_loading, found.peak_memory_bytes)
         memory_bytes = found.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes)
         return Pace(steady.seconds, once_s + starts.start_s + starts.stop_s, memory_bytes, "loader" if steady.waits else found.bound)
+
+    def _own_loader(self, batch_size: int) -> SampledLoader | None:
+        if self.sample is None:
+            return None
+        if batch_size not in self._sampled:
+            self._sampled[batch_size] = self.sample(batch_size)
+            for note in self._sampled[batch_size].notes:
+                self._note(note)
+        return self._sampled[batch_size]
 
     def _base_of(self, threads: int, batch_size: int, workers: int) -> _Base:
         key = threads, batch_size, workers

@@ -10,8 +10,8 @@ from dlperf.tuning import Tuning
 from dlperf.tuning.grid import PREDICTED, Row
 from dlperf.units import MIB, format_bytes
 
-MOST_LINES = 8
-_MARKS = "osD^vPX*"
+MOST_LINES = 12
+_MARKS = "osD^vPX*<>ph"
 _COLORS = ("#0b3c5d", "#d9822b", "#4f7942", "#b03a2e", "#328cc1", "#8d99a6", PREDICTOR_COLORS[0], INK)
 
 
@@ -63,13 +63,17 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
             below.xaxis.set_minor_locator(NullLocator())
         below.set_xlabel("batch size")
         above.set_title(f"{plain(tuning.target)}: predicted on {plain(tuning.machine)}")
+        n_lines = len({(row.configuration.workers, row.configuration.threads, row.configuration.loader_workers) for row in tuning.rows})
+        if n_lines > MOST_LINES:
+            above.annotate(f"the best {MOST_LINES} of {n_lines} lines", (0.01, 0.98), xycoords="axes fraction", va="top", color=DIM, fontsize=8)
         figure.legend(loc="outside lower center", ncols=2)
         return to_png(figure, dpi, f"dlperf tune: {tuning.target}")
 
 
 def _line(ax: Any, rows: list[Row], values: list[float], color: str, mark: str, label: str | None) -> None:
     sizes = [row.configuration.batch_size for row in rows]
-    ax.plot(sizes, values, color=color, linewidth=1.1, label=label, marker=mark, markersize=0)
+    ax.plot(sizes, values, color=color, linewidth=1.1)
+    ax.plot([], [], color=color, linewidth=1.1, label=label, marker=mark, markersize=5)
     for fits in (True, False):
         chosen = [place for place, row in enumerate(rows) if row.fits is fits and row.source == PREDICTED]
         ax.plot(

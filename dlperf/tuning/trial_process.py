@@ -15,7 +15,8 @@ from torch.utils import data
 
 from dlperf import child_process
 from dlperf.clock import Clock
-from dlperf.errors import DlperfError
+from dlperf.errors import DlperfError, WorkFailed
+from dlperf.loader_sampling import make_loader
 from dlperf.targets import Built, resolve
 
 _WARM_UP_STEPS, _LEAST_STEPS, _WARM_UP_FRAC = 3, 5, 0.3
@@ -31,6 +32,18 @@ def _samples(built: Built, batch_size: int) -> data.TensorDataset | None:
     n_bytes = sum(one.numel() * one.element_size() for one in inputs)
     n_batches = max(2, min(_DATASET_BATCHES, _DATASET_BYTES // max(1, n_bytes)))
     return data.TensorDataset(*(torch.cat([one] * n_batches) for one in inputs))
+
+
+def _own_batches(built: Built, batch_size: int, loader_workers: int, spec: str) -> Iterator[Any]:
+    """The target's inputs, for ever, each after a batch was fetched from the user's own loader."""
+    loader = make_loader(spec, batch_size, loader_workers)
+    while True:
+        is_empty = True
+        for _ in loader:
+            is_empty = False
+            yield built.inputs
+        if is_empty:
+            raise WorkFailed(f"loader {spec}: is empty; nothing can be trained with it")
 
 
 def _batches(built: Built, batch_size: int, loader_workers: int, with_loader: bool) -> Iterator[Any]:
@@ -64,7 +77,10 @@ def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, 
     inference, batch_size = order["inference"], order["batch_size"]
     built = resolve(order["spec"], batch_size, inference=inference, input_shape=tuple(order["input"]) if order["input"] else None).build()
     built.model.train(not inference)
-    batches = _batches(built, batch_size, order["loader_workers"], order["with_loader"])
+    n_loading = order["loader_workers"]
+    batches = (
+        _own_batches(built, batch_size, n_loading, order["loader"]) if order["loader"] else _batches(built, batch_size, n_loading, order["with_loader"])
+    )
 
     def once() -> None:
         built.step(next(batches))

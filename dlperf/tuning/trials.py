@@ -93,16 +93,18 @@ def run_contest(
 
 
 def measure_apart(
-    configuration: Configuration, spec: str, *, inference: bool, input_shape: tuple[int, ...] | None, seconds: float, with_loader: bool
-) -> float:
+    configuration: Configuration, spec: str, *, inference: bool, input_shape: tuple[int, ...] | None, seconds: float, with_loader: bool,
+    loader: str | None = None,
+) -> float:  # fmt: skip
     """Samples per second of a configuration: its workers start, warm up, and train side by side for `seconds`; the sum of their rates.
 
-    With `with_loader` every batch comes from a DataLoader over samples in memory. Raises WorkFailed with the last line that a process said; none is
-    left running.
+    With `with_loader` every batch comes from a DataLoader over samples in memory, or from the one that `loader`, FILE.py:CALLABLE, makes. Raises
+    WorkFailed with the last line that a process said; none is left running.
     """
     order: dict[str, Any] = {
         "spec": spec, "batch_size": configuration.batch_size, "threads": configuration.threads, "loader_workers": configuration.loader_workers,
         "inference": inference, "input": list(input_shape) if input_shape else None, "seconds": seconds, "with_loader": with_loader,
+        "loader": loader,
     }  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": str(configuration.threads)}
     processes: list[subprocess.Popen[str]] = []

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from dlperf.clock import Samples
 from dlperf.host import this_cpu, versions
+from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS
 from dlperf.machine import STEP_COSTS, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Op, TensorSpec
 
@@ -120,6 +121,16 @@ def machine_file(tmp_path: Path) -> Path:
     path = tmp_path / "machine.json"
     sample_machine().save(path)
     return path
+
+
+@pytest.fixture
+def loading_file(machine_file: Path) -> Path:
+    """The made-up machine with every cost of loading and of a loop, 1 us each."""
+    names = [f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS, "byte/4096", "byte/65536")]
+    names += [f"loop/{name}" for name in ("item", "accuracy", "scheduler", "clip_call", "clip_tensor", "clip_byte", "save_call", "save_tensor", "save_byte")]
+    machine = Machine.load(machine_file)
+    replace(machine, costs=(*machine.costs, *(Cost(name, 1, Samples((1e-9 if "byte" in name else 1e-6,))) for name in names))).save(machine_file)
+    return machine_file
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.clock import Samples
-from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS
-from dlperf.machine import Cost, Machine
+from dlperf.machine import Machine
 
 ROOFLINE = ("--predictor", "roofline", "--threads", "1")
 
@@ -81,16 +79,6 @@ class Stream(torch.utils.data.IterableDataset):
 """
 
 
-@pytest.fixture
-def loading_file(machine_file: Path) -> Path:
-    """The made-up machine with every cost of loading and of a loop, 1 us each."""
-    names = [f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS, "byte/4096", "byte/65536")]
-    names += [f"loop/{name}" for name in ("item", "accuracy", "scheduler", "clip_call", "clip_tensor", "clip_byte", "save_call", "save_tensor", "save_byte")]
-    machine = Machine.load(machine_file)
-    replace(machine, costs=(*machine.costs, *(Cost(name, 1, Samples((1e-9 if "byte" in name else 1e-6,))) for name in names))).save(machine_file)
-    return machine_file
-
-
 def test_predict_epoch_with_its_loader(dlperf: Callable, net: str, loading_file: Path, tmp_path: Path) -> None:
     (tmp_path / "cwd" / "data.py").write_text(LOADER)
     options = ("--samples", "100", "--loader-workers", "1", "--clip", "--scheduler", "--accuracy", "--checkpoint", "--accumulate", "2")
@@ -119,6 +107,13 @@ def test_predict_epoch_records_the_last_batch(dlperf: Callable, net: str, machin
     last_s, step_s = (epoch("--batch-size", size)["step"]["total_s"] for size in ("4", "32"))
     assert epoch("--samples", "100")["epoch"]["epoch_s"] == pytest.approx(3 * step_s + last_s)
     assert epoch("--samples", "100", "--drop-last")["epoch"]["epoch_s"] == pytest.approx(3 * step_s)
+    assert epoch("--samples", "4")["epoch"]["epoch_s"] == pytest.approx(last_s)  # one batch, and not a whole one
+
+
+def test_what_belongs_to_training_is_refused_of_inference(dlperf: Callable, net: str, machine_file: Path) -> None:
+    done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--inference", "--samples", "64", "--clip")
+    assert done.status == 2
+    assert done.line == "dlperf predict: error: --clip belongs to training; leave it or --inference out"
 
 
 def test_a_bare_module_takes_its_input(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:

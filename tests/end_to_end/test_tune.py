@@ -88,6 +88,29 @@ def test_a_configuration_is_measured_in_processes_of_its_own(targets_file: Path)
         measure_apart(Configuration(2, 1, 0, 8), f"{targets_file}:broken", inference=False, input_shape=None, seconds=0.1, with_loader=False)
 
 
+def test_ones_own_loader_is_sampled_and_measured(dlperf: Callable, targets_file: Path, loading_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mydata.py"
+    path.write_text(
+        "import time, torch\n\nclass Slow(torch.utils.data.Dataset):\n    def __len__(self):\n        return 1000\n"
+        "    def __getitem__(self, i):\n        time.sleep(0.002)\n        return torch.zeros(8)\n"
+        "\ndef slow(batch_size, num_workers):\n    return Slow()\n"
+        "\ndef nothing(batch_size, num_workers):\n    return torch.utils.data.DataLoader([], batch_size)\n"
+    )
+    command = ("tune", f"{targets_file}:net", "--machine", loading_file, "--batch-sizes", "8", "--threads", "1", "--json", "-")
+    rows = {}
+    for name, options in (("memory", ()), ("own", ("--loader", f"{path}:slow"))):
+        done = dlperf(*command, *options)
+        assert done.status == 0, done.err
+        rows[name] = {row["loader_workers"]: row for row in json.loads(done.out)["rows"]}
+    assert rows["own"][0]["step_s"] > 8 * 0.002 > rows["memory"][0]["step_s"]
+    assert rows["own"][2]["step_s"] < 0.75 * rows["own"][0]["step_s"]  # workers wait beside one another
+    spec = f"{targets_file}:net"
+    slow = measure_apart(Configuration(1, 1, 0, 8), spec, inference=False, input_shape=None, seconds=0.1, with_loader=True, loader=f"{path}:slow")
+    assert slow < 1 / 0.002
+    with pytest.raises(WorkFailed, match="is empty"):
+        measure_apart(Configuration(1, 1, 0, 8), spec, inference=False, input_shape=None, seconds=0.1, with_loader=True, loader=f"{path}:nothing")
+
+
 def test_memory_is_counted_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "wide.py"
     path.write_text(

@@ -14,6 +14,7 @@ from dlperf import Prediction, Trace, predict
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
 from dlperf.machine import STEP_COSTS, Kernel, Machine
+from dlperf.predictors.analysis import analyse
 from dlperf.predictors.book import book_of, learn
 from dlperf.predictors.calibrated import PROCESS_SPREAD
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
@@ -114,7 +115,7 @@ def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> 
     )
     step = trace(relu(8), inference=False)
     (line,) = priced(step, replace(machine(), path="")).warnings
-    assert "holds no costs native_call, boxed_call, module_call, module_body and 11 more, which" in line  # 17 less the two of an optimizer
+    assert "holds no costs native_call, boxed_call, module_call, module_body and 11 more, which" in line  # 18 less the three of an optimizer
     assert line.endswith("dlperf calibrate adds them")
     full = machine({**{name: 0.0 for name in ALL_COSTS if not name.startswith("cold/")}, **points})
     assert priced(step, full).warnings == ()
@@ -151,6 +152,42 @@ def test_code_that_ran_long_ago_is_cold() -> None:
     third = [row["seconds"] for row in kernels(shared)]
     assert third[1] - product[1] == pytest.approx(0.0, abs=1e-12)
     assert third[0] - other[0] == pytest.approx(0.0, abs=1e-12)  # the first op of the trace has none before it
+
+
+def test_a_library_behind_an_operator_is_colder_than_a_loop() -> None:
+    step = trace(
+        Op("aten.addmm.default", (T(64, storage=0), T(64, 64, storage=0), T(64, 64, storage=0)), outputs=(T(64, 64),), layer="fc"),
+        Op("aten.relu.default", (T(2**18, storage=1),), outputs=(T(2**18, storage=1),), layer="act"),
+        Op("aten.mm.default", (T(64, 64, storage=0), T(64, 64, storage=0)), outputs=(T(64, 64),), layer="fc"),
+        storages=(Storage(64 * 64 * 4, kind="input"), Storage(MIB, kind="input")),
+    )
+    loops = {"cold/next/1048576": 1e-6}
+    plain, own = ([row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in (loops, {**loops, "cold/aten.mm/1048576": 7e-6}))
+    assert own[2] - plain[2] == pytest.approx(6e-6)
+    assert own[1] == plain[1]
+    assert own[0] == plain[0]  # both products run the same code, and nothing lies between the second and the next step's first
+
+
+def test_a_table_is_read_where_it_is_looked_up() -> None:
+    table, rows = T(10_000, 32, storage=0), T(4, 32, storage=2)
+    step = trace(
+        Op("aten.embedding.default", (table, T(4, dtype="int64", storage=1)), outputs=(rows,), layer="emb"),
+        storages=(Storage(table.nbytes, kind="parameter"), Storage(32, kind="input"), Storage(rows.nbytes, born=0, dies=1)),
+    )
+    assert max(analyse(step).operand_bytes) == 2 * rows.nbytes + 32  # rows read and written, indices
+
+
+def test_roots_of_zero_take_longer() -> None:
+    spec = T(1000, 4, storage=0)
+    step = trace(
+        Op("aten.embedding_dense_backward.default", (T(10, 4), T(10, dtype="int64"), 1000, -1, False), outputs=(spec,), phase="backward", layer="emb"),
+        Op("aten.addcmul_.default", (T(1000, 4, storage=1), spec, spec), outputs=(T(1000, 4, storage=1),), phase="optimizer", layer="emb"),
+        Op("aten.sqrt.default", (T(1000, 4, storage=1),), outputs=(T(1000, 4, storage=2),), phase="optimizer", layer="emb"),
+        storages=(Storage(16000, kind="gradient"), Storage(16000, kind="optimizer"), Storage(16000, born=2, dies=3)), inference=False,
+    )
+    step = replace(step, optimizer=OptimizerInfo("Adagrad", "for-loop", 1))
+    plain, dear = (kernels(priced(step, machine(costs)))[-1]["seconds"] for costs in ({}, {"optimizer_zero_root": 1e-8}))
+    assert dear - plain == pytest.approx(1e-8 * 4000 * (1 - 1 / 1000) ** 10)
 
 
 def test_a_modules_code_is_as_cold_as_its_operators() -> None:

@@ -91,6 +91,20 @@ def test_elementwise_by_access_pattern() -> None:
     assert described("aten.add.Tensor", T(8, 16), T(8, 16)).terms == (1.0, 128.0)
 
 
+def test_gaps_between_long_runs_cost_nothing_and_short_runs_a_little() -> None:
+    def pattern(*operands: TensorSpec, **options: object) -> str:
+        return described("aten.add.Tensor" if len(operands) > 1 else "aten.clone.default", *operands, **options).key[-1]
+
+    whole = T(4, 6, 32, 32)
+    sliced = TensorSpec((4, 6, 32, 32), (12 * 1024, 1024, 32, 1))  # half of the channels of a larger one
+    assert pattern(whole, sliced) == "flat"  # runs of 6 x 1024
+    heads = TensorSpec((2, 4, 8, 64), (8 * 4 * 64, 64, 4 * 64, 1))
+    assert pattern(T(2, 4, 8, 64), heads) == "runs"  # of 64
+    assert pattern(heads, memory_format=Symbol("memory_format", "contiguous_format")) == "runs"
+    assert pattern(T(4, 8), TensorSpec((4, 8), (16, 2))) == "strided"
+    assert described("aten.add.Tensor", T(2, 4, 8, 64), heads).fallbacks[0] == ("clone", "1", "float32", "runs")
+
+
 def test_powers_differ() -> None:
     assert described("aten.pow.Tensor_Scalar", T(8), 2).key != described("aten.pow.Tensor_Scalar", T(8), 3).key
 

@@ -246,6 +246,12 @@ def test_where_time_is_short_points_are_left_out_and_the_second_pass_first() -> 
     assert {len(kernel.samples.values) for kernel in short.kernels} == {2}
 
 
+def test_points_of_lower_rank_come_first() -> None:
+    points = tuple(Point("pointwise", Op("aten.relu.default", (T(n),)), n % 2) for n in range(8, 8 + 40))
+    short = time_group(Group("some", points, Repeats(1e-9, 4)), 1, lambda _: None, Ticks(1e-3).clock(), allowance_s=1e-3)
+    assert {kernel.op.inputs[0].numel % 2 for kernel in short.kernels} == {0}
+
+
 @pytest.mark.parametrize(("wanted", "taken"), [(9, 2 + 1), (5, 1 + 1)])
 def test_long_calls_are_sampled_seldom(wanted: int, taken: int) -> None:
     group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-3, wanted))

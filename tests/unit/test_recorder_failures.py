@@ -105,8 +105,8 @@ def test_ctrl_c_at_any_time():
                 if not done.wait(wait):
                     os.kill(os.getpid(), signal.SIGINT)
             thread = threading.Thread(target=later)
-            thread.start()
             try:
+                thread.start()  # may be interrupted itself
                 record(model, x, optimizer=optimizer)
                 done.set()
                 thread.join()
@@ -156,7 +156,7 @@ def test_nothing_is_left_behind_in_the_process():
         ({"loss": "mse"}, "the loss is of type str"),
         ({"optimizer": "sgd"}, "the optimizer is of type str"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "holds none of the model's parameters"),
-        ({"model": nn.Tanh()}, "has no parameters to train; use --inference"),
+        ({"model": nn.Tanh()}, "has no parameters to train; only inference"),
         ({"model": nn.Linear(4, 4).requires_grad_(False)}, "none of the model's 2 parameters requires grad"),
         ({"model": nn.Linear}, "the model is the class Linear"),
         ({"batch_size": 0}, "batch size is 0"),

@@ -154,6 +154,26 @@ def test_ranks_of_one_node_do_not_need_the_network() -> None:
     assert inside[2].exposed_communication_s > 1.0
 
 
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_latency_never_makes_a_step_shorter(ranks: int) -> None:
+    options = ReducerOptions(bucket_bytes=MIB)  # three buckets, two of them on their way at once
+    rows = [ask((ranks,), cluster(latency_s), options=options).rows[0] for latency_s in (0.0, 1e-3, 0.01, 0.03, 0.1, 1.0)]
+    assert [row.step_s for row in rows] == sorted(row.step_s for row in rows)
+    assert all(row.communication_s >= row.network_bytes / MIB - 1e-9 for row in rows)  # no less than the bytes take to pass
+
+
+def test_a_step_that_waits_for_latency_is_bound_by_the_network() -> None:
+    row = ask((64,), cluster(latency_s=1.0, bandwidth=1e15)).rows[0]
+    assert row.network_gain_frac < 0.01
+    assert row.bound == "network"
+
+
+def test_links_that_nobody_uses_are_named() -> None:
+    faster = WhatIf.of({"link_bandwidth": 2.0})
+    assert any("link_bandwidth and link_latency change nothing there" in note for note in ask((1, 2), ranks_per_node=2, what_if=faster).notes)
+    assert not any("change nothing" in note for found in (ask((1, 2), what_if=faster), ask((1, 2), ranks_per_node=2)) for note in found.notes)
+
+
 def test_strong_scaling_divides_the_batch() -> None:
     asked: list[int] = []
 

@@ -179,7 +179,7 @@ RETURNS = {
     "(model, inputs, None)": ("the loss is None", False),
     "(model, inputs, loss, 0.1)": ("the optimizer is of type float", False),
     "(model, inputs, loss, torch.optim.SGD(nn.Linear(1, 1).parameters()))": ("holds none of the model's parameters", False),
-    "(nn.ReLU(), inputs, loss)": ("no parameters to train; use --inference", False),
+    "(nn.ReLU(), inputs, loss)": ("no parameters to train; only inference", False),
     "(model.requires_grad_(False), inputs, loss)": ("none of the model's 2 parameters requires grad", False),
     "1 / 0": ("its builder raises ZeroDivisionError: division by zero", True),
     "sys.exit(2)": ("its builder called sys.exit\\(2\\)", True),
