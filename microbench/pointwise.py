@@ -168,18 +168,19 @@ def _patterns(size: int) -> list[Op]:
     ]
 
 
-_LARGEST = 2**22
+_MIDDLE, _LARGEST = 2**20, 2**22
 
 
 def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
     """(size, rank): every fourth size first, then those half-way, then the others, so that a curve that is cut short still spans its range.
 
-    The largest come last: they take as long as all others together, and are limited by memory alone, whatever the kernel.
+    What takes longest comes last: the few sizes above a million elements take as long as all below, and are limited by memory alone, whatever the kernel.
 
-    >>> _ranked([64, 256, 1024, 4096, 16384, 2**24])
-    [(64, 0), (256, 2), (1024, 1), (4096, 2), (16384, 0), (16777216, 3)]
+    >>> _ranked([64, 256, 1024, 4096, 16384, 2**20, 2**22, 2**24])
+    [(64, 0), (256, 2), (1024, 1), (4096, 2), (16384, 0), (1048576, 0), (4194304, 2), (16777216, 3)]
     """
-    return [(size, 3 if size > _LARGEST else (0, 2, 1, 2)[place % 4]) for place, size in enumerate(sizes)]
+    middle = max((size for size in sizes if size <= _MIDDLE), default=0)
+    return [(size, 3 if size > _LARGEST else 2 if size > _MIDDLE else 0 if size == middle else (0, 2, 1, 2)[place % 4]) for place, size in enumerate(sizes)]
 
 
 def groups(mode: str, low_precision: bool) -> list[Group]:

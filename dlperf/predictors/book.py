@@ -17,8 +17,8 @@ from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothnes
 from dlperf.roofs import LEVELS, Roofs, roofs_of
 from dlperf.trace import Op
 
-_ENOUGH_POINTS = 4
-"""A curve through fewer says less of a shape than that of a related regime."""
+_ENOUGH_POINTS = 3
+"""A curve through fewer says less of a shape than that of a related regime; a calibration short of time has every kernel's ends and middle first."""
 _KEPT, _DESCRIBED = "_books", "_described_kernels"
 
 
@@ -37,9 +37,10 @@ class Book:
         return _described(self.machine, self.threads)
 
     def resolve(self, description: Description) -> tuple[str, ...] | None:
-        """The first of the description's keys of which the machine has enough points, or else any; None if it has none of them."""
+        """The first of the description's keys of which the machine has enough points, or else that of most; None if it has none of them."""
         keys = [key for key in (description.key, *description.fallbacks) if key in self.kernels]
-        return next((key for key in keys if len(self.kernels[key]) >= _ENOUGH_POINTS), keys[0] if keys else None)
+        most = max(keys, key=lambda key: len(self.kernels[key]), default=None)
+        return next((key for key in keys if len(self.kernels[key]) >= _ENOUGH_POINTS), most)
 
     def surface(self, key: tuple[str, ...]) -> Surface:
         """The fitted surface of a measured key."""
