@@ -201,8 +201,6 @@ _OF_AN_EPOCH = (
     "epochs", "val_samples", "test_samples", "loader_workers", "persistent_workers", "loader", "drop_last", "accumulate", "clip",
     "scheduler", "accuracy", "checkpoint",
 )  # fmt: skip
-
-
 _OF_TRAINING = ("accumulate", "clip", "scheduler", "checkpoint")
 
 
@@ -231,23 +229,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.command in answers and args.output == "-":
         _fail(args, f"-o - is no folder; without -o the {answers[args.command]} goes to stdout")
     if args.command in ("explain", "tune") and not args.trial:
-        for name in ("runs", "seconds", "best"):
-            if getattr(args, name, None) is not None:
-                _fail(args, f"--{name} is for the measuring of --try")
+        for option in _given(args, ("runs", "seconds", "best")):
+            _fail(args, f"{option} is for the measuring of --try")
     if args.command == "predict" and args.workers:
         if args.threads not in (None, 1):
             _fail(args, f"--workers have one thread each; leave --threads {args.threads} out")
         if args.samples is not None and args.workers > args.samples:
             _fail(args, f"--workers {args.workers} are more than the {args.samples} samples; give each at least one")
     if args.command == "predict" and args.inference:
-        for name in _OF_TRAINING:
-            if getattr(args, name) not in (None, False):
-                _fail(args, f"--{name} belongs to training; leave it or --inference out")
+        for option in _given(args, _OF_TRAINING):
+            _fail(args, f"{option} belongs to training; leave it or --inference out")
     if args.command == "predict" and args.samples is None:
-        for name in _OF_AN_EPOCH:
-            if getattr(args, name) not in (None, False):
-                _fail(args, f"--{name.replace('_', '-')} forecasts an epoch and needs --samples N")
+        for option in _given(args, _OF_AN_EPOCH):
+            _fail(args, f"{option} forecasts an epoch and needs --samples N")
     return args
+
+
+def _given(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Those of the options that stand on the command line."""
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None) not in (None, False)]
 
 
 def _fail(args: argparse.Namespace, message: str) -> NoReturn:

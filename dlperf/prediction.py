@@ -84,6 +84,15 @@ class Prediction:
         )  # fmt: skip
 
     @cached_property
+    def layer_shares(self) -> dict[str, dict[tuple[str, str], float]]:
+        """Seconds of every layer's row by (bound, source)."""
+        shares: dict[str, dict[tuple[str, str], float]] = {}
+        for item in self.prices.items:
+            if item.phase != "zero_grad":
+                shares.setdefault(item.layer, defaultdict(float))[item.bound, item.source] += item.seconds
+        return shares
+
+    @cached_property
     def layers(self) -> pd.DataFrame:
         """One row per module that did work, in the order of first execution, the loss last.
 
@@ -92,14 +101,11 @@ class Prediction:
         """
         order = {layer.name: (place, layer.type) for place, layer in enumerate(self.trace.layers)}
         seconds: dict[str, dict[str, float]] = {}
-        shares: dict[str, dict[tuple[str, str], float]] = {}
         for item in self.prices.items:
             if item.phase == "zero_grad":
                 continue
             row = seconds.setdefault(item.layer, dict.fromkeys(_SPOKEN, 0.0))
             row[item.phase] += item.seconds
-            share = shares.setdefault(item.layer, defaultdict(float))
-            share[item.bound, item.source] += item.seconds
         flops: dict[str, float] = defaultdict(float)
         n_bytes: dict[str, float] = defaultdict(float)
         for op, op_flops, op_bytes in zip(self.trace.ops, *work.totals(self.trace)):
@@ -113,7 +119,7 @@ class Prediction:
         rows = []
         for layer in sorted(seconds, key=lambda name: order.get(name, (len(order), ""))[0]):
             by_phase = {phase: math.nan if phase not in self.prices.phases or layer in self.prices.unspoken else seconds[layer][phase] for phase in _SPOKEN}
-            both = shares.get(layer)
+            both = self.layer_shares.get(layer)
             bound = _largest(both, 0) if both else None
             source = _largest(both, 1) if both else None
             rows.append(

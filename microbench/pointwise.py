@@ -180,7 +180,13 @@ def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
     [(64, 0), (256, 2), (1024, 1), (4096, 2), (16384, 0), (1048576, 0), (4194304, 2), (16777216, 3)]
     """
     middle = max((size for size in sizes if size <= _MIDDLE), default=0)
-    return [(size, 3 if size > _LARGEST else 2 if size > _MIDDLE else 0 if size == middle else (0, 2, 1, 2)[place % 4]) for place, size in enumerate(sizes)]
+
+    def rank(place: int, size: int) -> int:
+        if size > _MIDDLE:
+            return 3 if size > _LARGEST else 2
+        return 0 if size == middle else (0, 2, 1, 2)[place % 4]
+
+    return [(size, rank(place, size)) for place, size in enumerate(sizes)]
 
 
 def groups(mode: str, low_precision: bool) -> list[Group]:

@@ -56,7 +56,5 @@ def _predicted(args: Namespace, prediction: Prediction, batch_size: int | None, 
 
 def _sampled(args: Namespace, prediction: Prediction) -> SampledLoader:
     from dlperf.commands.loader_timing import sample_apart
-    from dlperf.machine import PACE
 
-    best_s = prediction.machine.cost_s(PACE, prediction.threads, math.inf)
-    return sample_apart(args.loader, prediction.trace.batch_size, args.loader_workers or 0, prediction.threads, best_s)
+    return sample_apart(args.loader, prediction.trace.batch_size, args.loader_workers or 0, prediction.threads, prediction.machine)

@@ -19,16 +19,18 @@ from typing import Any
 
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.loading import SampledLoader
+from dlperf.machine import PACE, Machine
 
 _PATIENCE_S = 3.0
 """How long the sampling may wait, in all, for a core that others slow down."""
 
 
-def sample_apart(spec: str, batch_size: int, loader_workers: int, threads: int, best_s: float = math.inf) -> SampledLoader:
-    """The loader that ``FILE.py:CALLABLE`` makes, sampled by a fresh process with `threads`; `best_s` is the least time of the core's piece of work.
+def sample_apart(spec: str, batch_size: int, loader_workers: int, threads: int, machine: Machine) -> SampledLoader:
+    """The loader that ``FILE.py:CALLABLE`` makes, sampled by a fresh process with `threads`, at the pace that the core of `machine` has at best.
 
     Raises DlperfError where it cannot be called or returns no loader, WorkFailed where it or its data raise, or end the process.
     """
+    best_s = machine.cost_s(PACE, threads, math.inf)
     with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
         out = Path(folder) / "sampled.json"
         job = {

@@ -1,7 +1,6 @@
 """``dlperf tune``: the configuration that trains fastest and, with ``--try``, which of the best few really did."""
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from argparse import Namespace
@@ -54,10 +53,9 @@ def tune(args: Namespace) -> Answer:
 
     def sample(batch_size: int) -> SampledLoader:
         from dlperf.commands.loader_timing import sample_apart
-        from dlperf.machine import PACE
 
         narrate(f"sampling the loader at batch size {batch_size}")
-        return sample_apart(args.loader, batch_size, 0, 1, machine.cost_s(PACE, 1, math.inf))
+        return sample_apart(args.loader, batch_size, 0, 1, machine)
 
     forecaster = Forecaster(machine, record, bool(mismatches), sample if args.loader else None)
     if args.loader and not forecaster.knows_loading:

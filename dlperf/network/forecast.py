@@ -36,6 +36,14 @@ class LinkFactors:
             if not 0 < value < math.inf:
                 raise DlperfError(f"{name} is {value!r}; a factor must be finite and positive")
 
+    def times(self, other: LinkFactors) -> LinkFactors:
+        """Both factors one after the other.
+
+        >>> LinkFactors(2.0, 3.0).times(LinkFactors(2.0, 0.5))
+        LinkFactors(link_bandwidth=4.0, link_latency=1.5)
+        """
+        return LinkFactors(self.link_bandwidth * other.link_bandwidth, self.link_latency * other.link_latency)
+
     @classmethod
     def of(cls, factors: Mapping[str, float]) -> LinkFactors:
         """The factors by name; names that are not about links are left to others."""

@@ -72,7 +72,7 @@ def _analyse(trace: Trace, malloc: str) -> Analysis:
     for op in trace.ops:
         first.append(op.node >= 0 and op.node not in seen_nodes)
         seen_nodes.add(op.node)
-    operands = _operand_distances(trace, replay)
+    operands = _operand_distances(trace, replay, n_bytes)
     flat = [(index, size, distance) for index, parts in enumerate(operands) for size, distance in parts]
     owner, sizes, distances = (np.array(column) for column in zip(*flat)) if flat else (np.zeros(0), np.zeros(0), np.zeros(0))
     working = np.bincount(owner.astype(np.int64), sizes, minlength=len(trace.ops)).astype(float)
@@ -86,7 +86,7 @@ def _analyse(trace: Trace, malloc: str) -> Analysis:
     )  # fmt: skip
 
 
-def _operand_distances(trace: Trace, replay: allocator.Replay) -> tuple[tuple[tuple[int, float], ...], ...]:
+def _operand_distances(trace: Trace, replay: allocator.Replay, n_bytes: list[int]) -> tuple[tuple[tuple[int, float], ...], ...]:
     """Reuse distances over two steps, so that what the first step left in the caches is there for the second.
 
     The distance counts every byte touched in between, also twice; it errs high, so operands may seem colder than they are.
@@ -94,7 +94,7 @@ def _operand_distances(trace: Trace, replay: allocator.Replay) -> tuple[tuple[tu
     touched: dict[int, float] = {}
     clock_bytes = 0.0
     found: list[tuple[tuple[int, float], ...]] = []
-    read_by = [work.bytes_read(op) for op in trace.ops]
+    read_by = [work.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
     for _ in range(2):
         found = []
         for op, reads in zip(trace.ops, read_by):

@@ -156,16 +156,17 @@ def _line(kind: str, depth: int, label: str, name: str, type_name: str, rows: Se
     sides = {row.side for row in rows}
     return Line(
         kind, depth, label, name, type_name, phases["forward"] or Times(), phases["backward"], phases["optimizer"], add(row.total for row in rows),
-        bound=_largest(row.bound_s for row in rows), source=_largest(row.source_s for row in rows),
+        bound=_largest(rows, 0), source=_largest(rows, 1),
         flops=_sum(row.flops for row in rows), bytes=_sum(row.bytes for row in rows), side=sides.pop() if len(sides) == 1 else BOTH, n_layers=len(rows),
     )  # fmt: skip
 
 
-def _largest(parts: Iterable[tuple[tuple[str, float], ...]]) -> str | None:
+def _largest(rows: Sequence[Row], place: int) -> str | None:
+    """The bound (place 0) or source (1) of the rows' largest share of time."""
     seconds: dict[str, float] = defaultdict(float)
-    for part in parts:
-        for name, spent in part:
-            seconds[name] += spent
+    for row in rows:
+        for bound, source, spent in row.shares:
+            seconds[(bound, source)[place]] += spent
     return max(seconds, key=lambda name: seconds[name], default=None)
 
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -82,7 +81,7 @@ class Row:
     `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases, the
     ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `level_bytes` are those that
     every level of the memory moves in all phases, by the level's name, innermost first (:mod:`dlperf.hierarchy`). `bound` and `source` are those of the
-    largest share of its predicted time, which `bound_s` and `source_s` divide among them, in seconds. `side` says who named the layer: ``both``,
+    largest share of its predicted time; `shares` are all of them, (bound, source, seconds). `side` says who named the layer: ``both``,
     ``predicted only`` or ``measured only``.
     """
 
@@ -101,8 +100,7 @@ class Row:
     backward_flops: int | None = None
     backward_bytes: int | None = None
     level_bytes: tuple[tuple[str, float], ...] = ()
-    bound_s: tuple[tuple[str, float], ...] = ()
-    source_s: tuple[tuple[str, float], ...] = ()
+    shares: tuple[tuple[str, str, float], ...] = ()
     side: str = BOTH
 
     def phase(self, name: str) -> Times | None:
@@ -141,11 +139,6 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
             for level, moved in zip(traffic.levels, traffic.level_bytes):
                 sums[level] += moved
     nothing = {level: 0.0 for traffic in prediction.layer_traffic[:1] for level in traffic.levels}
-    spent: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for item in prediction.prices.items:
-        if item.phase != "zero_grad":
-            spent[item.layer, "bound"][item.bound] += item.seconds
-            spent[item.layer, "source"][item.source] += item.seconds
     measured: dict[str, list[LayerTimes]] = {}
     for entry in measurement.layers if measurement is not None else ():
         measured.setdefault(entry.layer, []).append(entry)
@@ -166,8 +159,9 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
                 layer, str(data["type"]), predictor, times["forward"] or Times(), times["backward"], times["optimizer"],
                 bound=_text(data["bound"]), source=_text(data["source"]), flops=int(data["flops"]), bytes=int(data["bytes"]),
                 forward_flops=round(forward[0]), forward_bytes=round(forward[1]), backward_flops=round(backward[0]), backward_bytes=round(backward[1]),
-                level_bytes=tuple(levels.get(layer, nothing).items()), bound_s=tuple(spent[layer, "bound"].items()),
-                source_s=tuple(spent[layer, "source"].items()), side=BOTH if entries or measurement is None else PREDICTED,
+                level_bytes=tuple(levels.get(layer, nothing).items()),
+                shares=tuple((*names, seconds) for names, seconds in prediction.layer_shares.get(layer, {}).items()),
+                side=BOTH if entries or measurement is None else PREDICTED,
             )
         )  # fmt: skip
     for layer, entries in measured.items():

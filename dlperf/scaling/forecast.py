@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dlperf.cluster import Cluster
 from dlperf.contention import beside
@@ -24,8 +24,9 @@ from dlperf.scaling.what_if import WhatIf
 from dlperf.spread import machine_sigma, mean_factor, slowest_factor
 from dlperf.units import KIB, MIB
 
+DOUBLED, FASTER = LinkFactors(2.0), LinkFactors(2.0, 0.5)
 NETWORK_GAIN_FRAC = 0.10
-"""A step is bound by the network where links of twice the rate, or of twice the rate and half the latency, would shorten it by more than this share."""
+"""A step is bound by the network where links that are DOUBLED or FASTER would shorten it by more than this share."""
 NO_WIRE = "ranks of one node exchange nothing over a link: link_bandwidth and link_latency change nothing there"
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 MOST_RECORDINGS = 5
@@ -160,8 +161,7 @@ class _Forecast:
         self._rates = {far: rates_of(self.any, cluster, far, question.what_if) for far in {n > question.ranks_per_node for n in question.ranks if n > 1}}
         links = question.what_if.links
         self.traffic = self._traffic(links)
-        self.doubled = self._traffic(replace(links, link_bandwidth=2 * links.link_bandwidth))
-        self.faster = self._traffic(LinkFactors(2 * links.link_bandwidth, links.link_latency / 2))
+        self.doubled, self.faster = (self._traffic(links.times(better)) for better in (DOUBLED, FASTER))
         self._note_doubts()
 
     def _traffic(self, factors: LinkFactors) -> Traffic:

@@ -20,7 +20,7 @@ from dlperf.laws.overlap import Collective
 from dlperf.laws.replay import Operation, Replayed, replay
 from dlperf.network import LinkFactors, collective_s
 from dlperf.scaling.call_costs import CallCosts, as_recorded
-from dlperf.scaling.forecast import COLLECTIVE_BYTES, NETWORK_GAIN_FRAC, NO_WIRE
+from dlperf.scaling.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NETWORK_GAIN_FRAC, NO_WIRE
 from dlperf.scaling.recording import Call, lanes_of, recording_of
 from dlperf.scaling.replay_lines import Lines
 from dlperf.scaling.replay_result import CallTimes, RankReplay, Replay, ReplayRow, Shares
@@ -122,6 +122,8 @@ class _Replaying:
         recorded_first = max((step.seconds for steps in trace.steps for step in steps if step.first), default=None)
         self.first_overhead_s = 0.0 if recorded_first is None or again.first_s is None else recorded_first - again.first_s
         self.sigma = self.computing_sigma(again)
+        alone = self.alone(self.slower(1))
+        self.alone_s = self.with_overhead(alone, alone)
         main = trace.n_ranks if trace.n_ranks in self.asked else self.asked[0]
         costs = self.costs(main)
         usual = self.lines(costs.operation, self.cluster.backend, self.slower(main))
@@ -141,9 +143,8 @@ class _Replaying:
 
     def costs(self, n: int, better: LinkFactors = LinkFactors()) -> CallCosts:
         """What the calls cost over the other cluster, on n ranks; `better` are further factors."""
-        factors = LinkFactors(better.link_bandwidth * self.what_if.link_bandwidth, better.link_latency * self.what_if.link_latency)
         other = None if n == self.trace.n_ranks else n
-        return CallCosts(self.cluster, self.calls, self.nodes, factors, self.interferences[0], other, min(n, self.per_node))
+        return CallCosts(self.cluster, self.calls, self.nodes, self.what_if.times(better), self.interferences[0], other, min(n, self.per_node))
 
     def slower(self, n: int) -> float:
         """How much slower the slowest of n computes than that of the recorded ranks."""
@@ -168,7 +169,7 @@ class _Replaying:
         else:
             vary = math.exp(_Z90 * link_sigma(self.cluster))
             lines, low, high = at(costs), at(costs, 1 / vary), at(costs, vary)
-            doubled, faster = at(self.costs(n, LinkFactors(2.0))), at(self.costs(n, LinkFactors(2.0, 0.5)))
+            doubled, faster = (at(self.costs(n, better)) for better in (DOUBLED, FASTER))
             free = self.lines(lambda call: replace(costs.operation(call), collective=Collective(0.0)), backend, slow)
         step_s = self.with_overhead(lines, free)
         compute_s = min(step_s, free.step_s + max(0.0, self.overhead_s))
@@ -177,8 +178,7 @@ class _Replaying:
         paces = Samples(tuple(lines.paces_s))
         error = math.exp(_Z90 * _MEDIAN_ERROR * sigma_of(paces) / math.sqrt(len(paces.values)))
         gain_frac, faster_frac = (1 - self.with_overhead(better, free) / step_s if step_s else 0.0 for better in (doubled, faster))
-        alone = self.alone(self.slower(1))
-        efficiency = self.with_overhead(alone, alone) / step_s if step_s else 1.0
+        efficiency = self.alone_s / step_s if step_s else 1.0
         per_step = len(lines.firsts)
         first_s = None if lines.first_s is None else max(lines.first_s + self.first_overhead_s, free.first_s or 0.0)
         return ReplayRow(

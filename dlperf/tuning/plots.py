@@ -15,12 +15,17 @@ _MARKS = "osD^vPX*<>ph"
 _COLORS = ("#0b3c5d", "#d9822b", "#4f7942", "#b03a2e", "#328cc1", "#8d99a6", PREDICTOR_COLORS[0], INK)
 
 
+def _line_of(row: Row) -> tuple[int, int, int]:
+    """What the points of a line have in common: workers, threads, loading workers."""
+    one = row.configuration
+    return one.workers, one.threads, one.loader_workers
+
+
 def lines_of(tuning: Tuning) -> dict[str, list[Row]]:
     """The rows by line, by rising batch size; of many lines those whose best configuration is best, so that they can be told apart."""
     found: dict[tuple[int, int, int], list[Row]] = {}
     for row in tuning.rows:
-        one = row.configuration
-        found.setdefault((one.workers, one.threads, one.loader_workers), []).append(row)
+        found.setdefault(_line_of(row), []).append(row)
     kept = sorted(found, key=lambda key: min(map(tuning.wish.cost, found[key])))[:MOST_LINES]
     return {
         f"{threads} thread{'s' * (threads != 1)}, {workers} worker{'s' * (workers != 1)}, loader {loader}": sorted(
@@ -63,7 +68,7 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
             below.xaxis.set_minor_locator(NullLocator())
         below.set_xlabel("batch size")
         above.set_title(f"{plain(tuning.target)}: predicted on {plain(tuning.machine)}")
-        n_lines = len({(row.configuration.workers, row.configuration.threads, row.configuration.loader_workers) for row in tuning.rows})
+        n_lines = len(set(map(_line_of, tuning.rows)))
         if n_lines > MOST_LINES:
             above.annotate(f"the best {MOST_LINES} of {n_lines} lines", (0.01, 0.98), xycoords="axes fraction", va="top", color=DIM, fontsize=8)
         figure.legend(loc="outside lower center", ncols=2)

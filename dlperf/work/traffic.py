@@ -40,14 +40,15 @@ def op_bytes(op: Op) -> int:
     return formula(op) if formula is not None else _once_each(op)
 
 
-def bytes_read(op: Op) -> list[tuple[TensorSpec, int]]:
-    """The tensors that the op reads, as often as they stand among its arguments, and how many bytes of each: of a table the rows looked up.
+def bytes_read(op: Op, moved: int) -> list[tuple[TensorSpec, int]]:
+    """The tensors that the op reads, as often as they stand among its arguments, and how many bytes of each, at most the op's `moved` ones in all
+    (:func:`op_bytes`): of a table the rows looked up.
 
     >>> table, indices, rows = TensorSpec.contiguous(1000, 8), TensorSpec.contiguous(2, dtype="int64"), TensorSpec.contiguous(2, 8)
-    >>> [n_bytes for _, n_bytes in bytes_read(Op("aten.embedding.default", (table, indices), outputs=(rows,)))]  # at most what is moved in all
+    >>> op = Op("aten.embedding.default", (table, indices), outputs=(rows,))
+    >>> [n_bytes for _, n_bytes in bytes_read(op, op_bytes(op))]
     [144, 16]
     """
-    moved = op_bytes(op)
     return [(spec, min(spec.nbytes, moved)) for spec in _read(op)]
 
 
