@@ -10,7 +10,7 @@ from typing import Any
 
 from dlperf import work
 from dlperf.contention import hardware_threads
-from dlperf.machine import MEAN, PACE, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
+from dlperf.machine import MEAN, PACE, RETENTION, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
 from dlperf.roofs import CEILING, LEVELS, roofs_of
 from dlperf.sharing import PREPARATION
 from dlperf.trace import Trace
@@ -43,7 +43,8 @@ class Summary:
 
     `peaks` hold (dtype, threads, FLOP/s) of the fastest matrix product, `bandwidths` (level, threads, bytes/s) of the
     STREAM triad, `costs` (name, threads, seconds each), all from the file's own samples. `no_fma` are the rates of additions or products
-    alone, `roofs` the bandwidths of the fastest memory kernel (:func:`dlperf.roofs.roofs_of`).
+    alone, `roofs` the bandwidths of the fastest memory kernel (:func:`dlperf.roofs.roofs_of`). `retention` says after how many milliseconds without a touch
+    what lay in the shared cache takes how many times as long.
     """
 
     machine: Machine
@@ -53,6 +54,7 @@ class Summary:
     families: tuple[Family, ...]
     no_fma: tuple[tuple[str, int, float], ...] = ()
     roofs: tuple[tuple[str, int, float], ...] = ()
+    retention: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def _sharing_lines(self) -> list[str]:
@@ -88,6 +90,7 @@ class Summary:
             ("sums or products alone, best", self.no_fma, lambda value: format_si(value, "FLOP/s")),
             ("memory, best kernel", self.roofs, lambda value: format_si(value, "B/s")),
             ("memory, STREAM triad", self.bandwidths, lambda value: format_si(value, "B/s")),
+            ("shared cache after a pause, times as long", self.retention, lambda value: f"{value:.2f}"),
             ("costs, median each", self.costs, format_seconds),
         ):
             if rows:
@@ -120,6 +123,7 @@ class Summary:
             "no_fma": [{"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.no_fma],
             "roofs": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.roofs],
             "bandwidths": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.bandwidths],
+            "retention": [{"pause": name, "threads": t, "factor": value} for name, t, value in self.retention],
             "costs": [{"name": name, "threads": t, "time_s": value} for name, t, value in self.costs],
             "families": [
                 {"family": f.name, "threads": f.threads, "points": f.n_points, "spread_frac": f.spread_frac, "held_out_frac": f.held_out_frac}
@@ -163,7 +167,8 @@ def summarize(machine: Machine) -> Summary:
             key = kernel.op.inputs[0].dtype, kernel.threads
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
-    costs = [c for c in machine.costs if not c.name.startswith((CEILING, f"{MEAN}/", f"{UNREST}/")) and c.name != PACE]
+    ordered = sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))
+    costs = [c for c in ordered if not c.name.startswith((CEILING, f"{MEAN}/", f"{UNREST}/", f"{RETENTION}/")) and c.name != PACE]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     # STREAM's sweeps of sets that fit a cache are shorter than their calls: where better kernels speak of the caches, it speaks of memory alone.
@@ -179,10 +184,11 @@ def summarize(machine: Machine) -> Summary:
         machine,
         tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),
         tuple(bandwidths),
-        tuple((c.name, c.threads, c.seconds) for c in sorted(costs, key=lambda c: (_numbers_apart(c.name), c.threads))),
+        tuple((c.name, c.threads, c.seconds) for c in costs),
         tuple(sorted(families, key=lambda f: (f.name, f.threads))),
         tuple((c.dtype, t, c.other_flops_per_s) for t, found in roofs.items() for c in found.ceilings if c.is_measured),
         tuple((roof.level, t, roof.bytes_per_s) for t, found in roofs.items() for roof in found.bandwidths),
+        tuple((f"{c.name.removeprefix(f'{RETENTION}/')} ms", c.threads, c.seconds) for c in ordered if c.name.startswith(f"{RETENTION}/")),
     )
 
 

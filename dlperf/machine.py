@@ -24,18 +24,17 @@ from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 
-SCHEMA, SCHEMA_VERSION = "dlperf.machine", 1
+SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 1, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
-_LEAST_HELD_OUT = 20
 _SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
-_DIFFERENCES = ("ddp/",)
+_PAIRED = ("ddp/", "retention/")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
 UNREST = "unrest"
 """Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
-MEAN = "unrest_mean"
-"""A factor like UNREST: how much longer on average than usually."""
+MEAN, RETENTION = "unrest_mean", "retention"
+"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long."""
 STEP_COSTS = {
     "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
     "framework of training": (
@@ -122,9 +121,9 @@ class Cost:
         """What the cost is where nobody else has the core: the least sample, since disturbances only add.
 
         Of what is spread by its nature (a page, code that comes back from far caches, another process that is woken) the lower quartile. Of a difference
-        between two calls taken in a row, which disturbances lower as often as they raise it, the median.
+        or ratio of two calls taken in a row, which disturbances lower as often as they raise it, the median.
         """
-        if self.name.startswith(_DIFFERENCES):
+        if self.name.startswith(_PAIRED):
             return self.samples.median
         return quantile(self.samples.values, 0.25) if self.name.startswith(_SPREAD_COSTS) else self.samples.minimum
 

@@ -20,8 +20,8 @@ COLD_BYTES = (2**20, 2**22, 2**24, 2**26, 2**27)
 """How much memory passes by between two measured calls, so that the code and data of the call have left the nearer caches."""
 Call = Callable[[], object]
 _FEW, _N_PARAMETERS = 4, 8
-_NODES = 4
-"""Operators that the measured backward runs after its first: their own cold calls are told apart from its."""
+_NODES = 5
+"""Operators that the measured backward runs: their own cold calls are told apart from its."""
 T = TensorSpec.contiguous
 
 
@@ -60,16 +60,17 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
     """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``: seconds that one call takes more after so many bytes of other work than when it is repeated.
 
     ``first`` is the first operator called afterwards, which finds everything cold, ``next`` a second one, which finds only what is its own cold,
-    ``aten.NAME`` the same of an operator with more code than an elementwise one; ``module`` is a module's call without an operator, after a first
-    operator. The other work streams through memory that is there (cold), or writes fresh pages and gives them back (churn), which empties more of
-    the core's tables. Of ``backward`` what its operators take more is taken off: a step's are priced one by one.
+    ``aten.NAME`` the same of an operator with more code than an elementwise one; ``module`` is a module's call without an operator, after one of another
+    type. The other work streams through memory that is there (cold), or writes fresh pages and gives them back (churn), which empties more of
+    the core's tables. ``backward`` is called right after its forward, as in a step, and finds the interpreter warm, which a whole
+    backward has driven out before the ``optimizer``. Of ``backward`` what its operators take more is taken off: a step's are priced one by one.
     """
     leaf = torch.rand(4, 4, requires_grad=True)
     parameters = [torch.rand(4, requires_grad=True) for _ in range(_N_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = torch.zeros(4)
     sgd, adam = torch.optim.SGD(parameters, lr=0.01, momentum=0.9), torch.optim.Adam(parameters)
-    bare = torch.nn.Dropout(0.0)
+    bare, other_module = torch.nn.Dropout(0.0), torch.nn.ReLU()
 
     def backward() -> Call:
         root = torch.relu(torch.tanh(leaf * 1.0)).sum()
@@ -88,7 +89,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
             second = operators[place - 1]
             for name, values in zip(("first", "next"), _pair_after(first, second, stream, n_samples, clock)):
                 found.setdefault(f"cold/{name}/{n_bytes}", []).extend(values)
-        found.setdefault(f"cold/module/{n_bytes}", []).extend(_pair_after(operators[0], lambda: bare(leaf), stream, n_samples, clock)[1])
+        found.setdefault(f"cold/module/{n_bytes}", []).extend(_pair_after(lambda: other_module(leaf), lambda: bare(leaf), stream, n_samples, clock)[1])
         for packet, call in own.items():
             found[f"cold/{packet}/{n_bytes}"] = _pair_after(operators[0], call, stream, 1 + n_samples // 4, clock)[1]
         others = {"": lambda: None, "cold": stream, "churn": lambda n_bytes=n_bytes: churn(n_bytes)}  # type: ignore[misc]
@@ -96,8 +97,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
             taken = {kind: take_single(lambda: _after(make, other), n_samples, clock) for kind, other in others.items()}  # noqa: B023
             warm_s = taken.pop("").minimum
             if name == "backward":
-                first_s, next_s = (statistics.median(found[f"cold/{which}/{n_bytes}"]) for which in ("first", "next"))
-                warm_s += first_s + _NODES * next_s
+                warm_s += _NODES * statistics.median(found[f"cold/next/{n_bytes}"])
             for kind, samples in taken.items():
                 found.setdefault(f"{kind}/{name}/{n_bytes}", []).extend(max(0.0, value - warm_s) for value in samples.values)
     return {name: Samples(tuple(values)) for name, values in found.items()}
@@ -129,11 +129,10 @@ def _pair_after(first: Call, second: Call, other: Call, n_samples: int, clock: C
 
 
 def _after(make: Callable[[], Call], other: Call) -> Call:
-    """A call that has just been made once, with other work in between."""
+    """A call that was made before, other work, and what makes it again."""
     make()()
-    call = make()
     other()
-    return call
+    return make()
 
 
 def churn(n_bytes: int) -> None:

@@ -99,6 +99,8 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.cumsum.default", (lines, 1)),
             Op("aten.linalg_vector_norm.default", (lines,)),
         ]
+    if turn(index, 3) == 1:
+        found.append(Op("aten._safe_softmax.default", (lines, -1)))
     target = T(rows, dtype="int64")
     found += [
         Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)),

@@ -3,20 +3,28 @@
 copy b = a, scale b = s a, add c = a + b, triad c = a + s b (McCalpin). The bytes are STREAM's: 2, 2, 3, 3 arrays;
 write-allocate is not counted. The cost of the call itself, measured on one element, is subtracted, so that small
 working sets show their cache and not the dispatcher.
+
+STREAM comes back to every byte at once. A cache that others share forgets what is not touched for a while, and a step that computes in
+between finds less of it: :func:`measure_retention` tells how much.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
-from dlperf.machine import STREAM_BYTES_PER_ELEMENT, Bandwidth
+from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns, undisturbed
+from dlperf.machine import RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
 from microbench.plan import log_sizes
 
 _ITEM_BYTES = 4
 
+
+PAUSES_MS = {"quick": (4, 16), "full": (1, 2, 4, 6, 8, 12, 16, 32, 64), "thorough": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)}
+"""How long nothing touches the shared cache, for :func:`measure_retention`."""
+_SIDE = 256
 
 _STAGGER = 5168
 """Elements by which the arrays are shifted against each other, more than a page and no multiple of a line's neighbours: arrays that
@@ -49,8 +57,10 @@ def triad(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def working_sets(mode: str, last_cache_bytes: int) -> list[int]:
     """Bytes of all arrays together: from 12 KiB to four times the last cache (STREAM's rule) or more."""
     largest = max(4 * last_cache_bytes, 2**26)
-    inner = log_sizes(12 * 2**10, 2**24, 0.5 if mode == "quick" else 1.5)
-    return [*inner, *([largest // 2] if mode != "quick" else []), largest]
+    if mode == "quick":
+        return [*log_sizes(12 * 2**10, 2**24, 0.5), largest]
+    # A virtual machine's part of the last cache ends anywhere below its size.
+    return [*log_sizes(12 * 2**10, 2**24, 1.5), *log_sizes(2**24, largest, 1.5)[1:]]
 
 
 def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock()) -> list[Bandwidth]:
@@ -73,3 +83,37 @@ def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock
             net = Samples(tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed)
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
     return found
+
+
+def measure_retention(
+    threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock(), sweep: Callable[[], object] | None = None
+) -> list[Cost]:  # fmt: skip
+    """``retention/MS``: how many times as long a `sweep` of data in the shared cache (default: STREAM's triad) takes that many milliseconds of computing
+    after the one before, as with nothing in between. Nothing for processors that are not known to have such a cache.
+    """
+    own = threads * max(caches_bytes[:2])
+    set_bytes = min(8 * own, caches_bytes[2] // 4)
+    if not own or set_bytes < 2 * own:
+        return []
+    sweep = sweep or kernel("triad", set_bytes // (STREAM_BYTES_PER_ELEMENT["triad"] * _ITEM_BYTES))
+    a, out = torch.rand(_SIDE, _SIDE), torch.empty(_SIDE, _SIDE)
+    n_samples = 5 if mode == "quick" else 15
+    found = []
+    for pause_ms in PAUSES_MS[mode]:
+        usual_s = statistics.median(_timed(sweep, clock)[0] for _ in range(3 * n_samples))
+        pairs = []
+        for _ in range(1 + n_samples):
+            end = clock.now() + 1e-3 * pause_ms
+            while clock.now() < end:
+                torch.mm(a, a, out=out)
+            took_s, disturbed = _timed(sweep, clock)
+            pairs.append((took_s / usual_s, disturbed))
+        found.append(Cost(f"{RETENTION}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0)))
+    return found
+
+
+def _timed(call: Callable[[], object], clock: Clock) -> tuple[float, bool]:
+    before, begin = clock.switches(), clock.now()
+    call()
+    end = clock.now()
+    return end - begin, clock.switches() != before

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dlperf.machine import EXACT, Curve, Kernel, Machine
+from dlperf.machine import EXACT, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
@@ -103,18 +103,45 @@ class Book:
         """Bytes per second in the order of LEVELS."""
         return np.array([self.bytes_per_s[level] for level in LEVELS])
 
+    @cached_property
+    def _sweep(self) -> tuple[Array, Array]:
+        """Logarithms of working sets, and seconds a byte of STREAM's triad over them, never less for more."""
+        curve = self.machine.bandwidth_curve("triad", self.threads)
+        if not curve:
+            return np.zeros(1), np.full(1, 1.0 / self.bytes_per_s["DRAM"])
+        costs = np.maximum.accumulate([1.0 / point.median_bytes_per_s for point in curve])
+        return np.log2([point.working_set_bytes for point in curve]), costs
+
     def seconds_per_byte(self, n_bytes: Array) -> Array:
         """What a byte costs that comes from as far away as a working set of `n_bytes` reaches, by the measured sweep of STREAM's triad.
 
         Between two working sets linear in the logarithm; never less for more. What a shared cache really keeps for this core
         shows here, whatever its size.
         """
-        curve = self.machine.bandwidth_curve("triad", self.threads)
-        if not curve:
-            return np.full(len(n_bytes), 1.0 / self.bytes_per_s["DRAM"])
-        costs = np.maximum.accumulate([1.0 / point.median_bytes_per_s for point in curve])
-        found: Array = np.interp(np.log2(np.clip(n_bytes, 1.0, 2.0**60)), [math.log2(point.working_set_bytes) for point in curve], costs)
+        found: Array = np.interp(np.log2(np.clip(n_bytes, 1.0, 2.0**60)), *self._sweep)
         return found
+
+    @property
+    def own_bytes(self) -> float:
+        """What the caches hold that no other core shares; 0 where it is not known."""
+        return float(self.threads * max(self.machine.cpu.caches_bytes[:2]))
+
+    def seconds_per_byte_after(self, n_bytes: Array, seconds: Array) -> Array:
+        """:meth:`seconds_per_byte` of what was not touched for so long: others take their part of a shared cache meanwhile, as measured. At most what DRAM
+        takes."""
+        found = self.seconds_per_byte(n_bytes)
+        own_s = self.seconds_per_byte(np.array([self.own_bytes / 2]))[0]
+        more: Array = np.interp(1e3 * seconds, *self._retention) - 1.0
+        slow: Array = np.minimum(found + more * np.maximum(found - own_s, 0.0), self._sweep[1][-1])
+        return slow
+
+    @cached_property
+    def _retention(self) -> tuple[Array, Array]:
+        """Milliseconds and factors, both rising; 1 throughout where nothing was measured."""
+        at = [cost for cost in self.machine.costs if cost.name.startswith(f"{RETENTION}/") and cost.threads == self.threads]
+        found = sorted((float(cost.name.partition("/")[2]), cost.seconds) for cost in at)
+        pauses, factors = np.array([(0.0, 1.0), *found]).T
+        return pauses, np.maximum.accumulate(factors)
 
     def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
         """For each amount of bytes the place in LEVELS of the nearest memory that holds it."""

@@ -136,12 +136,15 @@ class _Priced:
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
 
     def _distance_s(self) -> list[float]:
-        """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated."""
-        analysis, book = self.analysis, self.book
+        """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""
+        analysis, book, n = self.analysis, self.book, len(self.trace.ops)
+        called = [max(s + self._overhead_s(op, index), _LEAST_KERNEL_S) for index, (op, s) in enumerate(zip(self.trace.ops, self.kernel_s))]
+        begin = np.concatenate(([0.0], np.cumsum(called + called)))
+        untouched_s = np.maximum(begin[n + analysis.operand_op] - begin[analysis.operand_touched + 1], 0.0)
         near = book.seconds_per_byte(analysis.working_bytes)[analysis.operand_op]
-        far = book.seconds_per_byte(analysis.operand_distance)
+        far = book.seconds_per_byte_after(analysis.operand_distance, untouched_s)
         extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
-        return np.bincount(analysis.operand_op, extra, minlength=len(self.trace.ops)).tolist()  # type: ignore[no-any-return]
+        return np.bincount(analysis.operand_op, extra, minlength=n).tolist()  # type: ignore[no-any-return]
 
     def _bounds(self, seconds: list[float]) -> list[str]:
         """What limits each op: its call, the memory that its bytes come from, or computing."""
@@ -184,7 +187,7 @@ class _Priced:
         root = self.trace.layers[0].name if self.trace.layers else ""
         distance = self._code_distance_of_layers()
         if not self.trace.inference:
-            yield Item(LOSS, "forward", body_s, "overhead", self.cost_source, "module body")
+            yield Item(LOSS, "forward", body_s + self.book.cold_s("module", distance.get(LOSS, 0.0)), "overhead", self.cost_source, "module body")
         for layer in self.trace.layers:
             for caller, count in layer.callers:
                 yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")

@@ -84,9 +84,14 @@ def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int,
         return "row" if last == shape[-1] and vector.numel == last else "column"
     if orders == {True} or (len({spec.strides for spec in full}) == 1 and all(spec.is_dense for spec in full)):
         return "flat"
-    if all(0 in spec.strides for spec in full):
+    if all(_repeats_inside(spec) for spec in full):
         return "broadcast"
     return _gaps(full)
+
+
+def _repeats_inside(spec: TensorSpec) -> bool:
+    """Whether neighbours are one element repeated. Rows that are repeated as wholes are runs like others."""
+    return next((stride == 0 for size, stride in zip(reversed(spec.shape), reversed(spec.strides)) if size != 1), False)
 
 
 def elementwise(op: Op) -> Description:

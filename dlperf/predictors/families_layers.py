@@ -109,11 +109,17 @@ def _split(spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int, int, int]:
     return spec.numel // max(reduced * inner, 1), reduced, inner
 
 
+_SIMILAR_ROWS = {"mean": "sum", "_safe_softmax": "_softmax"}
+"""What comes before the same operator along another side."""
+
+
 def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> Description:
     side = "last" if inner == 1 else "first"
     terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer))
     key = (name, spec.dtype, side)
-    return Description(key, (log2(outer), log2(reduced), log2(inner)), terms, ((name, spec.dtype, "last"), (name, "float32", side), (name, "float32", "last")))
+    similar = [(_SIMILAR_ROWS[name], dtype, side) for dtype in (spec.dtype, "float32")] if name in _SIMILAR_ROWS else []
+    others = (*similar, (name, spec.dtype, "last"), (name, "float32", side), (name, "float32", "last"))
+    return Description(key, (log2(outer), log2(reduced), log2(inner)), terms, others)
 
 
 @family("aten._log_softmax", "aten._softmax", "aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten._safe_softmax")
@@ -121,7 +127,7 @@ def _softmax(op: Op) -> Description:
     backward = op.packet.endswith("backward_data")
     spec = tensor(op.args[0])
     dims = ints(op.args[2 if backward else 1])
-    return _rows(op.packet.removeprefix("aten.").replace("_safe", ""), spec, *_split(spec, dims))
+    return _rows(op.packet.removeprefix("aten."), spec, *_split(spec, dims))
 
 
 _REDUCTIONS = {

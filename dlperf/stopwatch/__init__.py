@@ -32,7 +32,7 @@ from dlperf.trace import LOSS
 if TYPE_CHECKING:
     from dlperf.targets import Target
 
-_PUT_BACK_EVERY = 100  # steps; thousands of steps on one batch make denormal numbers, which slow kernels
+_PUT_BACK_EVERY = 25  # steps; a network that has learnt its one batch has gradients of denormal numbers, which slow kernels tens of times
 _MOST_STEPS = 20_000
 _BUSY_FRAC = 0.2
 _LEAST_CLEAN_FRAC = 0.2
@@ -273,6 +273,7 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
         with probe:
             return plain, step.layered(probe)
 
+    snapshot.put_back()
     with _no_garbage_collection():
         pair()
         pairs = _repeat(pair, 0.35 * seconds, 6, snapshot, clock)

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from dlperf import predictors
 from dlperf.clock import Samples
-from dlperf.machine import Bandwidth, Machine
+from dlperf.machine import RETENTION, UNREST, Bandwidth, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
 from dlperf.validation.cases import Case, Truth
@@ -56,8 +56,14 @@ def warm_code(machine: Machine) -> Machine:
 
 
 def free_framework(machine: Machine) -> Machine:
-    """No cost of dispatch, autograd, modules, optimizers; page faults stay."""
-    return _with(machine, costs=tuple(cost for cost in machine.costs if "fault" in cost.name or cost.name.startswith("malloc")))
+    """No cost of dispatch, autograd, modules, optimizers; page faults stay, and what is no cost but a factor."""
+    kept = ("malloc", UNREST, RETENTION)
+    return _with(machine, costs=tuple(cost for cost in machine.costs if "fault" in cost.name or cost.name.startswith(kept)))
+
+
+def undisturbed_cache(machine: Machine) -> Machine:
+    """Nobody takes the shared cache's room while a step computes."""
+    return _with(machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(RETENTION)))
 
 
 def without_corrections(machine: Machine) -> Machine:
@@ -85,6 +91,7 @@ TERMS = (
     Term("framework", "calls, and dispatch and autograd of every op", on_machine=free_framework),
     Term("cold calls", "the code of a call that finds its caches taken by the step's data", on_machine=warm_code),
     Term("cache levels", "operands that lie farther away than in the micro-benchmark: every level as fast as DRAM", on_machine=uniform_memory),
+    Term("retention", "operands that left the shared cache because they were not touched for long", on_machine=undisturbed_cache),
     Term("corrections", "what neighbouring kernels say beyond the weighted sum of work", on_machine=without_corrections),
     Term("kernel curves", "measured kernels by regime and shape: every op at its roofline instead", on_prediction=with_rooflines),
 )

@@ -13,7 +13,7 @@ from calibrated_cases import CALL_S, LEVELS, MIB, T, machine, mm, mm_s, relu, re
 from dlperf import Prediction, Trace, predict
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
-from dlperf.machine import STEP_COSTS, Kernel, Machine
+from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.book import book_of, learn
 from dlperf.predictors.calibrated import PROCESS_SPREAD
@@ -210,6 +210,25 @@ def test_operands_from_farther_away_cost_the_difference_of_the_bandwidths() -> N
     # 32 MiB lie two of five octaves from the sweep's 8 MiB to its 256 MiB; 4000 bytes below its first point
     far_s = 0.6 / LEVELS["L3"] + 0.4 / LEVELS["DRAM"]
     assert row["seconds"] == pytest.approx(relu_s(small) + 4 * small * (far_s - 1 / LEVELS["L1"]))
+
+
+def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
+    """Some 4 ms pass between two touches of 4 MiB: half of the way from 2 to 6 ms, where what is shared takes three times as long."""
+    n = MIB
+    product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
+    first, other = (Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}") for place, size in enumerate((n, 2 * n)))
+    kept, lost = (replace(machine(extra=(product,)), costs=costs) for costs in ((), retention({"2": 1.0, "6": 3.0})))
+    # Alone, nothing goes by since the last time: it lies in the core's own caches, which nobody takes.
+    step = trace(first, product.op, storages=(Storage(4 * n, kind="input"),))
+    assert [kernels(priced(step, on))[0]["seconds"] for on in (kept, lost)] == pytest.approx([relu_s(n)] * 2)
+    step = trace(first, product.op, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input")))
+    longer_s = kernels(priced(step, lost))[0]["seconds"] - kernels(priced(step, kept))[0]["seconds"]
+    factor = 1 + 2 * ((2e-3 + relu_s(2 * n)) * 1e3 - 2) / 4
+    assert longer_s == pytest.approx(4 * n * (factor - 1) * (1 / LEVELS["L3"] - 1 / LEVELS["L2"]))  # the other's 8 MiB went by; 512 KiB are the core's own
+
+
+def retention(factors: dict[str, float]) -> tuple[Cost, ...]:
+    return tuple(Cost(f"retention/{ms}", 1, Samples((factor,))) for ms, factor in factors.items())
 
 
 def test_page_faults_stand_where_the_memory_is_born() -> None:

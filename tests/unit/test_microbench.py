@@ -1,6 +1,7 @@
 """What a calibration covers, and calls of every kind of kernel on real tensors."""
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -121,6 +122,34 @@ def test_stream_reaches_four_times_the_last_cache() -> None:
         assert sets[-1] >= 4 * 2**25
         assert sets[0] <= 32 * 2**10
     assert stream.working_sets("quick", 0)[-1] == 2**26
+
+
+def test_the_sweep_has_points_on_both_sides_of_a_part_of_the_last_cache() -> None:
+    """A virtual machine's part of 256 MiB ends anywhere; with an octave at most between two points it is known where."""
+    sets = stream.working_sets("full", 2**28)
+    assert max(larger / smaller for smaller, larger in itertools.pairwise(sets)) < 2
+
+
+def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
+    """Of a made-up cache whose sweeps take a second where they follow at once and two after a pause, in a clock that only they and the pauses move."""
+    now = [0.0]
+
+    def pass_time(seconds: float) -> float:
+        now[0] += seconds
+        return now[0]
+
+    last_end = [0.0]
+
+    def sweep() -> None:
+        pass_time(1e-4 if now[0] - last_end[0] < 1e-3 else 2e-4)
+        last_end[0] = now[0]
+
+    clock = Clock(now=lambda: pass_time(1e-7), switches=lambda: 0)
+    found = stream.measure_retention(1, "quick", (2**15, 2**20, 2**25), clock, sweep)
+    assert [cost.name for cost in found] == [f"retention/{ms}" for ms in stream.PAUSES_MS["quick"]]
+    assert [round(cost.seconds, 1) for cost in found] == [2.0, 2.0]
+    assert stream.measure_retention(1, "quick", (2**15, 2**20, 2**20), clock, sweep) == []  # no cache beyond a core's own
+    assert stream.measure_retention(1, "quick", (0, 0, 0), clock, sweep) == []
 
 
 def test_a_worker_keeps_its_memory() -> None:

@@ -1,0 +1,107 @@
+"""How much else a step touched since it last touched an operand or ran the same code: LRU stack distances (Mattson et al. 1970), in bytes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from dlperf import allocator, work
+from dlperf.predictors.code import code_of
+from dlperf.trace import Trace
+
+_BLOCK = 256
+
+
+class Recency:
+    """What was touched, in the order of its last touch, each with its bytes.
+
+    >>> recency = Recency()
+    >>> recency.touch("a", 10)
+    >>> after = recency.now
+    >>> for name, n_bytes in (("b", 20), ("a", 10), ("b", 20)):
+    ...     recency.touch(name, n_bytes)
+    >>> recency.since(after)
+    30.0
+    """
+
+    def __init__(self) -> None:
+        self._sizes: list[float] = []  # one a touch; 0 where a later touch took its place
+        self._blocks: list[float] = []
+        self._place: dict[Hashable, int] = {}
+
+    @property
+    def now(self) -> int:
+        """A moment that :meth:`since` takes."""
+        return len(self._sizes)
+
+    def touch(self, name: Hashable, n_bytes: float) -> None:
+        """`name` is what was touched last, `n_bytes` of it."""
+        self.forget(name)
+        self._place[name] = len(self._sizes)
+        if not len(self._sizes) % _BLOCK:
+            self._blocks.append(0.0)
+        self._sizes.append(n_bytes)
+        self._blocks[-1] += n_bytes
+
+    def forget(self, name: Hashable) -> None:
+        """`name` is no more."""
+        place = self._place.pop(name, None)
+        if place is not None:
+            self._blocks[place // _BLOCK] -= self._sizes[place]
+            self._sizes[place] = 0.0
+
+    def since(self, moment: int) -> float:
+        """Bytes of all that was touched after a moment, what was touched twice counted once."""
+        block = moment // _BLOCK + 1
+        return float(sum(self._sizes[moment : block * _BLOCK]) + sum(self._blocks[block:]))
+
+
+@dataclass(frozen=True)
+class Distances:
+    """By op its operands, (bytes, distance, op that touched it last) each, and the distance of its code; `step_bytes` are all bytes that a step touches, each
+    counted once. Ops are numbered through two steps; what was never touched, or just now by the system, counts as touched by the op itself.
+    """
+
+    operands: tuple[tuple[tuple[int, float, int], ...], ...]
+    code: tuple[float, ...]
+    step_bytes: float
+
+
+def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) -> Distances:
+    """Distances in the second of two steps, so that what the first left in the caches is there; `n_bytes` are those that each op moves.
+
+    Memory that malloc hands out again is the same memory: what was there before is forgotten. A view touches nothing. Between two
+    steps there is nothing but the step, so no distance is more than it touches.
+    """
+    recency = Recency()
+    last_touch: dict[int, tuple[int, int]] = {}  # the op, and the moment when it was done with all of its operands
+    last_run: dict[str, int] = {}
+    operands: list[tuple[tuple[int, float, int], ...]] = []
+    code: list[float] = []
+    read_by = [work.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
+    for number in range(2):
+        operands, code = [], []
+        for place, (op, reads) in enumerate(zip(trace.ops, read_by), number * len(trace.ops)):
+            touched = [(spec.storage, size, spec.storage) for spec, size in reads if spec.storage >= 0 and size]
+            read = {spec.storage for spec, _ in reads}
+            for spec in op.outputs:
+                if spec.storage >= 0 and spec.storage not in read and spec.numel:
+                    held = trace.storages[spec.storage].born < 0 or spec in op.inputs
+                    before = spec.storage if held else replay.predecessor[spec.storage]
+                    touched.append((spec.storage, spec.nbytes, before))
+            far = []
+            for _, size, before in touched:
+                by, moment = last_touch.get(before, (place, None))
+                # Pages fresh from the kernel were zeroed just now: they are in the cache.
+                far.append((size, 0.0 if before < 0 else inf if moment is None else recency.since(moment), by))
+            operands.append(tuple(far))
+            name = code_of(op.packet)
+            code.append(recency.since(last_run[name]) if name in last_run else 0.0)
+            for storage, size, before in touched:
+                if before != storage:
+                    recency.forget(before)
+                recency.touch(storage, size)
+            last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
+            last_run[name] = recency.now
+    return Distances(tuple(operands), tuple(code), recency.since(0))
