@@ -1,4 +1,4 @@
-"""Measured links between ranks as data: what joins them, how long messages and collectives take, and what computing loses meanwhile.
+"""Measured links between ranks as data: what joins them, how long messages and collectives take, what computing loses meanwhile, and beside other ranks.
 
 Nothing here imports torch. A cluster file keeps raw samples, as a machine file does; postal, LogGP and max-rate parameters are fitted from them
 when the file is used (:mod:`dlperf.network`), so that a better law needs no new measurement. A file written by hand from data sheets
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
+from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
 
 SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 1
 DISTANCES = ("socket", "node", "network")
@@ -23,7 +24,7 @@ DISTANCES = ("socket", "node", "network")
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 PING_PONG, TRAIN, SEND = "ping_pong", "train", "send"
 _FIELDS = ("schema", "schema_version", "created", "versions", "backend", "threads", "mode", "groups", "complete", "notes", "ranks", "links", "collectives",
-           "reductions", "interferences")  # fmt: skip
+           "reductions", "interferences", "sharings")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class Cluster:
     """Everything known of the links between ranks.
 
     `backend` is that of torch.distributed, `threads` what each rank computed with, `mode` the depth (``quick``, ``full``, ``hand-written``),
-    `groups` the finished parts, `notes` what the measuring noticed.
+    `groups` the finished parts, `notes` what the measuring noticed. `sharings` say what ranks of one computer, computing at once with one thread each, cost one
+    another by kind of work; empty where each had a computer of its own.
     """
 
     links: tuple[Link, ...] = ()
@@ -147,6 +149,7 @@ class Cluster:
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     path: str = ""
+    sharings: tuple[Sharing, ...] = ()
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -207,6 +210,7 @@ class Cluster:
                 }
                 for i in self.interferences
             ],
+            "sharings": [sharing_to_json(sharing) for sharing in self.sharings],
         }  # fmt: skip
 
     @classmethod
@@ -229,7 +233,7 @@ class Cluster:
             interferences=_rows(data, "interferences", _interference_from_json), ranks=_rows(data, "ranks", _rank_from_json), backend=backend,
             threads=_whole(data.get("threads", 1), "threads", 1), mode=data.get("mode", "hand-written"), groups=tuple(data.get("groups", ())),
             complete=bool(data.get("complete", False)), notes=tuple(data.get("notes", ())), versions=dict(data.get("versions", {})),
-            created=data.get("created", ""),
+            created=data.get("created", ""), sharings=_rows(data, "sharings", sharing_from_json),
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from dlperf.laws.threads import HardwareThreads, check_workers, least_squares_li
 from dlperf.loading import SampledLoader
 from dlperf.loop import Loop, parameters_of
 from dlperf.machine import Cost, Cpu, Machine
-from dlperf.sharing import PREPARATION, operations_of
+from dlperf.sharing import PREPARATION, Sharing, operations_of
 from dlperf.spread import machine_sigma, waiting_s
 from dlperf.trace import Trace
 
@@ -70,6 +71,18 @@ def slowdown(machine: Machine, work: str, workers: int) -> float:
     processor = hardware_threads(machine.cpu)
     law = processor.shared_cpi
     return law(workers) * _excess({p: value / law(p) for p, value in points.items()}, workers, processor.n_threads)
+
+
+def with_sharings(machine: Machine, sharings: Iterable[Sharing]) -> Machine:
+    """The machine with slowdowns that were measured elsewhere, on ranks that share it: they replace its own of the same work and number of workers."""
+    merged = {(sharing.work, sharing.workers): sharing for sharing in (*machine.sharings, *sharings)}
+    return replace(machine, sharings=tuple(merged.values()))
+
+
+def unmeasured(prediction: Prediction) -> tuple[str, ...]:
+    """The kinds of work of a step that its machine file holds no slowdown of, so that :func:`beside` would raise."""
+    bounds = dict.fromkeys(("overhead", *(item.bound for item in prediction.prices.items)))
+    return tuple(bound for bound in bounds if bound != _NETWORK and not prediction.machine.sharing(bound))
 
 
 def _excess(points: dict[int, float], p: int, n_threads: int) -> float:

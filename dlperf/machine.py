@@ -21,7 +21,7 @@ from typing import Any
 from dlperf.clock import Samples, check_number, quantile, samples_from_json, samples_to_json
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
-from dlperf.sharing import Sharing
+from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 
 SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 1, 20
@@ -373,9 +373,7 @@ class Machine:
                 for c in self.curves
             ],
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
-            "sharings": [
-                {"work": s.work, "workers": s.workers, **samples_to_json(s.samples), "alone": samples_to_json(s.alone)} for s in self.sharings
-            ],
+            "sharings": [sharing_to_json(sharing) for sharing in self.sharings],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -416,12 +414,7 @@ class Machine:
         footprints = data["footprints"]
         for number, row in enumerate(footprints):
             check_number(f"footprints[{number}].bytes", row["bytes"])
-        sharings = []
-        for number, row in enumerate(data.get("sharings", ())):  # files of earlier versions have none
-            where = f"sharings[{number}]"
-            check_number(f"{where}.workers", row["workers"], positive=True)
-            together, alone = samples_from_json(row, where, positive=True), samples_from_json(row["alone"], f"{where}.alone", positive=True)
-            sharings.append(Sharing(row["work"], row["workers"], together, alone))
+        sharings = [sharing_from_json(row, f"sharings[{number}]") for number, row in enumerate(data.get("sharings", ()))]  # earlier versions have none
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"

@@ -1,10 +1,11 @@
-"""What workers that run at once cost one another, as data: measured on one machine, kept in its file."""
+"""What workers that run at once cost one another, as data: measured on one machine or on the ranks of a cluster, and kept in its file."""
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
-from dlperf.clock import Samples
+from dlperf.clock import Samples, check_number, samples_from_json, samples_to_json
 from dlperf.errors import DlperfError
 
 PREPARATION = "preparation"
@@ -38,6 +39,22 @@ class Sharing:
         Two samples in a row mostly meet the same state.
         """
         return statistics.median(together / alone for together, alone in zip(self.samples.values, self.alone.values))
+
+
+def sharing_to_json(sharing: Sharing) -> dict[str, Any]:
+    """The entry of a machine file or a cluster file."""
+    return {"work": sharing.work, "workers": sharing.workers, **samples_to_json(sharing.samples), "alone": samples_to_json(sharing.alone)}
+
+
+def sharing_from_json(row: dict[str, Any], where: str) -> Sharing:
+    """What :func:`sharing_to_json` wrote. Raises DlperfError that names the entry, called `where`, which no measurement can have made."""
+    check_number(f"{where}.workers", row["workers"], positive=True)
+    if row["workers"] != int(row["workers"]):
+        raise DlperfError(f"{where}.workers is {row['workers']!r}; it must be a whole number")
+    if not isinstance(row["work"], str) or not row["work"]:
+        raise DlperfError(f"{where}.work is {row['work']!r}; expected the name of a kind of work")
+    together, alone = samples_from_json(row, where, positive=True), samples_from_json(row["alone"], f"{where}.alone", positive=True)
+    return Sharing(row["work"], int(row["workers"]), together, alone)
 
 
 def operations_of(target: str, batch_size: int, inference: bool) -> str:

@@ -22,8 +22,11 @@ _CHUNK = 2**19
 """Elements of a large array that one call goes over, so that a call is short against a measuring window."""
 
 
-def make(work: str, cpu: Cpu, n_most: int) -> Call:
-    """A call that `work` bounds, small against a second; `n_most` processes at most hold its operands at once."""
+def make(work: str, cpu: Cpu, n_most: int, last_caches: int = 4) -> Call:
+    """A call that `work` bounds, small against a second; `n_most` processes at most hold its operands at once.
+
+    Those of ``DRAM`` are `last_caches` times as large as the last cache: 4 is STREAM's rule; fewer are made in less time, and take less memory.
+    """
     sizes = dict(zip(("L1", "L2", "L3"), cpu.caches_bytes))
     if work == "compute":
         return _product()
@@ -33,7 +36,7 @@ def make(work: str, cpu: Cpu, n_most: int) -> Call:
         return ceilings.update(round(math.sqrt(max(sizes["L2"], sizes["L1"], 2**15) * sizes["L3"])))[0]
     if work == "DRAM":
         room = cpu.memory_bytes // (4 * n_most) if cpu.memory_bytes else math.inf
-        return _stream(int(min(max(4 * max(cpu.caches_bytes), 2**26), room)))
+        return _stream(int(min(max(last_caches * max(cpu.caches_bytes), 2**26), room)))
     if work == "page-faults":
         return lambda: churn(_PAGES_BYTES)
     return _small_step()

@@ -95,7 +95,7 @@ def serve(place: int, connection: Connection, barriers: dict[int, Any], cpu: Cpu
                 work, path = details
                 del call
                 call = kinds.make(work, cpu, max(barriers)) if path is None else kinds.make_operations(path)
-                connection.send(_warm_s(call))
+                connection.send(warm_s(call))
             else:
                 workers, batch, window_s = details
                 barriers[workers].wait(LIMIT_S)
@@ -106,7 +106,7 @@ def serve(place: int, connection: Connection, barriers: dict[int, Any], cpu: Cpu
         connection.send(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
 
 
-def _warm_s(call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
+def warm_s(call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of a call that is no first one."""
     found = []
     for _ in range(4):
@@ -114,6 +114,16 @@ def _warm_s(call: Callable[[], object], now: Callable[[], float] = time.perf_cou
         call()
         found.append(now() - begin)
     return min(found[1:])
+
+
+def batch_of(call_s: float) -> int:
+    """How many calls of so many seconds lie between two looks at the clock: about a millisecond's, one at least."""
+    return max(1, round(_BATCH_S / call_s)) if call_s > 0 else 1
+
+
+def window_s_of(call_s: float, least_s: float, n: int, n_cores: int) -> float:
+    """The window in seconds, `least_s` or longer, that holds several calls of each of `n` processes, which take turns where there are fewer cores."""
+    return max(least_s, _CALLS_A_WINDOW * call_s * max(1.0, n / n_cores))
 
 
 def _be_ready(barrier: Any) -> None:
@@ -212,9 +222,8 @@ def pool(n: int, numbers: tuple[int, ...], cpu: Cpu) -> Iterator[Pool]:
 def measure(team: Any, work: str, path: str | None, workers: int, mode: str) -> tuple[Sharing, int, float]:
     """One kind of work by `workers` at once against one alone; how often the one lost its core, and in how many seconds."""
     call_s = team.make(work, path, workers)
-    batch = max(1, round(_BATCH_S / call_s)) if call_s > 0 else 1
-    window_s = max(WINDOW_S[mode], _CALLS_A_WINDOW * call_s)
-    together_s = max(WINDOW_S[mode], _CALLS_A_WINDOW * call_s * max(1.0, workers / team.cpu.n_cores))
+    batch = batch_of(call_s)
+    window_s, together_s = (window_s_of(call_s, WINDOW_S[mode], n, team.cpu.n_cores) for n in (1, workers))
     together, alone, switches = [], [], 0
     for number in range(ROUNDS[mode]):
         seconds, lost = team.run([number % workers], batch, window_s)

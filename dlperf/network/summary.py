@@ -15,7 +15,7 @@ _PLACES = {"socket": "same socket", "node": "other socket of the node", "network
 
 @dataclass(frozen=True)
 class ClusterSummary:
-    """The links of a cluster file with their fitted parameters, its collectives and what computing loses meanwhile."""
+    """The links of a cluster file with their fitted parameters, its collectives, what computing loses meanwhile and beside other ranks."""
 
     cluster: Cluster
     fits: tuple[LinkFit, ...]
@@ -40,6 +40,8 @@ class ClusterSummary:
                 f"{i.kernel} ({i.threads} thread{'s' * (i.threads != 1)}) during an all-reduce of {format_bytes(i.n_bytes)} over {i.n_ranks} ranks: takes "
                 f"{i.compute_factor:.2f} times as long, the all-reduce {i.collective_factor:.2f} times; {i.stolen_s_per_byte * 1e9:.2f} s lost per GB"
             )
+        for s in cluster.sharings:
+            lines.append(f"{s.work} by {s.workers} ranks of one computer at once: each takes {s.slowdown:.2f} times as long as alone")
         return "\n".join([*lines, *(f"note: {note}" for note in cluster.notes)])
 
     def _collectives_text(self) -> list[str]:
@@ -71,6 +73,7 @@ class ClusterSummary:
                 }
                 for i in self.cluster.interferences
             ],
+            "sharings": [{"work": s.work, "workers": s.workers, "slowdown": s.slowdown} for s in self.cluster.sharings],
             "notes": list(self.cluster.notes),
         }  # fmt: skip
 

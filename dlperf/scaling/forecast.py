@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dlperf.cluster import Cluster
-from dlperf.contention import beside
+from dlperf.contention import beside, unmeasured, with_sharings
 from dlperf.errors import DlperfError
 from dlperf.laws import buckets as bucketing
 from dlperf.laws.buckets import Bucket, Gradient, ReducerOptions
@@ -194,13 +194,17 @@ class _Forecast:
         return between(self._profiles[side_by_side], self.question.own_batch_size(n))
 
     def _beside(self, prediction: Prediction, workers: int) -> Prediction:
+        """The prediction of one of so many ranks on a computer, slowed down as the cluster's own ranks were or else as the machine's processes."""
         if workers == 1:
             return prediction
         reason = ""
+        if self.cluster is not None:
+            prediction = replace(prediction, machine=with_sharings(prediction.machine, self.cluster.sharings))
         if prediction.threads != 1:
             reason = "what ranks of several threads cost one another is not known"
-        elif not prediction.machine.sharing("compute"):
-            reason = "the machine file does not say what processes side by side cost one another (dlperf calibrate --workers 1,2,4 adds it)"
+        elif unknown := unmeasured(prediction):
+            where = "neither the cluster file nor the machine file says what that costs them"
+            reason = f"{where} ({', '.join(unknown)}; microbench.network on ranks of one computer measures it, and so does dlperf calibrate --workers 1,2,4)"
         if not reason:
             return beside(prediction, workers)
         note = f"{workers} ranks share a computer, and {reason}: taken for nothing"

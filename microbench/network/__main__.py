@@ -30,10 +30,10 @@ _limit.__name__ = "number of seconds from 1 to 3600"
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, say where the file is. Exit status: 0, 1 a rank failed, 2 unusable, 130 interrupted."""
-    what = "Measure the links between the ranks into a cluster file. Start it with torchrun, on one node or several."
+    what = "Measure the links between the ranks, and what those of one computer cost one another, into a cluster file. Start it with torchrun on all nodes."
     parser = _Parser(prog=_MARK, allow_abbrev=False, description=what)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the cluster file, written by rank 0")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: some 15 s instead of 60")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: some 20 s instead of 75")
     parser.add_argument("--backend", choices=("gloo", "nccl"), help="of torch.distributed (nccl where every rank has a GPU, else gloo)")
     parser.add_argument("--limit", type=_limit, default=30.0, metavar="S", help="seconds that a single step may take before all ranks end (30)")
     parser.add_argument("--force", action="store_true", help="replace a file that dlperf did not write")

@@ -26,14 +26,16 @@ from microbench.network.budget import Budget
 from microbench.network.collectives import measure_collectives, measure_interference, measure_reductions
 from microbench.network.links import measure_links
 from microbench.network.passes import Passes
+from microbench.network.sharing import measure_sharings
 from microbench.network.team import Team, choose_backend
 from microbench.network.watch import Watch
 
 SECONDS = {
-    "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0},
-    "full": {"local": 8.0, "links": 14.0, "collectives": 28.0, "interference": 6.0},
+    "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0, "sharing": 3.0},
+    "full": {"local": 8.0, "links": 14.0, "collectives": 28.0, "interference": 6.0, "sharing": 12.0},
 }
-"""What each group may spend. The least number of repeats may take longer on a slow link; sizes that cannot fit are left out and noted."""
+"""What each group may spend. The least number of repeats may take longer on a slow link; sizes that cannot fit are left out and noted.
+``sharing`` makes its operands, some seconds' worth where caches are large, before its least rounds."""
 _PAIR_START_S = 25.0
 
 
@@ -91,9 +93,10 @@ def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool
         "links": lambda found, budget: replace(found, links=_joined(found.links, measure_links(team, mode, budget, of_links))),
         "collectives": lambda found, budget: replace(found, collectives=(*found.collectives, *measure_collectives(team, mode, budget, of_collectives))),
         "interference": lambda found, budget: replace(found, interferences=tuple(measure_interference(team, mode, budget))),
+        "sharing": lambda found, budget: _with_sharings(team, found, mode, budget),
     }
     if pair:
-        del groups["local"], groups["interference"]
+        del groups["local"], groups["interference"], groups["sharing"]
     for name, run in groups.items():
         watch.begin(name)
         begin = time.monotonic()
@@ -171,6 +174,17 @@ def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Clus
         missing = "what one host's own processes cost each other could not be measured; all of a link counts as the wire's"
         return cluster if team.rank else replace(cluster, notes=(*cluster.notes, missing))
     return replace(cluster, links=found.links, collectives=found.collectives)
+
+
+def _with_sharings(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
+    """What ranks that share a computer cost one another while they compute; nothing where each has its own, and where they compute on GPUs."""
+    if cluster.ranks_per_system == 1 or team.backend == "nccl":
+        return cluster
+    threads = team.collect(team.everyone, [float(torch.get_num_threads())])
+    if (most := max(int(count) for (count,) in threads)) > 1:
+        missing = f"ranks compute with up to {most} threads: what those of one computer cost one another was not measured, as it is for one thread each"
+        return replace(cluster, notes=(*cluster.notes, missing))
+    return replace(cluster, sharings=tuple(measure_sharings(team, mode, budget, host.this_cpu())))
 
 
 def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:

@@ -45,9 +45,7 @@ class Team:
         store = dist.distributed_c10d._get_default_store()
         watch.claim = lambda: store.add("dlperf/ended", 1) == 1
         self._timeout = timeout
-        places: list[Any] = [None] * self.n_ranks
-        dist.all_gather_object(places, (socket.gethostname(), this_socket(), this_system()))
-        self.places = tuple(Rank(*place) for place in places)
+        self.places = tuple(Rank(*place) for place in self.gather((socket.gethostname(), this_socket(), this_system())))
         self.everyone = Group(tuple(range(self.n_ranks)), self.per_node(range(self.n_ranks)), None, None)
 
     def per_node(self, ranks: Sequence[int]) -> int:
@@ -97,6 +95,12 @@ class Team:
         box = [text]
         dist.broadcast_object_list(box, 0)
         return box[0]
+
+    def gather(self, own: Any) -> list[Any]:
+        """What every rank has, by rank."""
+        found: list[Any] = [None] * self.n_ranks
+        dist.all_gather_object(found, own)
+        return found
 
     def repeat(
         self, group: Group, call: Callable[[], float], budget_s: float, expected_s: float, least: int = 2, most: int = MOST_SAMPLES

@@ -75,11 +75,14 @@ def test_torchrun_writes_a_file_that_loads(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(path)]
     cluster = Cluster.load(path)
     assert cluster.complete
-    assert cluster.groups == ("local", "links", "collectives", "interference")
+    assert cluster.groups == ("local", "links", "collectives", "interference", "sharing")
     assert [link.distance for link in cluster.links] == ["socket"]
     assert fit_link(cluster.links[0]).s_per_byte > 0
     assert {c.kind for c in cluster.collectives} == set(KINDS)
     assert {i.kernel for i in cluster.interferences} == {"gemm", "stream"}
+    assert {"compute", "DRAM", "overhead", "page-faults"} <= {sharing.work for sharing in cluster.sharings}  # both ranks are on this computer
+    assert {sharing.workers for sharing in cluster.sharings} == {2}
+    assert all(sharing.slowdown > 0 for sharing in cluster.sharings)
     assert all(collective_s(cluster, kind, 2**20, 2, 2) > 0 for kind in KINDS)
 
 

@@ -10,6 +10,8 @@ import pytest
 from dlperf.clock import Samples
 from dlperf.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
 from dlperf.errors import DlperfError
+from dlperf.network.summary import summarize_cluster
+from dlperf.sharing import Sharing
 
 SHEET: dict[str, Any] = {
     "schema": "dlperf.cluster", "schema_version": 1, "links": [{"distance": "network", "latency_s": 2e-5, "bandwidth_bytes_per_s": 1.25e9}],
@@ -26,7 +28,7 @@ def full() -> Cluster:
         links=(Link("network", (message,)), Link("socket", latency_s=1e-6, bandwidth_bytes_per_s=1e10)),
         collectives=(Collective("all_reduce", 4, 2, 1, Samples((3e-4,))),), reductions=(Reduction(1024, Samples((1e-7,))),),
         interferences=(interference(1e-3, 2e-3, 0.1, 0.2),), ranks=(Rank("a", 0), Rank("b")), threads=2, mode="quick", groups=("links",), complete=True,
-        notes=("busy",), versions={"torch": "2"}, created="today",
+        notes=("busy",), versions={"torch": "2"}, created="today", sharings=(Sharing("compute", 2, Samples((2.0, 3.0), 1), Samples((1.0, 2.0))),),
     )  # fmt: skip
 
 
@@ -45,6 +47,14 @@ def test_a_file_comes_back_as_it_went(tmp_path: Path) -> None:
     assert loaded.hosts == ("a", "b")
     assert loaded.link("network") == full().links[0]
     assert loaded.link("node") is None
+    assert loaded.sharings == full().sharings
+    assert Cluster.load(write(tmp_path, SHEET)).sharings == ()
+
+
+def test_a_page_says_what_ranks_cost_one_another() -> None:
+    page = summarize_cluster(full())
+    assert "compute by 2 ranks of one computer at once: each takes 1.75 times as long as alone" in page.to_text()  # the median of 2 / 1 and 3 / 2
+    assert page.to_json()["sharings"] == [{"work": "compute", "workers": 2, "slowdown": 1.75}]
 
 
 def test_two_numbers_make_a_link(tmp_path: Path) -> None:
@@ -61,6 +71,7 @@ def test_what_computing_loses() -> None:
 
 
 LINK = SHEET["links"][0]
+SHARING = {"work": "DRAM", "workers": 2, "samples_s": [2.0], "disturbed": 0, "alone": {"samples_s": [1.0], "disturbed": 0}}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +94,14 @@ LINK = SHEET["links"][0]
         ({"collectives": [{"kind": "broadcast", "bytes": 4, "ranks": 2, "ranks_per_node": 1, "samples_s": []}]}, "samples_s is []"),
         ({"collectives": [{"kind": "broadcast", "bytes": 4, "ranks": 2, "ranks_per_node": 1, "samples_s": [0]}]}, "samples_s[0] is 0"),
         ({"collectives": [{"kind": "broadcast"}]}, "is damaged (KeyError"),
+        ({"sharings": {"compute": 1.1}}, "sharings is {'compute': 1.1}; expected a list"),
+        ({"sharings": [{**SHARING, "workers": 0}]}, "sharings[0].workers is 0"),
+        ({"sharings": [{**SHARING, "workers": 2.5}]}, "sharings[0].workers is 2.5; it must be a whole number"),
+        ({"sharings": [{**SHARING, "work": 7}]}, "sharings[0].work is 7"),
+        ({"sharings": [{**SHARING, "samples_s": [-1.0]}]}, "sharings[0].samples_s[0] is -1.0"),
+        ({"sharings": [SHARING, {**SHARING, "alone": {"samples_s": [], "disturbed": 0}}]}, "sharings[1].alone.samples_s is []"),
+        ({"sharings": [{**SHARING, "samples_s": [1.0, 2.0]}]}, "has 2 samples together and 1 alone"),
+        ({"sharings": [{"work": "DRAM"}]}, "is damaged (KeyError"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_in_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:

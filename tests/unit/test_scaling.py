@@ -19,6 +19,7 @@ from dlperf.scaling.profile import arrivals_of, between, gradients_of, profile_o
 from dlperf.scaling.spread import link_sigma
 from dlperf.scaling.text import scaling_to_text
 from dlperf.scaling.traffic import interference_of, unsteady_s
+from dlperf.sharing import Sharing, operations_of
 from dlperf.spread import machine_sigma, mean_factor, sigma_of, slowest_factor
 from dlperf.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.units import MIB
@@ -239,8 +240,44 @@ def test_unused_parameters_are_looked_for_and_named() -> None:
     assert "find_unused_parameters" in found.notes[0]
 
 
+def sharings(workers: int = 2, **together_s: float) -> tuple[Sharing, ...]:
+    """Slowdowns by kind of work, beside 1 s alone."""
+    return tuple(Sharing(work.replace("_", "-"), workers, Samples((seconds,)), Samples((1.0,))) for work, seconds in together_s.items())
+
+
 def test_side_by_side_ranks_without_a_measurement_of_it_are_said() -> None:
-    assert any("share a computer" in note for note in ask(ranks_per_node=2).notes)
+    (note,) = (note for note in ask(ranks_per_node=2).notes if "share a computer" in note)
+    assert "(overhead, compute, DRAM, page-faults; microbench.network on ranks of one computer measures it, and so does dlperf calibrate" in note
+    assert note.endswith("taken for nothing")
+    partly = ask(ranks_per_node=2, own=cluster(sharings=sharings(overhead=1.0, compute=2.0, page_faults=2.0)))
+    assert any("says what that costs them (DRAM; " in note for note in partly.notes)
+    assert partly.rows[1].compute_s == 10.0
+
+
+def test_ranks_of_one_computer_are_slowed_down_as_the_clusters_own_were() -> None:
+    own = cluster(sharings=sharings(overhead=1.0, compute=1.5, DRAM=2.0, page_faults=3.0))
+    found = ask(own=own, ranks_per_node=2)
+    assert [row.compute_s for row in found.rows] == [10.0, pytest.approx(1.5 * 5 + 2 * 4 + 3 * 1)]  # alone: 5 s computing, 4 s DRAM, 1 s page faults
+    assert found.rows[1].step_s == pytest.approx(18.5, rel=1e-3)
+    assert not any("share a computer" in note for note in found.notes)
+    assert ask(own=own, ranks_per_node=1).rows[1].compute_s == 10.0  # each has its own
+
+
+def test_the_clusters_slowdowns_come_before_the_machines_and_the_targets_own_before_both() -> None:
+    file = machine(sharings=(*sharings(overhead=1.0, compute=9.0, DRAM=9.0, page_faults=9.0), *sharings(4, compute=7.0, DRAM=7.0, page_faults=7.0)))
+    own = cluster(sharings=sharings(compute=1.5, DRAM=2.0))
+    rows = ask((1, 2, 4), own, lambda size: prediction(size, file), ranks_per_node=4).rows
+    assert rows[1].compute_s == pytest.approx(1.5 * 5 + 2 * 4 + 9 * 1)  # page faults are in the machine file alone
+    assert rows[2].compute_s == pytest.approx(7 * 10)  # four side by side were measured on the machine alone
+    target = replace(file, sharings=(*file.sharings, Sharing(operations_of("made-up", 32, False), 2, Samples((1.25,)), Samples((1.0,)))))
+    assert ask(own=own, at=lambda size: prediction(size, target), ranks_per_node=2).rows[1].compute_s == pytest.approx(1.25 * 9 + 9 * 1)
+
+
+def test_slowdowns_are_those_of_one_thread_a_rank() -> None:
+    own = cluster(sharings=sharings(overhead=1.0, compute=1.5, DRAM=2.0, page_faults=3.0))
+    found = ask(own=own, at=lambda size: replace(prediction(size), threads=2), ranks_per_node=2)
+    assert found.rows[1].compute_s == 10.0
+    assert any("several threads" in note for note in found.notes)
 
 
 def test_namespaces_of_one_computer_are_not_taken_for_several() -> None:
