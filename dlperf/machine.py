@@ -249,6 +249,11 @@ class Machine:
         """
         return self._factor(UNREST, threads)
 
+    def unrest_of(self, group: str, threads: int) -> float | None:
+        """:meth:`unrest` while the groups whose names begin so were measured with exactly `threads`; None where none was."""
+        at = [cost.samples.median for cost in self.costs if cost.name.startswith(f"{UNREST}/{group}") and cost.threads == threads]
+        return statistics.median(at) if at else None
+
     def mean_factor(self, threads: int) -> float:
         """How much longer things took on average than usually while the machine was measured: a step's median times this is its share of an epoch."""
         return self._factor(MEAN, threads)

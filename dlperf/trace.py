@@ -400,3 +400,12 @@ def _argument_from_json(value: Any, tensors: list[TensorSpec]) -> Argument:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"an argument is {value!r}")
+
+
+def own_operations(trace: Trace) -> str:
+    """How the groups begin in which a target's own operations were measured.
+
+    >>> own_operations(Trace("lenet", 64, (), (), inference=True))
+    'for lenet@64 (forward pass,'
+    """
+    return f"for {trace.target}@{trace.batch_size} ({'forward pass' if trace.inference else 'step'},"

@@ -20,7 +20,7 @@ from typing import Any
 from dlperf import host
 from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
 from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Kernel, Machine
-from dlperf.trace import Trace
+from dlperf.trace import Trace, own_operations
 from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
 
@@ -77,10 +77,9 @@ SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader
 def trace_group(trace: Trace, mode: str) -> Group:
     """The distinct operations of a trace's step, one by one."""
     distinct = {op.signature: op for op in trace.ops}
-    step = "forward pass" if trace.inference else "step"
     # The digest makes a target whose code has changed another group, to be measured again.
     digest = hashlib.sha256("\n".join(sorted(distinct)).encode()).hexdigest()[:8]
-    return Group(f"for {trace.target}@{trace.batch_size} ({step}, ops {digest})", tuple(Point(EXACT, op) for op in distinct.values()), repeats(mode))
+    return Group(f"{own_operations(trace)} ops {digest})", tuple(Point(EXACT, op) for op in distinct.values()), repeats(mode))
 
 
 @dataclass

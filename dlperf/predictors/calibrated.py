@@ -18,7 +18,7 @@ import numpy as np
 
 from dlperf.allocator import PAGE_BYTES
 from dlperf.errors import DlperfError
-from dlperf.machine import Machine
+from dlperf.machine import EXACT, Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import Book, book_of
@@ -26,7 +26,7 @@ from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
-from dlperf.trace import LOSS, Op, Trace
+from dlperf.trace import LOSS, Op, Trace, own_operations
 
 _LEAST_KERNEL_S = 2e-7
 _SMALL_S = 1e-5
@@ -54,9 +54,11 @@ class Calibrated:
         if unrest > _QUIET_UNREST:
             priced.notes.add(f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} % longer than at best (neighbours); so do predictions")
         quiet = (*priced.kernels(), *priced.page_faults(), *priced.modules(), *priced.calls())
-        items = [replace(item, seconds=unrest * item.seconds) for item in quiet]
+        # A target's own operations were measured at a moment of their own.
+        own = machine.unrest_of(f"{own_operations(trace)} ", book.threads) or unrest
+        items = [replace(item, seconds=(own if item.op in priced.exact else unrest) * item.seconds) for item in quiet]
         total = math.fsum(item.seconds for item in items)
-        low, high = _interval(items, analysis, book, total, unrest)
+        low, high = _interval(items, analysis, book, total, total / math.fsum(item.seconds for item in quiet) if total else unrest)
         notes = tuple(sorted(priced.notes))
         peak = peak_memory_bytes(trace, machine, analysis.replay)
         return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=_missing(machine, trace), peak_memory_bytes=peak)
@@ -83,6 +85,7 @@ class _Priced:
         self.measured_threads = measured_threads
         self.cost_source = "measured" if measured_threads else "extrapolated"
         self.notes: set[str] = set()
+        self.exact: set[int] = set()
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
         self.descriptions = analysis.descriptions(book.threads)
         self.kernel_s, self.source = self._kernel_times()
@@ -97,6 +100,8 @@ class _Priced:
             key = None if description is None else self.book.resolve(description)
             if exact is not None:
                 seconds[index], source[index] = exact.samples.minimum, "measured"
+                if exact.family == EXACT:
+                    self.exact.add(index)
             elif description is None or key is None:
                 seconds[index] = self._unpriced_s(op, index)
             else:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dlperf.errors import DlperfError
-from dlperf.machine import Machine
+from dlperf.machine import EXACT, Machine
 from dlperf.measurement import Measurement
 from dlperf.prediction import Prediction, predict
 from dlperf.trace import Trace
@@ -19,8 +19,6 @@ from dlperf.validation.scoring import LayerGroup, Summary, layer_groups, restles
 from dlperf.validation.single_ops import OpGroup, SingleOp, op_groups
 
 SCHEMA, SCHEMA_VERSION = "dlperf.validation", 1
-EXACT_FAMILY = "exact"
-"""The family under which ``dlperf calibrate --for`` keeps a step's own operations."""
 MAIN = "calibrated"
 WITH_EXACT = "calibrated, ops measured"
 """The main predictor on the whole file, for the cases whose ops ``--for`` has measured."""
@@ -42,9 +40,9 @@ def variants(machine: Machine, predictors: Sequence[str]) -> tuple[Variant, ...]
     Where the file holds a target's own operations, the main predictor is asked twice: without them (what a calibration alone knows), and with them for
     the cases that they cover. An operation that the calibration and ``--for`` both measured is gone with them: that errs against the first.
     """
-    if not any(kernel.family == EXACT_FAMILY for kernel in machine.kernels):
+    if not any(kernel.family == EXACT for kernel in machine.kernels):
         return tuple(Variant(name, name, machine) for name in predictors)
-    alone = replace(machine, kernels=tuple(kernel for kernel in machine.kernels if kernel.family != EXACT_FAMILY))
+    alone = replace(machine, kernels=tuple(kernel for kernel in machine.kernels if kernel.family != EXACT))
     found = [Variant(name, name, alone) for name in predictors]
     if MAIN in predictors:
         found.insert(list(predictors).index(MAIN) + 1, Variant(WITH_EXACT, MAIN, machine, only_measured=True))

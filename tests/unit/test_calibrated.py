@@ -45,6 +45,13 @@ def test_an_op_that_was_measured_takes_what_was_measured() -> None:
     assert (row["source"], row["seconds"]) == ("measured", 3e-5)  # the least of the samples
 
 
+def test_a_targets_own_operations_were_measured_at_a_moment_of_their_own() -> None:
+    own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5,)))
+    factors = {"unrest/gemm": 1.4, "unrest/rows": 1.4, "unrest/for made-up@1 (forward pass, ops 0)": 1.1, "unrest/for made-up@16 (step, ops 1)": 3.0}
+    rows = kernels(priced(trace(mm(40, 60, 50), mm(64, 64, 64)), machine(factors, extra=(own,))))
+    assert [row["seconds"] for row in rows] == pytest.approx([1.1 * 3e-5, 1.4 * mm_s(64, 64, 64)])
+
+
 def test_an_op_between_measured_ones_is_interpolated() -> None:
     row = only(priced(trace(mm(32, 128, 100)), machine()))
     assert row["source"] == "interpolated"

@@ -14,7 +14,7 @@ from report_cases import US, around, cnn_items, cnn_measurement, cnn_trace, gemm
 
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError, WorkFailed
-from dlperf.machine import Kernel
+from dlperf.machine import EXACT, Kernel
 from dlperf.measurement import LayerTimes, Measurement
 from dlperf.predictors.base import Item
 from dlperf.trace import LOSS, Trace
@@ -24,7 +24,7 @@ from dlperf.validation.cases import OWN_OPS, Case, CaseScore, LayerScore, Source
 from dlperf.validation.page import study_to_markdown, study_to_text, write_study
 from dlperf.validation.peers import PEERS, REPLAY, PeerEstimate, ask_peers, problems, score_peer
 from dlperf.validation.scoring import layer_groups, mape_frac, score, source_shares, summaries, summarize
-from dlperf.validation.study import EXACT_FAMILY, WITH_EXACT, Provenance, Study, Variant, run_study, variants
+from dlperf.validation.study import WITH_EXACT, Provenance, Study, Variant, run_study, variants
 
 CASE = Case("nets.py:cnn", 32, 1)
 
@@ -380,7 +380,7 @@ def test_a_target_that_cannot_be_recorded_stops_before_anything_is_measured() ->
 
 
 def test_measured_and_interpolated_stand_apart() -> None:
-    exact = Kernel(law_relu(333), EXACT_FAMILY, 1, Samples((1e-6,)))
+    exact = Kernel(law_relu(333), EXACT, 1, Samples((1e-6,)))
     whole = law_machine(extra=(exact,))
     asked = {variant.name: variant for variant in variants(whole, ("calibrated", "roofline"))}
     assert list(asked) == ["calibrated", WITH_EXACT, "roofline"]
