@@ -178,20 +178,28 @@ class Book:
             curves[what] = ([points[0][0] - 2.0, *(size for size, _ in points)], [0.0, *map(float, seconds)])
         return curves
 
-    def cold_operator_s(self, packet: str, passed_bytes: float) -> float:
-        """Seconds that an operator takes more that finds its own code as far away as `passed_bytes` drove it; where no operator of the same code was
-        measured, those of an elementwise one."""
+    def cold_operator_s(self, packet: str, passed_bytes: float, seconds: float = 0.0) -> float:
+        """:meth:`cold_s` of an operator's own code; where no operator of the same code was measured, of an elementwise one's."""
         code = code_of(packet)
-        return self.cold_s(code if f"cold/{code}" in self._cold_curves else "next", passed_bytes)
+        return self.cold_s(code if f"cold/{code}" in self._cold_curves else "next", passed_bytes, seconds)
 
-    def cold_s(self, what: str, passed_bytes: float, fresh_bytes: float = 0.0) -> float:
-        """Seconds that a ``call``, ``optimizer`` or ``backward`` takes more after `passed_bytes` since it last ran, `fresh_bytes` on new pages."""
-        seconds = 0.0
+    def cold_s(self, what: str, passed_bytes: float, seconds: float = 0.0, fresh_bytes: float = 0.0) -> float:
+        """Seconds that a ``module``, ``optimizer`` or ``backward`` takes more after `passed_bytes` and so many `seconds` since it last ran, `fresh_bytes` on
+        new pages. What a shared cache has forgotten meanwhile comes from as far as after the most bytes measured."""
+        found = 0.0
         for kind, n_bytes in (("cold", passed_bytes), ("churn", fresh_bytes)):
             curve = self._cold_curves.get(f"{kind}/{what}")
             if curve is not None and n_bytes > 0:
-                seconds = max(seconds, float(np.interp(math.log2(n_bytes), *curve)))
-        return seconds
+                near = float(np.interp(math.log2(n_bytes), *curve))
+                lost = self._forgotten_frac(seconds) if kind == "cold" and n_bytes > self.own_bytes else 0.0
+                found = max(found, near + lost * (curve[1][-1] - near))
+        return found
+
+    def _forgotten_frac(self, seconds: float) -> float:
+        """The part of what lay in the shared cache that comes from DRAM after so long, by what it costs."""
+        dram_s, shared_s = self._sweep[1][-1], self.seconds_per_byte(np.array([8 * self.own_bytes]))[0]
+        more = float(np.interp(1e3 * seconds, *self._retention)) - 1.0
+        return min(1.0, more * float(shared_s / (dram_s - shared_s))) if dram_s > shared_s else 0.0
 
 
 def _described(machine: Machine, threads: int) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:

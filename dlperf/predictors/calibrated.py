@@ -89,6 +89,8 @@ class _Priced:
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
         self.descriptions = analysis.descriptions(book.threads)
         self.kernel_s, self.source = self._kernel_times()
+        # Two steps' ops begin then, as far as their kernels go.
+        self.begin_s = np.concatenate(([0.0], np.cumsum(np.tile(np.maximum(self.kernel_s, _LEAST_KERNEL_S), 2))))
 
     def _kernel_times(self) -> tuple[list[float], list[str]]:
         """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
@@ -135,17 +137,19 @@ class _Priced:
         """
         before, own = self.analysis.bytes_before[index], self.analysis.code_distance[index]
         shared = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before))
-        called = shared + self.book.cold_operator_s(op.packet, own) - self.book.cost_s("boxed_call")
+        called = shared + self.book.cold_operator_s(op.packet, own, self._since_s(index)) - self.book.cost_s("boxed_call")
         if op.phase == "backward":
             return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
 
+    def _since_s(self, index: int) -> float:
+        """Seconds since an op's code last ran."""
+        return float(self.begin_s[len(self.trace.ops) + index] - self.begin_s[self.analysis.code_ran[index] + 1])
+
     def _distance_s(self) -> list[float]:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""
         analysis, book, n = self.analysis, self.book, len(self.trace.ops)
-        called = [max(s + self._overhead_s(op, index), _LEAST_KERNEL_S) for index, (op, s) in enumerate(zip(self.trace.ops, self.kernel_s))]
-        begin = np.concatenate(([0.0], np.cumsum(called + called)))
-        untouched_s = np.maximum(begin[n + analysis.operand_op] - begin[analysis.operand_touched + 1], 0.0)
+        untouched_s = np.maximum(self.begin_s[n + analysis.operand_op] - self.begin_s[analysis.operand_touched + 1], 0.0)
         near = book.seconds_per_byte(analysis.working_bytes)[analysis.operand_op]
         far = book.seconds_per_byte_after(analysis.operand_distance, untouched_s)
         extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
@@ -190,33 +194,33 @@ class _Priced:
         call_s, body_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in names)
         worked = {op.layer for op in self.trace.ops if op.phase == "backward"}
         root = self.trace.layers[0].name if self.trace.layers else ""
-        distance = self._code_distance_of_layers()
+        last = self._code_of_layers()
         if not self.trace.inference:
-            yield Item(LOSS, "forward", body_s + self.book.cold_s("module", distance.get(LOSS, 0.0)), "overhead", self.cost_source, "module body")
+            yield Item(LOSS, "forward", body_s + self.book.cold_s("module", *last.get(LOSS, (0.0, 0.0))), "overhead", self.cost_source, "module body")
         for layer in self.trace.layers:
             for caller, count in layer.callers:
                 yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
             if layer.is_leaf and layer.n_calls:
-                cold_s = self.book.cold_s("module", distance.get(layer.name, 0.0))
+                cold_s = self.book.cold_s("module", *last.get(layer.name, (0.0, 0.0)))
                 yield Item(layer.name, "forward", layer.n_calls * body_s + cold_s, "overhead", self.cost_source, "module body")
             if layer.parameters:
                 yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
                 if not self.trace.inference and layer.name in worked:
                     yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", self.cost_source, "gradient accumulation")
 
-    def _code_distance_of_layers(self) -> dict[str, float]:
-        """Bytes by layer that went by since a module of its kind last ran: of its forward's operators, that which ran last."""
-        found: dict[str, float] = {}
-        for op, distance in zip(self.trace.ops, self.analysis.code_distance):
+    def _code_of_layers(self) -> dict[str, tuple[float, float]]:
+        """Bytes and seconds by layer that went by since a module of its kind last ran: of its forward's operators, that which ran last."""
+        found: dict[str, tuple[float, float]] = {}
+        for index, (op, distance) in enumerate(zip(self.trace.ops, self.analysis.code_distance)):
             if op.phase == "forward":
-                found[op.layer] = min(found.get(op.layer, math.inf), distance)
+                found[op.layer] = min(found.get(op.layer, (math.inf, math.inf)), (distance, self._since_s(index)))
         return found
 
     def calls(self) -> Iterator[Item]:
         """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""
         if self.trace.inference:
             return
-        passed = self.analysis.step_bytes, PAGE_BYTES * sum(self.analysis.replay.faults)
+        passed = self.analysis.step_bytes, float(self.begin_s[len(self.trace.ops)]), PAGE_BYTES * sum(self.analysis.replay.faults)
         backward_s = self.book.cost_s("backward_call") + self.book.cold_s("backward", *passed)
         yield Item(LOSS, "backward", backward_s, "overhead", self.cost_source, "backward call")
         if self.optimizer is None or self.trace.optimizer is None:

@@ -59,12 +59,13 @@ class Recency:
 
 @dataclass(frozen=True)
 class Distances:
-    """By op its operands, (bytes, distance, op that touched it last) each, and the distance of its code; `step_bytes` are all bytes that a step touches, each
-    counted once. Ops are numbered through two steps; what was never touched, or just now by the system, counts as touched by the op itself.
+    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the distance and the op that ran it last; `step_bytes` are all bytes
+    that a step touches, each counted once. Ops are numbered through two steps; what was never touched, or just now by the system, counts as
+    touched by the op itself.
     """
 
     operands: tuple[tuple[tuple[int, float, int], ...], ...]
-    code: tuple[float, ...]
+    code: tuple[tuple[float, int], ...]
     step_bytes: float
 
 
@@ -76,9 +77,9 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
     """
     recency = Recency()
     last_touch: dict[int, tuple[int, int]] = {}  # the op, and the moment when it was done with all of its operands
-    last_run: dict[str, int] = {}
+    last_run: dict[str, tuple[int, int]] = {}
     operands: list[tuple[tuple[int, float, int], ...]] = []
-    code: list[float] = []
+    code: list[tuple[float, int]] = []
     read_by = [work.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
     for number in range(2):
         operands, code = [], []
@@ -97,11 +98,12 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
                 far.append((size, 0.0 if before < 0 else inf if moment is None else recency.since(moment), by))
             operands.append(tuple(far))
             name = code_of(op.packet)
-            code.append(recency.since(last_run[name]) if name in last_run else 0.0)
+            by, since = last_run.get(name, (place, recency.now))
+            code.append((recency.since(since), by))
             for storage, size, before in touched:
                 if before != storage:
                     recency.forget(before)
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
-            last_run[name] = recency.now
+            last_run[name] = place, recency.now
     return Distances(tuple(operands), tuple(code), recency.since(0))

@@ -234,6 +234,25 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
     assert longer_s == pytest.approx(4 * n * (factor - 1) * (1 / LEVELS["L3"] - 1 / LEVELS["L2"]))  # the other's 8 MiB went by; 512 KiB are the core's own
 
 
+def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
+    """Between two calls of an operator 2 ms pass and 4 MiB go by: as if everything measured had, where what is shared is by then all gone."""
+    product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
+    ops = [Op(f"aten.{name}.default", (T(MIB, storage=place),), layer=name) for place, name in enumerate(("relu_", "abs_"))]
+    step = trace(ops[0], product.op, ops[1], storages=(Storage(4 * MIB, kind="input"),) * 2)
+    cold = {"cold/next/1048576": 1e-6, "cold/next/4194304": 2e-6, "cold/next/67108864": 9e-6}
+    plain = machine(cold, extra=(product,))
+    four_times = plain.dram_bytes_per_s(1) * book_of(plain, 1).seconds_per_byte(np.array([8.0 * MIB]))[0]  # all of the way to memory
+    found = []
+    for factors in ({}, {"1": 1.0, "2": 1 + (1 / four_times - 1) / 2}, {"1": 1.0, "2": 1 / four_times}):
+        on = replace(plain, costs=(*plain.costs, *retention(factors)))
+        far_s = Kernel(ops[0], "exact", 1, Samples((relu_s(MIB),)))
+        row = kernels(priced(step, replace(on, kernels=(*on.kernels, far_s), bandwidths=plain.bandwidths)))[0]
+        operand = 4 * MIB * (book_of(on, 1).seconds_per_byte_after(np.array([4.0 * MIB]), np.array([1.0]))[0] if factors else 0.0)
+        near = 4 * MIB * book_of(on, 1).seconds_per_byte(np.array([4.0 * MIB]))[0]
+        found.append(row["seconds"] - relu_s(MIB) - max(0.0, operand - near if factors else 0.0))
+    assert found == pytest.approx([2e-6, 5.5e-6, 9e-6])
+
+
 def retention(factors: dict[str, float]) -> tuple[Cost, ...]:
     return tuple(Cost(f"retention/{ms}", 1, Samples((factor,))) for ms, factor in factors.items())
 
