@@ -197,9 +197,13 @@ class Book:
 
     def _forgotten_frac(self, seconds: float) -> float:
         """The part of what lay in the shared cache that comes from DRAM after so long, by what it costs."""
+        return min(1.0, self._forgetting * (float(np.interp(1e3 * seconds, *self._retention)) - 1.0))
+
+    @cached_property
+    def _forgetting(self) -> float:
+        """The part that a sweep twice as long as from the shared cache has lost; 0 where memory is as near."""
         dram_s, shared_s = self._sweep[1][-1], self.seconds_per_byte(np.array([8 * self.own_bytes]))[0]
-        more = float(np.interp(1e3 * seconds, *self._retention)) - 1.0
-        return min(1.0, more * float(shared_s / (dram_s - shared_s))) if dram_s > shared_s else 0.0
+        return float(shared_s / (dram_s - shared_s)) if dram_s > shared_s else 0.0
 
 
 def _described(machine: Machine, threads: int) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:
