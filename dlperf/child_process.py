@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from dlperf.errors import DlperfError, WorkFailed
 
@@ -29,6 +30,15 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
         return UNUSABLE if is_ours and not isinstance(error, WorkFailed) else FAILED
     print(answer, file=out, flush=True)
     return 0
+
+
+def read_job() -> dict[str, Any]:
+    """The job that the parent wrote as one line of JSON to stdin. Ends this process quietly where there is none: the parent is gone, and says itself why."""
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(FAILED)
+    job: dict[str, Any] = json.loads(line)
+    return job
 
 
 def last_line(said: str) -> str:

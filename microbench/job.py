@@ -4,9 +4,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from dlperf.child_process import read_job
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -17,7 +18,7 @@ def do_job(run: Callable[[dict[str, Any], Say], int | None]) -> int:
     Whatever a library prints goes to stderr, not between the lines. 130 on Ctrl-C; SIGTERM raises too, so that processes of the job's own end on the way out.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    job = json.loads(sys.stdin.readline())
+    job = read_job()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -15,8 +15,8 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from dlperf.child_process import read_job
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.loading import SampledLoader
 from dlperf.machine import PACE, Machine
@@ -69,7 +69,7 @@ def _ended(status: int) -> str:
 
 def main() -> int:
     """Sample the loader of the job on stdin."""
-    job: dict[str, Any] = json.loads(sys.stdin.readline())
+    job = read_job()
     os.dup2(2, 1)  # what a loader or a library prints is narration
     try:
         import torch

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dlperf.child_process import read_job
 from dlperf.errors import WorkFailed
 from dlperf.files import write_json
 from dlperf.machine import Kernel, Machine
@@ -58,14 +59,15 @@ def time_ops_apart(ops: Sequence[Op], threads: int, progress: Callable[[int], No
 
 def main() -> int:
     """Time the ops of the job on stdin."""
-    job = json.loads(sys.stdin.readline())
+    job = read_job()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines
     import torch
 
     from dlperf import host
     from microbench.plan import Group, Point, repeats
-    from microbench.worker import settled_pace, time_group
+    from microbench.timing import time_group
+    from microbench.worker import settled_pace
 
     torch.set_num_threads(job["threads"])
     torch.manual_seed(0)

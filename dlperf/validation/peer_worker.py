@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from dlperf.child_process import read_job
 from dlperf.targets import Built, resolve
 from dlperf.validation.peers import COST_MODEL, NAIVE, NEURAL_COST, NEURAL_REPLAY, REPLAY, PeerEstimate
 
@@ -167,7 +168,7 @@ def _why(error: BaseException) -> str:
 
 def main() -> int:
     """Ask every peer about the job on stdin."""
-    job: Job = json.loads(sys.stdin.readline())
+    job: Job = read_job()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the peers print
     torch.set_num_threads(job["threads"])

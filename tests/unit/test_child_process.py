@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from dlperf.child_process import FAILED, INTERRUPTED, UNUSABLE, failure, last_line, run
+from dlperf.child_process import FAILED, INTERRUPTED, UNUSABLE, failure, last_line, read_job, run
 from dlperf.errors import DlperfError, WorkFailed
 
 
@@ -52,3 +52,12 @@ def test_where_a_trial_cannot_be_made_it_has_failed() -> None:
 def test_a_process_that_said_nothing_is_named() -> None:
     assert str(failure(-9, " \n\n", "the process that measures memory")) == "the process that measures memory ended with status -9"
     assert last_line("") == ""
+
+
+def test_a_child_whose_parent_is_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"threads": 1}\n'))
+    assert read_job() == {"threads": 1}
+    with pytest.raises(SystemExit) as ended:
+        read_job()
+    assert ended.value.code == FAILED
+    assert capsys.readouterr() == ("", "")

@@ -26,7 +26,7 @@ TORCH_INSIDE = ("dlperf.commands",)
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
 MICROBENCH_MAY = (
     "dlperf.machine", "dlperf.cluster", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units",
-    "dlperf.values", "dlperf.version",
+    "dlperf.values", "dlperf.version", "dlperf.child_process",
 )  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
