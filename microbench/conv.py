@@ -157,10 +157,12 @@ def _grouped(index: int, place: tuple[float, ...]) -> Op:
 
 
 def _transposed(index: int, place: tuple[float, ...]) -> Op:
+    """A quarter give an image of one to three channels, as the last layer of a generator does."""
     a, b, c, d, e = place
-    kernel, size = pick(d, (2, 3, 4, 5)), log_pick(e, 4, 48)
-    channels = _channels(b, 2, 256, turn(index, 3) > 0), _channels(c, 2, 256, turn(index, 3, 1) > 0)
-    return convolution(log_pick(a, 1, 64), *channels, (size, size), (kernel, kernel), pick(a * 7 % 1, (2, 1, 2, 2)), 0 if kernel == 2 else 1, transposed=True)
+    kernel, size = pick(d, (2, 3, 4, 4, 5)), log_pick(e, 2, 96)
+    c_out = pick(c * 4 % 1, (1, 3, 3, 2)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 256, turn(index, 3, 1) > 0)
+    c_in, padding = _channels(b, 2, 256, turn(index, 3) > 0), 0 if kernel == 2 else 1
+    return convolution(log_pick(a, 1, 128), c_in, c_out, (size, size), (kernel, kernel), pick(a * 7 % 1, (2, 1, 2, 2)), padding, transposed=True)
 
 
 def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
@@ -174,10 +176,13 @@ def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
 
 
 def _three_dimensional(index: int, place: tuple[float, ...]) -> Op:
+    """A quarter are first layers, on clips of one to three channels."""
     a, b, c, d, e = place
-    depth, side = log_pick(d, 2, 16), log_pick(e, 4, 32)
-    channels = _channels(b, 1, 96, turn(index, 2) == 0), _channels(c, 4, 96, turn(index, 2, 1) == 0)
-    return convolution(log_pick(a, 1, 16), *channels, (depth, side, side), (3, 3, 3), 1 + turn(index, 4, 2) // 3, 1)
+    depth, side, kernel = log_pick(d, 2, 16), log_pick(e, 4, 32), pick(a * 7 % 1, (3, 3, 3, 3, 2, 1))
+    c_in = pick(b * 4 % 1, (1, 3, 3, 2)) if b < 0.25 else _channels((b - 0.25) / 0.75, 4, 96, turn(index, 2) == 0)
+    channels = c_in, _channels(c, 4, 96, turn(index, 2, 1) == 0)
+    stride = 2 if kernel == 2 else 1 + turn(index, 4, 2) // 3
+    return convolution(log_pick(a, 1, 16), *channels, (depth, side, side), (kernel,) * 3, stride, kernel // 3)
 
 
 def _input_needed(op: Op, index: int) -> bool:
@@ -191,8 +196,8 @@ def groups(mode: str, bfloat16: bool) -> list[Group]:
     """Dense, depthwise and other convolutions, forward and backward; dense ones also in channels_last and in bfloat16."""
     found = []
     makes: tuple[tuple[str, int, int, int, Callable[[int, tuple[float, ...]], Op | None]], ...] = (
-        ("depthwise", 8, 50, 4, _depthwise), ("grouped", 4, 50, 5, _grouped), ("transposed", 2, 36, 5, _transposed),
-        ("1d", 4, 50, 5, _one_dimensional), ("3d", 2, 40, 5, _three_dimensional),
+        ("depthwise", 8, 60, 4, _depthwise), ("grouped", 4, 50, 5, _grouped), ("transposed", 4, 64, 5, _transposed),
+        ("1d", 4, 50, 5, _one_dimensional), ("3d", 2, 56, 5, _three_dimensional),
     )  # fmt: skip
     parts = [("dense", _dense(mode, share(mode, 80, 380)))]
     parts += [(name, _filled(mode, share(mode, quick, full), dimensions, make)) for name, quick, full, dimensions, make in makes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlperf.predictors.description import Description, family, family_by_threads, ints, log2, tensor
-from dlperf.predictors.onednn import BLOCK, forward_regime, input_by_gemm, padded, takes_onednn, weight_regime, window_of
+from dlperf.predictors.onednn import BLOCK, Convolution, padded, takes_onednn, ways_of, window_of
 from dlperf.trace import Argument, Op, TensorSpec
 
 # -- matrix products ----------------------------------------------------------------------------------------------
@@ -83,18 +83,20 @@ def _convolution(
 ) -> Description:
     """A convolution, or its backward where `needs` says whether gradients of the input and of the weight are wanted.
 
-    A 1d convolution is a 2d one of height 1, as oneDNN computes it. A backward goes by what the weight's gradient takes.
+    A 1d convolution is a 2d one of height 1, as oneDNN computes it. A backward goes by what the weight's gradient takes. A transposed one is described
+    as the convolution that it is the gradient of.
     """
     stride, padding, dilation, transposed, _, groups_ = args
     groups = int(groups_)  # type: ignore[arg-type]
     n, c_in = image.shape[:2]
     c_out = weight.shape[1] * groups if transposed else weight.shape[0]
-    kernel, out = math.prod(weight.shape[2:]), math.prod(output)
-    in_size = math.prod(image.shape[2:])
+    before, after = image.shape[2:], output
+    if transposed:
+        c_in, c_out, before, after = c_out, c_in, after, before
+    kernel, out = math.prod(weight.shape[2:]), math.prod(after)
     c_in_g, c_out_g = c_in // groups, c_out // groups
-    positions = float(n * (in_size if transposed else out) * kernel)
     d = len(weight.shape) - 2
-    window = window_of(weight, ints(stride), ints(padding), ints(dilation))
+    window = window_of(weight, ints(stride), ints(padding), ints(dilation), before)
     planar = f"{max(d, 2)}d"
     if transposed:
         kind = f"transposed{planar}"
@@ -104,33 +106,36 @@ def _convolution(
         kind = f"1x1 {planar}" if kernel == 1 else f"dense{planar}"
     onednn = takes_onednn(image, weight, window.stride, window.dilation, groups, threads)
     to_input, to_weight = needs or (False, False)
-    by_gemm = onednn and not transposed and to_input and input_by_gemm(c_in_g, c_out_g, groups, window)
-    if not onednn:
-        regime = "native"
-    elif transposed:
-        regime = "blocked"
-    elif needs is None:
-        regime = forward_regime(c_in_g, c_out_g, groups, window)
-    elif to_weight:
-        regime = weight_regime(c_in_g, c_out_g, groups, window)
-    else:
-        regime = "gemm" if by_gemm else "blocked"
-    # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels.
-    padded_out = padded(c_out_g) if groups == 1 else c_out_g
-    padded_in = c_in_g if regime == "first" or groups > 1 else padded(c_in_g)
-    if not onednn:
-        padded_in, padded_out = c_in_g, c_out_g
+    ways = ways_of(bool(transposed), needs)
+    passes = {way: Convolution(c_in_g, c_out_g, groups, window).regime(way) if onednn else "native" for way in ways}
+    regime = passes[ways[-1]] if ways else "blocked"
+    # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels and products along channels.
+    whole = groups == 1 and onednn
+    wide_in, wide_out = (padded(c_in_g), padded(c_out_g)) if whole else (c_in_g, c_out_g)
     lanes = padded(c_in) / c_in if groups > 1 and onednn else 1.0
-    products = positions * groups * padded_in * padded_out * lanes
-    whole_in = padded(c_in_g) if groups == 1 and onednn else padded_in
+
+    def products(way: str) -> float:
+        """Multiplications and additions of a pass, those on padding included where its kernels do them."""
+        if way not in passes:
+            return 0.0
+        if passes[way] in ("gemm", "native"):
+            return float(n * out * kernel * groups * c_in_g * c_out_g)
+        inner = c_in_g if passes[way] == "first" else wide_in
+        return n * window.taps * groups * inner * wide_out * lanes
+
     place = (
-        log2(n), log2(padded_in), log2(padded_out), log2(kernel), log2(out), 2.0 * window.is_strided, log2(groups) * 0.5,
+        log2(n), log2(c_in_g if regime == "first" else wide_in), log2(wide_out), log2(kernel), log2(out), 2.0 * window.is_strided, log2(groups) * 0.5,
         0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0), float(window.is_dilated), float(d == 1),
-        2.0 * (to_weight - to_input), 2.0 * by_gemm,
+        2.0 * (to_weight - to_input), 2.0 * (passes.get("input") == "gemm"),
+        2.0 * (passes.get("input") == "strided" and window.fits_stride),
     )  # fmt: skip
+    # brgconv_strided stores its blocks of results place by place, much more slowly where the kernel is no multiple of the stride.
+    stores = float(n * math.prod(before) * groups * wide_in) if passes.get("input") == "strided" else 0.0
+    one_by_one = sum(regime in ("gemm", "native") for regime in passes.values())
     terms = (
-        1.0, products * (needs is None or to_weight), positions * groups * lanes * whole_in * padded_out * to_input,
-        float(n * c_in * in_size), float(n * c_out * out), float(weight.numel), positions * c_in,
+        1.0, products("output") + products("weight"), products("input"), stores * window.fits_stride, stores * (not window.fits_stride),
+        float(n * c_in * math.prod(before)), float(n * c_out * out), float(weight.numel), float(n * out * kernel * c_in),
+        float(n * groups * one_by_one),
     )  # fmt: skip
     what = "conv" if needs is None else "conv_backward"
     dtype = image.dtype

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlperf.trace import Op, TensorSpec
+from dlperf.predictors.description import ints
+from dlperf.trace import Argument, Op, TensorSpec
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
@@ -27,12 +28,43 @@ def padded(channels: int) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride, padding and dilation of a convolution, one number for each spatial axis."""
+    """Kernel, stride, padding and dilation of a convolution and the image that it slides over, one number for each spatial axis."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    image: tuple[int, ...]
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """Places that it takes (PyTorch's documented formula)."""
+        return tuple(
+            (size + 2 * pad - reach * (side - 1) - 1) // step + 1
+            for size, side, step, pad, reach in zip(self.image, self.kernel, self.stride, self.padding, self.dilation)
+        )
+
+    @property
+    def taps(self) -> int:
+        """Taps that lie inside the image, summed over all places: kernels skip the others.
+
+        >>> Window((3,), (1,), (1,), (1,), (4,)).taps  # the first and the last place miss one each
+        10
+        """
+        return math.prod(
+            sum(_places_inside(tap * reach - pad, step, size, places) for tap in range(side))
+            for side, step, pad, reach, size, places in zip(self.kernel, self.stride, self.padding, self.dilation, self.image, self.out)
+        )
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the kernel is longer than the image along any axis."""
+        return any(size < side for size, side in zip(self.image, self.kernel))
+
+    @property
+    def fits_stride(self) -> bool:
+        """Whether the kernel is a multiple of the stride along every axis."""
+        return all(side % step == 0 for side, step in zip(self.kernel, self.stride))
 
     @property
     def is_dilated(self) -> bool:
@@ -50,10 +82,16 @@ class Window:
         return any(pad > (step * (side - 1) + 1) // 2 for side, pad, step in zip(self.kernel, self.padding, self.dilation))
 
 
-def window_of(weight: TensorSpec, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]) -> Window:
-    """The window of a convolution with this weight; one number stands for all axes."""
+def _places_inside(first: int, step: int, size: int, places: int) -> int:
+    """How many of `first`, `first` + `step`, ... (`places` of them) lie in [0, `size`)."""
+    return max(0, min(places, (size - 1 - first) // step + 1) - max(0, -(first // step)))
+
+
+def window_of(weight: TensorSpec, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], image: tuple[int, ...]) -> Window:
+    """The window of a convolution with this weight over an image of these sizes; one number stands for all axes."""
     d = len(weight.shape) - 2
-    return Window(tuple(weight.shape[2:]), *(values * d if len(values) == 1 else values for values in (stride, padding, dilation)))
+    stride, padding, dilation = (values * d if len(values) == 1 else values for values in (stride, padding, dilation))
+    return Window(tuple(weight.shape[2:]), stride, padding, dilation, image)
 
 
 def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
@@ -62,7 +100,7 @@ def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     ONEDNN_VERBOSE tells (v3.12): with fewer channels than a block it reads the plain image (wei Acdb16a); groups need channels in fours but for
     depthwise ones, and a padded kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a product.
 
-    >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
     >>> forward_regime(3, 32, 1, window), forward_regime(32, 32, 1, window), forward_regime(6, 6, 4, window)
     ('first', 'blocked', 'gemm')
     """
@@ -79,9 +117,10 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the gradient of the weight takes: ``first``, ``blocked``, ``half`` (blocks of 8 channels, jit:avx2) or ``gemm``.
 
     ONEDNN_VERBOSE tells (v3.12); the conditions are those of jit_uni_dw_conv_bwd_weights_kernel and of the dense kernels' init_conf. Only kernels of
-    512 bits know dilation (with a stride, only in 1d), and none of them padding beyond half of the kernel in 2d; those of 256 know no padding in 3d.
+    512 bits know dilation (with a stride, only in 1d), and none of them padding beyond half of the kernel in 2d, nor a kernel deeper than the image
+    in 3d; those of 256 know no padding in 3d and no kernel longer than the image.
 
-    >>> near, far = Window((3, 3), (1, 1), (1, 1), (1, 1)), Window((5, 5), (1, 1), (2, 2), (1, 1))
+    >>> near, far = (Window((side, side), (1, 1), (side // 2, side // 2), (1, 1), (14, 14)) for side in (3, 5))
     >>> weight_regime(1, 1, 32, near), weight_regime(1, 1, 32, far), weight_regime(3, 32, 1, far), weight_regime(12, 32, 1, near)
     ('blocked', 'gemm', 'first', 'half')
     """
@@ -97,19 +136,26 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     plain = groups == 1 and c_in <= _PLAIN_WEIGHT_CHANNELS
     far = d > 1 and window.is_padded_far
     dilated_far = window.is_dilated and (d == 3 or (d == 2 and window.is_strided))
+    if d == 3 and window.image[0] < window.kernel[0]:
+        return "gemm"
     if (whole or plain) and not far and not dilated_far:
         return "first" if plain else "blocked"
-    halves = groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)
+    halves = (groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)) and not window.is_short
     return "half" if halves and not window.is_dilated and (d < 3 or max(window.padding) == 0) else "gemm"
 
 
-def input_by_gemm(c_in: int, c_out: int, groups: int, window: Window) -> bool:
-    """Whether the gradient of the input has no kernel of its own (ONEDNN_VERBOSE, v3.12)."""
+def input_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
+    """Which kernels the gradient of the input takes: ``blocked``, ``strided`` (brgconv_strided, in channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12)."""
     if groups > 1 and c_in == 1:
-        return len(window.kernel) == 3 or window.is_dilated
-    if window.is_strided:
-        return window.is_dilated or (groups > 1 and c_out < BLOCK and forward_regime(c_in, c_out, groups, window) == "gemm")
-    return groups > 1 and forward_regime(c_in, c_out, groups, window) == "gemm"
+        return "gemm" if len(window.kernel) == 3 or window.is_dilated else "blocked"
+    if window.is_strided and window.is_dilated:
+        return "gemm"
+    if groups == 1:
+        return "strided" if window.is_strided else "blocked"
+    own = c_in % 4 == 0 and c_out % 4 == 0
+    if window.is_strided and c_out > (BLOCK if own else _HALF_BLOCK):
+        return "strided"
+    return "blocked" if own else "gemm"
 
 
 def takes_onednn(image: TensorSpec, weight: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int, threads: int = 1) -> bool:
@@ -161,6 +207,37 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
     return op.outputs[3].storage, round(_RECURRENT_FLOATS * steps * batch * padded(channels) * 4)
 
 
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that goes to oneDNN, by channels in and out of a group, number of groups and window.
+
+    A transposed one is described as the convolution that it is the gradient of: its forward computes the gradient of that one's input, from an image
+    that is that one's output (the definition of ``torch.nn.ConvTranspose2d``, and how oneDNN computes it: ``deconvolution``, ``conv:any+...``).
+    """
+
+    c_in: int
+    c_out: int
+    groups: int
+    window: Window
+
+    def regime(self, way: str) -> str:
+        """Which kernels it takes to compute its output, the gradient of its input or that of its weight: `way` is ``output``, ``input`` or ``weight``."""
+        return {"output": forward_regime, "input": input_regime, "weight": weight_regime}[way](self.c_in, self.c_out, self.groups, self.window)
+
+
+def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:
+    """What a forward computes (`needs` is None), or a backward that wants gradients of the input, of the weight or of both, in the words of
+    :meth:`Convolution.regime`.
+
+    >>> ways_of(False, (True, True)), ways_of(True, (True, True)), ways_of(True, None)
+    (('input', 'weight'), ('output', 'weight'), ('input',))
+    """
+    onwards, back = ("input", "output") if transposed else ("output", "input")
+    if needs is None:
+        return (onwards,)
+    return tuple(way for way, needed in zip((back, "weight"), needs) if needed)
+
+
 def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op without such.
 
@@ -168,54 +245,34 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     backward does so once for the gradient of the input and once for that of the weight. Where a product does the work, it is on the columns of
     one image (im2col), a group at a time.
     """
+    needs: tuple[bool, bool] | None = None
+    result: Argument
     if op.packet == "aten.convolution" and op.outputs:
-        image, weight = op.args[:2]
-        if not (isinstance(image, TensorSpec) and isinstance(weight, TensorSpec)):
-            return ()
-        found = _goes(image, weight, op.args[3:9])
-        if found is None:
-            return ()
-        c_in, c_out, groups, window, is_transposed = found
-        regime = "blocked" if is_transposed else forward_regime(c_in, c_out, groups, window)
-        if regime == "gemm":
-            return ((_columns(c_in, window, op.outputs[0]),),)
-        incoming = () if regime == "first" else (_blocked(image),)
-        return ((*incoming, _blocked_weight(weight), _blocked(op.outputs[0])),)
-    if op.packet == "aten.convolution_backward":
-        gradient, image, weight = op.args[:3]
-        mask = op.args[10]
-        if not (isinstance(gradient, TensorSpec) and isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and isinstance(mask, tuple)):
-            return ()
-        found = _goes(image, weight, op.args[4:10])
-        if found is None:
-            return ()
-        c_in, c_out, groups, window, is_transposed = found
-        stages = []
-        if mask[0]:
-            by_gemm = not is_transposed and input_by_gemm(c_in, c_out, groups, window)
-            stages.append((_columns(c_in, window, gradient),) if by_gemm else (_blocked(gradient), _blocked_weight(weight), _blocked(image)))
-        if mask[1]:
-            regime = "blocked" if is_transposed else weight_regime(c_in, c_out, groups, window)
-            incoming = () if regime == "first" else (_blocked(image),)
-            stages.append((_columns(c_in, window, gradient),) if regime == "gemm" else (_blocked(gradient), *incoming, _blocked_weight(weight)))
-        return tuple(stages)
-    return ()
-
-
-def _columns(c_in: int, window: Window, output: TensorSpec) -> int:
-    """Bytes of one image's columns: every tap of `c_in` channels at every position of the output."""
-    return c_in * math.prod(window.kernel) * math.prod(output.shape[2:]) * output.item_bytes
-
-
-def _goes(image: TensorSpec, weight: TensorSpec, args: tuple[object, ...]) -> tuple[int, int, int, Window, bool] | None:
-    """Channels in and out of a group, groups, window and whether it is transposed, of a convolution that goes to oneDNN; None of another."""
-    stride, padding, dilation, is_transposed, _, groups = args
-    assert isinstance(stride, tuple)
-    assert isinstance(padding, tuple)
-    assert isinstance(dilation, tuple)
+        (image, weight, _, *settings), result = op.args[:9], op.outputs[0]
+    elif op.packet == "aten.convolution_backward" and isinstance(mask := op.args[10], tuple):
+        (result, image, weight, _, *settings), needs = op.args[:10], (bool(mask[0]), bool(mask[1]))
+    else:
+        return ()
+    if not (isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and isinstance(result, TensorSpec)):
+        return ()
+    stride, padding, dilation, transposed, _, groups = settings
     assert isinstance(groups, int)
-    window = window_of(weight, stride, padding, dilation)
+    before, after = (result, image) if transposed else (image, result)
+    window = window_of(weight, ints(stride), ints(padding), ints(dilation), before.shape[2:])
     if not takes_onednn(image, weight, window.stride, window.dilation, groups):
-        return None
-    c_out = weight.shape[1] if is_transposed else weight.shape[0] // groups
-    return image.shape[1] // groups, c_out, groups, window, bool(is_transposed)
+        return ()
+    found = Convolution(before.shape[1] // groups, after.shape[1] // groups, groups, window)
+    return tuple(_stage(found, way, before, after, weight) for way in ways_of(bool(transposed), needs))
+
+
+def _stage(convolution: Convolution, way: str, before: TensorSpec, after: TensorSpec, weight: TensorSpec) -> tuple[int, ...]:
+    """Bytes allocated within one of the ways of a convolution of `before` to `after`."""
+    regime = convolution.regime(way)
+    if regime == "gemm":
+        return (convolution.c_in * math.prod(convolution.window.kernel) * math.prod(after.shape[2:]) * after.item_bytes,)
+    if regime == "strided":
+        return (after.nbytes, _blocked_weight(weight), before.nbytes)
+    incoming = () if regime == "first" else (_blocked(before),)
+    if way == "output":
+        return (*incoming, _blocked_weight(weight), _blocked(after))
+    return (_blocked(after), *((_blocked_weight(weight), *incoming) if way == "input" else (*incoming, _blocked_weight(weight))))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,11 +150,14 @@ def test_convolutions() -> None:
     assert found.key[:3] == ("conv", "float32", "dense2d")
     assert found.key[3] != "native"
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args).key[3] == "native"
-    assert found.terms[1] == 2 * 64 * 16 * 32 * 9  # multiply-adds
+    assert found.terms[1] == 2 * 16 * 32 * (8 * 3 - 2) ** 2  # multiply-adds: the taps of the rim lie outside the image
     assert described("aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args).key[2] == "depthwise2d"
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 2d"
     up = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args)
-    assert (up.key[2], up.terms[1]) == ("transposed2d", 2 * 64 * 16 * 32 * 4)
+    assert (up.key[2:4], up.terms[1], up.terms[2]) == (("transposed2d", "strided"), 0, 2 * 64 * 16 * 32 * 4)
+    down = backward_of(convolution(2, 32, 16, (16, 16), (2, 2), 2))
+    alone = replace(down, args=(*down.args[:10], (True, False, False)))
+    assert described("aten.convolution_backward.default", *alone.args).terms == up.terms  # the same gradient of the same input
     forward = convolution(2, 16, 32, (8, 8), (3, 3), 1, 1)
     both, weight_alone = describe(backward_of(forward)), describe(backward_of(forward, input_needed=False))
     assert both is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlperf.predictors.onednn import Window, forward_regime, input_by_gemm, scratch, weight_regime
+from dlperf.predictors.onednn import Convolution, Window, scratch, ways_of
 from dlperf.trace import Op
 from microbench.conv import backward_of, convolution, output_size
 
@@ -21,10 +21,12 @@ import json, sys, torch
 torch.set_num_threads(1)
 for case in json.loads(sys.argv[1]):
     image = torch.zeros(case["n"], case["c_in"], *case["size"], requires_grad=True)
-    weight = torch.zeros(case["c_out"], case["c_in"] // case["groups"], *case["kernel"], requires_grad=True)
-    convolve = getattr(torch.nn.functional, f"conv{len(case['size'])}d")
+    channels = (case["c_in"], case["c_out"] // case["groups"]) if case["transposed"] else (case["c_out"], case["c_in"] // case["groups"])
+    weight = torch.zeros(*channels, *case["kernel"], requires_grad=True)
+    convolve = getattr(torch.nn.functional, f"conv{'_transpose' if case['transposed'] else ''}{len(case['size'])}d")
+    settings = {name: case[name] for name in ("stride", "padding", "dilation", "groups")}
     print("case", flush=True)
-    convolve(image, weight, None, case["stride"], case["padding"], case["dilation"], case["groups"]).sum().backward()
+    convolve(image, weight, None, **settings).sum().backward()
 """
 
 
@@ -33,18 +35,19 @@ def cases(count: int) -> list[dict[str, Any]]:
     dice = random.Random(7)
     found: list[dict[str, Any]] = []
     while len(found) < count:
-        d, kind = dice.choice((1, 2, 2, 2, 3)), dice.choice(("dense", "grouped", "depthwise"))
-        groups = 1 if kind == "dense" else dice.choice((2, 4, 8, 32))
-        c_in = groups * dice.choice({"depthwise": (1,), "dense": (1, 2, 3, 4, 5, 8, 12, 16, 24, 32), "grouped": (3, 4, 6, 8, 12, 16)}[kind])
-        c_out = c_in if kind == "depthwise" else groups * dice.choice((4, 8, 16, 20, 32))
+        d, kind = dice.choice((1, 2, 2, 2, 3)), dice.choice(("dense", "grouped", "depthwise", "transposed"))
+        groups = 1 if kind in ("dense", "transposed") else dice.choice((2, 4, 8, 32))
+        widths = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
+        c_in = groups * dice.choice({"depthwise": (1,), "grouped": (3, 4, 6, 8, 12, 16)}.get(kind, widths))
+        c_out = c_in if kind == "depthwise" else groups * dice.choice(widths if kind == "transposed" else (4, 8, 16, 20, 32))
         side, stride, dilation = dice.choice((1, 2, 3, 3, 3, 5, 7) if d < 3 else (3,)), dice.choice((1, 1, 2)), dice.choice((1, 1, 2))
         padding = dice.choice((0, side // 2, dilation * (side // 2), side - 1))
-        size, kernel = (dice.choice((9, 14, 20)) if d < 3 else 7,) * d, (side,) * d
-        if side == 1 and (padding or dilation > 1 or kind == "dense"):
+        size, kernel = (dice.choice((9, 14, 20)) if d < 3 else dice.choice((2, 7)), *(dice.choice((9, 14, 20)) if d < 3 else 7,) * (d - 1)), (side,) * d
+        if (side == 1 and (padding or dilation > 1 or kind == "dense")) or (kind == "transposed" and (dilation > 1 or padding > side // 2)):
             continue
-        if min(output_size(size, kernel, stride, padding, dilation=dilation)) < 1:
+        if min(output_size(size, kernel, stride, padding, kind == "transposed", dilation)) < 1:
             continue
-        case = {"n": 16, "c_in": c_in, "c_out": c_out, "size": size, "kernel": kernel}
+        case = {"transposed": kind == "transposed", "n": 16, "c_in": c_in, "c_out": c_out, "size": size, "kernel": kernel}
         found.append({**case, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups})
     return found
 
@@ -58,36 +61,44 @@ def told(asked: list[dict[str, Any]]) -> list[dict[str, str]]:
     for line in done.stdout.splitlines():
         if line == "case":
             found.append({})
-        elif ",exec,cpu,convolution," in line:
+        elif ",exec,cpu,convolution," in line or ",exec,cpu,deconvolution," in line:
             fields = line.split(",")
-            place = fields.index("convolution")
+            place = fields.index("cpu") + 1
             found[-1][fields[place + 2]] = fields[place + 1]
     return found
 
 
 def _word(implementation: str) -> str:
-    return "gemm" if "gemm" in implementation else "half" if implementation == "jit:avx2" else "own"
+    known = {"gemm": "gemm", "brgconv_strided": "strided", "jit:avx2": "half"}
+    return next((word for part, word in known.items() if part in implementation.replace("avx2+", "")), "own")
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the regimes are those of 512-bit vectors")
 def test_kernels_are_those_that_onednn_takes() -> None:
-    asked = cases(120)
+    asked = cases(160)
     wrong = []
-    n_seen = {"gemm": 0, "half": 0, "own": 0}
+    n_seen = {"gemm": 0, "half": 0, "strided": 0, "own": 0}
+    n_transposed = 0
     for case, implementations in zip(asked, told(asked)):
-        d = len(case["size"])
-        window = Window(case["kernel"], *((case[name],) * d for name in ("stride", "padding", "dilation")))
-        shape = case["c_in"] // case["groups"], case["c_out"] // case["groups"], case["groups"], window
-        ours = {
-            "forward_training": forward_regime(*shape), "backward_weights": weight_regime(*shape), "backward_data": "gemm" if input_by_gemm(*shape) else "own",
+        d, transposed = len(case["size"]), case["transposed"]
+        moves = tuple((case[name],) * d for name in ("stride", "padding", "dilation"))
+        channels = case["c_in"] // case["groups"], case["c_out"] // case["groups"]
+        after = output_size(case["size"], case["kernel"], case["stride"], case["padding"], transposed, case["dilation"])
+        window = Window(case["kernel"], *moves, after if transposed else case["size"])
+        ours = Convolution(*(reversed(channels) if transposed else channels), case["groups"], window)
+        ways = {
+            "forward_training": ways_of(transposed, None), "backward_data": ways_of(transposed, (True, False)), "backward_weights": ("weight",),
         }  # fmt: skip
-        for way, implementation in implementations.items():
-            expected = ours[way] if ours[way] in ("gemm", "half") else "own"
+        for name, implementation in implementations.items():
+            regime = ours.regime(ways[name][0])
+            expected = regime if regime in n_seen else "own"
             n_seen[expected] += 1
+            n_transposed += transposed
             if _word(implementation) != expected:
-                wrong.append((way, implementation, expected, case))
+                wrong.append((name, implementation, expected, case))
     assert len(wrong) <= 0.01 * sum(n_seen.values()), wrong  # what is left: images smaller than the kernel's reach, two groups of three channels
     assert min(n_seen.values()) > 10
+    assert n_transposed > 60
 
 
 def test_products_need_columns_and_no_blocks() -> None:
