@@ -186,15 +186,11 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
 @dataclass(frozen=True)
 class Repeats:
     """How to sample: raw samples of at least `sample_s` (several calls where one is shorter), `n_samples` of them, after `warmup` calls.
-
-    Before a raw sample of fewer than `prime_below` calls one call goes untimed: between samples other kernels may have
-    taken the caches, and a sample of few calls would show that.
     """
 
     sample_s: float = 1e-3
     n_samples: int = 5
     warmup: int = 1
-    prime_below: int = 0
     max_calls: int = 1_000_000
 
 
@@ -207,10 +203,10 @@ class Sampler:
     1.0
     """
 
-    def __init__(self, call: Callable[[], object], repeats: Repeats = Repeats(), clock: Clock = Clock()) -> None:
+    def __init__(self, call: Callable[[], object], repeats: Repeats = Repeats(), clock: Clock = Clock(), n_calls: int = 0) -> None:
         self._call, self._repeats, self._clock = call, repeats, clock
         self._pairs: list[tuple[float, bool]] = []
-        self._n_calls = 0
+        self._n_calls = n_calls  # in a raw sample; where an earlier sampler has not found it, warming up does
 
     @property
     def n_wanted(self) -> int:
@@ -218,9 +214,14 @@ class Sampler:
         return self._repeats.n_samples
 
     @property
-    def everything(self) -> tuple[float, ...]:
-        """All raw samples so far, disturbed ones included, in seconds a call."""
-        return tuple(value for value, _ in self._pairs)
+    def n_calls(self) -> int:
+        """Calls in a raw sample; 0 before the first."""
+        return self._n_calls
+
+    @property
+    def pairs(self) -> tuple[tuple[float, bool], ...]:
+        """All raw samples so far in seconds a call, each with whether it was disturbed."""
+        return tuple(self._pairs)
 
     @property
     def n_clean(self) -> int:
@@ -254,8 +255,6 @@ class Sampler:
         """One raw sample; the first call warms up before."""
         if not self._n_calls:
             self.warm_up()
-        if self._n_calls < self._repeats.prime_below:
-            self._call()
         self._pairs.append(self._time(self._n_calls))
         if self._pairs[-1][1] and self._clock.rest is not None:
             self._clock.rest()

@@ -33,9 +33,9 @@ class Group:
 def repeats(mode: str) -> Repeats:
     """How kernels are sampled: raw samples of at least a millisecond (less when quick), several of each."""
     return {
-        "quick": Repeats(sample_s=2e-4, n_samples=3, prime_below=4),
-        "full": Repeats(sample_s=1e-3, n_samples=5, prime_below=8),
-        "thorough": Repeats(sample_s=2e-3, n_samples=9, warmup=2, prime_below=8),
+        "quick": Repeats(sample_s=2e-4, n_samples=3),
+        "full": Repeats(sample_s=1e-3, n_samples=5),
+        "thorough": Repeats(sample_s=2e-3, n_samples=9, warmup=2),
     }[mode]
 
 

@@ -77,7 +77,7 @@ def calibrate(
         for number, trace in enumerate(traces):
             files.append(str(Path(folder) / f"trace{number}.json"))
             trace.save(files[-1])
-        finished: list[Machine] = []  # after every group
+        finished: set[str] = set()
         try:
             with progress_of(total, "kernel", f"calibrating ({mode})", progress) as bar:
                 for count, groups in work:
@@ -216,10 +216,13 @@ def _best_pace_s(machine: Machine) -> float:
 
 
 def _run_worker(
-    machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: list[Machine]
+    machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: set[str]
 ) -> Machine:
-    """Run a measuring process for the groups of a job, write the file after each of them and add what it holds then to `finished`."""
+    """Run a measuring process for the groups of a job, write the file after each pass over one of them and add its name to `finished`."""
     threads, names = job["threads"], list(weights)
+    # A second look at what a busy machine spoilt: the least of both looks is nearer to the quiet machine than either.
+    spoilt = {name for name in names if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
+    before = machine
     process = subprocess.Popen(
         [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(threads)}, text=True
     )
@@ -228,8 +231,9 @@ def _run_worker(
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.close()
-        bar.begin(f"{threads} thread{'s' if threads > 1 else ''}: {names[0]}")
-        reported = 0
+        what = f"{threads} thread{'s' if threads > 1 else ''}: "
+        bar.begin(what + names[0])
+        ahead, reported = dict(weights), 0
         for line in process.stdout:
             if not line.endswith("\n"):
                 break  # the worker died while it wrote
@@ -238,16 +242,21 @@ def _run_worker(
                 reported += message["progress"]
                 bar.update(message["progress"])
                 continue
+            if "again" in message:
+                bar.begin(f"{what}{message['again']}, sample {message['sample']}")
+                continue
             if "failed" in message:
                 raise WorkFailed(f"{message['failed']}; {_what_is_kept(path, len(finished))}")
-            bar.update(weights[message["group"]] - reported)
+            bar.update(ahead.pop(message["group"], reported) - reported)  # a group may tell more than once
             reported = 0
-            machine = _merge(machine, Machine.from_json(message["part"]), message, job["mode"], threads)
+            part = Machine.from_json(message["part"])
+            if message["group"] in spoilt:
+                part = replace(part, kernels=tuple(_with_earlier(kernel, before.exact(kernel.op.signature, threads)) for kernel in part.kernels))
+            machine = _merge(machine, part, message, job["mode"], threads)
             machine.save(path)
-            finished.append(machine)
-            place = names.index(message["group"]) + 1
-            if place < len(names):
-                bar.begin(f"{threads} thread{'s' if threads > 1 else ''}: {names[place]}")
+            finished.add(_done_name(job["mode"], threads, message["group"]))
+            if ahead:
+                bar.begin(what + next(iter(ahead)))
         if process.wait() == 130:
             raise KeyboardInterrupt
         if process.returncode != 0:
@@ -279,10 +288,6 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
 
 def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:
     group = message["group"]
-    kernels = part.kernels
-    if any(note.startswith(_busy(group, threads)) for note in machine.notes):
-        # A second look at what a busy machine spoilt: the least of both looks is nearer to the quiet machine than either.
-        kernels = tuple(_with_earlier(kernel, machine.exact(kernel.op.signature, threads)) for kernel in kernels)
     notes = [note for note in machine.notes if not note.startswith((_busy(group, threads), f"{group} with {threads} thread(s):"))]
     switches_per_s = message["switches"] / message["seconds"]
     if message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S:
@@ -298,9 +303,9 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}
     footprints = {footprint.name: footprint for footprint in (*machine.footprints, *part.footprints)}
     sharings = {(sharing.work, sharing.workers): sharing for sharing in (*machine.sharings, *part.sharings)}
-    costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs, *_factors(kernels, message, threads))}
+    costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs, *_factors(part.kernels, message, threads))}
     return replace(
-        machine.with_kernels(kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
+        machine.with_kernels(part.kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
         footprints=tuple(footprints.values()), sharings=tuple(sharings.values()),
-        groups=(*machine.groups, _done_name(mode, threads, message["group"])), notes=tuple(dict.fromkeys(notes)),
+        groups=tuple(dict.fromkeys((*machine.groups, _done_name(mode, threads, group)))), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlperf import host
-from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, take_turns
-from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Kernel, Machine
+from dlperf.clock import Pace, Samples, involuntary_switches
+from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Machine
 from dlperf.trace import Trace, own_operations
 from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
-
-_CHUNK_POINTS, _CHUNK_BYTES = 16, 2**28
-_LONG_CALL_S = 0.005
+from microbench.timing import Timed, Timing
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -33,7 +29,7 @@ def environment(threads: int) -> dict[str, str]:
     big = str(2**40)
     return {
         "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": big,
-        "MALLOC_TOP_PAD_": str(2**26),
+        "MALLOC_TOP_PAD_": str(2**26), "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(2**14),  # every pass calls all convolutions
     }  # fmt: skip
 
 
@@ -50,7 +46,7 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode, has_bfloat16(flags))]
 
 
-PATIENCE_S = {"quick": 1.0, "full": 40.0, "thorough": 400.0}
+PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 BUDGET_S = {"quick": 14.0, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
@@ -62,6 +58,26 @@ SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 
 def _weight(group: Group) -> float:
     return sum(_DEAR.get(point.family, 1.0) for point in group.points)
+
+
+_FIRST_FRAC = 0.6
+"""Part of the time left that the first pass over the kernels may take; where time is short, later ones are cut first."""
+
+
+@dataclass
+class _Spent:
+    """What a group's passes took so far."""
+
+    switches: int = 0
+    seconds: float = 0.0
+
+    def __enter__(self) -> None:
+        self.switches -= involuntary_switches()
+        self.seconds -= time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.switches += involuntary_switches()
+        self.seconds += time.perf_counter()
 
 
 def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
@@ -82,98 +98,12 @@ def trace_group(trace: Trace, mode: str) -> Group:
     return Group(f"{own_operations(trace)} ops {digest})", tuple(Point(EXACT, op) for op in distinct.values()), repeats(mode))
 
 
-@dataclass
-class Timed:
-    """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for,
-    and, of each kernel, the median and the mean of all its raw samples in seconds, disturbed ones included."""
-
-    kernels: list[Kernel] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    n_unsteady: int = 0
-    n_left_out: int = 0
-    usual_s: list[float] = field(default_factory=list)
-    mean_s: list[float] = field(default_factory=list)
-
-
-def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock(), allowance_s: float = math.inf) -> Timed:
-    """Time the group's kernels, in about `allowance_s` at most.
-
-    Every kernel is sampled in two passes, some time apart and in other memory: what a neighbour or the place of the
-    operands in the caches does to one pass, it seldom does to both. Where time is short, the second pass is cut first.
-    """
-    from microbench.replay import Unplayable, build
-
-    taken: dict[int, list[tuple[Samples, bool]]] = {}  # and whether they are undisturbed; a sampler would keep its operands alive
-    everything: dict[int, list[float]] = {}
-    found = Timed()
-    begin = clock.now()
-    for number, n_samples in enumerate(_passes(group.repeats.n_samples)):
-        order = list(taken) if number else list(range(len(group.points)))
-        random.Random(number).shuffle(order)  # any part of a rank covers its space
-        order.sort(key=lambda place: group.points[place].rank)
-        for chunk in _chunks(group.points, order):
-            if taken and clock.now() - begin > allowance_s:
-                break
-            running: list[tuple[int, Sampler]] = []
-            for place in chunk:
-                try:
-                    call = build(group.points[place].op)
-                except (Unplayable, MemoryError) as error:
-                    if number == 0:
-                        found.refused.append(str(error))
-                        progress(1)
-                    continue
-                running.append((place, _sampler(call, replace(group.repeats, n_samples=n_samples), clock)))
-            take_turns([sampler for _, sampler in running])
-            for place, sampler in running:
-                taken.setdefault(place, []).append((sampler.result(), sampler.n_clean > 0))
-                everything.setdefault(place, []).extend(sampler.everything)
-                if number == 0:
-                    progress(1)
-    for place, parts in sorted(taken.items()):
-        steady = [samples for samples, clean in parts if clean]
-        kept = steady or [samples for samples, _ in parts]
-        samples = Samples(tuple(value for part in kept for value in part.values), sum(part.n_disturbed for part in kept))
-        point = group.points[place]
-        found.kernels.append(Kernel(point.op, point.family, threads, samples))
-        found.usual_s.append(statistics.median(everything[place]))
-        found.mean_s.append(statistics.fmean(everything[place]))
-        found.n_unsteady += not steady
-    found.n_left_out = len(group.points) - len(found.kernels) - len(found.refused)
-    return found
-
-
-def _passes(n_samples: int) -> tuple[int, ...]:
-    return (n_samples - n_samples // 2, n_samples // 2) if n_samples > 1 else (n_samples,)
-
-
-def _sampler(call: Callable[[], object], wanted: Repeats, clock: Clock) -> Sampler:
-    begin = clock.now()
-    call()
-    if clock.now() - begin < _LONG_CALL_S:
-        return Sampler(call, wanted, clock)
-    return Sampler(call, Repeats(0.0, 1 if wanted.n_samples < 5 else 2, warmup=0), clock)
-
-
-def _chunks(points: tuple[Point, ...], order: list[int]) -> Iterator[list[int]]:
-    """Places of points that are measured in turn: few enough, and small enough, to be in memory together."""
-    from microbench.replay import n_bytes
-
-    chunk: list[int] = []
-    size = 0
-    for place in order:
-        grown = n_bytes(points[place].op)
-        if chunk and (len(chunk) >= _CHUNK_POINTS or size + grown > _CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(place)
-        size += grown
-    if chunk:
-        yield chunk
-
-
 def run(job: dict[str, Any], say: Say) -> None:
-    """Measure the groups that the job names; `say` gets progress and, a group at a time, results."""
+    """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
+
+    First every group once, then all groups of kernels again and again, as long as they lack samples and time is left: a neighbour who had the core during
+    one pass is seldom still there half a minute later. The results of a group of kernels come after its first pass, and once more in the end.
+    """
     import torch
 
     from microbench import ceilings, ddp, framework, loader, loop, memory, stream, threads
@@ -200,32 +130,50 @@ def run(job: dict[str, Any], say: Say) -> None:
         groups[group.name] = group
         exact.add(group.name)
 
-    def progress(n_points: int) -> None:
-        say({"progress": n_points})
-
     begun = time.perf_counter()
-    for place, name in enumerate(job["groups"]):
-        timed = Timed()
-        bandwidths: list[Bandwidth] = []
-        costs: list[Cost] = []
-        switches, begin = involuntary_switches(), time.perf_counter()
-        if name == "loader":
-            costs, timed.refused = loader.measure(n_threads, mode, clock)
-        elif name in system:
-            bandwidths, costs = system[name]()
-        else:
-            ahead = [_weight(groups[other]) for other in job["groups"][place:] if other in groups and other not in exact]
-            left_s = max(0.0, BUDGET_S[mode] - (time.perf_counter() - begun))
-            allowance_s = math.inf if name in exact else left_s * ahead[0] / sum(ahead)
-            timed = time_group(groups[name], n_threads, progress, clock, allowance_s)
-        switches, seconds = involuntary_switches() - switches, time.perf_counter() - begin
-        costs.append(Cost(PACE, n_threads, Samples((pace.best_s,))))
+    timings: dict[str, Timing] = {}
+    spent = {name: _Spent() for name in job["groups"]}
+
+    def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = (), refused: Sequence[str] = ()) -> None:
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
-        part = Machine(cpu, kernels=tuple(timed.kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), footprints=footprints)
+        costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))))
+        part = Machine(cpu, kernels=timed.kernels, bandwidths=tuple(bandwidths), costs=costs, footprints=footprints)
         say(
-            {"group": name, "part": part.to_json(), "switches": switches, "seconds": seconds, "refused": timed.refused, "unsteady": timed.n_unsteady,
-             "left_out": timed.n_left_out, "usual_s": timed.usual_s, "mean_s": timed.mean_s}
+            {"group": name, "part": part.to_json(), "switches": spent[name].switches, "seconds": spent[name].seconds, "refused": (*refused, *timed.refused),
+             "unsteady": timed.n_unsteady, "left_out": timed.n_left_out, "usual_s": timed.usual_s, "mean_s": timed.mean_s}
         )  # fmt: skip
+
+    def left_s() -> float:
+        return max(0.0, BUDGET_S[mode] - (time.perf_counter() - begun))
+
+    def take(ahead: Sequence[str], frac: float, progress: Callable[[int], None]) -> None:
+        """A pass over the first of these groups of kernels, in its part of `frac` of the time left."""
+        weights = [_weight(groups[name]) for name in ahead if name not in exact]
+        with spent[ahead[0]]:
+            timings[ahead[0]].take(progress, math.inf if ahead[0] in exact else frac * left_s() * weights[0] / sum(weights))
+
+    for place, name in enumerate(job["groups"]):
+        if name in groups:
+            timings[name] = Timing(groups[name], n_threads, clock)
+            take([other for other in job["groups"][place:] if other in groups], _FIRST_FRAC, lambda n_points: say({"progress": n_points}))
+            tell(name, timings[name].result())
+        elif name == "loader":
+            with spent[name]:
+                costs, refused = loader.measure(n_threads, mode, clock)
+            tell(name, costs=costs, refused=refused)
+        else:
+            with spent[name]:
+                bandwidths, costs = system[name]()
+            tell(name, bandwidths=bandwidths, costs=costs)
+    number = 1
+    while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:
+        number += 1
+        lacking = lacking[::-1] if number % 2 == 0 else lacking  # time runs out on others each time
+        for place, name in enumerate(lacking):
+            say({"again": name, "sample": number})
+            take(lacking[place:], 1.0, lambda _: None)
+    for name, timing in timings.items():
+        tell(name, timing.result())
 
 
 if __name__ == "__main__":

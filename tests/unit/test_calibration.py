@@ -36,6 +36,7 @@ class Worker:
     seconds = 1e-6
     usual_s = 1e-6
     unsteady = 0
+    passes = 1
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.stdin = self
@@ -51,13 +52,14 @@ class Worker:
         """End of the job."""
 
     def _answer(self, job: dict[str, Any]) -> Iterator[str]:
-        for place, name in enumerate(job["groups"]):
+        for place, name in enumerate(job["groups"] * self.passes):
             broken = type(self).fate(name)
             if broken is not None:
                 yield broken
                 return
             yield json.dumps({"progress": 1}) + "\n"
-            kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], Samples((self.seconds,)))
+            samples = Samples((self.seconds,) * (1 + place // len(job["groups"])))  # a later pass tells the earlier one's, too
+            kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], samples)
             part = Machine(host.this_cpu(), (kernel,))
             switches = 100 * self.switches_per_s
             told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady, "left_out": 0}
@@ -103,6 +105,17 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
     # ... and a second look at a busy group holds its usual time against the least of both looks.
     worker.seconds, worker.usual_s = 2e-3, 3e-3
     assert suite.calibrate(path, mode="quick").unrest(1) == pytest.approx(3.0)
+
+
+def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type[Worker]) -> None:
+    path = tmp_path / "m.json"
+    worker.passes, worker.unsteady, worker.seconds = 2, 1, 2e-3
+    machine = suite.calibrate(path, mode="quick")
+    assert machine.groups == ("quick/1/one", "quick/1/two", "quick/1/three")
+    assert {kernel.samples.values for kernel in machine.kernels} == {(2e-3, 2e-3)}
+    # calibrated again where it was busy: both calibrations count, each once
+    worker.seconds, worker.unsteady = 1e-3, 0
+    assert {kernel.samples.values for kernel in suite.calibrate(path, mode="quick").kernels} == {(2e-3, 2e-3, 1e-3, 1e-3)}
 
 
 def measured(worker: type[Worker]) -> list[tuple[int, list[str]]]:

@@ -81,14 +81,15 @@ def test_take_warms_up_by_itself() -> None:
     assert sampler.result().values == pytest.approx((1e-2,))
 
 
-def test_short_samples_are_primed_by_a_call_that_is_not_timed() -> None:
-    # 3 calls a sample at least; below 4 one more goes before
-    assert sample(Fake(1e-3), Repeats(2.9e-3, 2, prime_below=0))[1] == sample(Fake(1e-3), Repeats(2.9e-3, 2, prime_below=2))[1]
-    unprimed = sample(Fake(1e-3), Repeats(2.9e-3, 2))[1]
-    fake = Fake(1e-3)
-    primed_result, primed = sample(fake, Repeats(2.9e-3, 2, prime_below=100))
-    assert primed == [n + 1 for n in unprimed]
-    assert primed_result.values == pytest.approx((1e-3, 1e-3))
+def test_a_length_that_is_known_is_not_sought_again() -> None:
+    fake = Fake(1e-2, first_s=1e-2)
+    first = Sampler(fake, Repeats(2.9e-2, 1), fake.clock())
+    first.take()
+    before = fake.n_calls
+    again = Sampler(fake, Repeats(2.9e-2, 1), fake.clock(), first.n_calls)
+    again.take()
+    assert fake.n_calls - before == again.n_calls == first.n_calls
+    assert again.pairs == ((pytest.approx(1e-2), False),)
 
 
 def test_an_accelerator_is_waited_for_once_a_sample() -> None:
@@ -233,9 +234,8 @@ def test_the_real_counters_count() -> None:
 def test_disturbed_samples_are_remembered() -> None:
     ends = iter([0.0, 1.0, 10.0, 11.0, 20.0, 22.0])  # begin and end of each
     switches = iter([0, 0, 0, 1, 1, 1])
-    sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=3, warmup=1), Clock(now=lambda: next(ends), switches=lambda: next(switches)))
-    sampler._n_calls = 1
+    sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=3, warmup=1), Clock(lambda: next(ends), lambda: next(switches)), n_calls=1)
     for _ in range(3):
         sampler.take()
-    assert sampler.everything == (1.0, 1.0, 2.0)
+    assert sampler.pairs == ((1.0, False), (1.0, True), (2.0, False))
     assert sampler.result().values == (1.0, 2.0)

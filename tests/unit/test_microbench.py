@@ -14,7 +14,8 @@ from dlperf.trace import Op, Symbol, TensorSpec
 from microbench import conv, gemm, memory, pointwise, stream, threads
 from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick, turn
 from microbench.replay import Unplayable, build, n_bytes
-from microbench.worker import environment, planned_groups, time_group, trace_group
+from microbench.timing import Timing, _Taken, time_group
+from microbench.worker import environment, planned_groups, trace_group
 
 T = TensorSpec.contiguous
 FLAGS = ("avx512f", "avx512_bf16")
@@ -250,41 +251,70 @@ def test_a_group_is_timed_point_by_point_and_the_unplayable_are_named() -> None:
     found = time_group(group, 2, seen.append, Ticks(1e-3).clock())
     (kernel,) = found.kernels
     assert (kernel.family, kernel.threads, kernel.samples.values) == ("pointwise", 2, pytest.approx((1e-3,) * 4))
-    assert found.refused == ["mine.odd.default: this torch has no such operator"]
+    assert found.refused == ("mine.odd.default: this torch has no such operator",)
     assert sum(seen) == 2
     assert found.n_unsteady == 0
 
 
+def relus(count: int, n_samples: int, sample_s: float = 1e-9) -> Group:
+    return Group("some", tuple(Point("pointwise", Op("aten.relu.default", (T(n),)), n % 2) for n in range(8, 8 + count)), Repeats(sample_s, n_samples))
+
+
 def test_kernels_that_never_had_the_whole_core_are_counted() -> None:
     losses = iter(range(1000))
-    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-9, 4))
-    found = time_group(group, 1, lambda _: None, replace(Ticks(1e-3).clock(), switches=lambda: next(losses)))
+    found = time_group(relus(1, 4), 1, lambda _: None, replace(Ticks(1e-3).clock(), switches=lambda: next(losses)))
     assert found.n_unsteady == 1
-    assert len(found.kernels[0].samples.values) == 2 * 4  # twice the wanted turns in both passes, and all are kept
+    assert len(found.kernels[0].samples.values) == 2 * 4  # twice the wanted passes, and all samples are kept
 
 
-def test_where_time_is_short_points_are_left_out_and_the_second_pass_first() -> None:
-    ops = [Op("aten.relu.default", (T(n),)) for n in range(8, 8 + 40)]
-    group = Group("some", tuple(Point("pointwise", op) for op in ops), Repeats(1e-9, 4))
-    clock = Ticks(1e-3).clock()
-    whole = time_group(group, 1, lambda _: None, clock)
+def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() -> None:
+    whole = time_group(relus(40, 4), 1, lambda _: None, Ticks(1e-3).clock())
     assert (len(whole.kernels), whole.n_left_out) == (40, 0)
-    # 16 points are measured together; one such part is always measured
-    short = time_group(group, 1, lambda _: None, clock, allowance_s=1e-3)
-    assert (len(short.kernels), short.n_left_out) == (16, 24)
-    assert {len(kernel.samples.values) for kernel in short.kernels} == {2}
-
-
-def test_points_of_lower_rank_come_first() -> None:
-    points = tuple(Point("pointwise", Op("aten.relu.default", (T(n),)), n % 2) for n in range(8, 8 + 40))
-    short = time_group(Group("some", points, Repeats(1e-9, 4)), 1, lambda _: None, Ticks(1e-3).clock(), allowance_s=1e-3)
+    timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
+    timing.take(lambda _: None, allowance_s=0.0)  # one point is always measured
+    assert (len(timing.result().kernels), timing.result().n_left_out) == (1, 39)
+    timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
+    timing.take(lambda _: None, allowance_s=0.1)
+    short = timing.result()
+    assert 1 < len(short.kernels) < 20
     assert {kernel.op.inputs[0].numel % 2 for kernel in short.kernels} == {0}
 
 
-@pytest.mark.parametrize(("wanted", "taken"), [(9, 2 + 1), (5, 1 + 1)])
-def test_long_calls_are_sampled_seldom(wanted: int, taken: int) -> None:
-    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))),), Repeats(1e-3, wanted))
-    found = time_group(group, 1, lambda _: None, Ticks(1.0).clock())
+def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
+    ticks = Ticks(1e-3)
+    timing = Timing(relus(40, 3), 1, ticks.clock())
+    seen: list[int] = []
+    timing.take(seen.append, 0.05)
+    first = timing.result()
+    ticks.step_s = 2e-3  # later somebody else has the core
+    while timing.lacking:
+        timing.take(seen.append)
+    whole = timing.result()
+    assert [kernel.op for kernel in whole.kernels] == [kernel.op for kernel in first.kernels]
+    assert all(kernel.samples.values == pytest.approx((1e-3,)) for kernel in first.kernels)
+    assert all(kernel.samples.values == pytest.approx((1e-3, 2e-3, 2e-3)) for kernel in whole.kernels)
+    assert whole.usual_s == pytest.approx((2e-3,) * len(whole.kernels))
+    assert sum(seen) == 3 * len(whole.kernels)
+
+
+def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
+    lost = [0]
+    timing = Timing(relus(2, 4), 1, replace(Ticks(1e-3).clock(), switches=lambda: lost[0]))
+    timing._taken[0] = _Taken([(1e-3, True)] * 3, n_calls=1)  # of the first kernel three samples are lost, of the second one
+    timing._taken[1] = _Taken([(1e-3, True), (1e-3, False), (1e-3, False)], n_calls=1)
+    timing._n_passes = 3
+    assert list(timing.lacking) == [0, 1]
+    timing.take(lambda _: None)
+    assert list(timing.lacking) == [0]
+    timing.take(lambda _: None)
+    assert list(timing.lacking) == []
+    samples = timing.result().kernels[0].samples
+    assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3, 1e-3)), 3)
+
+
+@pytest.mark.parametrize(("wanted", "taken"), [(9, 5), (5, 3), (3, 2)])
+def test_long_calls_are_sampled_every_other_time(wanted: int, taken: int) -> None:
+    found = time_group(relus(1, wanted, 1e-3), 1, lambda _: None, Ticks(1.0).clock())
     assert len(found.kernels[0].samples.values) == taken
 
 
