@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,7 @@ SLOW = 1.25
 """A core that takes so many times its best for a fixed piece of work is shared or throttled."""
 _PACE_LOOPS = 300
 _LONGEST_REST_S = 0.5
+_MOST_LOOKS = 2**18
 
 
 @dataclass
@@ -66,6 +68,8 @@ class Pace:
     best_s: float = math.inf
     patience_s: float = 0.0
     n_slow: int = 0
+    looks: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOOKS), repr=False)
+    """Seconds that the work took, each time that it was looked at."""
     _was_slow: bool = field(default=False, repr=False)
 
     def look(self) -> float:
@@ -75,6 +79,7 @@ class Pace:
         _spin()
         took = self.now() - begin
         self.best_s = min(self.best_s, took)
+        self.looks.append(took)
         return took
 
     def slow(self) -> bool:

@@ -33,8 +33,9 @@ PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
 UNREST = "unrest"
 """Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
-MEAN, RETENTION = "unrest_mean", "retention"
-"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long."""
+MEAN, RETENTION, FRAMEWORK_UNREST = "unrest_mean", "retention", "unrest_framework"
+"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long;
+unrest of what the framework does between kernels, which a neighbour on the core slows down more than kernels."""
 STEP_COSTS = {
     "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
     "framework of training": (

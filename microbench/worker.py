@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dlperf import host
-from dlperf.clock import Pace, Samples, involuntary_switches
-from dlperf.machine import EXACT, PACE, Bandwidth, Cost, Machine
+from dlperf.clock import Pace, Samples, involuntary_switches, quantile
+from dlperf.machine import EXACT, FRAMEWORK_UNREST, PACE, Bandwidth, Cost, Machine
 from dlperf.trace import Trace, own_operations
 from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
@@ -60,6 +61,8 @@ def _weight(group: Group) -> float:
     return sum(_DEAR.get(point.family, 1.0) for point in group.points)
 
 
+_FAST = 0.1
+"""Quantile of looks at the core's pace that stands for the state in which least samples were taken."""
 _FIRST_FRAC = 0.6
 """Part of the time left that the first pass over the kernels may take; where time is short, later ones are cut first."""
 
@@ -78,6 +81,16 @@ class _Spent:
     def __exit__(self, *_: object) -> None:
         self.switches += involuntary_switches()
         self.seconds += time.perf_counter()
+
+
+def framework_unrest(looks: Sequence[float], while_measured: Sequence[float]) -> float:
+    """How much longer what the framework does usually takes than its costs, least samples, say: the usual one of all looks at the core's pace against a fast
+    one of those taken while these costs were measured. A neighbour on the core slows an interpreter down more than it does kernels.
+
+    >>> framework_unrest([1.0] * 40 + [1.5] * 60, [1.0] * 20 + [1.5] * 30)
+    1.5
+    """
+    return max(1.0, statistics.median(looks) / quantile(while_measured, _FAST))
 
 
 def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
@@ -133,10 +146,12 @@ def run(job: dict[str, Any], say: Say) -> None:
     begun = time.perf_counter()
     timings: dict[str, Timing] = {}
     spent = {name: _Spent() for name in job["groups"]}
+    while_measured: list[float] = []
 
     def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = (), refused: Sequence[str] = ()) -> None:
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
-        costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))))
+        unrest = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(pace.looks, while_measured),)))] if while_measured else []
+        costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))), *unrest)
         part = Machine(cpu, kernels=timed.kernels, bandwidths=tuple(bandwidths), costs=costs, footprints=footprints)
         say(
             {"group": name, "part": part.to_json(), "switches": spent[name].switches, "seconds": spent[name].seconds, "refused": (*refused, *timed.refused),
@@ -162,8 +177,10 @@ def run(job: dict[str, Any], say: Say) -> None:
                 costs, refused = loader.measure(n_threads, mode, clock)
             tell(name, costs=costs, refused=refused)
         else:
+            n_looks = len(pace.looks)
             with spent[name]:
                 bandwidths, costs = system[name]()
+            while_measured += list(pace.looks)[n_looks:] if name == "framework" else []
             tell(name, bandwidths=bandwidths, costs=costs)
     number = 1
     while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dlperf.allocator import PAGE_BYTES
 from dlperf.errors import DlperfError
-from dlperf.machine import EXACT, Machine
+from dlperf.machine import EXACT, FRAMEWORK_UNREST, Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import Book, book_of
@@ -53,10 +53,18 @@ class Calibrated:
         unrest = machine.unrest(book.threads)
         if unrest > _QUIET_UNREST:
             priced.notes.add(f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} % longer than at best (neighbours); so do predictions")
-        quiet = (*priced.kernels(), *priced.page_faults(), *priced.modules(), *priced.calls())
-        # A target's own operations were measured at a moment of their own.
+        # A target's own operations were measured at a moment of their own; what the framework does suffers more from neighbours than kernels do.
         own = machine.unrest_of(f"{own_operations(trace)} ", book.threads) or unrest
-        items = [replace(item, seconds=(own if item.op in priced.exact else unrest) * item.seconds) for item in quiet]
+        framework = machine.cost_s(FRAMEWORK_UNREST, book.threads, unrest)
+
+        def restless_s(item: Item) -> float:
+            usual = own if item.op in priced.exact else unrest
+            return usual * item.seconds + (framework - usual) * (priced.overheads_s[item.op] * item.share if item.op >= 0 else 0.0)
+
+        kernels, calls = (*priced.kernels(), *priced.page_faults()), (*priced.modules(), *priced.calls())
+        quiet = kernels + calls
+        items = [replace(item, seconds=restless_s(item)) for item in kernels]
+        items += [replace(item, seconds=framework * item.seconds) for item in calls]
         total = math.fsum(item.seconds for item in items)
         low, high = _interval(items, analysis, book, total, total / math.fsum(item.seconds for item in quiet) if total else unrest)
         notes = tuple(sorted(priced.notes))
@@ -86,6 +94,8 @@ class _Priced:
         self.cost_source = "measured" if measured_threads else "extrapolated"
         self.notes: set[str] = set()
         self.exact: set[int] = set()
+        self.overheads_s: list[float] = []
+        """Of each op's item: what its call adds to its kernel; known once the kernels' items are."""
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
         self.descriptions = analysis.descriptions(book.threads)
         self.kernel_s, self.source = self._kernel_times()
@@ -174,11 +184,15 @@ class _Priced:
             return
         distance_s, root_s = self._distance_s(), self.book.cost_s("optimizer_zero_root")
         seconds = []
+        self.overheads_s = []
         for index, op in enumerate(self.trace.ops):
             if op.phase == "optimizer" and self.optimizer is not None:
+                overhead_s = 0.0
                 own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op)) + self.analysis.roots_of_zero.get(index, 0.0) * root_s
             else:
-                own_s = max(self.kernel_s[index] + self._overhead_s(op, index), _LEAST_KERNEL_S)
+                overhead_s = self._overhead_s(op, index)
+                own_s = max(self.kernel_s[index] + overhead_s, _LEAST_KERNEL_S)
+            self.overheads_s.append(max(0.0, overhead_s))
             seconds.append(own_s + distance_s[index])
         for index, (op, bound) in enumerate(zip(self.trace.ops, self._bounds(seconds))):
             for layer, share in op.shares or ((op.layer, 1.0),):

@@ -345,6 +345,20 @@ def test_the_machines_unrest_is_in_every_time() -> None:
     assert not any("usually" in note for note in quiet.prices.notes)
 
 
+def test_what_the_framework_does_has_an_unrest_of_its_own() -> None:
+    costs = {"module_call": 1e-6, "unrest/gemm": 1.25}
+    step = trace(mm(64, 64, 64), relu(1024))
+
+    def by_what(on: Machine) -> dict[str, float]:
+        prices = priced(step, on).prices
+        return {what: sum(item.seconds for item in prices.items if item.what == what) for what in {item.what for item in prices.items}}
+
+    plain, busy = by_what(machine(costs)), by_what(machine({**costs, "unrest_framework": 2.0}))
+    assert plain["module call"] > 0
+    assert busy["module call"] == pytest.approx(2.0 / 1.25 * plain["module call"])
+    assert plain["kernel"] <= busy["kernel"] < 2.0 / 1.25 * plain["kernel"]  # of an operator what its call adds
+
+
 # -- the interval ---------------------------------------------------------------------------------------------------------
 
 
