@@ -14,6 +14,8 @@ from microbench.plan import Group
 
 _LONG_CALL_S = 0.005
 _MOST_TIMES = 2
+_LEAST_POINTS = 12
+"""Points of a group that are sampled however short the time is: a curve through fewer says nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Timing:
         self._n_passes += 1
         begin = self.clock.now()
         for place in order:
-            if self._taken and self.clock.now() - begin > allowance_s:
+            if len(self._taken) >= _LEAST_POINTS and self.clock.now() - begin > allowance_s:
                 return
             self._sample(place)
             progress(1)

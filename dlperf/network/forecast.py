@@ -98,7 +98,8 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
         return Path(max(fit.latency_s for fit in inside), 0.0, slowest.s_per_byte, 0.0, reduce_s_per_byte)
     if "network" not in fits:
         held = ", ".join(sorted(fits)) or "none"
-        raise DlperfError(f"{_name(cluster)}: holds no link between nodes (it has {held}); measure on several, or add one with distance network")
+        cure = "measure on several, add one with distance network, or keep ranks together (--ranks-per-node)"
+        raise DlperfError(f"{_name(cluster)}: holds no link between nodes (it has {held}); {cure}")
     network, local = fits["network"], fits.get("socket")
     if local is None:
         return Path(0.0, network.latency_s, 0.0, network.s_per_byte, reduce_s_per_byte)

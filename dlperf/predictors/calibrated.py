@@ -26,7 +26,7 @@ from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
-from dlperf.trace import LOSS, Op, Trace, own_operations
+from dlperf.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 
 _LEAST_KERNEL_S = 2e-7
 _SMALL_S = 1e-5
@@ -119,6 +119,7 @@ class _Priced:
             else:
                 groups[key].append((index, description))
         for key, members in groups.items():
+            self._note_stand_in(key, members)
             surface = self.book.surface(key)
             fitting = [(index, d) for index, d in members if surface.fits(d.place, d.terms)]
             for index in {index for index, _ in members} - {index for index, _ in fitting}:
@@ -138,6 +139,16 @@ class _Priced:
         self.notes.add(f"{op.packet} has no curve: priced as bytes / bandwidth + dispatch")
         level = self.book.machine.level_of(self.analysis.n_bytes[index])
         return float(self.analysis.n_bytes[index] / self.book.bytes_per_s[level]) + self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+
+    def _note_stand_in(self, key: tuple[str, ...], members: list[tuple[int, Description]]) -> None:
+        """Says so where ops are priced by a curve of another number format, or convolutions by one of another kind."""
+        for index, description in members:
+            wanted, packet = description.key, self.trace.ops[index].packet
+            formats = [next((word for word in names if word in ITEM_BYTES), "") for names in (wanted, key)]
+            if "float" in formats[0] and formats[0] != formats[1]:
+                self.notes.add(f"{packet} in {formats[0]} has no curve: priced as in {formats[1]}, which may be far off")
+            elif wanted[0].startswith("conv") and wanted[2:3] != key[2:3]:
+                self.notes.add(f"{packet} of kind {wanted[2]} in {formats[0]} has no curve: priced as {key[2]}, which may be far off")
 
     def _overhead_s(self, op: Op, index: int) -> float:
         """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it.

@@ -101,7 +101,7 @@ def _convolution(
     if transposed:
         kind = f"transposed{planar}"
     elif groups > 1:
-        kind = f"depthwise{planar}" if c_in_g == 1 else f"grouped{planar}"
+        kind = f"depthwise{planar}" if c_in_g == c_out_g == 1 else f"grouped{planar}"
     else:
         kind = f"1x1 {planar}" if kernel == 1 else f"dense{planar}"
     onednn = takes_onednn(image, weight, window.stride, window.dilation, groups, threads)
@@ -147,6 +147,8 @@ def _convolution(
     for start, alternative in similar.items():
         if kind.startswith(start):
             keys += [(what, dtype, alternative, regime), (what, dtype, alternative, "blocked")]
+    if d == 3:
+        keys += [(what, dtype, kind.replace("3d", "2d"), name) for name in (regime, "blocked")]
     keys += [(what, dtype, "dense2d", "blocked"), (what, "float32", kind, regime), (what, "float32", kind, "blocked"), (what, "float32", "dense2d", "blocked")]
     return Description(keys[0], place, terms, tuple(dict.fromkeys(keys[1:])))
 

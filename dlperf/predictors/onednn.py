@@ -98,13 +98,13 @@ def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``, ``blocked`` or ``gemm``.
 
     ONEDNN_VERBOSE tells (v3.12): with fewer channels than a block it reads the plain image (wei Acdb16a); groups need channels in fours but for
-    depthwise ones, and a padded kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a product.
+    depthwise ones of one output each, and a padded kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a product.
 
     >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
     >>> forward_regime(3, 32, 1, window), forward_regime(32, 32, 1, window), forward_regime(6, 6, 4, window)
     ('first', 'blocked', 'gemm')
     """
-    if groups > 1 and c_in == 1:
+    if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 and window.is_dilated else "blocked"
     if groups > 1:
         return "blocked" if c_in % 4 == 0 and c_out % 4 == 0 else "gemm"
@@ -125,7 +125,7 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     ('blocked', 'gemm', 'first', 'half')
     """
     d = len(window.kernel)
-    if groups > 1 and c_in == 1:
+    if groups > 1 and c_in == c_out == 1:
         shifted = any(pad > 1 and pad % stride for pad, stride in zip(window.padding, window.stride))
         gaps = any(stride > side for stride, side in zip(window.stride, window.kernel))
         own = d < 3 and window.kernel[-1] <= _DEPTHWISE_WEIGHT_SIDE and not (window.is_dilated or window.is_padded_far or shifted or gaps)
@@ -146,7 +146,7 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
 
 def input_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the gradient of the input takes: ``blocked``, ``strided`` (brgconv_strided, in channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12)."""
-    if groups > 1 and c_in == 1:
+    if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 or window.is_dilated else "blocked"
     if window.is_strided and window.is_dilated:
         return "gemm"

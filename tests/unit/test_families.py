@@ -152,6 +152,7 @@ def test_convolutions() -> None:
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args).key[3] == "native"
     assert found.terms[1] == 2 * 16 * 32 * (8 * 3 - 2) ** 2  # multiply-adds: the taps of the rim lie outside the image
     assert described("aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args).key[2] == "depthwise2d"
+    assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), groups=16).args).key[2:4] == ("grouped2d", "gemm")
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 2d"
     up = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args)
     assert (up.key[2:4], up.terms[1], up.terms[2]) == (("transposed2d", "strided"), 0, 2 * 64 * 16 * 32 * 4)

@@ -271,12 +271,12 @@ def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() ->
     whole = time_group(relus(40, 4), 1, lambda _: None, Ticks(1e-3).clock())
     assert (len(whole.kernels), whole.n_left_out) == (40, 0)
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
-    timing.take(lambda _: None, allowance_s=0.0)  # one point is always measured
-    assert (len(timing.result().kernels), timing.result().n_left_out) == (1, 39)
+    timing.take(lambda _: None, allowance_s=0.0)  # some points are always measured
+    assert (len(timing.result().kernels), timing.result().n_left_out) == (12, 28)
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
     timing.take(lambda _: None, allowance_s=0.1)
     short = timing.result()
-    assert 1 < len(short.kernels) < 20
+    assert 12 <= len(short.kernels) < 20
     assert {kernel.op.inputs[0].numel % 2 for kernel in short.kernels} == {0}
 
 

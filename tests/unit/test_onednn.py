@@ -39,7 +39,7 @@ def cases(count: int) -> list[dict[str, Any]]:
         groups = 1 if kind in ("dense", "transposed") else dice.choice((2, 4, 8, 32))
         widths = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
         c_in = groups * dice.choice({"depthwise": (1,), "grouped": (3, 4, 6, 8, 12, 16)}.get(kind, widths))
-        c_out = c_in if kind == "depthwise" else groups * dice.choice(widths if kind == "transposed" else (4, 8, 16, 20, 32))
+        c_out = c_in * dice.choice((1, 1, 2)) if kind == "depthwise" else groups * dice.choice(widths if kind == "transposed" else (4, 8, 16, 20, 32))
         side, stride, dilation = dice.choice((1, 2, 3, 3, 3, 5, 7) if d < 3 else (3,)), dice.choice((1, 1, 2)), dice.choice((1, 1, 2))
         padding = dice.choice((0, side // 2, dilation * (side // 2), side - 1))
         size, kernel = (dice.choice((9, 14, 20)) if d < 3 else dice.choice((2, 7)), *(dice.choice((9, 14, 20)) if d < 3 else 7,) * (d - 1)), (side,) * d
