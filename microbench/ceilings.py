@@ -21,6 +21,7 @@ import torch
 from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
 from dlperf.machine import Bandwidth, Cost
 from microbench.plan import log_sizes
+from microbench.stream import repeats_of
 
 _CALL_BYTES = 2**22
 """A call goes over so many bytes or its set once, whichever is more: at 100 GB/s some 40 times as long as the call itself."""
@@ -83,12 +84,12 @@ def working_sets(mode: str, caches_bytes: tuple[int, int, int]) -> list[int]:
 
 def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()) -> tuple[list[Bandwidth], list[Cost]]:
     """The cache bandwidths by kernel and set, and the seconds per FLOP of additions and of products by dtype (``ceiling/add/float32``, ...)."""
-    repeats = Repeats(5e-4, 5 if mode == "quick" else 9, warmup=2)
+    repeats = repeats_of(mode, 0, 9)
     bandwidths = []
     for set_bytes in working_sets(mode, caches_bytes):
         for name, make, moved in _memory_kernels(set_bytes, threads):
             call, n_elements = make()
-            bandwidths.append(Bandwidth(name, threads, set_bytes, moved * n_elements, _sample(call, repeats, clock)))
+            bandwidths.append(Bandwidth(name, threads, set_bytes, moved * n_elements, _sample(call, repeats_of(mode, set_bytes, 9), clock)))
     costs = []
     half_bytes = (caches_bytes[0] or _DEFAULT_L1_BYTES) // 2
     for dtype in DTYPES:

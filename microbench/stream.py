@@ -10,6 +10,7 @@ between finds less of it: :func:`measure_retention` tells how much.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 
@@ -32,7 +33,7 @@ start at the same place of their pages alias in the store buffer, which costs up
 
 
 _LARGE_BYTES = 2**27
-"""Sets beyond it are swept half as often: one sweep takes tens of milliseconds."""
+"""Sets beyond it are swept less often: one sweep takes tens of milliseconds."""
 
 
 def arrays(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,6 +73,14 @@ def working_sets(mode: str, last_cache_bytes: int, name: str = "triad") -> list[
     return [*log_sizes(12 * 2**10, 2**24, 1.5), *log_sizes(2**24, largest, 1.5)[1:]]
 
 
+def repeats_of(mode: str, set_bytes: int, usual: int) -> Repeats:
+    """How a sweep over so many bytes is sampled: `usual` times, half as often when quick or large, twice when both."""
+    is_quick, is_large = mode == "quick", set_bytes > _LARGE_BYTES
+    if is_quick and is_large:
+        return Repeats(5e-4, 2, warmup=1)
+    return Repeats(5e-4, math.ceil(usual / 2) if is_quick or is_large else usual, warmup=2)
+
+
 def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock()) -> list[Bandwidth]:
     """The sweeps of all kernels."""
     found = []
@@ -81,7 +90,7 @@ def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock
         call_s = floor.result().median
         for working_set in working_sets(mode, last_cache_bytes, name):
             n = working_set // (n_arrays * _ITEM_BYTES)
-            repeats = Repeats(5e-4, 5 if mode == "quick" or working_set > _LARGE_BYTES else 10, warmup=2)
+            repeats = repeats_of(mode, working_set, 10)
             sampler = Sampler(kernel(name, n), repeats, clock)
             sampler.warm_up()
             take_turns([sampler])
