@@ -190,8 +190,7 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
 
 @dataclass(frozen=True)
 class Repeats:
-    """How to sample: raw samples of at least `sample_s` (several calls where one is shorter), `n_samples` of them, after `warmup` calls.
-    """
+    """How to sample: raw samples of at least `sample_s` (several calls where one is shorter), `n_samples` of them, after `warmup` calls."""
 
     sample_s: float = 1e-3
     n_samples: int = 5

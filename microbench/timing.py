@@ -69,6 +69,8 @@ class Timing:
         """Places of the points that the next pass takes: all of them at first, later those of the first that want more samples."""
         if self._n_passes == 0:
             return range(len(self.group.points))
+        if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
+            return ()  # what there is no memory for any more would be wanted for ever
         return [place for place, taken in self._taken.items() if taken.wants(self.group.repeats.n_samples)]
 
     def take(self, progress: Callable[[int], None], allowance_s: float = math.inf) -> None:

@@ -148,15 +148,17 @@ def run(job: dict[str, Any], say: Say) -> None:
     spent = {name: _Spent() for name in job["groups"]}
     while_measured: list[float] = []
 
-    def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = (), refused: Sequence[str] = ()) -> None:
+    def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = ()) -> None:
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
-        unrest = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(pace.looks, while_measured),)))] if while_measured else []
-        costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))), *unrest)
+        costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))))
         part = Machine(cpu, kernels=timed.kernels, bandwidths=tuple(bandwidths), costs=costs, footprints=footprints)
         say(
-            {"group": name, "part": part.to_json(), "switches": spent[name].switches, "seconds": spent[name].seconds, "refused": (*refused, *timed.refused),
+            {"group": name, "part": part.to_json(), "switches": spent[name].switches, "seconds": spent[name].seconds, "refused": timed.refused,
              "unsteady": timed.n_unsteady, "left_out": timed.n_left_out, "usual_s": timed.usual_s, "mean_s": timed.mean_s}
         )  # fmt: skip
+
+    def unrest() -> list[Cost]:
+        return [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(pace.looks, while_measured),)))] if while_measured else []
 
     def left_s() -> float:
         return max(0.0, BUDGET_S[mode] - (time.perf_counter() - begun))
@@ -175,12 +177,14 @@ def run(job: dict[str, Any], say: Say) -> None:
         elif name == "loader":
             with spent[name]:
                 costs, refused = loader.measure(n_threads, mode, clock)
-            tell(name, costs=costs, refused=refused)
+            tell(name, Timed(refused=tuple(refused)), costs=costs)
         else:
             n_looks = len(pace.looks)
             with spent[name]:
                 bandwidths, costs = system[name]()
-            while_measured += list(pace.looks)[n_looks:] if name == "framework" else []
+            if name == "framework":
+                while_measured += list(pace.looks)[n_looks:]
+                costs = [*costs, *unrest()]
             tell(name, bandwidths=bandwidths, costs=costs)
     number = 1
     while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:
@@ -189,8 +193,9 @@ def run(job: dict[str, Any], say: Say) -> None:
         for place, name in enumerate(lacking):
             say({"again": name, "sample": number})
             take(lacking[place:], 1.0, lambda _: None)
+    at_last = unrest()  # of all looks, which the whole calibration took
     for name, timing in timings.items():
-        tell(name, timing.result())
+        tell(name, timing.result(), costs=at_last)
 
 
 if __name__ == "__main__":

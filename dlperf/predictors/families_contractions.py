@@ -168,15 +168,12 @@ def output_shape(op: Op) -> tuple[int, ...]:
     transposed, extra, groups = bool(op.args[6]), ints(op.args[7]), int(op.args[8])  # type: ignore[arg-type]
     d = len(weight.shape) - 2
     stride, padding, dilation, extra = (values * d if len(values) == 1 else values for values in (stride, padding, dilation, extra))
-    sizes = []
-    for axis in range(d):
-        size, kernel = image.shape[2 + axis], weight.shape[2 + axis]
-        reach = dilation[axis] * (kernel - 1)
-        if transposed:
-            sizes.append((size - 1) * stride[axis] - 2 * padding[axis] + reach + extra[axis] + 1)
-        else:
-            sizes.append((size + 2 * padding[axis] - reach - 1) // stride[axis] + 1)
-    return (image.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
+    if not transposed:
+        return (image.shape[0], weight.shape[0], *window_of(weight, stride, padding, dilation, image.shape[2:]).out)
+    sizes = (
+        (image.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (weight.shape[2 + axis] - 1) + extra[axis] + 1 for axis in range(d)
+    )
+    return (image.shape[0], weight.shape[1] * groups, *sizes)
 
 
 @family_by_threads("aten.convolution_backward")

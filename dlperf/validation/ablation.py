@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from dlperf import predictors
 from dlperf.clock import Samples
-from dlperf.machine import FRAMEWORK_UNREST, RETENTION, UNREST, Bandwidth, Machine
+from dlperf.machine import RETENTION, UNREST, Bandwidth, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
 from dlperf.validation.cases import Case, Truth
@@ -57,7 +57,7 @@ def warm_code(machine: Machine) -> Machine:
 
 def free_framework(machine: Machine) -> Machine:
     """No cost of dispatch, autograd, modules, optimizers; page faults stay, and what is no cost but a factor."""
-    kept = ("malloc", UNREST, FRAMEWORK_UNREST, RETENTION)
+    kept = ("malloc", UNREST, RETENTION)
     return _with(machine, costs=tuple(cost for cost in machine.costs if "fault" in cost.name or cost.name.startswith(kept)))
 
 

@@ -312,6 +312,22 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3, 1e-3)), 3)
 
 
+def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = Timing(relus(2, 3), 1, Ticks(1e-3).clock())
+    timing.take(lambda _: None)
+
+    def build(op: Op) -> None:
+        raise MemoryError(op.name)
+
+    monkeypatch.setattr("microbench.replay.build", build)
+    n_passes = 1
+    while timing.lacking:
+        timing.take(lambda _: None)
+        n_passes += 1
+    assert n_passes == 2 * 3
+    assert [len(kernel.samples.values) for kernel in timing.result().kernels] == [1, 1]
+
+
 @pytest.mark.parametrize(("wanted", "taken"), [(9, 5), (5, 3), (3, 2)])
 def test_long_calls_are_sampled_every_other_time(wanted: int, taken: int) -> None:
     found = time_group(relus(1, wanted, 1e-3), 1, lambda _: None, Ticks(1.0).clock())
