@@ -22,7 +22,7 @@ from dlperf.units import KIB, MIB
 __all__ = ["HISTORIES", "PAGE_BYTES", "POLICIES", "Heap", "History", "Jemalloc", "Policy", "Replay", "Scratch", "allocator_of", "policy_of", "replay"]
 
 _HOLES: tuple[tuple[int, ...], ...] = ((), (256 * KIB,) * 8, (5 * MIB, 3 * MIB, 2 * MIB, MIB, MIB, *(256 * KIB,) * 8))
-_PINNED = 0.75
+_PINNED = 0.8
 """Share of steps in which small blocks hold the heap up: a process comes to it sooner or later, most within some ten steps."""
 HISTORIES = tuple(History(holes, pinned, (_PINNED if pinned else 1 - _PINNED) / len(_HOLES)) for holes in _HOLES for pinned in (False, True))
 """The histories that are replayed where they matter, with weights that add up to 1."""
@@ -56,10 +56,11 @@ def replay(
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout conversions, workspaces); `kept` are (storage, bytes) of memory
     whose size no recording could know.
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
-    stay (the engine's, a cached primitive's, the script's own) came to lie at the top when it was highest, what is below stays; and free pieces
-    below take small tensors, which then leave room above. A process goes through these states and those between them, most of its steps with the
-    heap held up: the faults are the histories' mean, by weights chosen by the faults of forward and backward of random networks
-    (benchmarks/page_faults.py), and what the histories differ by is uncertain. Where nothing is trimmed one history is enough.
+    stay (a tensor's own record, which malloc keeps for the next one; the engine's; the script's) came to lie above what a forward leaves to its
+    backward, that stays, and what the backward takes above it is given back; and free pieces below take small tensors, which then leave room
+    above. A process goes through these states and those between them, most of its steps with the heap held up: the faults are the histories'
+    mean, by weights chosen by the faults of forward and backward of random networks (benchmarks/page_faults.py), and what the histories differ
+    by is uncertain. Where nothing is trimmed one history is enough.
 
     Raises DlperfError for an unknown policy.
     """

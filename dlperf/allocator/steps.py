@@ -29,8 +29,8 @@ Chosen among a few values by the peaks of random networks (benchmarks/page_fault
 class History:
     """What happened on the heap before and during the first steps.
 
-    `holes` are free pieces, in bytes, that importing and building left below the top; where `pinned`, small blocks that stay came to lie at the
-    top when it was highest. `weight` is the share of such processes.
+    `holes` are free pieces, in bytes, that importing and building left below the top; where `pinned`, small blocks that stay came to lie above what
+    a forward leaves to its backward. `weight` is the share of such processes.
     """
 
     holes: tuple[int, ...]
@@ -148,8 +148,6 @@ class Script:
                 counts.huge_faults[index] = heap.huge_faults - huge_faults
                 counts.released[index + 1] += heap.released_pages - released  # by the op itself
             counted.append(counts)
-            if pinned and step < 2 and isinstance(heap, Heap):
-                heap.pin()
             # Survivors of this step stand where the next step expects what was there before it.
             for new, old in self._survivors.items():
                 if new in address and old not in address:

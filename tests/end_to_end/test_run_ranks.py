@@ -120,6 +120,12 @@ def torchrun(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *TORCHRUN, *command], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240, check=False)
 
 
+def plainly(cwd: Path, path: str) -> subprocess.CompletedProcess[str]:
+    """The script without dlperf; once more where torchrun itself fails to bring its ranks together, as it does on a crowded machine."""
+    done = torchrun(cwd, path)
+    return done if done.returncode == 0 else torchrun(cwd, path)
+
+
 def run(machine: Path, *options: str) -> tuple[str, ...]:
     return ("-m", "dlperf", "run", "--machine", str(machine), *options)
 
@@ -137,9 +143,10 @@ def found(cwd: Path) -> dict[str, Any]:
 
 def test_every_rank_is_watched_and_trains_to_the_bit_as_without(tmp_path: Path, machine: Path) -> None:
     path = script(tmp_path, TRAIN)
-    plain = torchrun(tmp_path, path)
+    plain = plainly(tmp_path, path)
     watched = torchrun(tmp_path, *run(machine, "--json", "found.json", "-o", "report.md", "--communication", "sent.json"), path)
-    assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
+    assert plain.returncode == 0, plain.stderr
+    assert watched.returncode == 0, watched.stderr
     assert by_rank(watched.stdout) == by_rank(plain.stdout)
     assert len(by_rank(plain.stdout)[1]) == 33
 
@@ -248,7 +255,7 @@ def test_one_rank_is_as_without_torchrun(tmp_path: Path, machine: Path) -> None:
 
 def test_a_sharded_model_is_recorded_and_not_predicted(tmp_path: Path, machine: Path) -> None:
     path = script(tmp_path, SHARDED)
-    plain = torchrun(tmp_path, path)
+    plain = plainly(tmp_path, path)
     watched = torchrun(tmp_path, *run(machine, "--json", "found.json", "--communication", "sent.json"), path)
     assert watched.returncode == 0, watched.stderr
     assert by_rank(watched.stdout)[1] == by_rank(plain.stdout)[1]
