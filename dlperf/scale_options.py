@@ -55,7 +55,10 @@ def add_scale(
     """The command's own options; `count`, `counts` and `shape` read whole numbers from 1 on."""
     scale.add_argument("target", metavar="TARGET", nargs="?", help=target_help)
     scale.add_argument("--ranks", type=counts, metavar="N,N", help="numbers of ranks, such as 1,2,4,8 (with --trace default: as many as were recorded)")
-    scale.add_argument("--ranks-per-node", type=count, metavar="K", help="ranks that share a node (default: as the cluster file was measured; 1 by hand)")
+    scale.add_argument(
+        "--ranks-per-node", type=count, metavar="K",
+        help="ranks that share a node (default: as the cluster file was measured; all where it has no link between nodes; 1 by hand)",
+    )  # fmt: skip
     scale.add_argument("--cluster", metavar="FILE", help="cluster file: torchrun ... -m microbench.network -o FILE measures one, or write it by hand")
     scale.add_argument("--trace", metavar="FILE", help="instead of a target: a trace of communication, to be replayed over the cluster")
     scale.add_argument("--recorded-on", metavar="FILE", help="with --trace: cluster file of the links it was recorded over (default: its calls' own times)")

@@ -59,6 +59,18 @@ def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tup
     return lattice + filling
 
 
+def _tiny(count: int) -> list[Point]:
+    """Batches of products so small (below 400 multiplications) that torch goes through them in plain loops."""
+    found: list[Point] = []
+    for index, (u, v, w, x) in enumerate(design(4, 5000)):
+        if len(found) >= count:
+            break
+        b, m, n, k = log_pick(u, 2, 4096), log_pick(v, 1, 32), log_pick(w, 1, 32), log_pick(x, 1, 64)
+        if m * n * k < 400:
+            found.append(Point("bmm", batched(b, m, n, k, turn(index, 2) == 1)))
+    return found
+
+
 def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
     """One group a dtype and orientation, and the batched products."""
     found = []
@@ -83,7 +95,7 @@ def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
         b, m, n, k = log_pick(u, 2, 512), log_pick(v, least, 512), log_pick(w, least, 512), log_pick(x, 4, 512)
         if 2.0 * b * m * n * k <= _MAX_FLOP[mode] / 4 and b * max(m * n, n * k, m * k) <= _MAX_ELEMENTS / 2:
             small.append(Point("bmm", batched(b, m, n, k, turn(index, 2, 1) == 1)))
-    found.append(Group("batched gemm", tuple(small), repeats(mode)))
+    found.append(Group("batched gemm", (*small, *_tiny(share(mode, 4, 24))), repeats(mode)))
     # The peak: large square products, long enough to reach it; every mode needs this ceiling.
     peak = tuple(Point("gemm", product(n, n, n, "NN", dtype)) for dtype in dtypes for n in (768, 1280) + ((2048,) if mode != "quick" else ()))
     found.append(Group("gemm peak", peak, Repeats(sample_s=1e-3, n_samples=5 if mode == "quick" else 9)))

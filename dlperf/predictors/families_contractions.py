@@ -11,6 +11,10 @@ from dlperf.trace import Argument, Op, TensorSpec
 # -- matrix products ----------------------------------------------------------------------------------------------
 
 
+_LOOPS = 400
+"""Multiplications of one product below which torch goes through a batch by itself and asks no BLAS."""
+
+
 def _transposed(spec: TensorSpec) -> bool:
     """Whether a matrix lies in memory column by column."""
     rows, columns = spec.strides[-2:]
@@ -25,7 +29,8 @@ def _off_grid(*sizes: int) -> tuple[float, ...]:
 def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> Description:
     """A product, whatever the order of its operands in memory, which is a coordinate of its own.
 
-    Where one operand is a vector BLAS takes other kernels (GEMV), which have a curve of their own.
+    Where one operand is a vector BLAS takes other kernels (GEMV), which have a curve of their own; so have the plain loops that a batch of
+    products below :data:`_LOOPS` multiplications goes by (bmm_out_or_baddbmm_ in aten/src/ATen/native/LinearAlgebra.cpp).
     """
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = math.prod(a.shape[:-2])
@@ -38,6 +43,8 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
         float(_transposed(a)), float(_transposed(b)), float(with_bias), log2(batch),
     )  # fmt: skip
     regimes: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)
+    if kind == "bmm" and m * n * k < _LOOPS:
+        regimes = ("loops", *regimes)
     kinds = (kind, "bmm" if kind == "gemm" else "gemm")
     keys = [(name, dtype, regime) for dtype in dict.fromkeys((a.dtype, "float32")) for name in kinds for regime in regimes]
     return Description(keys[0], place, terms, tuple(keys[1:]))

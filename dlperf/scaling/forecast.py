@@ -27,6 +27,7 @@ from dlperf.units import KIB, MIB
 DOUBLED, FASTER = LinkFactors(2.0), LinkFactors(2.0, 0.5)
 NETWORK_GAIN_FRAC = 0.10
 """A step is bound by the network where links that are DOUBLED or FASTER would shorten it by more than this share."""
+ONE_COMPUTER = "the cluster file was measured within one computer: all ranks share it; measure on several for others, or add a link of distance network"
 NO_WIRE = "ranks of one node exchange nothing over a link: link_bandwidth and link_latency change nothing there"
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 MOST_RECORDINGS = 5
@@ -180,6 +181,8 @@ class _Forecast:
             self.notes.append("the cluster file does not say what computing loses while a collective runs: taken for nothing")
         if self.cluster is not None and question.what_if.links != LinkFactors() and any(1 < n <= question.ranks_per_node for n in question.ranks):
             self.notes.append(NO_WIRE)
+        if self.cluster is not None and _is_one_computer(self.cluster) and max(question.ranks) > self.cluster.ranks_per_host:
+            self.notes.append(ONE_COMPUTER)
         if None in self._rates.values():
             self.notes.append("the machine file holds no measured peak or bandwidth, so there is no Ridgeline plane")
         held = max((c.n_ranks for c in self.cluster.collectives), default=0) if self.cluster is not None else 0
@@ -294,8 +297,15 @@ class _Forecast:
 
 
 def ranks_per_node_of(cluster: Cluster | None, ranks: Sequence[int]) -> int:
-    """What a cluster file suggests where nobody says it: as many ranks a node as were measured on one host."""
-    return 1 if cluster is None else min(max(ranks), cluster.ranks_per_host)
+    """What a cluster file suggests where nobody says it: as many ranks a node as were measured on one host; all where no link leaves one."""
+    if cluster is None:
+        return 1
+    return max(ranks) if _is_one_computer(cluster) else min(max(ranks), cluster.ranks_per_host)
+
+
+def _is_one_computer(cluster: Cluster) -> bool:
+    """Whether every link of a file lies within a node."""
+    return bool(cluster.links) and cluster.link("network") is None
 
 
 def hosts_per_system_of(cluster: Cluster | None) -> int:

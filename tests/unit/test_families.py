@@ -66,6 +66,16 @@ def test_the_order_of_the_operands_in_memory(transposed: tuple[bool, bool]) -> N
     assert described("aten.mm.default", spec(left), spec(right)).place[8:10] == tuple(map(float, transposed))
 
 
+def test_tiny_products_of_a_batch_ask_no_blas() -> None:
+    """399 multiplications are below torch's limit of 400; a batch of one that addmm computes knows no such limit."""
+    below = described("aten.bmm.default", T(5, 3, 19), T(5, 19, 7))
+    assert below.key == ("bmm", "float32", "loops")
+    assert below.fallbacks[0] == ("bmm", "float32", "matrix")
+    assert described("aten.bmm.default", T(5, 4, 20), T(5, 20, 5)).key == ("bmm", "float32", "matrix")
+    assert described("aten.bmm.default", T(5, 1, 19), T(5, 19, 7)).fallbacks[0] == ("bmm", "float32", "vector")
+    assert described("aten.mm.default", T(3, 19), T(19, 7)).key == ("gemm", "float32", "matrix")
+
+
 def test_a_matrix_of_one_column_is_row_major() -> None:
     assert described("aten.mm.default", TensorSpec((4, 1), (1, 4)), T(1, 3)).place[8:10] == (0.0, 0.0)
 

@@ -289,6 +289,13 @@ def test_namespaces_of_one_computer_are_not_taken_for_several() -> None:
     assert Question((2,), 1, hosts_per_system=2).side_by_side(2) == 2
 
 
+def test_a_file_of_one_computer_keeps_all_ranks_there() -> None:
+    own = Cluster(links=(Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e9),), ranks=(Rank("host", 0, "boot"), Rank("host", 1, "boot")))
+    assert ranks_per_node_of(own, (1, 2, 8)) == 8
+    assert any("share it" in note for note in ask((1, 2, 8), own, ranks_per_node=8).notes)
+    assert not any("share it" in note for note in ask((1, 2), own, ranks_per_node=2).notes)
+
+
 def test_the_slowest_of_n() -> None:
     assert slowest_factor(1, 0.3) == 1.0
     assert slowest_factor(2, 0.1) == pytest.approx(math.exp(0.1 * 0.5449), rel=1e-4)
