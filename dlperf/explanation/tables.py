@@ -149,7 +149,7 @@ def agreement_line(explanation: Explanation) -> str | None:
         return None
     close = f", {found.n_close} too close to the floor to tell" if found.n_close else ""
     return (
-        f"of {found.n_tried} changes that were tried, {found.n_right} paid or did not as predicted, {found.n_wrong} did otherwise{close}; "
+        f"of {found.n_tried} changes that were tried, {found.n_right} came out as predicted (they pay, or do not), {found.n_wrong} did not{close}; "
         f"median distance between predicted and measured gain: {100 * found.median_distance_frac:.1f} points"
     )
 

@@ -20,7 +20,7 @@ from dlperf.laws.overlap import Collective
 from dlperf.laws.replay import Operation, Replayed, replay
 from dlperf.network import LinkFactors, collective_s
 from dlperf.scaling.call_costs import CallCosts, as_recorded
-from dlperf.scaling.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NETWORK_GAIN_FRAC, NO_WIRE
+from dlperf.scaling.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
 from dlperf.scaling.recording import Call, lanes_of, recording_of
 from dlperf.scaling.replay_lines import Lines
 from dlperf.scaling.replay_result import CallTimes, RankReplay, Replay, ReplayRow, Shares
@@ -186,7 +186,7 @@ class _Replaying:
             compute_s=compute_s, communication_s=0.0 if n == 1 else max(map(lines.busy_s, lines.ranks)), exposed_communication_s=step_s - compute_s,
             waiting_s=waiting_s if waiting_s > _ROUNDING * free.step_s else 0.0, overhead_s=self.overhead_s, efficiency=efficiency,
             speedup=n * efficiency, steps_per_s=1 / step_s if step_s else 0.0,
-            bound="network" if max(gain_frac, faster_frac) > NETWORK_GAIN_FRAC else "compute", network_gain_frac=gain_frac,
+            bound="network" if is_network_bound(gain_frac, faster_frac, 1 - compute_s / step_s if step_s else 0.0) else "compute", network_gain_frac=gain_frac,
             p10_s=step_s * spread(0.1), p90_s=step_s * spread(0.9),
             network_bytes=max(math.fsum(costs.sent_bytes(call) for call in self.calls if rank in call.ranks) / per_step for rank in lines.ranks),
         )  # fmt: skip

@@ -39,6 +39,8 @@ _LEAST_CLEAN_FRAC = 0.2
 """Share of undisturbed steps from which they alone count."""
 _SETTLE_S = 0.5
 _MOST_COLD = 2.0
+_SAME_FAULTS = 0.1
+"""Page faults a step of two passes that differ by less, of the larger number, leave the passes' difference to the machine."""
 _APART_FRAC = 0.15
 
 
@@ -295,10 +297,7 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
     expected_s = phases["total"].median - (phases["zero_grad"].median if "zero_grad" in phases else 0.0)
     sum_frac = _ratio(sum_of_rows_s(layers), expected_s)
     if abs(sum_frac - 1) > _APART_FRAC:
-        notes.append(
-            f"the layers add up to {100 * sum_frac:.0f} % of the step: the two passes saw the memory allocator in different states "
-            f"({with_faults:.0f} page faults a step in the layers' pass, {median(t.faults for t in timed):.0f} in the step's)"
-        )
+        notes.append(f"the layers add up to {100 * sum_frac:.0f} % of the step: {_why_apart(with_faults, median(t.faults for t in timed))}")
     noise = {
         "steps": float(len(timed)), "layer_steps": float(len(layered)), "disturbed_frac": n_disturbed / len(timed),
         "page_faults_per_step": float(median(t.faults for t in timed)),
@@ -312,6 +311,18 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
         repeat=undisturbed([(t.seconds["total"], t.disturbed) for t in again], _LEAST_CLEAN_FRAC), noise=noise, notes=tuple(notes), versions=host.versions(),
         machine=host.this_cpu().model,
     )  # fmt: skip
+
+
+def _why_apart(layered_faults: float, plain_faults: float) -> str:
+    """What set the pass over the layers and the one over whole steps apart, by the page faults a step of each.
+
+    >>> _why_apart(147, 148)
+    'the machine changed its pace between the two passes'
+    """
+    if abs(layered_faults - plain_faults) <= _SAME_FAULTS * max(layered_faults, plain_faults):
+        return "the machine changed its pace between the two passes"
+    states = f"({layered_faults:.0f} page faults a step in the layers' pass, {plain_faults:.0f} in the step's)"
+    return f"the two passes saw the memory allocator in different states {states}"
 
 
 def _ratio(value: float, base: float) -> float:
