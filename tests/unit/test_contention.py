@@ -107,6 +107,8 @@ def test_each_item_takes_the_slowdown_of_what_bounds_it() -> None:
     assert (found.step.low_s, found.step.high_s) == (pytest.approx(0.9 * 5.1e-3), pytest.approx(1.1 * 5.1e-3))
     assert beside(alone, 1) is alone
     assert "one of 2 workers" in found.prices.notes[-1]
+    assert "beyond" not in found.prices.notes[-1]
+    assert "beyond 2 workers" in beside(alone, 3840).prices.notes[-1]
     with pytest.raises(DlperfError, match="beside 2 workers already"):
         beside(found, 4)
 
