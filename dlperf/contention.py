@@ -139,9 +139,9 @@ def beside(prediction: Prediction, workers: int) -> Prediction:
     )
     source = "as its own operations were measured to" if own is not None else "as work of its kinds was measured to"
     note = f"one of {workers} workers that run at once: slowed down {source}"
-    most = max((max(machine.sharing(bound)) for bound in bounds if machine.sharing(bound)), default=workers)
+    most = max((p for bound in bounds for p in machine.sharing(bound)), default=workers)
     if workers > most:
-        note += f", beyond {most} workers by the line of least squares (dlperf calibrate --workers measures more)"
+        note += f", extrapolated beyond {most} workers (dlperf calibrate --workers measures more)"
     prices = replace(prediction.prices, items=items, notes=(*prediction.prices.notes, note))
     return replace(prediction, prices=prices, machine=_around(machine, slowdown(machine, "overhead", workers)), workers=workers)
 

@@ -144,6 +144,8 @@ class _Priced:
         """Says so where ops are priced by a curve of another number format, or convolutions by one of another kind."""
         for index, description in members:
             wanted, packet = description.key, self.trace.ops[index].packet
+            if wanted == key:
+                continue
             formats = [next((word for word in names if word in ITEM_BYTES), "") for names in (wanted, key)]
             if "float" in formats[0] and formats[0] != formats[1]:
                 self.notes.add(f"{packet} in {formats[0]} has no curve: priced as in {formats[1]}, which may be far off")

@@ -29,7 +29,7 @@ NETWORK_GAIN_FRAC = 0.10
 EXPOSED_FRAC = 0.5
 """A step is bound by the network where links that are DOUBLED or FASTER would shorten it by more than NETWORK_GAIN_FRAC of it, and where exposed communication
 takes more than EXPOSED_FRAC of it: among many ranks that may be the software's latency, which no faster link mends."""
-ONE_COMPUTER = "the cluster file was measured within one computer: all ranks share it; measure on several for others, or add a link of distance network"
+ONE_COMPUTER = "the cluster file holds no link between computers and stands for one: all ranks share it; measure on several, or add a link of distance network"
 NO_WIRE = "ranks of one node exchange nothing over a link: link_bandwidth and link_latency change nothing there"
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 MOST_RECORDINGS = 5
@@ -238,6 +238,7 @@ class _Forecast:
         line = self.line(profile, n, slow, link)
         compute_s = slow * (profile.step_s if n == 1 else profile.computation.alone_s)
         step_s = line.total_s
+        exposed_s = max(0.0, step_s - compute_s)
         gain_frac, with_latency_frac = (
             1 - self.line(profile, n, slow, link, better).total_s / step_s if step_s else 0.0 for better in (self.doubled, self.faster)
         )
@@ -257,9 +258,9 @@ class _Forecast:
         network_bytes = self.network.sent_bytes(n)
         return Row(
             ranks=n, batch_size=question.own_batch_size(n), step_s=step_s, low_s=around["low"], high_s=around["high"], first_step_s=first_s,
-            compute_s=compute_s, communication_s=line.communication_s, exposed_communication_s=max(0.0, step_s - compute_s), efficiency=speedup / n,
+            compute_s=compute_s, communication_s=line.communication_s, exposed_communication_s=exposed_s, efficiency=speedup / n,
             samples_per_s=question.step_samples(n) / step_s, speedup=speedup,
-            bound="network" if is_network_bound(gain_frac, with_latency_frac, 1 - compute_s / step_s if step_s else 0.0) else profile.bound,
+            bound="network" if is_network_bound(gain_frac, with_latency_frac, exposed_s, step_s) else profile.bound,
             network_gain_frac=gain_frac, p10_s=around["p10"], p90_s=around["p90"], epoch_s=epoch_s, flops=profile.flops,
             memory_bytes=profile.memory_bytes, network_bytes=network_bytes,
             arithmetic_intensity=profile.flops / profile.memory_bytes if profile.memory_bytes else None,
@@ -298,13 +299,13 @@ class _Forecast:
         return simulate(ddp_program(profile.computation.scaled(slow), sync), traffic.n_lanes)
 
 
-def is_network_bound(doubled_gain_frac: float, faster_gain_frac: float, exposed_frac: float) -> bool:
-    """Whether the network bounds a step, by what links that are DOUBLED and FASTER gain and by exposed communication's share of it.
+def is_network_bound(doubled_gain_frac: float, faster_gain_frac: float, exposed_s: float, step_s: float) -> bool:
+    """Whether the network bounds a step, by what links that are DOUBLED and FASTER gain and by the seconds of exposed communication in it.
 
-    >>> is_network_bound(0.0, 0.02, 0.99), is_network_bound(0.2, 0.2, 0.3), is_network_bound(0.05, 0.05, 0.3)
+    >>> is_network_bound(0.0, 0.02, 9.9, 10.0), is_network_bound(0.2, 0.2, 3.0, 10.0), is_network_bound(0.05, 0.05, 3.0, 10.0)
     (True, True, False)
     """
-    return max(doubled_gain_frac, faster_gain_frac) > NETWORK_GAIN_FRAC or exposed_frac > EXPOSED_FRAC
+    return max(doubled_gain_frac, faster_gain_frac) > NETWORK_GAIN_FRAC or exposed_s > EXPOSED_FRAC * step_s
 
 
 def ranks_per_node_of(cluster: Cluster | None, ranks: Sequence[int]) -> int:

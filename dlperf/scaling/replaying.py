@@ -186,7 +186,7 @@ class _Replaying:
             compute_s=compute_s, communication_s=0.0 if n == 1 else max(map(lines.busy_s, lines.ranks)), exposed_communication_s=step_s - compute_s,
             waiting_s=waiting_s if waiting_s > _ROUNDING * free.step_s else 0.0, overhead_s=self.overhead_s, efficiency=efficiency,
             speedup=n * efficiency, steps_per_s=1 / step_s if step_s else 0.0,
-            bound="network" if is_network_bound(gain_frac, faster_frac, 1 - compute_s / step_s if step_s else 0.0) else "compute", network_gain_frac=gain_frac,
+            bound="network" if is_network_bound(gain_frac, faster_frac, step_s - compute_s, step_s) else "compute", network_gain_frac=gain_frac,
             p10_s=step_s * spread(0.1), p90_s=step_s * spread(0.9),
             network_bytes=max(math.fsum(costs.sent_bytes(call) for call in self.calls if rank in call.ranks) / per_step for rank in lines.ranks),
         )  # fmt: skip

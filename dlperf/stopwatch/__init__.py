@@ -288,7 +288,7 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
 
     phases = {name: undisturbed([(t.seconds[name], t.disturbed) for t in timed], _LEAST_CLEAN_FRAC) for name in timed[0].seconds}
     layers, notes = layer_rows(probe, layered, phases.get("optimizer"), shares, inference=step.inference, factors=factors)
-    with_faults = median(plain.faults for plain, _ in pairs)
+    layered_faults, plain_faults = median(plain.faults for plain, _ in pairs), median(times.faults for times in timed)
     n_disturbed = sum(t.disturbed for t in timed)
     if n_disturbed > _BUSY_FRAC * len(timed):
         notes.append(f"the machine was busy: {n_disturbed} of {len(timed)} steps had no whole core to themselves")
@@ -297,14 +297,14 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
     expected_s = phases["total"].median - (phases["zero_grad"].median if "zero_grad" in phases else 0.0)
     sum_frac = _ratio(sum_of_rows_s(layers), expected_s)
     if abs(sum_frac - 1) > _APART_FRAC:
-        notes.append(f"the layers add up to {100 * sum_frac:.0f} % of the step: {_why_apart(with_faults, median(t.faults for t in timed))}")
+        notes.append(f"the layers add up to {100 * sum_frac:.0f} % of the step: {_why_apart(layered_faults, plain_faults)}")
     noise = {
         "steps": float(len(timed)), "layer_steps": float(len(layered)), "disturbed_frac": n_disturbed / len(timed),
-        "page_faults_per_step": float(median(t.faults for t in timed)),
+        "page_faults_per_step": float(plain_faults),
         "hook_inside_s": factors[0] * costs.inside_s, "hook_outside_s": factors[0] * costs.outside_s, "prehook_s": factors[1] * costs.node_s,
         "spread_frac": phases["total"].spread_frac,
         "drift_frac": _ratio(median(totals[-third:]), median(totals[:third])) - 1,
-        "layer_sum_frac": sum_frac, "page_faults_per_layer_step": float(with_faults),
+        "layer_sum_frac": sum_frac, "page_faults_per_layer_step": float(layered_faults),
     }  # fmt: skip
     return Measurement(
         target=target, batch_size=batch_size, threads=torch.get_num_threads(), step=phases, layers=layers, inference=step.inference,
