@@ -56,6 +56,8 @@ class Event:
 class Step:
     """A rank's step from the end of the optimizer's step before to the end of its own, on the rank's own clock (seconds, from any origin).
 
+    A program without optimizers has one: from its first call to the end of its last.
+
     `events` are in the order of their starts and do not overlap; what lies between them is the rank's computation, and whatever else it does. `first`: the
     first step after the model was wrapped, in which DistributedDataParallel has not found its buckets yet.
     """
@@ -143,7 +145,8 @@ class Communication:
             self._check_rank(rank, steps)
 
     def _check_rank(self, rank: int, steps: tuple[Step, ...]) -> None:
-        known: dict[int, Event] = {}
+        launched: set[int] = set()
+        newest = -1
         for place, step in enumerate(steps):
             if place and step.begin_s < steps[place - 1].end_s:
                 raise DlperfError(f"rank {rank}, step {place} begins before the one before it ends")
@@ -156,10 +159,10 @@ class Communication:
                 if event.peer is not None and event.peer not in self.groups[event.group]:
                     raise DlperfError(f"{where} has peer {event.peer}, which is no part of group {event.group}")
                 if event.op == LAUNCH:
-                    if known and event.call <= max(known):
+                    if event.call <= newest:
                         raise DlperfError(f"{where} has call {event.call}, which was launched before; calls are numbered in the order of their launches")
-                    known[event.call] = event
-                elif event.call not in known:
+                    launched.add(newest := event.call)
+                elif event.call not in launched:
                     raise DlperfError(f"{where} waits for call {event.call}, which was not launched before")
 
     @property

@@ -7,6 +7,8 @@ launched, at most `n_lanes` at a time (gloo has two worker threads a process gro
 - A collective takes processor time from the computation: `stolen_s` seconds over its whole life. More than half of the processor it does not get, as the
   scheduler is fair.
 - A collective waits for its threads to be run while the rank computes: it takes `delayed_s` longer where the rank computes all the time.
+- A link that has rested may let the next bytes pass at once (a token bucket: clouds and tc shape traffic so). While nothing uses it, it stores as many
+  seconds as pass, up to the bucket's; a collective that starts ends so much sooner, up to its own `spared_s`.
 
 Assumptions: all ranks are alike and start together (put the slowest rank's times in), and a collective's progress is even. Errs low where
 ranks drift apart within a step.
@@ -27,19 +29,32 @@ LEAST_COMPUTE_RATE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective alone: its `duration_s`, the fraction of it in which it needs the link, the processor time that it takes from its rank, and how much
-    longer it takes beside computing. Raises DlperfError for a negative value."""
+    """A collective alone, over a link that has not rested: its `duration_s`, the fraction of it in which it needs the link, the processor time that it takes
+    from its rank, how much longer it takes beside computing, and how much of it a rested link can spare it. Raises DlperfError for a negative value."""
 
     duration_s: float
     link_frac: float = 1.0
     stolen_s: float = 0.0
     delayed_s: float = 0.0
+    spared_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("duration_s", "link_frac", "stolen_s", "delayed_s"):
+        for name in ("duration_s", "link_frac", "stolen_s", "delayed_s", "spared_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise DlperfError(f"{name} is {value}; it must be finite and at least 0")
+
+    def after_rest(self, stored_s: float) -> tuple[Collective, float]:
+        """The collective over a link that has stored so much, and how much of that it uses.
+
+        >>> Collective(4.0, 0.75, spared_s=2.0).after_rest(1.0)
+        (Collective(duration_s=3.0, link_frac=0.6666666666666666, stolen_s=0.0, delayed_s=0.0, spared_s=0.0), 1.0)
+        """
+        used_s = min(self.spared_s, stored_s, self.link_frac * self.duration_s)
+        if not used_s:
+            return self, 0.0
+        duration_s, needed_s = self.duration_s - used_s, self.link_frac * self.duration_s - used_s
+        return Collective(duration_s, needed_s / duration_s if duration_s else 0.0, self.stolen_s, self.delayed_s), used_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +112,8 @@ class _Rank:
     """The state of a simulation; :meth:`advance` moves time to the next event."""
 
     n_lanes: int
+    bucket_s: float
+    stored_s: float
     now_s: float = 0.0
     waited_s: float = 0.0
     running: list[_Running] = field(default_factory=list)
@@ -114,6 +131,8 @@ class _Rank:
         while self.queue and len(self.running) < self.n_lanes:
             one = self.queue.pop(0)
             self.spans[one.place][0] = self.now_s
+            one.collective, used_s = one.collective.after_rest(self.stored_s)
+            self.stored_s -= used_s
             if one.collective.duration_s > 0:
                 self.running.append(one)
             else:
@@ -132,6 +151,8 @@ class _Rank:
         ends = [one.left_frac * whole for one, whole in zip(self.running, whole_s)]
         step_s = min([*ends, *([] if work_s is None else [work_s / rate])])
         self.now_s += step_s
+        if not self.running:
+            self.stored_s = min(self.bucket_s, self.stored_s + step_s)
         still = []
         for one, end_s, whole in zip(self.running, ends, whole_s):
             if end_s <= step_s:
@@ -147,17 +168,18 @@ class _Rank:
         return 0.0 if work_s / rate <= step_s else work_s - step_s * rate
 
 
-def simulate(program: Iterable[Task], n_lanes: int = GLOO_LANES) -> TimeLine:
+def simulate(program: Iterable[Task], n_lanes: int = GLOO_LANES, bucket_s: float = 0.0, rested_s: float = math.inf) -> TimeLine:
     """The time line of a program. What is still running at its end goes on in the background and delays nothing.
 
-    Raises DlperfError for fewer than one lane, negative work, or waiting for what was never launched.
+    The link stores up to `bucket_s`, and has rested for `rested_s` when the program begins. Raises DlperfError for fewer than one lane, negative work, or
+    waiting for what was never launched.
 
     >>> simulate([Compute(1.0), Launch(0, Collective(2.0)), Compute(1.5), Wait(0)]).total_s
     3.0
     """
     if n_lanes < 1:
         raise DlperfError(f"n_lanes is {n_lanes}; it must be at least 1")
-    rank = _Rank(n_lanes)
+    rank = _Rank(n_lanes, bucket_s, min(bucket_s, rested_s))
     for task in program:
         if isinstance(task, Launch):
             rank.launch(task.name, task.collective)

@@ -8,6 +8,7 @@ that may differ; where all have the same program both give the same times. Trace
   them at a time (gloo: two worker threads a group; NCCL: one stream). One without a queue, a message, waits for its two ranks alone.
 - Operations that share a port (the link of a node) share its rate: each wants it for `link_frac` of its time alone, and where the sum passes 1 all
   slow down alike. An operation is as slow as at the most crowded of its ports.
+- A port that has rested stores as many seconds, up to the bucket's, and spares them the next operation, if all of its ports do (a token bucket).
 - An operation takes `stolen_s` of processor time over its life from each of its ranks, though never more than half of a rank's processor in all. It takes
   `delayed_s` longer where all its ranks compute all the time, and a share of that where some do.
 
@@ -114,6 +115,7 @@ class _Rank:
 @dataclass
 class _State:
     operation: Operation
+    collective: Collective
     ports: tuple[int, ...]
     missing: set[int]
     ready_s: float = math.nan
@@ -127,13 +129,18 @@ class _State:
 
 
 class _Replay:
-    def __init__(self, programs: Sequence[Sequence[Task]], operations: Sequence[Operation], n_lanes: int, starts_s: Sequence[float]) -> None:
-        self.n_lanes = n_lanes
+    def __init__(
+        self, programs: Sequence[Sequence[Task]], operations: Sequence[Operation], n_lanes: int, starts_s: Sequence[float], bucket_s: float
+    ) -> None:
+        self.n_lanes, self.bucket_s = n_lanes, bucket_s
         self.now_s = min(starts_s, default=0.0)
         self.ranks = [_Rank(program, start) for program, start in zip(programs, starts_s)]
         for rank in self.ranks:  # who starts later computes until then, undisturbed by any rule: nothing of its own can be running
             rank.left_s = rank.now_s - self.now_s
-        self.states = [_State(one, one.ranks if one.ports is None else tuple(dict.fromkeys(one.ports)), set(one.ranks)) for one in operations]
+        self.states = [
+            _State(one, one.collective, one.ranks if one.ports is None else tuple(dict.fromkeys(one.ports)), set(one.ranks)) for one in operations
+        ]  # fmt: skip
+        self.stored_s = dict.fromkeys((port for state in self.states for port in state.ports), bucket_s)
         self.queues: dict[int, list[int]] = defaultdict(list)
         self.running: list[int] = []
 
@@ -167,7 +174,10 @@ class _Replay:
     def start(self, number: int) -> None:
         state = self.states[number]
         state.start_s = self.now_s
-        if state.operation.collective.duration_s > 0:
+        state.collective, used_s = state.collective.after_rest(min((self.stored_s[port] for port in state.ports), default=0.0))
+        for port in state.ports:
+            self.stored_s[port] -= used_s
+        if state.collective.duration_s > 0:
             self.running.append(number)
         else:
             self.end(number)
@@ -219,12 +229,12 @@ class _Replay:
         crowd: dict[int, float] = defaultdict(float)
         for number in self.running:
             for port in self.states[number].ports:
-                crowd[port] += self.states[number].operation.collective.link_frac
+                crowd[port] += self.states[number].collective.link_frac
         stolen = [0.0] * len(self.ranks)
         whole_s = []
         for number in self.running:
             state = self.states[number]
-            one, members = state.operation.collective, state.operation.ranks
+            one, members = state.collective, state.operation.ranks
             sharing = max(1.0, max((crowd[port] for port in state.ports), default=0.0))
             whole = sharing * one.duration_s + one.delayed_s * sum(computing[who] for who in members) / len(members)
             whole_s.append(whole)
@@ -235,6 +245,9 @@ class _Replay:
         works = [rank.left_s / rate for rank, rate, busy in zip(self.ranks, rates, computing) if busy]
         step_s = min([*lasts, *works])
         self.now_s += step_s
+        for port in self.stored_s if self.bucket_s else ():
+            if port not in crowd:
+                self.stored_s[port] = min(self.bucket_s, self.stored_s[port] + step_s)
         for rank, rate, busy in zip(self.ranks, rates, computing):
             if busy:
                 rank.left_s = 0.0 if rank.left_s / rate <= step_s else rank.left_s - step_s * rate
@@ -263,9 +276,10 @@ class _Replay:
 
 
 def replay(
-    programs: Sequence[Sequence[Task]], operations: Sequence[Operation], n_lanes: int = GLOO_LANES, starts_s: Sequence[float] | None = None
-) -> Replayed:
-    """The time lines of the programs, one for each rank; `starts_s` are the times when they start (0).
+    programs: Sequence[Sequence[Task]], operations: Sequence[Operation], n_lanes: int = GLOO_LANES, starts_s: Sequence[float] | None = None,
+    bucket_s: float = 0.0,
+) -> Replayed:  # fmt: skip
+    """The time lines of the programs, one for each rank; `starts_s` are the times when they start (0). Ports store up to `bucket_s`, and begin with that.
 
     What is still running when all have ended goes on in the background, and delays nothing. Raises DlperfError for fewer than one lane, negative work,
     waiting for what a rank did not launch, and ranks that wait for ever for one another.
@@ -282,7 +296,7 @@ def replay(
     for number, one in enumerate(operations):
         if not set(one.ranks) <= set(range(len(programs))):
             raise DlperfError(f"operation {number} has the ranks {one.ranks}, and there are {len(programs)} programs")
-    line = _Replay(programs, operations, n_lanes, starts)
+    line = _Replay(programs, operations, n_lanes, starts, bucket_s)
     ends = [math.nan] * len(programs)
     going = True
     while going:

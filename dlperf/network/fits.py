@@ -56,12 +56,16 @@ class Band:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link's parameters: `latency_s` of its shortest messages, `s_per_byte` of its longest, and those of every band that was measured."""
+    """A link's parameters: `latency_s` of its shortest messages, `s_per_byte` of its longest, and those of every band that was measured.
+
+    `burst_bytes` pass at once where it has rested: T = latency_s + (n - burst_bytes) s_per_byte of long messages (ping-pongs let each direction rest).
+    """
 
     distance: str
     latency_s: float
     s_per_byte: float
     bands: tuple[Band, ...] = ()
+    burst_bytes: float = 0.0
 
 
 def level_s(n_bytes: int, samples: Samples) -> float:
@@ -74,15 +78,17 @@ def fit_link(link: Link) -> LinkFit:
     messages = [message for message in link.messages if message.what == PING_PONG]
     bands = tuple(band for bounds in BANDS if (band := _fit_band(bounds, link.messages)) is not None)
     alone = sorted((m for m in messages if m.n_pairs == 1), key=lambda m: m.n_bytes)
-    latency, s_per_byte = 0.0, 0.0
+    latency, s_per_byte, burst = 0.0, 0.0, 0.0
     if bands:
-        latency = bands[0].latency_s or level_s(alone[0].n_bytes, alone[0].samples)
-        s_per_byte = bands[-1].s_per_byte
+        first, last = bands[0], bands[-1]
+        latency = first.latency_s or level_s(alone[0].n_bytes, alone[0].samples)
+        s_per_byte = last.s_per_byte
+        burst = last.burst_bytes and last.burst_bytes + first.latency_s / s_per_byte
     if link.latency_s is not None:
         latency = link.latency_s
     if link.bandwidth_bytes_per_s is not None:
-        s_per_byte = 1 / link.bandwidth_bytes_per_s
-    return LinkFit(link.distance, latency, s_per_byte, bands)
+        s_per_byte, burst = 1 / link.bandwidth_bytes_per_s, 0.0
+    return LinkFit(link.distance, latency, s_per_byte, bands, burst)
 
 
 def _fit_band(bounds: tuple[str, float, float], messages: Sequence[Message]) -> Band | None:

@@ -55,6 +55,7 @@ class Path:
     """What the slowest link of a ring costs: seconds until a message's last byte has arrived, and seconds a byte that its port is taken.
 
     `wire_latency_s` and `wire_s_per_byte` are the link's part, `local_latency_s` and `local_s_per_byte` the processor's; `reduce_s_per_byte` is the sum.
+    `burst_bytes` pass a wire that has rested at once.
     """
 
     local_latency_s: float
@@ -62,6 +63,7 @@ class Path:
     local_s_per_byte: float
     wire_s_per_byte: float
     reduce_s_per_byte: float = 0.0
+    burst_bytes: float = 0.0
 
     @property
     def latency_s(self) -> float:
@@ -77,7 +79,7 @@ class Path:
         """The path with other wires."""
         return Path(
             self.local_latency_s, self.wire_latency_s * factors.link_latency, self.local_s_per_byte,
-            self.wire_s_per_byte / factors.link_bandwidth, self.reduce_s_per_byte,
+            self.wire_s_per_byte / factors.link_bandwidth, self.reduce_s_per_byte, self.burst_bytes,
         )  # fmt: skip
 
 
@@ -102,9 +104,10 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
         raise DlperfError(f"{_name(cluster)}: holds no link between nodes (it has {held}); {cure}")
     network, local = fits["network"], fits.get("socket")
     if local is None:
-        return Path(0.0, network.latency_s, 0.0, network.s_per_byte, reduce_s_per_byte)
+        return Path(0.0, network.latency_s, 0.0, network.s_per_byte, reduce_s_per_byte, network.burst_bytes)
     software = min(local.latency_s, network.latency_s)
-    return Path(software, network.latency_s - software, min(local.s_per_byte, network.s_per_byte), network.s_per_byte, reduce_s_per_byte)
+    local_s_per_byte = min(local.s_per_byte, network.s_per_byte)
+    return Path(software, network.latency_s - software, local_s_per_byte, network.s_per_byte, reduce_s_per_byte, network.burst_bytes)
 
 
 def link_bytes_per_s(cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()) -> float | None:
@@ -114,6 +117,29 @@ def link_bytes_per_s(cluster: Cluster, between_nodes: bool, what_if: LinkFactors
     """
     s_per_byte = find_path(cluster, between_nodes).changed(what_if).s_per_byte
     return 1 / s_per_byte if s_per_byte > 0 else None
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What a link that has rested spares: seconds in all, and for each byte. No second is spared that the link has not rested."""
+
+    stored_s: float
+    s_per_byte: float
+
+    def spared_s(self, sent_bytes: float, measured_after_s: float) -> float:
+        """What a collective that sends so many bytes is spared after a long rest, beyond what it was in its measurement, which began so long after another."""
+        return max(0.0, min(sent_bytes * self.s_per_byte, self.stored_s) - measured_after_s)
+
+
+def burst_of(cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()) -> Burst:
+    """The token bucket of the slowest link of a ring: its bytes wait for the processor alone, not for the wire. Nothing inside a node.
+
+    The bucket's bytes were fitted (:class:`dlperf.network.fits.LinkFit`) and stay the same on a link of another bandwidth. Raises DlperfError where the file
+    holds no such link.
+    """
+    path = find_path(cluster, between_nodes).changed(what_if)
+    spared = max(0.0, path.wire_s_per_byte - path.local_s_per_byte)
+    return Burst(path.burst_bytes * spared, spared)
 
 
 def collective_s(
@@ -127,9 +153,8 @@ def collective_s(
     interpolated in log size and log ranks and constant beyond the measured ones. So at a measured size and rank count the answer without
     factors is the measurement. With no measured collective of this kind r is 1.
 
-    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node there is no wire, and factors change nothing. Between
-    the first bytes and some multiples of a token bucket's burst the time depends on how long the link has rested; errs either way there, by up to
-    the burst's time. One rank costs nothing.
+    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node there is no wire, and factors change nothing. The link has not
+    rested before for longer than a barrier takes (:func:`burst_of` is what it could spare otherwise), as when it was measured. One rank costs nothing.
 
     Raises DlperfError for an unknown kind, negative bytes, ranks that are no whole numbers or do not fill their nodes, and where the file lacks the link.
     """

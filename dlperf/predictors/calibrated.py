@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dlperf.allocator import PAGE_BYTES
 from dlperf.errors import DlperfError
-from dlperf.machine import EXACT, FRAMEWORK_UNREST, Machine
+from dlperf.machine import EXACT, FRAMEWORK_UNREST, RETENTION, Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import Book, book_of
@@ -61,7 +61,7 @@ class Calibrated:
             usual = own if item.op in priced.exact else unrest
             return usual * item.seconds + (framework - usual) * (priced.overheads_s[item.op] * item.share if item.op >= 0 else 0.0)
 
-        kernels, calls = (*priced.kernels(), *priced.page_faults()), (*priced.modules(), *priced.calls())
+        kernels, calls = priced.items()
         quiet = kernels + calls
         items = [replace(item, seconds=restless_s(item)) for item in kernels]
         items += [replace(item, seconds=framework * item.seconds) for item in calls]
@@ -70,6 +70,21 @@ class Calibrated:
         notes = tuple(sorted(priced.notes))
         peak = peak_memory_bytes(trace, machine, analysis.replay)
         return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=_missing(machine, trace), peak_memory_bytes=peak)
+
+
+def pause_factors(trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]) -> tuple[float, ...]:
+    """How many times as long a step computes if it stands still for so many seconds between its backward and its optimizer, as a rank does that waits
+    for others: meanwhile others take their part of the shared cache, as the machine file's ``retention`` has it. 1 where that was not measured."""
+    if not any(cost.name.startswith(f"{RETENTION}/") for cost in machine.costs):
+        return tuple(1.0 for _ in pauses_s)
+    priced = _Priced(trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True)
+
+    def step_s(pause_s: float) -> float:
+        priced.stand_still(pause_s)
+        return math.fsum(item.seconds for items in priced.items() for item in items)
+
+    at_once_s = step_s(0.0)
+    return tuple(step_s(pause_s) / at_once_s if at_once_s else 1.0 for pause_s in pauses_s)
 
 
 def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
@@ -99,8 +114,21 @@ class _Priced:
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
         self.descriptions = analysis.descriptions(book.threads)
         self.kernel_s, self.source = self._kernel_times()
-        # Two steps' ops begin then, as far as their kernels go.
-        self.begin_s = np.concatenate(([0.0], np.cumsum(np.tile(np.maximum(self.kernel_s, _LEAST_KERNEL_S), 2))))
+        self.stand_still(0.0)
+
+    def stand_still(self, seconds: float) -> None:
+        """The step stands still for so long between its backward and its optimizer. Two steps' ops begin and end accordingly, as far as their kernels go."""
+        n = len(self.trace.ops)
+        took_s = np.tile(np.maximum(self.kernel_s, _LEAST_KERNEL_S), 2)
+        first = next((index for index, op in enumerate(self.trace.ops) if op.phase == "optimizer"), n)
+        after_s = np.zeros(2 * n)
+        after_s[[place for place in (first, n + first) if place < 2 * n]] = seconds
+        self.end_s = np.cumsum(took_s + after_s)
+        self.begin_s = self.end_s - took_s
+
+    def items(self) -> tuple[list[Item], list[Item]]:
+        """What runs kernels and touches memory, and what calls them."""
+        return [*self.kernels(), *self.page_faults()], [*self.modules(), *self.calls()]
 
     def _kernel_times(self) -> tuple[list[float], list[str]]:
         """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
@@ -167,12 +195,12 @@ class _Priced:
 
     def _since_s(self, index: int) -> float:
         """Seconds since an op's code last ran."""
-        return float(self.begin_s[len(self.trace.ops) + index] - self.begin_s[self.analysis.code_ran[index] + 1])
+        return float(self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]])
 
     def _distance_s(self) -> list[float]:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""
         analysis, book, n = self.analysis, self.book, len(self.trace.ops)
-        untouched_s = np.maximum(self.begin_s[n + analysis.operand_op] - self.begin_s[analysis.operand_touched + 1], 0.0)
+        untouched_s = np.maximum(self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0)
         near = book.seconds_per_byte(analysis.working_bytes)[analysis.operand_op]
         far = book.seconds_per_byte_after(analysis.operand_distance, untouched_s)
         extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
@@ -247,7 +275,8 @@ class _Priced:
         """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""
         if self.trace.inference:
             return
-        passed = self.analysis.step_bytes, float(self.begin_s[len(self.trace.ops)]), PAGE_BYTES * sum(self.analysis.replay.faults)
+        step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
+        passed = self.analysis.step_bytes, step_s, PAGE_BYTES * sum(self.analysis.replay.faults)
         backward_s = self.book.cost_s("backward_call") + self.book.cold_s("backward", *passed)
         yield Item(LOSS, "backward", backward_s, "overhead", self.cost_source, "backward call")
         if self.optimizer is None or self.trace.optimizer is None:

@@ -173,8 +173,11 @@ def _report(
     try:
         findings = Findings(watcher, machine, name, session.live, team, cluster)
     except DlperfError:
-        for remark in [] if team is None else team.remarks:
-            _say(remark)
+        if team is not None:
+            for remark in team.remarks:
+                _say(remark)
+            if outputs.json != "-" and (lines := team.lines()):
+                print("", *lines, sep="\n", flush=True)
         raise
     findings.prediction  # noqa: B018  first, so that its notes are among the others
     findings.parallel_step  # noqa: B018

@@ -43,15 +43,18 @@ _PEERS = ("root_rank", "dst", "src")
 class CollectiveRecorder:
     """Records from :meth:`install` to :meth:`remove`; what fails inside is remembered in `error`, ends the recording, and never reaches the program.
 
-    `between` is called after steps whose successors are not kept.
+    `between` is called after steps whose successors are not kept. `most_calls` are kept before an optimizer's first step; more are forgotten, for a program
+    may run for days and never train.
     """
 
-    def __init__(self, clock: Clock = Clock(), between: Callable[[], None] | None = None) -> None:
-        self.clock, self._between = clock, between
+    def __init__(self, clock: Clock = Clock(), between: Callable[[], None] | None = None, most_calls: int = 100_000) -> None:
+        self.clock, self._between, self.most_calls = clock, between, most_calls
         self.error: BaseException | None = None
         self.groups: dict[str, tuple[int, ...]] = {}
         """The process groups met, by their names in torch: the ranks of the world in each."""
         self.backend = ""
+        self.has_forgotten = False
+        """Whether there were more calls than that before any optimizer stepped; without one, nothing is said of the run then."""
         self._calls: list[Call] = []
         self._regions: dict[tuple[str, int], Region] = {}
         self._marks: list[Mark] = []
@@ -116,7 +119,9 @@ class CollectiveRecorder:
 
     @property
     def steps(self) -> tuple[RecordedStep, ...]:
-        """The first step and the plain ones."""
+        """The first step and the plain ones; the whole run where no optimizer stepped."""
+        if self.has_forgotten and not self._marks:
+            return ()
         return assemble(self._calls, self._regions, self._marks, self._optimizer, self._first_began, list(self.groups))
 
     # -- calls ----------------------------------------------------------------------------------------------------
@@ -159,6 +164,8 @@ class CollectiveRecorder:
         return name, self.groups[name]
 
     def _issued(self, call: Call, tensors: list[torch.Tensor], boxed: Any) -> None:
+        if len(self._calls) >= self.most_calls and not self._marks:
+            self._calls, self._works, self._storages, self.has_forgotten = [], {}, {}, True
         self._calls.append(call)
         if boxed is None:  # a barrier that blocks by itself
             call.waits.append((call.at, call.until))

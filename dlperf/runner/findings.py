@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dlperf.runner.ranks import Team
     from dlperf.trace import Trace
 
-_ALONE = "the step and layers are predicted for one rank on its own, and measured with what they wait for the others; the distributed step is compared below"
+_ALONE = "step and layers: predicted for one rank on its own, measured with what they wait for the others; the distributed step is compared below them"
 _FEWEST = 2  # plain steps below which there is nothing to say
 
 
@@ -268,12 +268,10 @@ class Findings:
     def to_text(self) -> str:
         """The report for people: layers, loading, forecast, notes."""
         body = self._body()
-        lines = [body, "", *self.run_lines()]
-        said = body
         ranks = self.rank_lines()
-        alone = [_ALONE] if ranks and self.report is not None else []
-        notes = [note for note in dict.fromkeys([*alone, *self.notes, *self.measurement.notes]) if note not in said]
-        return "\n".join([*lines, *ranks, *(f"note: {note}" for note in notes)])
+        alone = [f"{_ALONE}\n"] if ranks and self.report is not None else []
+        notes = [note for note in dict.fromkeys([*self.notes, *self.measurement.notes]) if note not in body]
+        return "\n".join([*alone, body, "", *self.run_lines(), *ranks, *(f"note: {note}" for note in notes)])
 
     def rank_lines(self) -> list[str]:
         """The table of the ranks and that of their step; none for one rank, and where the ranks could not be put together, which is a note."""

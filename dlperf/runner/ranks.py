@@ -14,7 +14,7 @@ from dlperf.communication import Communication, Step
 from dlperf.errors import DlperfError
 from dlperf.exposure import RankShares, rank_shares
 from dlperf.report.table import Column, format_table, table_width
-from dlperf.runner.recording import RecordedStep
+from dlperf.runner.recording import WHOLE_RUN, RecordedStep
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -42,7 +42,10 @@ class RankFindings:
         if recorder.error is not None:
             reason = reason or f"recording its calls failed: {type(recorder.error).__name__}: {recorder.error}"
             return cls(rank, name, status, " ".join(reason.split()), threads=threads)
-        return cls(rank, name, status, reason, recorder.steps, tuple(recorder.groups.items()), recorder.backend, threads)
+        steps = recorder.steps
+        if recorder.has_forgotten and not steps:
+            reason += f"; without one at most {recorder.most_calls:,} calls are kept, and there were more"
+        return cls(rank, name, status, reason, steps, tuple(recorder.groups.items()), recorder.backend, threads)
 
     def to_json(self) -> dict[str, Any]:
         """The findings as JSON data, to be handed over."""
@@ -166,7 +169,10 @@ class Team:
         n = sum(not step.first for step in self.trace.steps[0]) or 1
         hosts = len(set(self.trace.hosts))
         where = f"{self.n_ranks} ranks on {hosts} host{'s' * (hosts != 1)}, {self.trace.backend}"
-        title = f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the loop does included"
+        if self._numbers == (WHOLE_RUN,):
+            title = f"{where}: the run from its first call to its last, as one step"
+        else:
+            title = f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the loop does included"
         return [title, format_table(columns_of(self.shares), table_width())]
 
     def to_json(self) -> dict[str, Any]:

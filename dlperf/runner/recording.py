@@ -6,6 +6,7 @@ its calls in the order of their launches, so each wait ends when its call was co
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,9 +56,13 @@ class Mark:
     own_s: float = 0.0
 
 
+WHOLE_RUN = -1
+"""The number of the only "step" of a program in which no optimizer steps: from its first call to its last."""
+
+
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step worth keeping: `number` counts the optimizer's steps from 0 on, alike on all ranks of a training.
+    """A step worth keeping: `number` counts the optimizer's steps from 0 on, alike on all ranks of a training (or is :data:`WHOLE_RUN`).
 
     `own_s` is the step without what the loop does around it, `own_communication_s` what of that went into issuing calls and blocking for them.
     """
@@ -86,10 +91,17 @@ def assemble(
     """The first step of `optimizer`, from `first_began` on, and its plain ones. `groups` are the groups' names in the order of their numbers.
 
     A wait for a call that was launched in a step not kept is left out. An event that begins before the one before it has ended (several threads) begins there.
+    Where no optimizer ever stepped, all calls make one step, :data:`WHOLE_RUN`; none where there is no call either.
     """
     ordered = sorted(calls, key=lambda call: call.at)
     _wait_in_regions(ordered, regions)
     numbers = {name: number for number, name in enumerate(groups)}
+    if not marks:
+        if not ordered:
+            return ()
+        begin, end = ordered[0].at, max(max([call.until, *(until for _, until in call.waits)]) for call in ordered)
+        events = _events(ordered, numbers, begin, math.nextafter(end, math.inf), set())
+        return (RecordedStep(WHOLE_RUN, Step(begin, end, tuple(events))),)
     own = [mark for mark in marks if mark.optimizer == optimizer]
     spans = [] if first_began is None or not own else [(0, first_began, own[0], True)]
     spans += [(number, own[number - 1].begun, own[number], False) for number in range(1, len(own)) if own[number].plain]

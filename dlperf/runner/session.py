@@ -94,7 +94,8 @@ class Session:
         reason = "" if error is None else f"watching failed: {type(error).__name__}: {error}"
         if not reason and self.watcher is not None and self.watcher.watched is None:
             reason = why_nothing(self.watcher)
-        return RankFindings.of(self._exchange.world.rank, status, reason, self.recorder, torch.get_num_threads())
+        recorder = self.recorder if error is None else None  # which has not seen the run to its end
+        return RankFindings.of(self._exchange.world.rank, status, reason, recorder, torch.get_num_threads())
 
     def end(self) -> None:
         """Take out whatever is still set."""

@@ -9,7 +9,7 @@ import numpy as np
 from dlperf.cluster import Cluster
 from dlperf.laws.overlap import Collective
 from dlperf.laws.replay import Operation
-from dlperf.network import LinkFactors, call_s, message_s
+from dlperf.network import LinkFactors, burst_of, call_s, message_s
 from dlperf.scaling.recording import Call
 from dlperf.scaling.traffic import Interference, link_frac, passing_s_per_byte, unsteady_s
 
@@ -41,6 +41,7 @@ class CallCosts:
             wanted[kind, per_node, far] |= {(n_bytes, n), (_SHORTEST_BYTES, n)}
         needed = {far for (_, _, far), pairs in wanted.items() if any(n > 1 for _, n in pairs)}
         self._passing = {far: passing_s_per_byte(cluster, far, factors) for far in needed}
+        self._bursts = {far: burst_of(cluster, far, factors) for far in needed}
         for (kind, per_node, far), pairs in wanted.items():
             ordered = sorted(pairs)
             sizes, ranks = (np.array(column, dtype=float) for column in zip(*ordered))
@@ -48,6 +49,11 @@ class CallCosts:
             self._unsteady[kind, far] = unsteady_s(cluster, kind, far)
             for (n_bytes, n), seconds in zip(ordered, times):
                 self._seconds[kind, n_bytes, n, per_node, far] = float(seconds)
+
+    @property
+    def bucket_s(self) -> float:
+        """What a link between nodes stores while it rests; links inside a node store nothing."""
+        return self._bursts[True].stored_s if True in self._bursts else 0.0
 
     def shape(self, call: Call) -> _Shape:
         """What decides the call's time."""
@@ -91,8 +97,10 @@ class CallCosts:
             return Operation(call.ranks, Collective(0.0), self._queue(call))
         duration = alone + self._unsteady[kind, far]
         sent = self.sent_bytes(call)
-        needed = link_frac(alone, factor * self._seconds[kind, _SHORTEST_BYTES, n, per_node, far], factor * sent * self._passing[far], duration)
-        collective = Collective(duration, needed, self.stolen_s(call), sent * self.interference.delayed_s_per_byte)
+        shortest = factor * self._seconds[kind, _SHORTEST_BYTES, n, per_node, far]
+        needed = link_frac(alone, shortest, factor * sent * self._passing[far], duration)
+        spared = 0.0 if call.is_message else self._bursts[far].spared_s(sent, shortest)  # ping-pongs were measured with rests
+        collective = Collective(duration, needed, self.stolen_s(call), sent * self.interference.delayed_s_per_byte, spared)
         return Operation(call.ranks, collective, self._queue(call), self._ports(call, far))
 
     def _queue(self, call: Call) -> int | None:

@@ -35,6 +35,8 @@ COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 MOST_RECORDINGS = 5
 _USED_ITEM_BYTES = 4
 _Z90 = 1.645
+_ROUNDS = 3
+"""Of a step's time line: waiting makes computing colder, and that leaves less to wait for."""
 
 
 @dataclass(frozen=True)
@@ -210,12 +212,19 @@ class _Forecast:
         elif unknown := unmeasured(prediction):
             where = "neither the cluster file nor the machine file says what that costs them"
             reason = f"{where} ({', '.join(unknown)}; microbench.network on ranks of one computer measures it, and so does dlperf calibrate --workers 1,2,4)"
-        if not reason:
-            return beside(prediction, workers)
-        note = f"{workers} ranks share a computer, and {reason}: taken for nothing"
+        if reason:
+            self._note(f"{workers} ranks share a computer, and {reason}: taken for nothing")
+            return prediction
+        own = {sharing.workers for sharing in self.cluster.sharings} if self.cluster is not None else set()
+        if own and workers not in own and workers in {sharing.workers for sharing in prediction.machine.sharings}:
+            measured = " and ".join(map(str, sorted(own)))
+            whose = f"the machine file's; the cluster file, which counts first, has it of {measured} ranks"
+            self._note(f"what {workers} ranks of a computer cost one another is {whose}")
+        return beside(prediction, workers)
+
+    def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
-        return prediction
 
     def run(self) -> Scaling:
         question, largest = self.question, max(self.question.ranks)
@@ -296,7 +305,14 @@ class _Forecast:
             buffer_copies_s(self.any.machine, self.any.threads, sum(network.buffers_bytes)),
             tuple(sent("all_reduce", size) for size in closing), network.unused, delayed,
         )  # fmt: skip
-        return simulate(ddp_program(profile.computation.scaled(slow), sync), traffic.n_lanes)
+        cold = 1.0
+        for _ in range(_ROUNDS):
+            computation = profile.computation.scaled(slow * cold)
+            found = simulate(ddp_program(computation, sync), traffic.n_lanes, traffic.bucket_s(n), rested_s=computation.after_s)
+            if profile.cold_factor(found.waited_s) == cold:
+                break
+            cold = profile.cold_factor(found.waited_s)
+        return found
 
 
 def is_network_bound(doubled_gain_frac: float, faster_gain_frac: float, exposed_s: float, step_s: float) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dlperf.allocator import policy_of
 from dlperf.errors import DlperfError
 from dlperf.laws.buckets import Gradient, ReducerOptions
 from dlperf.laws.overlap import Computation
@@ -16,11 +17,14 @@ from dlperf.machine import Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
 from dlperf.predictors.book import Book, book_of
+from dlperf.predictors.calibrated import Calibrated, pause_factors
 from dlperf.trace import Op, TensorSpec, Trace
 
 DDP_CALL, DDP_SYNC, DDP_HOOK = "ddp/call", "ddp/sync", "ddp/hook"
 """Costs in a machine file: DDP's wrapper around a forward, what a step that synchronises takes besides, and each of its gradients."""
 _MEMORY = ("L3", "DRAM", "page-faults")
+_PAUSES_S = (0.0, 0.004, 0.008, 0.012, 0.016, 0.032)
+"""Pauses that a step is priced with; after the longest, what a shared cache forgets was measured no more."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Profile:
     DDP's wrapper; `step_s` does not.
 
     `memory_frac` is the share of the backward that waits for memory; `bounds` the seconds of the step by what bounds them. `flops` and `memory_bytes` are those
-    of the whole step, all of its batches.
+    of the whole step, all of its batches. `pauses` are seconds for which a step stood still, and how many times as long it computes then.
     """
 
     batch_size: int
@@ -41,6 +45,12 @@ class Profile:
     bounds: tuple[tuple[str, float], ...]
     flops: float
     memory_bytes: float
+    pauses: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+
+    def cold_factor(self, waited_s: float) -> float:
+        """How many times as long the rank computes that waited for so long in the step: others have taken their part of a shared cache."""
+        pauses_s, factors = zip(*self.pauses)
+        return float(np.interp(waited_s, pauses_s, factors))
 
     @property
     def bound(self) -> str:
@@ -108,8 +118,16 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
     flops, memory_bytes = (float((times * ops[name]).sum()) for name in ("flops", "bytes"))
     return Profile(
         trace.batch_size, step.total_s + more_s, computation, 1.0 if low is None else low, 1.0 if high is None else high,
-        backward[True] / (math.fsum(backward.values()) or 1.0), tuple(sorted(bounds.items())), flops, memory_bytes,
+        backward[True] / (math.fsum(backward.values()) or 1.0), tuple(sorted(bounds.items())), flops, memory_bytes, _pauses_of(prediction),
     )  # fmt: skip
+
+
+def _pauses_of(prediction: Prediction) -> tuple[tuple[float, float], ...]:
+    """Pauses and their factors; none for predictors that know no caches."""
+    if prediction.predictor != Calibrated.name:
+        return ((0.0, 1.0),)
+    factors = pause_factors(prediction.trace, prediction.machine, prediction.threads, policy_of(prediction.malloc).name, _PAUSES_S)
+    return tuple(zip(_PAUSES_S, factors))
 
 
 def _arrivals_s(prediction: Prediction) -> tuple[tuple[float, int], ...]:

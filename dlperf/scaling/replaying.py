@@ -103,12 +103,12 @@ class _Replaying:
             self.notes.append(f"{silent.path or 'one cluster'} does not say what computing loses while a collective runs: taken as in the other cluster file")
         return here or there, there or here
 
-    def lines(self, operation: Callable[[Call], Operation], backend: str, slow: float = 1.0) -> Lines:
-        """Every spell replayed; `slow` is a factor on the script's computing."""
+    def lines(self, operation: Callable[[Call], Operation], backend: str, slow: float = 1.0, bucket_s: float = 0.0) -> Lines:
+        """Every spell replayed; `slow` is a factor on the script's computing, `bucket_s` what a link that has rested spares its next call."""
         found = []
         for spell in self.recording.spells:
             programs = spell.programs(self.stealing.stolen_s, slow)
-            found.append((spell, replay(programs, [operation(call) for call in spell.calls], lanes_of(backend), spell.starts_s)))
+            found.append((spell, replay(programs, [operation(call) for call in spell.calls], lanes_of(backend), spell.starts_s, bucket_s)))
         return Lines(tuple(found))
 
     def run(self) -> Replay:
@@ -116,7 +116,7 @@ class _Replaying:
         if self.was is None:
             again = self.lines(lambda call: as_recorded(call, self.stealing.stolen_s(call)), trace.backend)
         else:
-            again = self.lines(self.was.operation, trace.backend)
+            again = self.lines(self.was.operation, trace.backend, bucket_s=self.was.bucket_s)
         recorded_s = max(statistics.median(again.usual([step.seconds for step in steps])) for steps in trace.steps)
         self.overhead_s = recorded_s - again.step_s
         recorded_first = max((step.seconds for steps in trace.steps for step in steps if step.first), default=None)
@@ -126,7 +126,7 @@ class _Replaying:
         self.alone_s = self.with_overhead(alone, alone)
         main = trace.n_ranks if trace.n_ranks in self.asked else self.asked[0]
         costs = self.costs(main)
-        usual = self.lines(costs.operation, self.cluster.backend, self.slower(main))
+        usual = self.lines(costs.operation, self.cluster.backend, self.slower(main), costs.bucket_s)
         rows = tuple(self.row(n) for n in self.asked)
         if self.what_if != LinkFactors() and len(set(self.nodes)) == 1:
             self.notes.append(NO_WIRE)
@@ -159,7 +159,7 @@ class _Replaying:
         backend, slow, costs = self.cluster.backend, self.slower(n), self.costs(n)
 
         def at(own: CallCosts, factor: float = 1.0) -> Lines:
-            return self.lines(lambda call: own.operation(call, factor), backend, slow)
+            return self.lines(lambda call: own.operation(call, factor), backend, slow, own.bucket_s)
 
         def spread(fraction: float) -> float:
             return quantile(paces.values, fraction) / paces.median if paces.median else 1.0

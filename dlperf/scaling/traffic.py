@@ -10,7 +10,7 @@ import numpy as np
 
 from dlperf.cluster import Cluster
 from dlperf.laws.overlap import GLOO_LANES, NCCL_LANES, Collective
-from dlperf.network import LinkFactors, collective_s, link_bytes_per_s
+from dlperf.network import Burst, LinkFactors, burst_of, collective_s, link_bytes_per_s
 
 _SHORTEST_BYTES = 4
 
@@ -83,12 +83,15 @@ class Traffic:
         self._ranks_per_node = ranks_per_node
         self._unsteady: dict[tuple[str, bool], float] = {}
         self._passing: dict[bool, float] = {}
+        self._bursts: dict[bool, Burst] = {}
         self._times: dict[tuple[str, int, int], float] = {}
         several = [n for n in ranks if n > 1]
         if cluster is None or not several:
             return
         self._unsteady = {(kind, far): unsteady_s(cluster, kind, far) for kind in ("all_reduce", "broadcast") for far in (False, True)}
-        self._passing = {far: passing_s_per_byte(cluster, far, factors) for far in {n > ranks_per_node for n in several}}
+        distances = {n > ranks_per_node for n in several}
+        self._passing = {far: passing_s_per_byte(cluster, far, factors) for far in distances}
+        self._bursts = {far: burst_of(cluster, far, factors) for far in distances}
         for kind, wanted in (("all_reduce", reduced_bytes), ("broadcast", broadcast_bytes)):
             sizes = sorted({_SHORTEST_BYTES, *wanted})
             times = collective_s(cluster, kind, np.array(sizes, dtype=float)[:, None], np.array(several)[None, :], ranks_per_node, factors)
@@ -99,6 +102,11 @@ class Traffic:
     def seconds(self, kind: str, n_bytes: int, n_ranks: int) -> float:
         """One collective alone; 0 for one rank."""
         return 0.0 if n_ranks == 1 else self._times[kind, n_bytes, n_ranks]
+
+    def bucket_s(self, n_ranks: int) -> float:
+        """What the link between so many ranks stores while it rests."""
+        burst = self._bursts.get(n_ranks > self._ranks_per_node)
+        return 0.0 if burst is None else burst.stored_s
 
     def collective(self, kind: str, n_bytes: int, n_ranks: int, memory_frac: float = 0.0, factor: float = 1.0) -> Collective:
         """The collective as the time line takes it; `factor` times as slow as usual.
@@ -116,4 +124,4 @@ class Traffic:
         sent = (2 * (n_ranks - 1) / n_ranks if kind == "all_reduce" else 1.0) * n_bytes
         stolen = sent * (memory_frac * cost.memory_s_per_byte + (1 - memory_frac) * cost.compute_s_per_byte)
         needed = link_frac(seconds, shortest, factor * sent * self._passing[far], duration)
-        return Collective(duration, needed, stolen, sent * cost.delayed_s_per_byte)
+        return Collective(duration, needed, stolen, sent * cost.delayed_s_per_byte, self._bursts[far].spared_s(sent, shortest))

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from dlperf.cluster import Cluster, Link
 from dlperf.communication import Communication
+from dlperf.scaling import replay_trace
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
 
@@ -90,6 +92,18 @@ SHARDED = HEAD + """
         loss.backward()
         optimizer.step()
         say(f"rank {dist.get_rank()} step {step} {float(loss).hex()}")
+    dist.destroy_process_group()
+"""
+
+
+SUMMING = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    vector = torch.ones(1000)
+    for _ in range(5):
+        dist.all_reduce(vector)
     dist.destroy_process_group()
 """
 
@@ -242,6 +256,17 @@ def test_ranks_that_send_nothing_are_compared_all_the_same(tmp_path: Path, machi
     assert got.returncode == 0, got.stderr
     assert [row["communication_frac"] for row in found(tmp_path)["ranks"]["rows"]] == [0.0, 0.0]
     assert Communication.load(tmp_path / "sent.json").meetings == ()
+
+
+def test_a_program_that_never_trains_is_recorded_from_its_first_call_to_its_last(tmp_path: Path, machine: Path) -> None:
+    got = torchrun(tmp_path, *run(machine, "--communication", "sent.json"), script(tmp_path, SUMMING))
+    assert got.returncode == 0, got.stderr
+    assert "the run from its first call to its last, as one step" in got.stdout
+    assert "no training was found" in got.stderr
+    trace = Communication.load(tmp_path / "sent.json")
+    assert (trace.n_steps, [event.n_bytes for event in trace.steps[0][0].launches]) == (1, [4000] * 5)
+    links = (Link("socket", latency_s=1e-4, bandwidth_bytes_per_s=1e9),)
+    assert replay_trace(trace, Cluster(links=links)).rows[0].step_s > 5 * 1e-4
 
 
 def test_one_rank_is_as_without_torchrun(tmp_path: Path, machine: Path) -> None:

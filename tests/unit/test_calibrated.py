@@ -16,7 +16,7 @@ from dlperf.errors import DlperfError
 from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.book import book_of, learn
-from dlperf.predictors.calibrated import PROCESS_SPREAD
+from dlperf.predictors.calibrated import PROCESS_SPREAD, pause_factors
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
 from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, TensorSpec
 
@@ -251,6 +251,24 @@ def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
         near = 4 * MIB * book_of(on, 1).seconds_per_byte(np.array([4.0 * MIB]))[0]
         found.append(row["seconds"] - relu_s(MIB) - max(0.0, operand - near if factors else 0.0))
     assert found == pytest.approx([2e-6, 5.5e-6, 9e-6])
+
+
+def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
+    """Two operands of 4 and 8 MiB, each read once a step: after 6 ms, where what is shared takes three times as long, both are farther away."""
+    n = MIB
+    first, other = (Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}") for place, size in enumerate((n, 2 * n)))
+    step = trace(first, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input")))
+    on = replace(machine(), costs=retention({"4": 1.0, "6": 3.0}))
+    at_once, soon, later, much_later = pause_factors(step, on, 1, "default", (0.0, 0.0005, 0.01, 1.0))
+    at_once_s = priced(step, on).step.total_s
+    assert at_once_s is not None
+    sizes, between = np.array([4.0, 8.0]) * n, np.array([8.0, 4.0]) * n
+    warm = book_of(on, 1).seconds_per_byte(sizes)
+    extra_s = [sizes @ np.maximum(book_of(on, 1).seconds_per_byte_after(between, np.full(2, pause_s)) - warm, 0.0) for pause_s in (0.0, 0.01)]
+    assert (at_once, soon) == (1.0, 1.0)
+    assert later == pytest.approx(1 + (extra_s[1] - extra_s[0]) / at_once_s)
+    assert much_later == pytest.approx(later)  # no more was measured
+    assert pause_factors(step, machine(), 1, "default", (1.0,)) == (1.0,)
 
 
 def retention(factors: dict[str, float]) -> tuple[Cost, ...]:

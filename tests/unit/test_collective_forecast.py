@@ -10,7 +10,7 @@ from dlperf.clock import Samples
 from dlperf.cluster import Cluster, Collective, Link, Message
 from dlperf.errors import DlperfError
 from dlperf.laws import gloo
-from dlperf.network import LinkFactors, call_s, collective_s, link_bytes_per_s, message_s
+from dlperf.network import Burst, LinkFactors, burst_of, call_s, collective_s, link_bytes_per_s, message_s
 
 MIB = 2**20
 NETWORK = Link("network", (), 3e-4, 1e8)
@@ -143,3 +143,14 @@ def test_the_bandwidth_of_a_link() -> None:
     assert link_bytes_per_s(BOTH, True, LinkFactors(3.0)) == pytest.approx(3e8)
     assert link_bytes_per_s(BOTH, False, LinkFactors(3.0)) == pytest.approx(1e9)  # no wire
     assert link_bytes_per_s(BOTH, True, LinkFactors(30.0)) == pytest.approx(1e9)  # the processor is slower then
+
+
+def test_a_token_bucket_spares_the_wires_time_alone() -> None:
+    """128 KiB of 10 ns a byte on the wire, of which the processor takes 1 ns: 9 ns a byte are spared, more on a slower wire."""
+    messages = tuple(Message("ping_pong", size, 1, 1, Samples((1e-8 * (size - 2**17),))) for size in (2**18, 2**20, 2**22))
+    shaped = Cluster(links=(Link("network", messages, latency_s=0.0), SOCKET))
+    burst = burst_of(shaped, True)
+    assert (burst.stored_s, burst.s_per_byte) == pytest.approx((2**17 * 9e-9, 9e-9), rel=1e-3)
+    assert burst_of(shaped, True, LinkFactors(0.5)).stored_s == pytest.approx(2**17 * 19e-9, rel=1e-3)
+    assert burst_of(shaped, False).stored_s == burst_of(SHEET, True).stored_s == 0
+    assert [Burst(3.0, 0.5).spared_s(n_bytes, 1.0) for n_bytes in (1, 4, 100)] == [0.0, 1.0, 2.0]  # measured after a rest of 1 s

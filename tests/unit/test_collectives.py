@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 from dlperf.runner.collectives import CollectiveRecorder
+from dlperf.runner.ranks import RankFindings
 from dlperf.runner.recording import Call, Mark
 
 
@@ -186,3 +187,16 @@ def test_a_model_in_evaluation_does_not_begin_the_first_step(recorder: Collectiv
     assert began is not None
     nn.Linear(2, 2)(torch.ones(1, 2))
     assert recorder._first_began == began
+
+
+def test_a_program_that_never_trains_is_one_step_unless_it_has_too_many_calls(group: None) -> None:
+    recorder = CollectiveRecorder(most_calls=3)
+    recorder.install()
+    for _ in range(3):
+        dist.all_reduce(tensors())
+    (run,) = recorder.steps
+    assert len(list(run.step.launches)) == len(list(run.step.waits)) == 3
+    dist.all_reduce(tensors())
+    assert (recorder.has_forgotten, len(calls(recorder)), recorder.steps) == (True, 1, ())
+    recorder.remove()
+    assert "at most 3 calls are kept" in RankFindings.of(0, 0, "no optimizer", recorder, 1).reason

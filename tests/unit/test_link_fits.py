@@ -45,6 +45,15 @@ def test_a_token_bucket_lets_the_first_bytes_pass() -> None:
     assert fit.s_per_byte == pytest.approx(8e-9, rel=1e-4)
 
 
+def test_a_links_burst_passes_before_its_rate_counts() -> None:
+    """T = 50 us + 8 ns a byte beyond the first 128 KiB: the fitted line meets the axis 50 us x 125 MB/s before them."""
+    short = [message(size, 5e-5 + 1e-10 * size) for size in (0, 64, 8192)]
+    messages = (*short, *(message(size, 5e-5 + 8e-9 * (size - 2**17)) for size in (2**18, 2**20, 2**22, 2**24)))
+    assert fit_link(Link("network", messages)).burst_bytes == pytest.approx(2**17, rel=1e-3)
+    assert fit_link(Link("network", messages, bandwidth_bytes_per_s=1e8)).burst_bytes == 0  # a data sheet's link is not that one
+    assert fit_link(Link("network", tuple(postal(5e-5, 8e-9)))).burst_bytes == 0
+
+
 def test_max_rate_of_several_pairs() -> None:
     """R_Cb = 100 MB/s alone, each further pair adds 50 MB/s: two pairs move 2 n at 150 MB/s, four 4 n at 250 MB/s."""
     sizes, alpha = (2**19, 2**20, 2**22), 1e-5

@@ -55,6 +55,16 @@ def test_a_collective_is_delayed_only_while_the_rank_computes() -> None:
     assert line.total_s == pytest.approx(2.5)
 
 
+def test_a_link_that_has_rested_spares_the_next_collective() -> None:
+    two = [Launch(0, Collective(2.0, spared_s=1.0)), Wait(0), Compute(0.25), Launch(1, Collective(2.0, spared_s=1.0)), Wait(1)]
+    assert simulate(two, bucket_s=0.75).spans_s == ((0.0, 1.25), (1.5, 3.25))  # all that the bucket holds, and then what it stored meanwhile
+    assert simulate(two, bucket_s=9.0).spans_s == ((0.0, 1.0), (1.25, 2.25))  # no more than a collective can be spared
+    assert simulate(two, bucket_s=9.0, rested_s=0.5).spans_s == ((0.0, 1.5), (1.75, 3.5))
+    assert simulate(two).total_s == 4.25
+    assert simulate([Launch(0, Collective(2.0, 0.25, spared_s=9.0)), Wait(0)], bucket_s=9.0).total_s == 1.5  # what it needs of the link, at most
+    assert simulate([Launch(0, Collective(2.0, spared_s=2.0)), Wait(0)], bucket_s=9.0).spans_s == ((0.0, 0.0),)
+
+
 def test_what_still_runs_at_the_end_delays_nothing() -> None:
     line = simulate([Launch(0, Collective(5.0)), Compute(1.0)])
     assert (line.total_s, line.waited_s, line.communication_s) == (1.0, 0.0, 5.0)
@@ -130,8 +140,8 @@ def test_against_small_steps_of_time(seed: int) -> None:
     for name in range(n):
         program.append(Compute(draw.choice([0.0, draw.random()])))
         duration = 0.02 + draw.random()
-        program.append(Launch(name, Collective(duration, draw.random(), draw.random() * duration, draw.random() * 0.5)))
+        program.append(Launch(name, Collective(duration, draw.random(), draw.random() * duration, draw.random() * 0.5, draw.choice([0.0, draw.random()]))))
     for name in range(n):
         program += [Wait(name), Compute(0.2 * draw.random())]
-    lanes, dt = draw.randint(1, 3), 1e-4
-    assert simulate(program, lanes).total_s == pytest.approx(step_through(program, lanes, dt), abs=dt * (3 * len(program) + 4))
+    lanes, bucket_s, dt = draw.randint(1, 3), draw.choice([0.0, 0.3]), 1e-4
+    assert simulate(program, lanes, bucket_s).total_s == pytest.approx(step_through(program, lanes, dt, bucket_s), abs=dt * (3 * len(program) + 4))

@@ -12,7 +12,7 @@ from dlperf.laws.buckets import ReducerOptions
 from dlperf.runner.exchange import Exchange, World
 from dlperf.runner.parallel_step import compare_step
 from dlperf.runner.ranks import RankFindings, Team
-from dlperf.runner.recording import RecordedStep
+from dlperf.runner.recording import WHOLE_RUN, RecordedStep
 
 
 def recorded(number: int, group: int = 0, at_s: float = 1.0, first: bool = False) -> RecordedStep:
@@ -41,6 +41,12 @@ def test_ranks_are_put_together() -> None:
     assert "2 ranks on 2 hosts, gloo: medians of 1 step" in lines
     assert "communication share" in lines
     assert merged.to_json()["rows"][0]["communication_frac"] == 0.4
+
+
+def test_ranks_that_never_trained_are_compared_over_their_runs() -> None:
+    run = replace(recorded(0), number=WHOLE_RUN)
+    assert "the run from its first call to its last" in team(found(0, run, reason="no optimizer"), found(1, run)).lines()[0]
+    assert team(found(0, run), found(1, recorded(5))).problem == "they have no watched step in common"
 
 
 def test_only_steps_that_all_have_count_and_a_wait_without_its_launch_goes_with_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from dlperf.communication import Event
-from dlperf.runner.recording import Call, Mark, RecordedStep, Region, assemble
+from dlperf.runner.recording import WHOLE_RUN, Call, Mark, RecordedStep, Region, assemble
 
 
 def marks(*ends: float, plain: tuple[int, ...] = (), optimizer: int = 1) -> list[Mark]:
@@ -27,6 +27,14 @@ def test_the_first_step_and_the_plain_ones_are_kept() -> None:
 def test_other_optimizers_and_unknown_beginnings_make_no_steps() -> None:
     assert assemble([], {}, marks(10.0, 15.0, plain=(1,), optimizer=7), 1, 5.0, []) == ()
     assert [s.number for s in assemble([], {}, marks(10.0, 15.0, plain=(1,)), 1, None, [])] == [1]
+
+
+def test_a_program_without_optimizers_is_one_step_from_its_first_call_to_its_last() -> None:
+    calls = [Call("send", 8, "0", 12.0, 12.5, peer=1), Call("all_reduce", 8, "0", 3.0, 3.5, done=5.0, waits=[(4.0, 6.0)])]
+    (run,) = assemble(calls, {}, [], None, 1.0, ["0"])
+    assert (run.number, run.step.begin_s, run.step.end_s, run.step.first) == (WHOLE_RUN, 3.0, 12.5, False)
+    assert launched(*run.step.events) == [("launch", 0, 0.0, 0.5), ("wait", 0, 1.0, 3.0), ("launch", 1, 9.0, 9.5)]
+    assert assemble([], {}, [], None, 1.0, []) == ()
 
 
 def test_blocking_in_cpp_is_for_its_calls_in_their_order() -> None:

@@ -106,8 +106,8 @@ def draw(random_: random.Random, n_ranks: int) -> tuple[list[list[Task]], list[O
     operations = []
     for _ in range(random_.randint(1, 6)):
         ranks = tuple(sorted(random_.sample(range(n_ranks), random_.randint(1, n_ranks))))
-        collective = Collective(random_.choice((0.0, 0.4, 1.0)), random_.choice((0.0, 0.5, 1.0)), random_.choice((0.0, 0.2, 0.8)), random_.choice((0.0, 0.3)))
-        operations.append(Operation(ranks, collective, random_.choice((None, 0, 1)), random_.choice((None, (7,), (7, 8)))))
+        own = (random_.choice(some) for some in ((0.0, 0.4, 1.0), (0.0, 0.5, 1.0), (0.0, 0.2, 0.8), (0.0, 0.3), (0.0, 0.2, 0.9)))
+        operations.append(Operation(ranks, Collective(*own), random_.choice((None, 0, 1)), random_.choice((None, (7,), (7, 8)))))
     programs: list[list[Task]] = []
     for rank in range(n_ranks):
         program: list[Task] = []
@@ -129,16 +129,16 @@ def test_any_program_against_small_steps(seed: int) -> None:
     programs, operations = draw(random_, random_.randint(1, 4))
     # a queue belongs to one set of ranks, as a process group does
     operations = [Operation(one.ranks, one.collective, None if one.queue is None else hash((one.queue, one.ranks)), one.ports) for one in operations]
-    lanes = random_.randint(1, 2)
-    ends = replay(programs, operations, lanes).ends_s
-    assert list(ends) == pytest.approx(step_ranks_through(programs, operations, lanes, 2e-4), abs=0.01)
+    lanes, bucket_s = random_.randint(1, 2), random_.choice((0.0, 0.3))
+    ends = replay(programs, operations, lanes, bucket_s=bucket_s).ends_s
+    assert list(ends) == pytest.approx(step_ranks_through(programs, operations, lanes, 2e-4, bucket_s), abs=0.01)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_ranks_that_are_alike_take_as_long_as_one_alone(seed: int) -> None:
     random_ = random.Random(seed)
     n_ranks, lanes = random_.randint(1, 3), random_.randint(1, 2)
-    collectives = [Collective(random_.random(), random_.random(), random_.random() / 2, random_.random() / 3) for _ in range(5)]
+    collectives = [Collective(random_.random(), random_.random(), random_.random() / 2, random_.random() / 3, random_.random()) for _ in range(5)]
     program: list[Task] = []
     single: list[overlap.Task] = []
     for number, collective in enumerate(collectives):
@@ -151,7 +151,7 @@ def test_ranks_that_are_alike_take_as_long_as_one_alone(seed: int) -> None:
     program.append(Wait(4))
     single.append(overlap.Wait(4))
     world = tuple(range(n_ranks))
-    found = replay([program] * n_ranks, [Operation(world, one, 0, (0,)) for one in collectives], lanes)
-    line = overlap.simulate(single, lanes)
+    found = replay([program] * n_ranks, [Operation(world, one, 0, (0,)) for one in collectives], lanes, bucket_s=0.4)
+    line = overlap.simulate(single, lanes, 0.4)
     assert found.ends_s == pytest.approx([line.total_s] * n_ranks, abs=1e-9)
     assert [(span.start_s, span.end_s) for span in found.spans] == [pytest.approx(span, abs=1e-9) for span in line.spans_s]

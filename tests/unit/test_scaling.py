@@ -240,6 +240,15 @@ def test_unused_parameters_are_looked_for_and_named() -> None:
     assert "find_unused_parameters" in found.notes[0]
 
 
+def test_ranks_that_wait_compute_with_colder_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = ask(own=cluster(bandwidth=MIB / 4)).rows[1]
+    assert alone.exposed_communication_s > 4.0
+    monkeypatch.setattr("dlperf.scaling.profile.pause_factors", lambda *_: (1.0, 1.1, 1.1, 1.1, 1.1, 1.1))
+    colder = ask(own=cluster(bandwidth=MIB / 4)).rows
+    assert (colder[0].step_s, colder[1].compute_s) == (10.0, 10.0)  # waiting for nobody
+    assert alone.step_s < colder[1].step_s <= alone.step_s + 1.0
+
+
 def sharings(workers: int = 2, **together_s: float) -> tuple[Sharing, ...]:
     """Slowdowns by kind of work, beside 1 s alone."""
     return tuple(Sharing(work.replace("_", "-"), workers, Samples((seconds,)), Samples((1.0,))) for work, seconds in together_s.items())
@@ -266,7 +275,11 @@ def test_ranks_of_one_computer_are_slowed_down_as_the_clusters_own_were() -> Non
 def test_the_clusters_slowdowns_come_before_the_machines_and_the_targets_own_before_both() -> None:
     file = machine(sharings=(*sharings(overhead=1.0, compute=9.0, DRAM=9.0, page_faults=9.0), *sharings(4, compute=7.0, DRAM=7.0, page_faults=7.0)))
     own = cluster(sharings=sharings(compute=1.5, DRAM=2.0))
-    rows = ask((1, 2, 4), own, lambda size: prediction(size, file), ranks_per_node=4).rows
+    found = ask((1, 2, 4), own, lambda size: prediction(size, file), ranks_per_node=4)
+    assert [note for note in found.notes if "the machine file's" in note] == [
+        "what 4 ranks of a computer cost one another is the machine file's; the cluster file, which counts first, has it of 2 ranks"
+    ]
+    rows = found.rows
     assert rows[1].compute_s == pytest.approx(1.5 * 5 + 2 * 4 + 9 * 1)  # page faults are in the machine file alone
     assert rows[2].compute_s == pytest.approx(7 * 10)  # four side by side were measured on the machine alone
     target = replace(file, sharings=(*file.sharings, Sharing(operations_of("made-up", 32, False), 2, Samples((1.25,)), Samples((1.0,)))))

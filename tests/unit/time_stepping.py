@@ -4,13 +4,23 @@ Their rules are written down once more, and no event is in sight."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dlperf.laws import replay
-from dlperf.laws.overlap import Compute, Launch, Task, Wait
+from dlperf.laws.overlap import Collective, Compute, Launch, Task, Wait
 
 
-def step_through(program: Sequence[Task], n_lanes: int, dt_s: float) -> float:
+def rested(one: Collective, stored_s: float) -> tuple[Collective, float]:
+    """A collective over a link that has stored so much, and what the link keeps."""
+    needed_s = one.duration_s * one.link_frac
+    spared_s = min(stored_s, one.spared_s, needed_s)
+    left_s = one.duration_s - spared_s
+    return replace(one, duration_s=left_s, link_frac=(needed_s - spared_s) / left_s if left_s > 0 else 0.0), stored_s - spared_s
+
+
+def step_through(program: Sequence[Task], n_lanes: int, dt_s: float, bucket_s: float = 0.0) -> float:
     """Seconds until the program has ended, good to about `dt_s` for each task and collective."""
+    stored_s, begun = bucket_s, set[int]()
     done = {task.name: 0.0 for task in program if isinstance(task, Launch)}  # fraction, by name
     collectives = {task.name: task.collective for task in program if isinstance(task, Launch)}
     launched: list[int] = []
@@ -35,6 +45,12 @@ def step_through(program: Sequence[Task], n_lanes: int, dt_s: float) -> float:
             return clock
         computing = isinstance(program[place], Compute)
         open_ones = [name for name in launched if done[name] < 1 and collectives[name].duration_s > 0][:n_lanes]
+        for name in open_ones:
+            if name not in begun:
+                collectives[name], stored_s = rested(collectives[name], stored_s)
+                begun.add(name)
+        if not open_ones:
+            stored_s = min(bucket_s, stored_s + dt_s)
         wanted = sum(collectives[name].link_frac for name in open_ones)
         crowd = wanted if wanted > 1 else 1.0
         lost = 0.0
@@ -48,8 +64,12 @@ def step_through(program: Sequence[Task], n_lanes: int, dt_s: float) -> float:
         clock += dt_s
 
 
-def step_ranks_through(programs: Sequence[Sequence[replay.Task]], operations: Sequence[replay.Operation], n_lanes: int, dt_s: float) -> list[float]:
+def step_ranks_through(
+    programs: Sequence[Sequence[replay.Task]], operations: Sequence[replay.Operation], n_lanes: int, dt_s: float, bucket_s: float = 0.0
+) -> list[float]:
     """Seconds until each rank's program has ended, good to about `dt_s` for each task and operation of all ranks."""
+    operations, begun = list(operations), set[int]()
+    stored_s = {port: bucket_s for one in operations for port in (one.ranks if one.ports is None else one.ports)}
     places, worked, ends = [0] * len(programs), [0.0] * len(programs), [0.0] * len(programs)
     done = [0.0] * len(operations)
     came: list[set[int]] = [set() for _ in operations]
@@ -92,7 +112,16 @@ def step_ranks_through(programs: Sequence[Sequence[replay.Task]], operations: Se
         if all(place == len(program) for place, program in zip(places, programs)):
             return ends
         busy = [place < len(program) and isinstance(program[place], replay.Compute) for place, program in zip(places, programs)]
+        for number in running_or_over - begun:
+            ports = operations[number].ranks if operations[number].ports is None else operations[number].ports
+            least_s = min(stored_s[port] for port in ports)
+            own, kept_s = rested(operations[number].collective, least_s)
+            operations[number] = replace(operations[number], collective=own)
+            stored_s.update((port, stored_s[port] - (least_s - kept_s)) for port in ports)
+        begun |= running_or_over
         open_ones = [number for number in running_or_over if not is_over(number)]
+        resting = set(stored_s) - {port for number in open_ones for port in (operations[number].ports or operations[number].ranks)}
+        stored_s.update((port, min(bucket_s, stored_s[port] + dt_s)) for port in resting)
         lost = [0.0] * len(programs)
         for number in open_ones:
             own = operations[number]
