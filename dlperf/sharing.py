@@ -33,12 +33,12 @@ class Sharing:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a call takes beside the others as alone: the median over the pairs.
+        """How many times as long a call takes beside the others as alone: the median over the pairs, and not below 1, since nobody computes faster for company.
 
         Not the ratio of the least: a neighbour on the machine may slow any core for seconds, and that all cores are quiet at once may not happen.
         Two samples in a row mostly meet the same state.
         """
-        return statistics.median(together / alone for together, alone in zip(self.samples.values, self.alone.values))
+        return max(1.0, statistics.median(together / alone for together, alone in zip(self.samples.values, self.alone.values)))
 
 
 def sharing_to_json(sharing: Sharing) -> dict[str, Any]:
