@@ -28,14 +28,15 @@ SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 1, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 _SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
-_PAIRED = ("ddp/", "retention/")
+_PAIRED = ("ddp/", "retention/", "retention_page/")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
 UNREST = "unrest"
 """Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
-MEAN, RETENTION, FRAMEWORK_UNREST = "unrest_mean", "retention", "unrest_framework"
-"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long;
-unrest of what the framework does between kernels, which a neighbour on the core slows down more than kernels."""
+MEAN, RETENTION, PAGE_RETENTION, FRAMEWORK_UNREST = "unrest_mean", "retention", "retention_page", "unrest_framework"
+"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long,
+and the first touch of a page if none was given back for so long; unrest of what the framework does between kernels, which a neighbour on the core slows
+down more than kernels."""
 STEP_COSTS = {
     "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
     "framework of training": (

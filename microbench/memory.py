@@ -13,18 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.clock import Clock, Samples, minor_faults, undisturbed
-from dlperf.machine import Cost, Footprint
+from dlperf.machine import PAGE_RETENTION, Cost, Footprint
+from microbench.stream import PAUSES_MS, computing
 
 _SIZES = (2**20, 2**22, 2**24, 2**26)
 _HUGE_PAGE_BYTES = 2**21
 _HUGE_SIZES = (2**22, 2**24, 2**26)
+_PRIMING = 3
+"""Touches before one that is at once: so that as many pages were given back just now, and the shared cache has taken them in, which takes it two."""
 
 
 @dataclass(frozen=True)
 class _Touch:
-    """Seconds a page for touching a fresh mapping beyond writing it again, and for unmapping it; `faults` is how many were taken."""
+    """Seconds a page for touching a fresh mapping beyond writing it again, for that, and for unmapping it; `faults` is how many were taken."""
 
     fault_s: float
+    again_s: float
     release_s: float
     faults: int
     disturbed: bool
@@ -58,8 +62,9 @@ def _touch(size: int, clock: Clock, huge: bool = False) -> _Touch:
     region.close()
     end = clock.now()
     n_pages = size // (_HUGE_PAGE_BYTES if huge else mmap.PAGESIZE)
-    fault_s = max(0.0, (faulted - begin) - (again - again_from)) / n_pages
-    return _Touch(fault_s, max(0.0, end - unmap_from) / n_pages, taken, clock.switches() != before)
+    again_s = (again - again_from) / n_pages
+    fault_s = max(0.0, (faulted - begin) / n_pages - again_s)
+    return _Touch(fault_s, again_s, max(0.0, end - unmap_from) / n_pages, taken, clock.switches() != before)
 
 
 def _samples(values: Sequence[float], touches: Sequence[_Touch]) -> Samples:
@@ -88,6 +93,29 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
         if statistics.median(touch.faults for touch in huge) <= 2 * max(_HUGE_SIZES) // _HUGE_PAGE_BYTES:
             costs.append(Cost("huge_page_fault", threads, _samples([touch.fault_s + touch.release_s for touch in huge], huge)))
     return costs
+
+
+def measure_retention(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
+    """``retention_page/MS``: how many times as long a page's first touch takes that many milliseconds of computing after pages were given back, as at once.
+
+    The system hands out first what it got last. Its zeros go to memory that the shared cache has forgotten by then, and are not there when they are written
+    over: what writing again takes more counts, too.
+    """
+    compute_for, n_samples = computing(clock), 2 if mode == "quick" else 5
+    found = []
+    for pause_ms in PAUSES_MS[mode]:
+        ratios = []
+        for size in _SIZES[:3] * n_samples:
+            for _ in range(_PRIMING):
+                _touch(size, clock)
+            at_once = _touch(size, clock)
+            compute_for(pause_ms)
+            later = _touch(size, clock)
+            if at_once.fault_s:
+                ratios.append(((later.fault_s + later.again_s - at_once.again_s) / at_once.fault_s, at_once.disturbed or later.disturbed))
+        if ratios:
+            found.append(Cost(f"{PAGE_RETENTION}/{pause_ms}", threads, undisturbed(ratios, least_frac=0.0)))
+    return found
 
 
 def measure_footprints() -> list[Footprint]:

@@ -24,7 +24,7 @@ _ITEM_BYTES = 4
 
 
 PAUSES_MS = {"quick": (4, 16), "full": (1, 2, 4, 6, 8, 12, 16, 32, 64), "thorough": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)}
-"""How long nothing touches the shared cache, for :func:`measure_retention`."""
+"""How long nothing touches the shared cache, for :func:`measure_retention` and :func:`microbench.memory.measure_retention`."""
 _SIDE = 256
 
 _STAGGER = 5168
@@ -111,20 +111,30 @@ def measure_retention(
     if not own or set_bytes < 2 * own:
         return []
     sweep = sweep or kernel("triad", set_bytes // (STREAM_BYTES_PER_ELEMENT["triad"] * _ITEM_BYTES))
-    a, out = torch.rand(_SIDE, _SIDE), torch.empty(_SIDE, _SIDE)
+    compute_for = computing(clock)
     n_samples = 5 if mode == "quick" else 15
     found = []
     for pause_ms in PAUSES_MS[mode]:
         usual_s = statistics.median(_timed(sweep, clock)[0] for _ in range(3 * n_samples))
         pairs = []
         for _ in range(1 + n_samples):
-            end = clock.now() + 1e-3 * pause_ms
-            while clock.now() < end:
-                torch.mm(a, a, out=out)
+            compute_for(pause_ms)
             took_s, disturbed = _timed(sweep, clock)
             pairs.append((took_s / usual_s, disturbed))
         found.append(Cost(f"{RETENTION}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0)))
     return found
+
+
+def computing(clock: Clock) -> Callable[[float], None]:
+    """A call that computes in a core's own caches for so many milliseconds."""
+    a, out = torch.rand(_SIDE, _SIDE), torch.empty(_SIDE, _SIDE)
+
+    def compute_for(ms: float) -> None:
+        end = clock.now() + 1e-3 * ms
+        while clock.now() < end:
+            torch.mm(a, a, out=out)
+
+    return compute_for
 
 
 def _timed(call: Callable[[], object], clock: Clock) -> tuple[float, bool]:

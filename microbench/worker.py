@@ -129,7 +129,7 @@ def run(job: dict[str, Any], say: Say) -> None:
     clock = pace.clock()
     system: dict[str, Callable[[], tuple[list[Bandwidth], list[Cost]]]] = {
         "framework": lambda: ([], framework.measure(n_threads, mode, clock)),
-        "memory": lambda: ([], memory.measure(n_threads, mode, clock)),
+        "memory": lambda: ([], [*memory.measure(n_threads, mode, clock), *memory.measure_retention(n_threads, mode, clock)]),
         "threads": lambda: ([], threads.measure(n_threads, mode, clock)),
         "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2], clock), stream.measure_retention(n_threads, mode, cpu.caches_bytes, clock)),
         "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),

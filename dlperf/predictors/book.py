@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dlperf.machine import EXACT, RETENTION, Curve, Kernel, Machine
+from dlperf.machine import EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
@@ -138,7 +138,18 @@ class Book:
     @cached_property
     def _retention(self) -> tuple[Array, Array]:
         """Milliseconds and factors, both rising; 1 throughout where nothing was measured."""
-        at = [cost for cost in self.machine.costs if cost.name.startswith(f"{RETENTION}/") and cost.threads == self.threads]
+        return self._pauses(RETENTION)
+
+    @cached_property
+    def _page_retention(self) -> tuple[Array, Array]:
+        return self._pauses(PAGE_RETENTION)
+
+    def page_factor(self, seconds: float) -> float:
+        """How many times as long a page's first touch takes so long after it was given back, as at once."""
+        return float(np.interp(1e3 * seconds, *self._page_retention))
+
+    def _pauses(self, what: str) -> tuple[Array, Array]:
+        at = [cost for cost in self.machine.costs if cost.name.startswith(f"{what}/") and cost.threads == self.threads]
         found = sorted((float(cost.name.partition("/")[2]), cost.seconds) for cost in at)
         pauses, factors = np.array([(0.0, 1.0), *found]).T
         return pauses, np.maximum.accumulate(factors)

@@ -24,7 +24,7 @@ from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import Book, book_of
 from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
-from dlperf.predictors.paging import page_items, peak_memory_bytes
+from dlperf.predictors.paging import cold_faults, page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
 from dlperf.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 
@@ -75,7 +75,7 @@ class Calibrated:
 def pause_factors(trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]) -> tuple[float, ...]:
     """How many times as long a step computes if it stands still for so many seconds between its backward and its optimizer, as a rank does that waits
     for others: meanwhile others take their part of the shared cache, as the machine file's ``retention`` has it. 1 where that was not measured."""
-    if not any(cost.name.startswith(f"{RETENTION}/") for cost in machine.costs):
+    if not any(cost.name.startswith(RETENTION) for cost in machine.costs):
         return tuple(1.0 for _ in pauses_s)
     priced = _Priced(trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True)
 
@@ -241,7 +241,9 @@ class _Priced:
 
     def page_faults(self) -> Iterator[Item]:
         """First touches of memory that malloc got anew from the system, and giving it back."""
-        yield from page_items(self.trace, self.analysis.replay, self.book.cost_s, "interpolated" if self.measured_threads else "extrapolated")
+        replay = self.analysis.replay
+        faults = cold_faults(replay, self.begin_s.tolist(), self.book.page_factor)
+        yield from page_items(self.trace, replay, faults, self.book.cost_s, "interpolated" if self.measured_threads else "extrapolated")
 
     def modules(self) -> Iterator[Item]:
         """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from dlperf.allocator import Replay
 from dlperf.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
@@ -17,8 +17,36 @@ N_OPERATORS = 11
 _PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
 
 
-def page_items(trace: Trace, replay: Replay, cost_s: Callable[[str], float], source: str) -> Iterator[Item]:
-    """Items of time for a replayed step.
+def cold_faults(replay: Replay, begin_s: Sequence[float], factor: Callable[[float], float]) -> tuple[float, ...]:
+    """The first touches of 4 KiB pages by op, each counted as many times as `factor` says of the seconds since its page was given back.
+
+    `begin_s` are the beginnings of the ops through two steps. The system hands out first what it got last; what nobody of the step gave back was given back
+    long ago.
+    """
+    n = len(replay.faults)
+    free: list[tuple[float, float]] = []  # pages, and when they were given back
+    found: list[float] = []
+    for step in range(2):
+        found = []
+        for place in range(n):
+            at = float(begin_s[step * n + place])
+            if replay.released and replay.released[place]:
+                free.append((replay.released[place], at))
+            left, counted = replay.faults[place], 0.0
+            while left > 0 and free:
+                pages, since = free.pop()
+                taken = min(pages, left)
+                counted, left = counted + taken * factor(at - since), left - taken
+                if pages > taken:
+                    free.append((pages - taken, since))
+            found.append(counted + (left * factor(math.inf) if left > 0 else 0.0))
+        if n and replay.released and replay.released[n]:
+            free.append((replay.released[n], float(begin_s[step * n + n - 1])))
+    return tuple(found)
+
+
+def page_items(trace: Trace, replay: Replay, faults: Sequence[float], cost_s: Callable[[str], float], source: str) -> Iterator[Item]:
+    """Items of time for a replayed step, `faults` by op of it, counted as :func:`cold_faults` does.
 
     `cost_s` gives the seconds of a ``page_fault`` (the first touch of 4 KiB), a ``page_release`` (giving 4 KiB back) and a
     ``huge_page_fault`` (2 MiB, from the first touch to giving back; where it was not measured, as much as the small pages in it).
@@ -31,7 +59,7 @@ def page_items(trace: Trace, replay: Replay, cost_s: Callable[[str], float], sou
     n_small = math.fsum(replay.faults)
     small_frac = n_small / (n_small + _PER_HUGE_PAGE * n_huge) if n_huge else 1.0
     huge_faults = replay.huge_faults or (0.0,) * len(trace.ops)
-    for op, n_faults, n_huge_here in zip(trace.ops, replay.faults, huge_faults):
+    for op, n_faults, n_huge_here in zip(trace.ops, faults, huge_faults):
         seconds = n_faults * fault_s + n_huge_here * huge_s
         if seconds:
             for layer, share in op.shares or ((op.layer, 1.0),):

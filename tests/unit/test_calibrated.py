@@ -11,12 +11,14 @@ import pytest
 from calibrated_cases import CALL_S, LEVELS, MIB, T, machine, mm, mm_s, relu, relu_s, trace
 
 from dlperf import Prediction, Trace, predict
+from dlperf.allocator import Replay
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
 from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.book import book_of, learn
 from dlperf.predictors.calibrated import PROCESS_SPREAD, pause_factors
+from dlperf.predictors.paging import cold_faults
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
 from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, TensorSpec
 
@@ -284,6 +286,32 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
     assert found.layers.set_index("layer").loc["b", "bound"] == "page-faults"
     assert found.step.peak_memory_bytes == 40 * MIB + 4096
     assert found.step.forward_s == pytest.approx(sum(item.seconds for item in found.prices.items))
+
+
+def test_pages_are_handed_out_last_in_first_out() -> None:
+    """100 pages are given back at 1 s and 50 at 4 s. 80 taken then are the 50 and 30 of the others; what is taken at 9 s is in part from the step before."""
+    replay = Replay((0.0, 0.0, 80.0, 90.0), (), 0, 170, 170, released=(0.0, 100.0, 50.0, 0.0, 20.0))
+    ages: list[float] = []
+
+    def factor(seconds: float) -> float:
+        ages.append(seconds)
+        return 2.0 if seconds > 2 else 1.0
+
+    found = cold_faults(replay, [0, 1, 4, 9, 10, 11, 14, 19], factor)
+    assert found == (0.0, 0.0, 50 + 2 * 30, 2 * 90)
+    assert ages[-4:] == [0, 3, 8, 10]  # released before the op that takes them; then what the end of the first step gave back
+    assert cold_faults(Replay((5.0,), (), 0, 5, 5), [0, 1], factor) == (10.0,)  # nobody gave them back in the step
+
+
+def test_page_faults_after_a_long_step_take_longer() -> None:
+    big = 10 * MIB
+    storages = (Storage(4 * big, 1, 2),)
+    product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((8e-3,)))
+    step = trace(product.op, Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"), storages=storages)
+    on = machine({"page_fault": FAULT_S, "retention_page/4": 1.0, "retention_page/8": 2.0}, extra=(product,))
+    found = priced(step, on)
+    (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
+    assert row["seconds"] == pytest.approx(2 * (40 * 256 + 1) * FAULT_S)
 
 
 def test_modules_cost_their_callers_and_parameters_their_owners() -> None:

@@ -358,8 +358,23 @@ def test_touching_and_giving_back_are_told_apart() -> None:
     """Mapping and writing 4 ticks, writing again 1, unmapping 2: with 256 pages in 1 MiB a fault is 3 / 256, a release 2 / 256."""
     ticks = iter([0.0, 4.0, 4.0, 5.0, 5.0, 7.0])
     touch = memory._touch(2**20, Clock(now=lambda: next(ticks), switches=lambda: 0))
-    assert (touch.fault_s, touch.release_s) == (3 / 256, 2 / 256)
+    assert (touch.fault_s, touch.again_s, touch.release_s) == (3 / 256, 1 / 256, 2 / 256)
     assert touch.faults >= 256
+
+
+def test_pages_that_the_cache_forgot_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up touches: 3 us and 1 us for writing again; after computing 5 us and 2 us. So (5 + 2 - 1) / 3 times as long."""
+    paused = [False]
+
+    def touch(_size: int, _clock: Clock) -> memory._Touch:
+        found = memory._Touch(5.0, 2.0, 1.0, 1, False) if paused[0] else memory._Touch(3.0, 1.0, 1.0, 1, False)
+        paused[0] = False
+        return found
+
+    monkeypatch.setattr(memory, "_touch", touch)
+    monkeypatch.setattr(memory, "computing", lambda _clock: lambda _ms: paused.__setitem__(0, True))
+    found = memory.measure_retention(1, "quick")
+    assert [(cost.name, cost.seconds) for cost in found] == [(f"retention_page/{ms}", 2.0) for ms in stream.PAUSES_MS["quick"]]
 
 
 def test_kinds_of_patterns_and_layers_are_all_there() -> None:
