@@ -74,7 +74,8 @@ class Calibrated:
 
 def pause_factors(trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]) -> tuple[float, ...]:
     """How many times as long a step computes if it stands still for so many seconds between its backward and its optimizer, as a rank does that waits
-    for others: meanwhile others take their part of the shared cache, as the machine file's ``retention`` has it. 1 where that was not measured."""
+    for others: meanwhile neighbours take their part of the shared cache, as the machine file's ``retention`` and ``retention_page`` have it. 1 where neither
+    was measured."""
     if not any(cost.name.startswith(RETENTION) for cost in machine.costs):
         return tuple(1.0 for _ in pauses_s)
     priced = _Priced(trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True)

@@ -91,7 +91,7 @@ TERMS = (
     Term("framework", "calls, and dispatch and autograd of every op", on_machine=free_framework),
     Term("cold calls", "the code of a call that finds its caches taken by the step's data", on_machine=warm_code),
     Term("cache levels", "operands that lie farther away than in the micro-benchmark: every level as fast as DRAM", on_machine=uniform_memory),
-    Term("retention", "operands and code that left the shared cache because they were not touched for long", on_machine=undisturbed_cache),
+    Term("retention", "operands, code and pages that left the shared cache because they were not touched for long", on_machine=undisturbed_cache),
     Term("corrections", "what neighbouring kernels say beyond the weighted sum of work", on_machine=without_corrections),
     Term("kernel curves", "measured kernels by regime and shape: every op at its roofline instead", on_prediction=with_rooflines),
 )
