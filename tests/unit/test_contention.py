@@ -73,8 +73,13 @@ def test_beyond_them_the_excess_follows_its_line_until_all_cores_are_busy() -> N
 
 
 def test_an_excess_that_falls_does_not_fall_for_ever() -> None:
-    # excess 1, 0.9 and 0.8 at 1, 2, 4: at 8 the line would be at 0.54; the least measured counts
-    assert slowdown(machine(EIGHT_CORES, compute={2: 0.9, 4: 0.8}), "compute", 8) == pytest.approx(0.8)
+    # excess 1, 1.4 and 1 at 1, 2, 4: at 8 the line would be at 0.97; the least measured counts
+    assert slowdown(machine(EIGHT_CORES, compute={2: 1.4, 4: 1.0}), "compute", 8) == pytest.approx(1.0)
+
+
+def test_company_makes_nobody_faster() -> None:
+    file = machine(EIGHT_CORES, compute={2: 0.9, 4: 1.2})
+    assert [slowdown(file, "compute", p) for p in (2, 4)] == pytest.approx([1.0, 1.2])
 
 
 def test_siblings_share_a_core() -> None:
