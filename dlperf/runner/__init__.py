@@ -178,6 +178,9 @@ def _report(
                 _say(remark)
             if outputs.json != "-" and (lines := team.lines()):
                 print("", *lines, sep="\n", flush=True)
+            if team.is_whole_run:
+                _say("no optimizer stepped: these are the run's own calls, and there is no training to report on")
+                return
         raise
     findings.prediction  # noqa: B018  first, so that its notes are among the others
     findings.parallel_step  # noqa: B018

@@ -45,6 +45,8 @@ class RankFindings:
         steps = recorder.steps
         if recorder.has_forgotten and not steps:
             reason += f"; without one at most {recorder.most_calls:,} calls are kept, and there were more"
+        elif not steps and not recorder.groups:
+            reason += "; no call on a process group was seen"
         return cls(rank, name, status, reason, steps, tuple(recorder.groups.items()), recorder.backend, threads)
 
     def to_json(self) -> dict[str, Any]:
@@ -82,7 +84,15 @@ class Team:
     def remarks(self) -> list[str]:
         """Ranks whose script failed, and why there is no comparison where there is none."""
         failed = [f"rank {one.rank} ended with status {one.status}" for one in self.found.values() if one.status and self.n_ranks > 1]
+        alone = sum(not meeting.complete for meeting in self.trace.meetings) if self.trace is not None and self.is_whole_run else 0
+        if alone:
+            failed.append(f"{alone} call{'s' * (alone != 1)} not issued by all of the ranks: what others waited for that is in their exposed communication")
         return [*failed, *([f"no comparison of the {self.n_ranks} ranks: {self.problem}"] if self.problem else [])]
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether the ranks never trained, and their runs are compared from the first call to the last."""
+        return not self._lacking and self._numbers == (WHOLE_RUN,)
 
     @cached_property
     def problem(self) -> str:
@@ -169,7 +179,7 @@ class Team:
         n = sum(not step.first for step in self.trace.steps[0]) or 1
         hosts = len(set(self.trace.hosts))
         where = f"{self.n_ranks} ranks on {hosts} host{'s' * (hosts != 1)}, {self.trace.backend}"
-        if self._numbers == (WHOLE_RUN,):
+        if self.is_whole_run:
             title = f"{where}: the run from its first call to its last, as one step"
         else:
             title = f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the loop does included"

@@ -189,6 +189,9 @@ class _Forecast:
             self.notes.append(ONE_COMPUTER)
         if None in self._rates.values():
             self.notes.append("the machine file holds no measured peak or bandwidth, so there is no Ridgeline plane")
+        crowd = max(question.side_by_side(n) for n in question.ranks)
+        if question.hosts_per_system > 1 and crowd > question.hosts_per_system:
+            self.notes.append(f"hosts of the cluster file stand {question.hosts_per_system} on one computer: up to {crowd} ranks compute side by side on it")
         held = max((c.n_ranks for c in self.cluster.collectives), default=0) if self.cluster is not None else 0
         if held and max(question.ranks) > held:
             self.notes.append(f"collectives were measured on up to {held} ranks; beyond, they follow the algorithm's law")

@@ -47,6 +47,8 @@ def test_ranks_that_never_trained_are_compared_over_their_runs() -> None:
     run = replace(recorded(0), number=WHOLE_RUN)
     assert "the run from its first call to its last" in team(found(0, run, reason="no optimizer"), found(1, run)).lines()[0]
     assert team(found(0, run), found(1, recorded(5))).problem == "they have no watched step in common"
+    none = replace(run, step=replace(run.step, events=()))
+    assert [remark for remark in team(found(0, run), found(1, none)).remarks if "1 call not issued by all" in remark]
 
 
 def test_only_steps_that_all_have_count_and_a_wait_without_its_launch_goes_with_it() -> None:

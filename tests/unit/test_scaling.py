@@ -300,6 +300,8 @@ def test_namespaces_of_one_computer_are_not_taken_for_several() -> None:
     assert hosts_per_system_of(apart) == 1
     assert (ranks_per_node_of(None, (2,)), hosts_per_system_of(None)) == (1, 1)
     assert Question((2,), 1, hosts_per_system=2).side_by_side(2) == 2
+    assert any("up to 4 ranks compute side by side" in note for note in ask((2, 4), ranks_per_node=2, hosts_per_system=2).notes)
+    assert not any("side by side" in note for note in ask((2, 4), ranks_per_node=1, hosts_per_system=2).notes)
 
 
 def test_a_file_of_one_computer_keeps_all_ranks_there() -> None:
