@@ -312,9 +312,9 @@ class _Forecast:
         for _ in range(_ROUNDS):
             computation = profile.computation.scaled(slow * cold)
             found = simulate(ddp_program(computation, sync), traffic.n_lanes, traffic.bucket_s(n), rested_s=computation.after_s)
-            if profile.cold_factor(found.waited_s) == cold:
+            before, cold = cold, profile.cold_factor(found.waited_s)
+            if cold == before:
                 break
-            cold = profile.cold_factor(found.waited_s)
         return found
 
 

@@ -24,7 +24,7 @@ DDP_CALL, DDP_SYNC, DDP_HOOK = "ddp/call", "ddp/sync", "ddp/hook"
 """Costs in a machine file: DDP's wrapper around a forward, what a step that synchronises takes besides, and each of its gradients."""
 _MEMORY = ("L3", "DRAM", "page-faults")
 _PAUSES_S = (0.0, 0.004, 0.008, 0.012, 0.016, 0.032)
-"""Pauses that a step is priced with; after the longest, what a shared cache forgets was measured no more."""
+"""Pauses that a step is priced with; a longer one counts as the longest, by which a shared cache has forgotten nearly all that it forgets."""
 
 
 @dataclass(frozen=True)
