@@ -42,11 +42,12 @@ class Clock:
     rest: Callable[[], object] | None = None
 
 
-SLOW = 1.25
-"""A core that takes so many times its best for a fixed piece of work is shared or throttled."""
+SLOW, SLOWEST = 1.25, 2.5
+"""A core that takes so many times its best for a fixed piece of work is shared or throttled; one that takes longer than so many times was taken away."""
 _PACE_LOOPS = 300
 _LONGEST_REST_S = 0.5
 _MOST_LOOKS = 2**18
+_LONGEST_GAP_S, _SPELL_S = 0.05, 1.0
 
 
 @dataclass
@@ -70,7 +71,11 @@ class Pace:
     n_slow: int = 0
     looks: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOOKS), repr=False)
     """Seconds that the work took, each time that it was looked at."""
+    spells: list[float] = field(default_factory=list, repr=False)
+    """The average of every whole second of looking; the sum of what is no whole one yet follows in `_spell`."""
     _was_slow: bool = field(default=False, repr=False)
+    _looked_s: float | None = field(default=None, repr=False)
+    _spell: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
 
     def look(self) -> float:
         """Seconds that the piece of work takes now."""
@@ -80,7 +85,20 @@ class Pace:
         took = self.now() - begin
         self.best_s = min(self.best_s, took)
         self.looks.append(took)
+        # Who waits for a fast core looks more often while it is slow, so a look counts by the time since the one before.
+        gap_s = 0.0 if self._looked_s is None else min(begin - self._looked_s, _LONGEST_GAP_S)
+        weights_s, weighted = self._spell[0] + gap_s, self._spell[1] + gap_s * min(took, SLOWEST * self.best_s)
+        if weights_s >= _SPELL_S:
+            self.spells.append(weighted / weights_s)
+            weights_s = weighted = 0.0
+        self._spell, self._looked_s = (weights_s, weighted), begin + took
         return took
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds that the work took on average over the time in which it was looked at, a core that was taken away aside."""
+        weights_s = _SPELL_S * len(self.spells) + self._spell[0]
+        return (_SPELL_S * math.fsum(self.spells) + self._spell[1]) / weights_s if weights_s else self.best_s
 
     def slow(self) -> bool:
         """Whether the core is slow now."""
@@ -188,6 +206,19 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
     return Samples(tuple(value for value, _ in pairs), 0)
 
 
+PART_S = 1.25e-4
+"""Part of a raw sample that is judged by itself. A neighbour on the core comes and goes: half the time that a core runs at its best it does so for
+less than a millisecond (a machine with a lively one, by looks at the pace 10 us apart), so few samples of a millisecond are undisturbed as a whole."""
+PATIENCE_S = 0.012
+"""How much longer a raw sample may take where no part is undisturbed: often a neighbour has gone by then."""
+_CLEAN_PARTS = 2
+"""A raw sample goes on until so many parts were undisturbed, while there is patience."""
+
+
+SHORT_CALL_S, LONG_CALL_S = 1e-3, 2e-2
+"""A call that takes less finds a neighbour there or away; the best of one that takes as long as that had him for a part of its time."""
+
+
 @dataclass(frozen=True)
 class Repeats:
     """How to sample: raw samples of at least `sample_s` (several calls where one is shorter), `n_samples` of them, after `warmup` calls."""
@@ -201,6 +232,8 @@ class Repeats:
 class Sampler:
     """Samples one function piecewise, so that a plan can interleave many: each :meth:`take` adds one raw sample.
 
+    A raw sample of short calls is taken in parts of :data:`PART_S`. Its value is the median of its undisturbed parts; only where it has none is it disturbed.
+
     >>> ticks = iter(range(100))
     >>> sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=2), Clock(now=lambda: float(next(ticks)), switches=lambda: 0))
     >>> sampler.take(); sampler.take(); sampler.result().median
@@ -210,6 +243,7 @@ class Sampler:
     def __init__(self, call: Callable[[], object], repeats: Repeats = Repeats(), clock: Clock = Clock(), n_calls: int = 0) -> None:
         self._call, self._repeats, self._clock = call, repeats, clock
         self._pairs: list[tuple[float, bool]] = []
+        self._wholes: list[float] = []
         self._n_calls = n_calls  # in a raw sample; where an earlier sampler has not found it, warming up does
 
     @property
@@ -228,20 +262,24 @@ class Sampler:
         return tuple(self._pairs)
 
     @property
+    def wholes(self) -> tuple[float, ...]:
+        """All raw samples so far in seconds a call, disturbed parts included, but not what went beyond its length: what such calls usually take."""
+        return tuple(self._wholes)
+
+    @property
     def n_clean(self) -> int:
         """Undisturbed raw samples so far."""
         return sum(not disturbed for _, disturbed in self._pairs)
 
-    def _time(self, n_calls: int) -> tuple[float, bool]:
+    def _time(self, n_calls: int) -> float:
+        """Seconds of so many calls."""
         call, clock = self._call, self._clock
-        before = clock.switches()
         begin = clock.now()
         for _ in range(n_calls):
             call()
         if clock.synchronize is not None:
             clock.synchronize()
-        end = clock.now()
-        return (end - begin) / n_calls, clock.switches() != before
+        return clock.now() - begin
 
     def warm_up(self) -> None:
         """Warm calls, and the number of calls that make a raw sample long enough."""
@@ -249,18 +287,34 @@ class Sampler:
             self._time(1)
         n_calls = 1
         while n_calls < self._repeats.max_calls:
-            each, _ = self._time(n_calls)
-            if each * n_calls >= self._repeats.sample_s:
+            seconds = self._time(n_calls)
+            each = seconds / n_calls
+            if seconds >= self._repeats.sample_s:
                 break
             n_calls = min(self._repeats.max_calls, max(2 * n_calls, min(16 * n_calls, int(1.1 * self._repeats.sample_s / each) if each > 0 else 16 * n_calls)))
         self._n_calls = n_calls
 
-    def take(self) -> None:
-        """One raw sample; the first call warms up before."""
+    def take(self, patience_s: float = 0.0) -> None:
+        """One raw sample; the first call warms up before. Where a neighbour left it no two undisturbed parts, it goes on for at most `patience_s`."""
         if not self._n_calls:
             self.warm_up()
-        self._pairs.append(self._time(self._n_calls))
-        if self._pairs[-1][1] and self._clock.rest is not None:
+        # A device is waited for once a sample, so that its queue does not run dry in between.
+        n_parts = 1 if self._clock.synchronize is not None else max(1, min(self._n_calls, round(self._repeats.sample_s / PART_S)))
+        part = math.ceil(self._n_calls / n_parts)
+        clean: list[float] = []
+        whole_s = spent_s = seconds = 0.0
+        n_done = 0
+        disturbances = self._clock.switches()
+        while n_done < self._n_calls or (len(clean) < min(n_parts, _CLEAN_PARTS) and spent_s - whole_s + seconds < patience_s):
+            n_calls, before = min(part, self._n_calls - n_done) if n_done < self._n_calls else part, disturbances
+            seconds, disturbances = self._time(n_calls), self._clock.switches()
+            whole_s += seconds if n_done < self._n_calls else 0.0
+            spent_s, n_done = spent_s + seconds, n_done + n_calls
+            if disturbances == before:
+                clean.append(seconds / n_calls)
+        self._wholes.append(whole_s / self._n_calls)
+        self._pairs.append((statistics.median(clean), False) if clean else (self._wholes[-1], True))
+        if not clean and self._clock.rest is not None:
             self._clock.rest()
 
     def result(self) -> Samples:
@@ -282,7 +336,7 @@ def take_turns(samplers: Sequence[Sampler]) -> None:
         if not lacking:
             return
         for sampler in lacking:
-            sampler.take()
+            sampler.take(PATIENCE_S)
 
 
 def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock) -> Samples:

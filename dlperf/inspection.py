@@ -10,7 +10,7 @@ from typing import Any
 
 from dlperf import work
 from dlperf.contention import hardware_threads
-from dlperf.machine import FRAMEWORK_UNREST, MEAN, PACE, PAGE_RETENTION, RETENTION, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
+from dlperf.machine import PACE, PAGE_RETENTION, RETENTION, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
 from dlperf.roofs import CEILING, LEVELS, roofs_of
 from dlperf.sharing import PREPARATION
 from dlperf.trace import Trace
@@ -168,7 +168,7 @@ def summarize(machine: Machine) -> Summary:
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
     ordered = sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))
-    costs = [c for c in ordered if not c.name.startswith((CEILING, f"{MEAN}/", f"{UNREST}/", RETENTION)) and c.name not in (PACE, FRAMEWORK_UNREST)]
+    costs = [c for c in ordered if not c.name.startswith((CEILING, UNREST, RETENTION)) and c.name != PACE]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     # STREAM's sweeps of sets that fit a cache are shorter than their calls: where better kernels speak of the caches, it speaks of memory alone.

@@ -31,12 +31,12 @@ _SPREAD_COSTS = ("cold/", "churn/", "page_", "huge_page_", "loader/receive_", "l
 _PAIRED = ("ddp/", "retention/", "retention_page/")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
-UNREST = "unrest"
-"""Not seconds but a factor, for each group of kernels: how much longer than at best they usually took while the machine was measured."""
-MEAN, RETENTION, PAGE_RETENTION, FRAMEWORK_UNREST = "unrest_mean", "retention", "retention_page", "unrest_framework"
+UNREST, LONG_UNREST, FRAMEWORK_UNREST, MEMORY_UNREST, SPELLS = "unrest", "unrest_long", "unrest_framework", "unrest_memory", "unrest_spells"
+"""Not seconds but factors: for each group of kernels, how much longer than at best they usually took while the machine was measured, short calls and long
+ones; of what the framework does between them, which a neighbour slows down more; of sweeps beyond a core's own caches, less; the pace of single seconds."""
+MEAN, RETENTION, PAGE_RETENTION = "unrest_mean", "retention", "retention_page"
 """Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long,
-and the first touch of a page if none was given back for so long; unrest of what the framework does between kernels, which a neighbour on the core slows
-down more than kernels."""
+and the first touch of a page if none was given back for so long."""
 STEP_COSTS = {
     "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
     "framework of training": (
@@ -225,13 +225,15 @@ class Machine:
 
         Raises DlperfError if it was never measured and no default is given.
         """
-        at = [t for n, t in self._costs if n == name]
-        if not at:
-            if default is None:
-                raise DlperfError(f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate")
-            return default
-        nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
-        return self._costs[name, nearest].seconds
+        found = self.cost(name, threads)
+        if found is None and default is None:
+            raise DlperfError(f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate")
+        return default if found is None else found.seconds  # type: ignore[return-value]
+
+    def cost(self, name: str, threads: int) -> Cost | None:
+        """A named cost at the nearest measured thread count; None if it was never measured."""
+        nearest = min((t for n, t in self._costs if n == name), key=lambda t: (abs(math.log(t / threads)), t), default=None)
+        return None if nearest is None else self._costs[name, nearest]
 
     def missing_costs(self, inference: bool = False, threads: int | None = None) -> dict[str, tuple[str, ...]]:
         """The costs of a step that the file does not hold (with `threads`: not for exactly so many), by group of :data:`STEP_COSTS`."""
@@ -244,26 +246,25 @@ class Machine:
         found = (re.fullmatch(rf"busy while measuring (.+) with {threads} thread\(s\): .*", note) for note in self.notes)
         return tuple(dict.fromkeys(match.group(1) for match in found if match))
 
-    def unrest(self, threads: int) -> float:
-        """How much longer than at best things usually took while the machine was measured, as a factor; some percent on a quiet machine.
+    def unrest(self, threads: int, group: str = "") -> float:
+        """How much longer than at best calls below SHORT_CALL_S usually took while the machine was measured, as a factor; some percent on a quiet machine.
 
-        Curves go by least samples, a user sees medians, neighbours of a virtual machine included.
+        Curves go by least samples, users see usual ones. `group`: while groups whose names begin so were measured with exactly `threads`, if any was.
         """
-        return self._factor(UNREST, threads)
+        at = [cost.samples.median for cost in self.costs if group and cost.name.startswith(f"{UNREST}/{group}") and cost.threads == threads]
+        return statistics.median(at) if at else self._factor(UNREST, threads)
 
-    def unrest_of(self, group: str, threads: int) -> float | None:
-        """:meth:`unrest` while the groups whose names begin so were measured with exactly `threads`; None where none was."""
-        at = [cost.samples.median for cost in self.costs if cost.name.startswith(f"{UNREST}/{group}") and cost.threads == threads]
-        return statistics.median(at) if at else None
+    def long_unrest(self, threads: int) -> float:
+        """:meth:`unrest` of calls of LONG_CALL_S and more; that of short ones where no group has such calls."""
+        return self._factor(LONG_UNREST, threads, self.unrest(threads))
 
     def mean_factor(self, threads: int) -> float:
         """How much longer things took on average than usually while the machine was measured: a step's median times this is its share of an epoch."""
         return self._factor(MEAN, threads)
 
-    def _factor(self, name: str, threads: int) -> float:
-        at = [cost for cost in self.costs if cost.name.startswith(f"{name}/")]  # one a group
-        if not at:
-            return 1.0
+    def _factor(self, name: str, threads: int, default: float = 1.0) -> float:
+        if not (at := [cost for cost in self.costs if cost.name.startswith(f"{name}/")]):  # one a group
+            return default
         _, nearest = min((abs(math.log(cost.threads / threads)), cost.threads) for cost in at)
         return statistics.median(cost.samples.median for cost in at if cost.threads == nearest)
 

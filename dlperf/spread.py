@@ -6,15 +6,13 @@ import statistics
 
 from dlperf.clock import Samples, quantile
 from dlperf.errors import DlperfError
-from dlperf.machine import Machine
+from dlperf.machine import FRAMEWORK_UNREST, SPELLS, Machine
 
 SPELL_S = 5.0
 """How long a state of a core lasts whose neighbours come and go: paces of one second and the next were alike (correlation 0.7 to 0.9), those five seconds
 apart half so."""
 _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
-_LONG_S = 1e-3
-"""Kernels from here on last as long as the disturbances that a step meets."""
 
 
 def sigma_of(samples: Samples) -> float:
@@ -26,11 +24,26 @@ def sigma_of(samples: Samples) -> float:
 
 
 def machine_sigma(machine: Machine, threads: int) -> float:
-    """How much the same computation varies from one time to the next: the median over the machine's long kernels (all, where none is long); 0 without any."""
-    at = machine.nearest_threads(threads)
-    found = [(kernel.samples.median, sigma_of(kernel.samples)) for kernel in machine.kernels if kernel.threads == at and len(kernel.samples.values) > 2]
-    long = [sigma for median, sigma in found if median >= _LONG_S]
-    return statistics.median(long or [sigma for _, sigma in found] or [0.0])
+    """How much the same computation varies from one second to the next: as the core's pace did while the machine was measured, less by how much less than the
+    interpreter, whose pace that is, kernels suffer from a neighbour; 0 where nobody looked at the pace."""
+    spells = spells_of(machine, threads)
+    return kernels_part(machine, threads, machine.unrest(threads)) * sigma_of(spells) if spells else 0.0
+
+
+def spells_of(machine: Machine, threads: int) -> Samples | None:
+    """The core's pace in single seconds of the calibration, in usual ones; None where nobody looked at it."""
+    found = machine.cost(SPELLS, threads)
+    return None if found is None else found.samples
+
+
+def kernels_part(machine: Machine, threads: int, unrest: float) -> float:
+    """How much of a change of the core's pace is seen by what usually takes `unrest` times as long as at best: all, if the interpreter takes no longer.
+
+    A neighbour who is usually half there adds u - 1 to it and f - 1 to the interpreter, so a change of the interpreter's time by a fraction changes
+    this by (1 - 1/u) / (1 - 1/f) of that.
+    """
+    framework = machine.cost_s(FRAMEWORK_UNREST, threads, 1.0)
+    return min(1.0, (1.0 - 1.0 / unrest) / (1.0 - 1.0 / framework)) if framework > 1.0 else 1.0
 
 
 def slowest_factor(n: int, sigma: float, fraction: float = 0.5) -> float:

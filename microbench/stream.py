@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns, undisturbed
-from dlperf.machine import RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
+from dlperf.clock import SLOWEST, Clock, Repeats, Sampler, Samples, take_turns, undisturbed
+from dlperf.machine import MEMORY_UNREST, RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
 from microbench.plan import log_sizes
 
 _ITEM_BYTES = 4
@@ -81,14 +81,14 @@ def repeats_of(mode: str, set_bytes: int, usual: int) -> Repeats:
     return Repeats(5e-4, math.ceil(usual / 2) if is_quick or is_large else usual, warmup=2)
 
 
-def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock()) -> list[Bandwidth]:
-    """The sweeps of all kernels."""
-    found = []
+def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()) -> tuple[list[Bandwidth], list[Cost]]:
+    """The sweeps of all kernels; and how much longer than at best those usually took whose set a core's own caches do not hold."""
+    found, above = [], []
     for name, n_arrays in STREAM_BYTES_PER_ELEMENT.items():
         floor = Sampler(kernel(name, 1), Repeats(1e-3, 5), clock)
         take_turns([floor])
         call_s = floor.result().median
-        for working_set in working_sets(mode, last_cache_bytes, name):
+        for working_set in working_sets(mode, caches_bytes[2], name):
             n = working_set // (n_arrays * _ITEM_BYTES)
             repeats = repeats_of(mode, working_set, 10)
             sampler = Sampler(kernel(name, n), repeats, clock)
@@ -97,7 +97,9 @@ def measure(threads: int, mode: str, last_cache_bytes: int, clock: Clock = Clock
             raw = sampler.result()
             net = Samples(tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed)
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
-    return found
+            if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
+                above += [min(whole_s / raw.minimum, SLOWEST) for whole_s in sampler.wholes]
+    return found, [Cost(MEMORY_UNREST, threads, Samples((statistics.fmean(above),)))] if above else []
 
 
 def measure_retention(

@@ -18,10 +18,10 @@ from typing import Any
 from tqdm import tqdm
 
 from dlperf import host
-from dlperf.clock import Samples
+from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, SLOWEST, Samples
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
-from dlperf.machine import MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Trace
 from microbench.plan import MODES, Group
@@ -278,12 +278,22 @@ def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
 def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -> list[Cost]:
     """How much longer than at best this group's kernels usually took, and how much longer on average than usually.
 
+    A step lasts longer than a neighbour stays or goes, so it takes what its kernels take on average; what its median does not see are the moments in
+    which the core was taken away. All samples count alike: those of a kernel that was sampled until it was undisturbed are no average by themselves.
     Every group keeps its own: one that is measured later, at another moment, says nothing of the others.
     """
-    above = [usual_s / kernel.samples.minimum for usual_s, kernel in zip(message["usual_s"], kernels) if kernel.samples.minimum > 0]
-    means = [mean_s / usual_s for mean_s, usual_s in zip(message["mean_s"], message["usual_s"]) if usual_s > 0]
-    named = ((UNREST, statistics.median, above), (MEAN, statistics.fmean, means))
-    return [Cost(f"{name}/{message['group']}", threads, Samples((middle(values),))) for name, middle, values in named if values]
+    above: dict[str, list[float]] = {"all": [], UNREST: [], LONG_UNREST: []}
+    for wholes_s, kernel in zip(message["wholes_s"], kernels):
+        if least_s := kernel.samples.minimum:
+            factors = [whole_s / least_s for whole_s in wholes_s]
+            above["all"] += factors
+            if least_s < SHORT_CALL_S or least_s >= LONG_CALL_S:
+                above[UNREST if least_s < SHORT_CALL_S else LONG_UNREST] += factors
+    if not above["all"]:
+        return []
+    usual = {name: statistics.fmean(min(factor, SLOWEST) for factor in factors) for name, factors in above.items() if factors}
+    mean = statistics.fmean(above["all"]) / usual.pop("all")
+    return [Cost(f"{name}/{message['group']}", threads, Samples((value,))) for name, value in (usual | {MEAN: mean}).items()]
 
 
 def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:

@@ -8,12 +8,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlperf.clock import Clock, Sampler, undisturbed
+from dlperf.clock import PATIENCE_S, Clock, Sampler, Samples, undisturbed
 from dlperf.machine import Kernel
 from microbench.plan import Group
 
 _LONG_CALL_S = 0.005
 _MOST_TIMES = 2
+_AGREE_FRAC = 0.02
+_LEAST_ALIKE, _MOST_ALIKE = 5, 15
+"""Kernels with samples of both kinds that tell how much longer those took that were disturbed from begin to end."""
 _LEAST_POINTS = 12
 """Points of a group that are sampled however short the time is: a curve through fewer says nothing."""
 
@@ -21,14 +24,13 @@ _LEAST_POINTS = 12
 @dataclass(frozen=True)
 class Timed:
     """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for,
-    and, of each kernel, the median and the mean of all its raw samples in seconds, disturbed ones included."""
+    and all raw samples of each kernel in seconds, disturbed parts included."""
 
     kernels: tuple[Kernel, ...] = ()
     refused: tuple[str, ...] = ()
     n_unsteady: int = 0
     n_left_out: int = 0
-    usual_s: tuple[float, ...] = ()
-    mean_s: tuple[float, ...] = ()
+    wholes_s: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass
@@ -36,17 +38,41 @@ class _Taken:
     """Raw samples of one kernel, each with whether it was disturbed, and the number of calls in one."""
 
     pairs: list[tuple[float, bool]] = field(default_factory=list)
+    wholes: list[float] = field(default_factory=list)
     n_calls: int = 0
     is_long: bool = False
 
     @property
-    def n_clean(self) -> int:
-        return sum(not disturbed for _, disturbed in self.pairs)
+    def clean(self) -> list[float]:
+        return sorted(value for value, disturbed in self.pairs if not disturbed)
 
     def wants(self, n_samples: int) -> bool:
-        """Whether it is to be sampled again: `n_samples` times, half as often where a call takes long, and further while most are disturbed."""
+        """Whether it is to be sampled again: `n_samples` times, half as often where a call takes long, and further while most are disturbed, but no more
+        once the least undisturbed ones agree, half as many as samples are wanted."""
+        clean, n_agreeing = self.clean, max(2, n_samples // 2)
+        if len(clean) >= n_agreeing and clean[n_agreeing - 1] <= (1 + _AGREE_FRAC) * clean[0]:
+            return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
-        return len(self.pairs) < n_wanted or (len(self.pairs) < _MOST_TIMES * n_wanted and 2 * self.n_clean < n_wanted)
+        return len(self.pairs) < n_wanted or (len(self.pairs) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted)
+
+    @property
+    def slowed(self) -> tuple[float, float] | None:
+        """Seconds of the usual disturbed sample, and how many times the least undisturbed one that is; None without samples of both kinds."""
+        if not self.clean or len(self.clean) == len(self.pairs) or self.clean[0] == 0:
+            return None
+        usual_s = statistics.median(value for value, disturbed in self.pairs if disturbed)
+        return usual_s, usual_s / self.clean[0]
+
+
+def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
+    """What a kernel without any undisturbed sample would take without its neighbour: its usual sample over how much longer kernels of the group that take
+    about as long took when they were disturbed, too; its samples as they are where too few tell."""
+    values = [value for value, _ in taken.pairs]
+    usual_s = statistics.median(values)
+    if len(slowed) < _LEAST_ALIKE or usual_s == 0:
+        return Samples(tuple(values))
+    alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual_s)))[:_MOST_ALIKE]
+    return Samples((usual_s / max(1.0, statistics.median(factor for _, factor in alike)),), len(values))
 
 
 @dataclass
@@ -75,9 +101,9 @@ class Timing:
 
     def take(self, progress: Callable[[int], None], allowance_s: float = math.inf) -> None:
         """The next pass, in about `allowance_s` at most. `progress` is told of each point that is done."""
-        order = list(self.lacking)
+        order = list(self.lacking)  # those without an undisturbed sample first
         random.Random(self._n_passes).shuffle(order)  # any part of a rank covers its space
-        order.sort(key=lambda place: self.group.points[place].rank)
+        order.sort(key=lambda place: (len(self._taken[place].clean) if place in self._taken else 0, self.group.points[place].rank))
         self._n_passes += 1
         begin = self.clock.now()
         for place in order:
@@ -96,27 +122,29 @@ class Timing:
                 self._refused[place] = str(error)
             return
         taken = self._taken.setdefault(place, _Taken())
-        begin = self.clock.now()
-        call()
-        taken.is_long = taken.is_long or self.clock.now() - begin >= _LONG_CALL_S
+        if not taken.n_calls:
+            begin = self.clock.now()
+            call()
+            taken.is_long = self.clock.now() - begin >= _LONG_CALL_S
         n_calls = 1 if taken.is_long else taken.n_calls
         sampler = Sampler(call, replace(self.group.repeats, n_samples=1), replace(self.clock, rest=None), n_calls)  # the next pass is soon enough
-        sampler.take()
+        sampler.take(PATIENCE_S if taken.pairs else 0.0)  # at first every kernel is to be sampled at all
         taken.n_calls = sampler.n_calls
         taken.pairs += sampler.pairs
+        taken.wholes += sampler.wholes
 
     def result(self) -> Timed:
-        """What the passes so far found: the undisturbed samples of each kernel, or all of one that has none."""
+        """What the passes so far found: the undisturbed samples of each kernel, or what :func:`_without` makes of one that has none."""
         kernels, n_unsteady = [], 0
+        slowed = [pair for taken in self._taken.values() if (pair := taken.slowed) is not None]
         for place, taken in sorted(self._taken.items()):
             point = self.group.points[place]
-            kernels.append(Kernel(point.op, point.family, self.threads, undisturbed(taken.pairs, least_frac=0.0)))
-            n_unsteady += not taken.n_clean
-        raw = [[value for value, _ in self._taken[place].pairs] for place in sorted(self._taken)]
-        return Timed(
-            tuple(kernels), tuple(self._refused.values()), n_unsteady, len(self.group.points) - len(kernels) - len(self._refused),
-            tuple(map(statistics.median, raw)), tuple(map(statistics.fmean, raw)),
-        )  # fmt: skip
+            samples = undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
+            kernels.append(Kernel(point.op, point.family, self.threads, samples))
+            n_unsteady += not taken.clean
+        n_left_out = len(self.group.points) - len(kernels) - len(self._refused)
+        wholes_s = tuple(tuple(self._taken[place].wholes) for place in sorted(self._taken))
+        return Timed(tuple(kernels), tuple(self._refused.values()), n_unsteady, n_left_out, wholes_s)
 
 
 def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> Timed:

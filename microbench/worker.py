@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from dlperf import host
 from dlperf.clock import Pace, Samples, involuntary_switches, quantile
-from dlperf.machine import EXACT, FRAMEWORK_UNREST, PACE, Bandwidth, Cost, Machine
+from dlperf.machine import EXACT, FRAMEWORK_UNREST, PACE, SPELLS, Bandwidth, Cost, Machine
 from dlperf.trace import Trace, own_operations
 from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
@@ -83,14 +82,14 @@ class _Spent:
         self.seconds += time.perf_counter()
 
 
-def framework_unrest(looks: Sequence[float], while_measured: Sequence[float]) -> float:
-    """How much longer what the framework does usually takes than its costs, least samples, say: the usual one of all looks at the core's pace against a fast
-    one of those taken while these costs were measured. A neighbour on the core slows an interpreter down more than it does kernels.
+def framework_unrest(usual_s: float, while_measured: Sequence[float]) -> float:
+    """How much longer what the framework does usually takes than its costs, least samples, say: the average look at the core's pace, of `usual_s`, against a
+    fast one of those taken while these costs were measured. A neighbour on the core slows an interpreter down more than it does kernels.
 
-    >>> framework_unrest([1.0] * 40 + [1.5] * 60, [1.0] * 20 + [1.5] * 30)
-    1.5
+    >>> framework_unrest(1.3, [1.0] * 20 + [1.5] * 30)
+    1.3
     """
-    return max(1.0, statistics.median(looks) / quantile(while_measured, _FAST))
+    return max(1.0, usual_s / quantile(while_measured, _FAST))
 
 
 def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
@@ -127,11 +126,16 @@ def run(job: dict[str, Any], say: Say) -> None:
     cpu = host.this_cpu()
     pace = settled_pace(mode, job["pace_s"])
     clock = pace.clock()
+
+    def sweeps() -> tuple[list[Bandwidth], list[Cost]]:
+        bandwidths, costs = stream.measure(n_threads, mode, cpu.caches_bytes, clock)
+        return bandwidths, [*costs, *stream.measure_retention(n_threads, mode, cpu.caches_bytes, clock)]
+
     system: dict[str, Callable[[], tuple[list[Bandwidth], list[Cost]]]] = {
         "framework": lambda: ([], framework.measure(n_threads, mode, clock)),
         "memory": lambda: ([], [*memory.measure(n_threads, mode, clock), *memory.measure_retention(n_threads, mode, clock)]),
         "threads": lambda: ([], threads.measure(n_threads, mode, clock)),
-        "stream": lambda: (stream.measure(n_threads, mode, cpu.caches_bytes[2], clock), stream.measure_retention(n_threads, mode, cpu.caches_bytes, clock)),
+        "stream": sweeps,
         "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),
         "loop": lambda: ([], loop.measure(n_threads, mode, clock)),
         "ddp": lambda: ([], ddp.measure(n_threads, mode, clock)),
@@ -154,11 +158,13 @@ def run(job: dict[str, Any], say: Say) -> None:
         part = Machine(cpu, kernels=timed.kernels, bandwidths=tuple(bandwidths), costs=costs, footprints=footprints)
         say(
             {"group": name, "part": part.to_json(), "switches": spent[name].switches, "seconds": spent[name].seconds, "refused": timed.refused,
-             "unsteady": timed.n_unsteady, "left_out": timed.n_left_out, "usual_s": timed.usual_s, "mean_s": timed.mean_s}
+             "unsteady": timed.n_unsteady, "left_out": timed.n_left_out, "wholes_s": timed.wholes_s}
         )  # fmt: skip
 
     def unrest() -> list[Cost]:
-        return [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(pace.looks, while_measured),)))] if while_measured else []
+        spells = [Cost(SPELLS, n_threads, Samples(tuple(spell_s / pace.usual_s for spell_s in pace.spells)))] if pace.spells else []
+        factor = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(pace.usual_s, while_measured),)))] if while_measured else []
+        return factor + spells
 
     def left_s() -> float:
         return max(0.0, BUDGET_S[mode] - (time.perf_counter() - begun))

@@ -271,7 +271,7 @@ def run(job: dict[str, Any], say: Say) -> None:
 
     def tell(name: str, sharing: Sharing, switches: int, seconds: float) -> None:
         say({"group": name, "part": Machine(cpu, sharings=(sharing,)).to_json(), "switches": switches, "seconds": seconds, "refused": [], "unsteady": 0,
-             "left_out": 0, "usual_s": [], "mean_s": []})  # fmt: skip
+             "left_out": 0, "wholes_s": []})  # fmt: skip
 
     for name, work, _, workers in job["groups"]:
         if work == PREPARATION:

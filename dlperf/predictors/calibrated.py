@@ -17,15 +17,17 @@ from dataclasses import replace
 import numpy as np
 
 from dlperf.allocator import PAGE_BYTES
+from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.errors import DlperfError
-from dlperf.machine import EXACT, FRAMEWORK_UNREST, RETENTION, Machine
+from dlperf.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import Book, book_of
 from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
-from dlperf.predictors.paging import cold_faults, page_items, peak_memory_bytes
+from dlperf.predictors.paging import BOUND, cold_faults, page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
+from dlperf.spread import kernels_part, spells_of
 from dlperf.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 
 _LEAST_KERNEL_S = 2e-7
@@ -54,12 +56,20 @@ class Calibrated:
         if unrest > _QUIET_UNREST:
             priced.notes.add(f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} % longer than at best (neighbours); so do predictions")
         # A target's own operations were measured at a moment of their own; what the framework does suffers more from neighbours than kernels do.
-        own = machine.unrest_of(f"{own_operations(trace)} ", book.threads) or unrest
+        own, long = machine.unrest(book.threads, f"{own_operations(trace)} "), machine.long_unrest(book.threads)
         framework = machine.cost_s(FRAMEWORK_UNREST, book.threads, unrest)
+        left = min(1.0, (long - 1.0) / (unrest - 1.0)) if unrest > 1.0 else 1.0
+        memory = machine.cost_s(MEMORY_UNREST, book.threads, unrest)
 
         def restless_s(item: Item) -> float:
-            usual = own if item.op in priced.exact else unrest
-            return usual * item.seconds + (framework - usual) * (priced.overheads_s[item.op] * item.share if item.op >= 0 else 0.0)
+            least = (own if item.op in priced.exact else unrest) - 1.0
+            usual = 1.0 + least * (1.0 - (1.0 - left) * _length(priced.kernel_s[item.op] if item.op >= 0 else 0.0))
+            if item.bound == BOUND:
+                return memory * item.seconds
+            if item.op < 0:
+                return usual * item.seconds
+            called_s, waited_s = item.share * priced.overheads_s[item.op], item.share * priced.distances_s[item.op]
+            return usual * item.seconds + (framework - usual) * called_s + (memory - usual) * waited_s
 
         kernels, calls = priced.items()
         quiet = kernels + calls
@@ -70,6 +80,11 @@ class Calibrated:
         notes = tuple(sorted(priced.notes))
         peak = peak_memory_bytes(trace, machine, analysis.replay)
         return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=_missing(machine, trace), peak_memory_bytes=peak)
+
+
+def _length(seconds: float) -> float:
+    """From 0, a call that a neighbour is there for or not, to 1, one whose best samples had him for a part of their time."""
+    return min(1.0, max(0.0, math.log(max(seconds, SHORT_CALL_S) / SHORT_CALL_S) / math.log(LONG_CALL_S / SHORT_CALL_S)))
 
 
 def pause_factors(trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]) -> tuple[float, ...]:
@@ -111,7 +126,8 @@ class _Priced:
         self.notes: set[str] = set()
         self.exact: set[int] = set()
         self.overheads_s: list[float] = []
-        """Of each op's item: what its call adds to its kernel; known once the kernels' items are."""
+        """Of each op's item: what its call adds to its kernel; known once the kernels' items are. So are `distances_s`, what its operands' distance adds."""
+        self.distances_s: list[float] = []
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
         self.descriptions = analysis.descriptions(book.threads)
         self.kernel_s, self.source = self._kernel_times()
@@ -224,9 +240,9 @@ class _Priced:
         """One item an op (several where it serves several layers)."""
         if not self.trace.ops:
             return
-        distance_s, root_s = self._distance_s(), self.book.cost_s("optimizer_zero_root")
+        root_s = self.book.cost_s("optimizer_zero_root")
         seconds = []
-        self.overheads_s = []
+        self.overheads_s, self.distances_s = [], self._distance_s()
         for index, op in enumerate(self.trace.ops):
             if op.phase == "optimizer" and self.optimizer is not None:
                 overhead_s = 0.0
@@ -235,7 +251,7 @@ class _Priced:
                 overhead_s = self._overhead_s(op, index)
                 own_s = max(self.kernel_s[index] + overhead_s, _LEAST_KERNEL_S)
             self.overheads_s.append(max(0.0, overhead_s))
-            seconds.append(own_s + distance_s[index])
+            seconds.append(own_s + self.distances_s[index])
         for index, (op, bound) in enumerate(zip(self.trace.ops, self._bounds(seconds))):
             for layer, share in op.shares or ((op.layer, 1.0),):
                 yield Item(layer, op.phase, seconds[index] * share, bound, self.source[index], "kernel", index, share)
@@ -300,8 +316,8 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, u
 
     The error of each curve is that of its Gaussian process, made as wide as its held-out points ask for: ops of near places err alike, ops of
     far places and of different curves each by themselves. An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
-    quadrature: the spread of processes, malloc's histories, and a machine at its best or as much slower than usual as it usually is slower than
-    at best.
+    quadrature: the spread of processes, malloc's histories, and seconds in which the core is as fast or as slow as one of twenty was during the
+    calibration.
     """
     if total <= 0:
         return 1.0, 1.0
@@ -326,4 +342,7 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, u
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)
     fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
-    return max(0.05, 1.0 - math.hypot(half, fewer, 1.0 - 1.0 / unrest)), 1.0 + math.hypot(half, more, unrest - 1.0)
+    spells, part = spells_of(book.machine, book.threads), kernels_part(book.machine, book.threads, unrest)
+    fast, slow = (quantile(spells.values, 0.05), quantile(spells.values, 0.95)) if spells else (1.0, 1.0)
+    faster, slower = part * (1.0 - fast), part * (slow - 1.0)
+    return max(0.05, 1.0 - math.hypot(half, fewer, faster)), 1.0 + math.hypot(half, more, slower)

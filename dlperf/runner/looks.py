@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dlperf.clock import SLOW, Pace
 from dlperf.machine import PACE, UNREST, Machine
-from dlperf.spread import share_of_spell
+from dlperf.spread import machine_sigma, share_of_spell
 
 _ELASTICITY = 0.65
 """On a core whose neighbour came and went, steps of two convolutional networks took 1.28 and 1.38 times as long where the piece of work took 1.5 times
@@ -40,13 +40,10 @@ class Usual:
 
 def usual_of(machine: Machine, threads: int) -> Usual:
     """The pace of a machine as its file has it."""
-    groups = [cost for cost in machine.costs if cost.name.startswith(f"{UNREST}/")]
-    if not groups:
-        return Usual(machine.cost_s(PACE, threads, math.inf))
-    at = min((cost.threads for cost in groups), key=lambda n: (abs(math.log(n / threads)), n))
-    values = [cost.samples.median for cost in groups if cost.threads == at]
-    usually = machine.unrest(threads) * machine.mean_factor(threads)
-    return Usual(machine.cost_s(PACE, threads, math.inf), usually, statistics.stdev(values) / usually if len(values) > 1 else 0.0)
+    best_s = machine.cost_s(PACE, threads, math.inf)
+    if not any(cost.name.startswith(f"{UNREST}/") for cost in machine.costs):
+        return Usual(best_s)
+    return Usual(best_s, machine.unrest(threads) * machine.mean_factor(threads), machine_sigma(machine, threads))
 
 
 def slowdown(ratio: float) -> float:

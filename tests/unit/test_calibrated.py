@@ -218,7 +218,10 @@ def test_operands_from_farther_away_cost_the_difference_of_the_bandwidths() -> N
     assert row["bound"] == "overhead"
     # 32 MiB lie two of five octaves from the sweep's 8 MiB to its 256 MiB; 4000 bytes below its first point
     far_s = 0.6 / LEVELS["L3"] + 0.4 / LEVELS["DRAM"]
-    assert row["seconds"] == pytest.approx(relu_s(small) + 4 * small * (far_s - 1 / LEVELS["L1"]))
+    waited_s = 4 * small * (far_s - 1 / LEVELS["L1"])
+    assert row["seconds"] == pytest.approx(relu_s(small) + waited_s)
+    restless = machine({"unrest/gemm": 1.5, "unrest_memory": 1.1})  # a neighbour on the core takes no memory's time
+    assert kernels(priced(step, restless))[0]["seconds"] == pytest.approx(1.5 * relu_s(small) + 1.1 * waited_s)
 
 
 def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
@@ -283,6 +286,9 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
     found = priced(step, machine({"page_fault": FAULT_S}))
     (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
     assert (row["layer"], row["bound"], row["seconds"]) == ("b", "page-faults", pytest.approx((40 * 256 + 1) * FAULT_S))
+    restless = priced(step, machine({"page_fault": FAULT_S, "unrest/gemm": 1.5, "unrest_memory": 1.1}))
+    (busy,) = restless.ops[restless.ops["what"] == "page faults"].to_dict("records")
+    assert busy["seconds"] == pytest.approx(1.1 * row["seconds"])
     assert found.layers.set_index("layer").loc["b", "bound"] == "page-faults"
     assert found.step.peak_memory_bytes == 40 * MIB + 4096
     assert found.step.forward_s == pytest.approx(sum(item.seconds for item in found.prices.items))
@@ -391,6 +397,14 @@ def test_the_machines_unrest_is_in_every_time() -> None:
     assert not any("usually" in note for note in quiet.prices.notes)
 
 
+@pytest.mark.parametrize(("n", "factor"), [(64, 1.4), (2**19, 1.4), (2**22, 1.306), (2**25, 1.2)])
+def test_long_calls_have_less_unrest_to_add(n: int, factor: float) -> None:
+    """Of 64 ns, 0.5, 4.2 and 34 ms: the best samples of the last had their neighbours, too."""
+    quiet, restless = (priced(trace(relu(n)), machine(costs)).prices.items for costs in ({}, {"unrest/gemm": 1.4, "unrest_long/gemm": 1.2}))
+    (kernel_s,), (usual_s,) = ([item.seconds for item in items if item.what == "kernel"] for items in (quiet, restless))
+    assert usual_s / kernel_s == pytest.approx(factor, rel=2e-3)
+
+
 def test_what_the_framework_does_has_an_unrest_of_its_own() -> None:
     costs = {"module_call": 1e-6, "unrest/gemm": 1.25}
     step = trace(mm(64, 64, 64), relu(1024))
@@ -413,6 +427,16 @@ def test_the_interval_of_measured_ops_is_the_processes_spread() -> None:
     assert step.total_s is not None
     assert found.high_s == pytest.approx(step.total_s * (1 + 1.645 * PROCESS_SPREAD))
     assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * PROCESS_SPREAD))
+
+
+@pytest.mark.parametrize(("factors", "part"), [({}, 1.0), ({"unrest/gemm": 1.25, "unrest_framework": 1.5}, 0.6)])
+def test_seconds_of_another_pace_widen_it(factors: dict[str, float], part: float) -> None:
+    on = machine(factors)
+    spells = Cost("unrest_spells", 1, Samples((0.9, *(1.0,) * 9, 1.4)))
+    step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, spells))).step
+    assert step.total_s is not None
+    assert step.high_s == pytest.approx(step.total_s * (1 + math.hypot(1.645 * PROCESS_SPREAD, part * 0.2)), rel=1e-2)  # half way to the slowest of eleven
+    assert step.low_s == pytest.approx(step.total_s * (1 - math.hypot(1.645 * PROCESS_SPREAD, part * 0.05)), rel=1e-2)
 
 
 def test_what_is_less_known_widens_it() -> None:

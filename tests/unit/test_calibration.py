@@ -34,7 +34,7 @@ class Worker:
     status = 0
     switches_per_s = 0.0
     seconds = 1e-6
-    usual_s = 1e-6
+    wholes_s = (1e-6,)
     unsteady = 0
     passes = 1
 
@@ -63,7 +63,7 @@ class Worker:
             part = Machine(host.this_cpu(), (kernel,))
             switches = 100 * self.switches_per_s
             told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady, "left_out": 0}
-            told |= {"usual_s": [self.usual_s], "mean_s": [1.1 * self.usual_s]}
+            told |= {"wholes_s": [list(self.wholes_s)]}
             yield json.dumps(told) + "\n"
 
     def wait(self) -> int:
@@ -93,18 +93,25 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
 
 def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker]) -> None:
     path = tmp_path / "m.json"
-    worker.seconds, worker.usual_s, worker.unsteady = 1e-3, 1.2e-3, 1
+    worker.seconds, worker.wholes_s, worker.unsteady = 1e-4, (1.0e-4, 1.2e-4, 1.4e-4, 5e-4), 1
     machine = suite.calibrate(path, mode="quick")
-    assert machine.unrest(1) == pytest.approx(1.2)
-    assert machine.mean_factor(1) == pytest.approx(1.1)
+    assert machine.unrest(1) == pytest.approx((1.0 + 1.2 + 1.4 + 2.5) / 4)  # in the last one the core was taken away
+    assert machine.mean_factor(1) == pytest.approx((1.0 + 1.2 + 1.4 + 5.0) / (1.0 + 1.2 + 1.4 + 2.5))
     # A target that is added at a quieter moment says nothing of what was measured before ...
-    worker.usual_s, worker.unsteady = 1e-3, 0
+    worker.wholes_s, worker.unsteady = (1e-4,), 0
     machine = suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     assert len([cost for cost in machine.costs if cost.name.startswith("unrest/")]) == 4
-    assert machine.unrest(1) == pytest.approx(1.2)
+    assert machine.unrest(1) == pytest.approx(6.1 / 4)
     # ... and a second look at a busy group holds its usual time against the least of both looks.
-    worker.seconds, worker.usual_s = 2e-3, 3e-3
-    assert suite.calibrate(path, mode="quick").unrest(1) == pytest.approx(3.0)
+    worker.seconds, worker.wholes_s = 2e-4, (2e-4,)
+    assert suite.calibrate(path, mode="quick").unrest(1) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("seconds", "short", "long"), [(1e-5, 1.5, 1.5), (9e-4, 1.5, 1.5), (1.1e-3, 1.0, 1.0), (0.019, 1.0, 1.0), (0.02, 1.0, 1.5)])
+def test_long_calls_have_an_unrest_of_their_own(tmp_path: Path, worker: type[Worker], seconds: float, short: float, long: float) -> None:
+    worker.seconds, worker.wholes_s, worker.unsteady = seconds, (1.25 * seconds, 1.75 * seconds), 1
+    machine = suite.calibrate(tmp_path / "m.json", mode="quick")
+    assert (machine.unrest(1), machine.long_unrest(1)) == (pytest.approx(short), pytest.approx(long))  # in between counts as neither
 
 
 def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type[Worker]) -> None:

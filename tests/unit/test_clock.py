@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.clock import Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, minor_faults, quantile, take_single, take_turns, undisturbed
+from dlperf.clock import PART_S, Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, minor_faults, quantile, take_single, take_turns, undisturbed
 from dlperf.errors import DlperfError
 
 
@@ -124,6 +124,29 @@ def test_where_every_sample_is_disturbed_all_stay() -> None:
     assert result.n_disturbed == 0
 
 
+def test_a_disturbed_part_of_a_raw_sample_leaves_the_others() -> None:
+    fake = Fake(1e-5)
+    sampler = Sampler(fake, Repeats(1e-3, 1), fake.clock())
+    sampler.warm_up()
+    fake.disturb = (fake.n_calls + 5,)
+    before_s, before = fake.time_s, fake.n_calls
+    sampler.take()
+    assert sampler.pairs == ((pytest.approx(1e-5), False),)
+    assert sampler.wholes == (pytest.approx((fake.time_s - before_s) / (fake.n_calls - before)),)
+    assert sampler.wholes[0] > 1e-3
+
+
+@pytest.mark.parametrize(("n_first", "n_more", "disturbed"), [(6, 0, False), (7, 1, False), (8, 2, False), (31, 24, False), (99, 24, True)])
+def test_a_raw_sample_goes_on_until_two_parts_are_undisturbed_but_not_for_ever(n_first: int, n_more: int, disturbed: bool) -> None:
+    """Of eight parts of one call each, the first ones run on a core that others slow."""
+    fake = Fake(PART_S)
+    sampler = Sampler(fake, Repeats(7.999 * PART_S, 1), Clock(lambda: fake.time_s, lambda: min(fake.n_calls - begun, n_first)), n_calls=8)
+    begun = fake.n_calls
+    sampler.take(patience_s=24.001 * PART_S)
+    assert fake.n_calls - begun == 8 + n_more
+    assert sampler.pairs == ((pytest.approx(PART_S), disturbed),)
+
+
 def test_turns_are_taken_until_each_has_its_samples() -> None:
     fakes = Fake(1e-2, disturb=(3, 5)), Fake(2e-2)  # calls 1 and 2 warm up
     samplers = [Sampler(fake, Repeats(1e-3, 3), fake.clock()) for fake in fakes]
@@ -177,6 +200,16 @@ def test_a_core_is_slow_beside_its_best() -> None:
     pace = Core(2.0, 2.4, 2.6, 1.0, 2.0).pace()
     assert [pace.slow() for _ in range(5)] == [False, False, True, False, True]  # 2.5 is the line, then 1.25
     assert pace.best_s == 1.0
+
+
+def test_the_usual_pace_is_an_average_over_time() -> None:
+    core = Core(1e-5, 2e-5, 2e-5, 1e-5, 1e-5, 1e-3)
+    pace = core.pace()
+    assert pace.usual_s == math.inf  # never looked at
+    for gap_s in (0.0, 1e-4, 1e-4, 8e-4, 9.0, 1e-3):  # whoever waits for a fast core looks often while it is slow
+        core.time_s += gap_s
+        pace.look()
+    assert pace.usual_s == pytest.approx((2e-4 * 2e-5 + (8e-4 + 0.05) * 1e-5 + 1e-3 * 2.5e-5) / (2e-4 + 8e-4 + 0.05 + 1e-3))
 
 
 def test_an_interval_that_begins_or_ends_slowly_is_disturbed() -> None:
@@ -234,7 +267,7 @@ def test_the_real_counters_count() -> None:
 def test_disturbed_samples_are_remembered() -> None:
     ends = iter([0.0, 1.0, 10.0, 11.0, 20.0, 22.0])  # begin and end of each
     switches = iter([0, 0, 0, 1, 1, 1])
-    sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=3, warmup=1), Clock(lambda: next(ends), lambda: next(switches)), n_calls=1)
+    sampler = Sampler(lambda: None, Repeats(sample_s=0.01, n_samples=3, warmup=1), Clock(lambda: next(ends), lambda: next(switches)), n_calls=1)
     for _ in range(3):
         sampler.take()
     assert sampler.pairs == ((1.0, False), (1.0, True), (2.0, False))

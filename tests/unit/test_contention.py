@@ -18,7 +18,7 @@ from dlperf.contention import averaging_s, beside, cpi, hardware_threads, memory
 from dlperf.errors import DlperfError
 from dlperf.inspection import summarize
 from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS, SampledLoader
-from dlperf.machine import Cost, Cpu, Kernel, Machine
+from dlperf.machine import SPELLS, Cost, Cpu, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import BOUNDS, Item, Prices
 from dlperf.sharing import PREPARATION, Sharing, operations_of
@@ -210,10 +210,10 @@ def test_runs_that_cannot_be() -> None:
 
 
 def test_workers_wait_for_the_slowest_of_them() -> None:
-    """Kernels that vary by 10 % over 5 s: of two epochs of 5 s each the slower takes 0.564 standard deviations more than the mean."""
+    """Paces that vary by 10 % over 5 s: of two epochs of 5 s each the slower takes 0.564 standard deviations more than the mean."""
     steady = workers_file()
-    values = tuple(5e-3 * math.exp(0.1 * statistics.NormalDist().inv_cdf((place + 0.5) / 101)) for place in range(101))
-    restless = replace(steady, kernels=(Kernel(relu(64), "pointwise", 1, Samples(values)),))
+    values = tuple(math.exp(0.1 * statistics.NormalDist().inv_cdf((place + 0.5) / 101)) for place in range(101))
+    restless = replace(steady, costs=(*steady.costs, Cost(SPELLS, 1, Samples(values))))
     n = 12_500  # epochs of 6,250 steps of 6.5 ms
     one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, restless))
     assert one.waiting_s == 0.0

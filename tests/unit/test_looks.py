@@ -16,6 +16,7 @@ from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.forecast import SeenStep, rate_of
 from dlperf.runner.live import Live
 from dlperf.runner.looks import Looks, Moment, Usual, slowdown, usual_of
+from dlperf.spread import sigma_of
 
 CPU = Cpu("x", 2, 1)
 
@@ -71,10 +72,11 @@ def test_a_state_lasts_some_seconds() -> None:
 
 def test_what_a_machine_file_says() -> None:
     groups = [Cost(f"unrest/{name}", 1, Samples((usual,))) for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))]
+    spells = Cost("unrest_spells", 1, Samples((0.9, 1.0, 1.1)))
     groups += [Cost(f"unrest_mean/{name}", 1, Samples((1.02,))) for name in ("gemm", "pool", "sum")]
-    found = usual_of(Machine(CPU, costs=(Cost("pace", 1, Samples((8e-6,))), Cost("unrest/gemm", 4, Samples((2.0,))), *groups)), 1)
+    found = usual_of(Machine(CPU, costs=(Cost("pace", 1, Samples((8e-6,))), Cost("unrest/gemm", 4, Samples((2.0,))), spells, *groups)), 1)
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
-    assert found.sigma == pytest.approx(0.1 / (1.1 * 1.02))
+    assert found.sigma == pytest.approx(sigma_of(spells.samples))
     assert usual_of(Machine(CPU), 1) == Usual()
 
 

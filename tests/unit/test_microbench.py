@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from calibrated_cases import mm, trace
 
-from dlperf.clock import Clock, Repeats
+from dlperf.clock import Clock, Repeats, Samples
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench import conv, gemm, memory, pointwise, stream, threads
 from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick, turn
@@ -153,6 +154,28 @@ def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
     assert stream.measure_retention(1, "quick", (0, 0, 0), clock, sweep) == []
 
 
+def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three sweeps each the last takes ten times as long; the small one's do not count, and a core that was taken away counts as the slowest."""
+    ticks = Ticks(1e-3)
+    monkeypatch.setattr(stream, "working_sets", lambda *_: [2**15, 2**22])
+    monkeypatch.setattr(stream, "repeats_of", lambda *_: Repeats(1e-9, 3, warmup=1))
+
+    def kernel(_name: str, n: int) -> Callable[[], None]:
+        calls = itertools.count()
+
+        def sweep() -> None:
+            if n > 1:
+                ticks.now_s += 1e-3 if next(calls) != (4 if n > 2**15 else 3) else 1e-2
+
+        return sweep
+
+    monkeypatch.setattr(stream, "kernel", kernel)
+    bandwidths, (cost,) = stream.measure(1, "quick", (2**15, 2**20, 2**25), ticks.clock())
+    assert {bandwidth.working_set_bytes for bandwidth in bandwidths} == {2**15, 2**22}
+    assert (cost.name, cost.samples.values) == ("unrest_memory", (pytest.approx((1 + 1 + 2.5) / 3),))
+    assert stream.measure(1, "quick", (2**15, 2**23, 2**25), ticks.clock())[1] == []
+
+
 def test_a_worker_keeps_its_memory() -> None:
     settings = environment(3)
     assert settings["OMP_NUM_THREADS"] == "3"
@@ -250,7 +273,7 @@ def test_a_group_is_timed_point_by_point_and_the_unplayable_are_named() -> None:
     seen: list[int] = []
     found = time_group(group, 2, seen.append, Ticks(1e-3).clock())
     (kernel,) = found.kernels
-    assert (kernel.family, kernel.threads, kernel.samples.values) == ("pointwise", 2, pytest.approx((1e-3,) * 4))
+    assert (kernel.family, kernel.threads, kernel.samples.values) == ("pointwise", 2, pytest.approx((1e-3,) * 2))  # they agree
     assert found.refused == ("mine.odd.default: this torch has no such operator",)
     assert sum(seen) == 2
     assert found.n_unsteady == 0
@@ -293,7 +316,8 @@ def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
     assert [kernel.op for kernel in whole.kernels] == [kernel.op for kernel in first.kernels]
     assert all(kernel.samples.values == pytest.approx((1e-3,)) for kernel in first.kernels)
     assert all(kernel.samples.values == pytest.approx((1e-3, 2e-3, 2e-3)) for kernel in whole.kernels)
-    assert whole.usual_s == pytest.approx((2e-3,) * len(whole.kernels))
+    assert all(wholes_s == pytest.approx((1e-3, 2e-3, 2e-3)) for wholes_s in whole.wholes_s)
+    assert len(whole.wholes_s) == len(whole.kernels)
     assert sum(seen) == 3 * len(whole.kernels)
 
 
@@ -301,7 +325,7 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     lost = [0]
     timing = Timing(relus(2, 4), 1, replace(Ticks(1e-3).clock(), switches=lambda: lost[0]))
     timing._taken[0] = _Taken([(1e-3, True)] * 3, n_calls=1)  # of the first kernel three samples are lost, of the second one
-    timing._taken[1] = _Taken([(1e-3, True), (1e-3, False), (1e-3, False)], n_calls=1)
+    timing._taken[1] = _Taken([(1e-3, True), (1e-3, False), (2e-3, False)], n_calls=1)
     timing._n_passes = 3
     assert list(timing.lacking) == [0, 1]
     timing.take(lambda _: None)
@@ -310,6 +334,38 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     assert list(timing.lacking) == []
     samples = timing.result().kernels[0].samples
     assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3, 1e-3)), 3)
+
+
+@pytest.mark.parametrize(("second_s", "n_samples", "wanted"), [(1.01e-3, 5, False), (1.03e-3, 5, True), (1.01e-3, 3, False), (1.01e-3, 9, True)])
+def test_half_the_samples_are_enough_where_they_agree(second_s: float, n_samples: int, wanted: bool) -> None:
+    assert _Taken([(1e-3, False), (second_s, False), (9e-3, True)], n_calls=1).wants(n_samples) is wanted
+
+
+def test_where_time_is_short_kernels_without_an_undisturbed_sample_come_first() -> None:
+    timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
+    for place in range(40):
+        timing._taken[place] = _Taken([(1e-3, place % 5 == 0)], n_calls=1)
+    timing._n_passes = 1
+    timing.take(lambda _: None, allowance_s=0.01)
+    again = [place for place, taken in timing._taken.items() if len(taken.pairs) > 1]
+    assert 0 < len(again) <= 8
+    assert {place % 5 for place in again} == {0}
+
+
+@pytest.mark.parametrize("n_both", [4, 5, 40])
+def test_a_kernel_that_was_always_disturbed_takes_what_it_would_without(n_both: int) -> None:
+    """Kernels of about its length take 1.5 times as long when disturbed, longer ones 1.2 times."""
+    timing = Timing(relus(60, 3), 1)
+    for place in range(n_both):
+        best_s, factor = (1e-3, 1.5) if place < 20 else (1.0, 1.2)
+        timing._taken[place] = _Taken([(best_s, False), (factor * best_s, True)], [best_s])
+    timing._taken[59] = _Taken([(3e-3, True), (2.7e-3, True), (3.3e-3, True)], [3e-3])
+    samples = timing.result().kernels[-1].samples
+    if n_both < 5:
+        assert samples == Samples((3e-3, 2.7e-3, 3.3e-3))
+    else:
+        assert (samples.values, samples.n_disturbed) == ((pytest.approx(2e-3),), 3)
+    assert timing.result().n_unsteady == 1
 
 
 def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +386,12 @@ def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(monkeypatch: pyte
 
 @pytest.mark.parametrize(("wanted", "taken"), [(9, 5), (5, 3), (3, 2)])
 def test_long_calls_are_sampled_every_other_time(wanted: int, taken: int) -> None:
-    found = time_group(relus(1, wanted, 1e-3), 1, lambda _: None, Ticks(1.0).clock())
-    assert len(found.kernels[0].samples.values) == taken
+    ticks = Ticks(1.0)
+    timing = Timing(relus(1, wanted, 1e-3), 1, ticks.clock())
+    while timing.lacking:
+        timing.take(lambda _: None)
+        ticks.step_s *= 1.1  # no two agree
+    assert len(timing.result().kernels[0].samples.values) == taken
 
 
 def test_a_traces_ops_are_taken_once_each() -> None:

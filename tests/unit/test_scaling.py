@@ -10,7 +10,7 @@ from dlperf.clock import Samples
 from dlperf.cluster import Cluster, Collective, Interference, Link, Rank
 from dlperf.errors import DlperfError
 from dlperf.laws.buckets import ReducerOptions
-from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine
+from dlperf.machine import FRAMEWORK_UNREST, SPELLS, UNREST, Bandwidth, Cost, Cpu, Kernel, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item, Prices
 from dlperf.scaling import Question, Scaling, WhatIf, forecast, hosts_per_system_of, ranks_per_node_of
@@ -324,8 +324,10 @@ def test_the_slowest_of_n() -> None:
 def test_spread_comes_from_measurements() -> None:
     even = Samples(tuple(1.0 + place / 100 for place in range(11)))  # deciles 1.01 and 1.09
     assert sigma_of(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
-    long = Kernel(op(), "pointwise", 1, even)
-    assert machine_sigma(replace(machine(), kernels=(long,)), 1) == sigma_of(even)
+    spells = Cost(SPELLS, 1, even)
+    assert machine_sigma(machine(costs=(spells,)), 1) == sigma_of(even)
+    factors = (Cost(f"{UNREST}/gemm", 1, Samples((1.25,))), Cost(FRAMEWORK_UNREST, 1, Samples((1.5,))))
+    assert machine_sigma(machine(costs=(spells, *factors)), 1) == pytest.approx(0.6 * sigma_of(even))  # a fifth against a third
     assert machine_sigma(machine(), 1) == 0.0
     own = cluster(collectives=(Collective("all_reduce", MIB, 2, 1, even), Collective("all_reduce", 4, 2, 1, Samples((1.0, 1.0, 5.0)))))
     assert link_sigma(own) == sigma_of(even)
@@ -334,7 +336,7 @@ def test_spread_comes_from_measurements() -> None:
 
 def test_stragglers_make_more_ranks_slower() -> None:
     even = Samples(tuple(1.0 + place / 10 for place in range(11)))
-    own = replace(machine(), kernels=(Kernel(op(), "pointwise", 1, even),))
+    own = machine(costs=(Cost(SPELLS, 1, even),))
     rows = ask((1, 2, 64), own=cluster(bandwidth=1e15), at=lambda size: prediction(size, own)).rows
     assert rows[0].compute_s < rows[1].compute_s < rows[2].compute_s
     assert rows[2].p10_s < rows[2].step_s < rows[2].p90_s

@@ -93,7 +93,7 @@ def test_only_the_caches_that_are_there() -> None:
 # -- the suite ------------------------------------------------------------------------------------------------------------
 
 
-ANSWER = {"switches": 0, "seconds": 1.0, "refused": [], "unsteady": 0, "left_out": 0, "usual_s": [], "mean_s": []}
+ANSWER = {"switches": 0, "seconds": 1.0, "refused": [], "unsteady": 0, "left_out": 0, "wholes_s": []}
 
 
 class Leader:
