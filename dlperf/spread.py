@@ -43,7 +43,7 @@ def kernels_part(machine: Machine, threads: int, unrest: float) -> float:
     this by (1 - 1/u) / (1 - 1/f) of that.
     """
     framework = machine.cost_s(FRAMEWORK_UNREST, threads, 1.0)
-    return min(1.0, (1.0 - 1.0 / unrest) / (1.0 - 1.0 / framework)) if framework > 1.0 else 1.0
+    return min(1.0, max(0.0, 1.0 - 1.0 / unrest) / (1.0 - 1.0 / framework)) if framework > 1.0 else 1.0
 
 
 def slowest_factor(n: int, sigma: float, fraction: float = 0.5) -> float:

@@ -99,7 +99,7 @@ def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: 
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
             if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
                 above += [min(whole_s / raw.minimum, SLOWEST) for whole_s in sampler.wholes]
-    return found, [Cost(MEMORY_UNREST, threads, Samples((statistics.fmean(above),)))] if above else []
+    return found, [Cost(MEMORY_UNREST, threads, Samples((max(1.0, statistics.fmean(above)),)))] if above else []
 
 
 def measure_retention(

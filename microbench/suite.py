@@ -291,7 +291,7 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
                 above[UNREST if least_s < SHORT_CALL_S else LONG_UNREST] += factors
     if not above["all"]:
         return []
-    usual = {name: statistics.fmean(min(factor, SLOWEST) for factor in factors) for name, factors in above.items() if factors}
+    usual = {name: max(1.0, statistics.fmean(min(factor, SLOWEST) for factor in factors)) for name, factors in above.items() if factors}
     mean = statistics.fmean(above["all"]) / usual.pop("all")
     return [Cost(f"{name}/{message['group']}", threads, Samples((value,))) for name, value in (usual | {MEAN: mean}).items()]
 

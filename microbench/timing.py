@@ -12,7 +12,8 @@ from dlperf.clock import PATIENCE_S, Clock, Sampler, Samples, undisturbed
 from dlperf.machine import Kernel
 from microbench.plan import Group
 
-_LONG_CALL_S = 0.005
+_ONE_CALL_S = 0.005
+"""A call that takes as long is a raw sample by itself, and sampled half as often."""
 _MOST_TIMES = 2
 _AGREE_FRAC = 0.02
 _LEAST_ALIKE, _MOST_ALIKE = 5, 15
@@ -125,7 +126,7 @@ class Timing:
         if not taken.n_calls:
             begin = self.clock.now()
             call()
-            taken.is_long = self.clock.now() - begin >= _LONG_CALL_S
+            taken.is_long = self.clock.now() - begin >= _ONE_CALL_S
         n_calls = 1 if taken.is_long else taken.n_calls
         sampler = Sampler(call, replace(self.group.repeats, n_samples=1), replace(self.clock, rest=None), n_calls)  # the next pass is soon enough
         sampler.take(PATIENCE_S if taken.pairs else 0.0)  # at first every kernel is to be sampled at all

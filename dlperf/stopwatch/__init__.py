@@ -10,7 +10,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from dlperf import host
-from dlperf.clock import Clock, Pace, Samples, minor_faults, undisturbed
+from dlperf.clock import SLOW, Clock, Pace, Samples, minor_faults, undisturbed
 from dlperf.errors import DlperfError, WorkFailed, check_count, check_type
 from dlperf.measurement import LayerTimes, Measurement
 from dlperf.stopwatch.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 _PUT_BACK_EVERY = 25  # steps; a network that has learnt its one batch has gradients of denormal numbers, which slow kernels tens of times
 _MOST_STEPS = 20_000
 _BUSY_FRAC = 0.2
-_LEAST_CLEAN_FRAC = 0.2
-"""Share of undisturbed steps from which they alone count."""
 _SETTLE_S = 0.5
 _MOST_COLD = 2.0
 _SAME_FAULTS = 0.1
@@ -168,14 +166,26 @@ def measure(
 
 
 def measure_target(target: Target, *, seconds: float = 4.0, with_layers: bool = True) -> Measurement:
-    """Build a target on real tensors and measure it; see :func:`measure`. Steps on a slowed core count as disturbed (:class:`dlperf.clock.Pace`)."""
+    """Build a target on real tensors and measure it; see :func:`measure`.
+
+    The core's pace (:class:`dlperf.clock.Pace`) is looked at around every step, and a note says so where it was slow. Steps on a slow core count like all
+    others: who trains there sees them.
+    """
     pace = Pace()
     pace.settle(_SETTLE_S)
+
+    def switches() -> int:
+        pace.look()
+        return pace.switches()
+
     built = target.build()
-    return measure(
+    found = measure(
         built.model, built.inputs, loss=built.loss, optimizer=built.optimizer, inference=target.inference, seconds=seconds,
-        target=target.spec, batch_size=target.batch_size, with_layers=with_layers, clock=pace.clock(),
+        target=target.spec, batch_size=target.batch_size, with_layers=with_layers, clock=Clock(pace.now, switches),
     )  # fmt: skip
+    ratio = pace.usual_s / pace.best_s
+    slow = (f"the core took {ratio:.2f} times its best for a fixed piece of work, on average: others used it, too",) if ratio > SLOW else ()
+    return replace(found, noise={**found.noise, "pace": ratio}, notes=(*found.notes, *slow))
 
 
 def batch_size_of(inputs: Any) -> int:
@@ -248,7 +258,7 @@ def _measure_whole(step: _Step, snapshot: Snapshot, seconds: float, target: str,
     snapshot.put_back()
     step.plain()
     timed = _repeat(step.plain, 0.8 * seconds, 8, snapshot, step.clock)
-    phases = {name: undisturbed([(t.seconds[name], t.disturbed) for t in timed], _LEAST_CLEAN_FRAC) for name in timed[0].seconds}
+    phases = {name: undisturbed([(t.seconds[name], t.disturbed) for t in timed]) for name in timed[0].seconds}
     noise = {"steps": float(len(timed)), "page_faults_per_step": float(median(t.faults for t in timed)), "spread_frac": phases["total"].spread_frac}
     return Measurement(
         target=target, batch_size=batch_size, threads=torch.get_num_threads(), step=phases, layers=(), inference=step.inference, noise=noise,
@@ -286,12 +296,12 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
     step.plain()
     again = _repeat(step.plain, 0.18 * seconds, 4, snapshot, clock)
 
-    phases = {name: undisturbed([(t.seconds[name], t.disturbed) for t in timed], _LEAST_CLEAN_FRAC) for name in timed[0].seconds}
+    phases = {name: undisturbed([(t.seconds[name], t.disturbed) for t in timed]) for name in timed[0].seconds}
     layers, notes = layer_rows(probe, layered, phases.get("optimizer"), shares, inference=step.inference, factors=factors)
     layered_faults, plain_faults = median(plain.faults for plain, _ in pairs), median(times.faults for times in timed)
     n_disturbed = sum(t.disturbed for t in timed)
     if n_disturbed > _BUSY_FRAC * len(timed):
-        notes.append(f"the machine was busy: {n_disturbed} of {len(timed)} steps had no whole core to themselves")
+        notes.append(f"the machine was busy: {n_disturbed} of {len(timed)} steps lost their core to others")
     totals = [t.seconds["total"] for t in timed]
     third = max(1, len(totals) // 3)
     expected_s = phases["total"].median - (phases["zero_grad"].median if "zero_grad" in phases else 0.0)
@@ -308,7 +318,7 @@ def _measure(step: _Step, snapshot: Snapshot, seconds: float, target: str, batch
     }  # fmt: skip
     return Measurement(
         target=target, batch_size=batch_size, threads=torch.get_num_threads(), step=phases, layers=layers, inference=step.inference,
-        repeat=undisturbed([(t.seconds["total"], t.disturbed) for t in again], _LEAST_CLEAN_FRAC), noise=noise, notes=tuple(notes), versions=host.versions(),
+        repeat=undisturbed([(t.seconds["total"], t.disturbed) for t in again]), noise=noise, notes=tuple(notes), versions=host.versions(),
         machine=host.this_cpu().model,
     )  # fmt: skip
 
@@ -391,10 +401,10 @@ def layer_rows(
     places = [index for index in order if index != OUTSIDE] + ([] if inference or OUTSIDE not in order else [OUTSIDE])
     rows = []
     for index in places:
-        forward = undisturbed([(times.net_forward_s(index, factors[0]) / n_passes, times.forward_disturbed) for times in steps], _LEAST_CLEAN_FRAC)
+        forward = undisturbed([(times.net_forward_s(index, factors[0]) / n_passes, times.forward_disturbed) for times in steps])
         backward = spent = None
         if with_backward:
-            backward = undisturbed([(times.net_backward_s(index, factors[1]) / n_passes, times.backward_disturbed) for times in steps], _LEAST_CLEAN_FRAC)
+            backward = undisturbed([(times.net_backward_s(index, factors[1]) / n_passes, times.backward_disturbed) for times in steps])
         if optimizer is not None and shares.fractions:
             share = shares.fractions.get(index, 0.0)
             spent = Samples(tuple(share * value for value in optimizer.values), optimizer.n_disturbed)

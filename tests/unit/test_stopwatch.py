@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dlperf.stopwatch as stopwatch
-from dlperf.clock import Clock
+from dlperf.clock import Clock, Pace
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.measurement import Measurement
-from dlperf.stopwatch import measure
+from dlperf.stopwatch import measure, measure_target
 from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, attribute
+from dlperf.targets import resolve
 
 
 class FakeTime:
@@ -482,3 +483,14 @@ def test_no_backward_without_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -
     got = stopwatch.measure(nn.Linear(2, 2), (torch.randn(2, 2),), seconds=0.05)
     assert all(row.backward is None for row in got.layers)
     assert any("could not be attributed" in note for note in got.notes)
+
+
+def test_steps_on_a_slow_core_count_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shared(Pace):
+        def settle(self, seconds: float) -> None:
+            self.best_s = 1e-12  # of a core that was quicker than this one ever is
+
+    monkeypatch.setattr("dlperf.stopwatch.Pace", Shared)
+    found = measure_target(resolve("mlp", 4), seconds=0.2)
+    assert found.noise["pace"] == pytest.approx(2.5)
+    assert any("2.50 times its best" in note for note in found.notes)
