@@ -209,8 +209,8 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
 PART_S = 1.25e-4
 """Part of a raw sample that is judged by itself. A neighbour on the core comes and goes: half the time that a core runs at its best it does so for
 less than a millisecond (a machine with a lively one, by looks at the pace 10 us apart), so few samples of a millisecond are undisturbed as a whole."""
-PATIENCE_S = 0.012
-"""How much longer a raw sample may take where no part is undisturbed: often a neighbour has gone by then."""
+PATIENCE = 12.0
+"""How many times its length a raw sample may take longer where no part is undisturbed: after 12 ms a neighbour has often gone."""
 _CLEAN_PARTS = 2
 """A raw sample goes on until so many parts were undisturbed, while there is patience."""
 
@@ -294,14 +294,14 @@ class Sampler:
             n_calls = min(self._repeats.max_calls, max(2 * n_calls, min(16 * n_calls, int(1.1 * self._repeats.sample_s / each) if each > 0 else 16 * n_calls)))
         self._n_calls = n_calls
 
-    def take(self, patience_s: float = 0.0) -> None:
-        """One raw sample; the first call warms up before. Where a neighbour left it no two undisturbed parts, it goes on for at most `patience_s`."""
+    def take(self, patience: float = 0.0) -> None:
+        """One raw sample; the first call warms up before. Without two undisturbed parts it goes on for at most `patience` times its length."""
         if not self._n_calls:
             self.warm_up()
         # A device is waited for once a sample, so that its queue does not run dry in between.
         n_parts = 1 if self._clock.synchronize is not None else max(1, min(self._n_calls, round(self._repeats.sample_s / PART_S)))
         part = math.ceil(self._n_calls / n_parts)
-        clean: list[float] = []
+        patience_s, clean = patience * self._repeats.sample_s, list[float]()
         whole_s = spent_s = seconds = 0.0
         n_done = 0
         disturbances = self._clock.switches()
@@ -336,7 +336,7 @@ def take_turns(samplers: Sequence[Sampler]) -> None:
         if not lacking:
             return
         for sampler in lacking:
-            sampler.take(PATIENCE_S)
+            sampler.take(PATIENCE)
 
 
 def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock) -> Samples:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlperf.clock import PATIENCE_S, Clock, Sampler, Samples, undisturbed
+from dlperf.clock import PATIENCE, Clock, Sampler, Samples, undisturbed
 from dlperf.machine import Kernel
 from microbench.plan import Group
 
@@ -129,7 +129,7 @@ class Timing:
             taken.is_long = self.clock.now() - begin >= _ONE_CALL_S
         n_calls = 1 if taken.is_long else taken.n_calls
         sampler = Sampler(call, replace(self.group.repeats, n_samples=1), replace(self.clock, rest=None), n_calls)  # the next pass is soon enough
-        sampler.take(PATIENCE_S if taken.pairs else 0.0)  # at first every kernel is to be sampled at all
+        sampler.take(PATIENCE if taken.pairs else 0.0)  # at first every kernel is to be sampled at all
         taken.n_calls = sampler.n_calls
         taken.pairs += sampler.pairs
         taken.wholes += sampler.wholes

@@ -142,7 +142,7 @@ def test_a_raw_sample_goes_on_until_two_parts_are_undisturbed_but_not_for_ever(n
     fake = Fake(PART_S)
     sampler = Sampler(fake, Repeats(7.999 * PART_S, 1), Clock(lambda: fake.time_s, lambda: min(fake.n_calls - begun, n_first)), n_calls=8)
     begun = fake.n_calls
-    sampler.take(patience_s=24.001 * PART_S)
+    sampler.take(patience=24.001 / 7.999)
     assert fake.n_calls - begun == 8 + n_more
     assert sampler.pairs == ((pytest.approx(PART_S), disturbed),)
 
