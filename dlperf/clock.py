@@ -47,7 +47,7 @@ SLOW, SLOWEST = 1.25, 2.5
 _PACE_LOOPS = 300
 _LONGEST_REST_S = 0.5
 _MOST_LOOKS = 2**18
-_LONGEST_GAP_S, _SPELL_S = 0.05, 1.0
+_LONGEST_GAP_S, _WINDOW_S = 0.05, 1.0
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Pace:
         # Who waits for a fast core looks more often while it is slow, so a look counts by the time since the one before.
         gap_s = 0.0 if self._looked_s is None else min(begin - self._looked_s, _LONGEST_GAP_S)
         weights_s, weighted = self._spell[0] + gap_s, self._spell[1] + gap_s * min(took, SLOWEST * self.best_s)
-        if weights_s >= _SPELL_S:
+        if weights_s >= _WINDOW_S:
             self.spells.append(weighted / weights_s)
             weights_s = weighted = 0.0
         self._spell, self._looked_s = (weights_s, weighted), begin + took
@@ -97,8 +97,8 @@ class Pace:
     @property
     def usual_s(self) -> float:
         """Seconds that the work took on average over the time in which it was looked at, a core that was taken away aside."""
-        weights_s = _SPELL_S * len(self.spells) + self._spell[0]
-        return (_SPELL_S * math.fsum(self.spells) + self._spell[1]) / weights_s if weights_s else self.best_s
+        weights_s = _WINDOW_S * len(self.spells) + self._spell[0]
+        return (_WINDOW_S * math.fsum(self.spells) + self._spell[1]) / weights_s if weights_s else self.best_s
 
     def slow(self) -> bool:
         """Whether the core is slow now."""
@@ -192,6 +192,15 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def usual_factor(factors: Sequence[float]) -> float:
+    """How many times their best things took on average, from how many times each sample did: at least 1; a core that was taken away counts as SLOWEST.
+
+    >>> usual_factor([1.0, 1.5, 40.0]), usual_factor([0.9])
+    (1.6666666666666667, 1.0)
+    """
+    return max(1.0, statistics.fmean(min(factor, SLOWEST) for factor in factors))
 
 
 def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) -> Samples:

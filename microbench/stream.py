@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from dlperf.clock import SLOWEST, Clock, Repeats, Sampler, Samples, take_turns, undisturbed
+from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns, undisturbed, usual_factor
 from dlperf.machine import MEMORY_UNREST, RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
 from microbench.plan import log_sizes
 
@@ -98,8 +98,8 @@ def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: 
             net = Samples(tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed)
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
             if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
-                above += [min(whole_s / raw.minimum, SLOWEST) for whole_s in sampler.wholes]
-    return found, [Cost(MEMORY_UNREST, threads, Samples((max(1.0, statistics.fmean(above)),)))] if above else []
+                above += [whole_s / raw.minimum for whole_s in sampler.wholes]
+    return found, [Cost(MEMORY_UNREST, threads, Samples((usual_factor(above),)))] if above else []
 
 
 def measure_retention(

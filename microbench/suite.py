@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from dlperf import host
-from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, SLOWEST, Samples
+from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
 from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
@@ -291,7 +291,7 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
                 above[UNREST if least_s < SHORT_CALL_S else LONG_UNREST] += factors
     if not above["all"]:
         return []
-    usual = {name: max(1.0, statistics.fmean(min(factor, SLOWEST) for factor in factors)) for name, factors in above.items() if factors}
+    usual = {name: usual_factor(factors) for name, factors in above.items() if factors}
     mean = statistics.fmean(above["all"]) / usual.pop("all")
     return [Cost(f"{name}/{message['group']}", threads, Samples((value,))) for name, value in (usual | {MEAN: mean}).items()]
 

@@ -59,10 +59,11 @@ class _Taken:
     @property
     def slowed(self) -> tuple[float, float] | None:
         """Seconds of the usual disturbed sample, and how many times the least undisturbed one that is; None without samples of both kinds."""
-        if not self.clean or len(self.clean) == len(self.pairs) or self.clean[0] == 0:
+        clean, slow = self.clean, [value for value, disturbed in self.pairs if disturbed]
+        if not clean or not slow or clean[0] == 0:
             return None
-        usual_s = statistics.median(value for value, disturbed in self.pairs if disturbed)
-        return usual_s, usual_s / self.clean[0]
+        usual_s = statistics.median(slow)
+        return usual_s, usual_s / clean[0]
 
 
 def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:

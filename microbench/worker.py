@@ -162,8 +162,9 @@ def run(job: dict[str, Any], say: Say) -> None:
         )  # fmt: skip
 
     def unrest() -> list[Cost]:
-        spells = [Cost(SPELLS, n_threads, Samples(tuple(spell_s / pace.usual_s for spell_s in pace.spells)))] if pace.spells else []
-        factor = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(pace.usual_s, while_measured),)))] if while_measured else []
+        usual_s = pace.usual_s
+        spells = [Cost(SPELLS, n_threads, Samples(tuple(spell_s / usual_s for spell_s in pace.spells)))] if pace.spells else []
+        factor = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(usual_s, while_measured),)))] if while_measured else []
         return factor + spells
 
     def left_s() -> float:

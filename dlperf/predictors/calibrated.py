@@ -62,12 +62,10 @@ class Calibrated:
         memory = machine.cost_s(MEMORY_UNREST, book.threads, unrest)
 
         def restless_s(item: Item) -> float:
-            least = (own if item.op in priced.exact else unrest) - 1.0
-            usual = 1.0 + least * (1.0 - (1.0 - left) * _length(priced.kernel_s[item.op] if item.op >= 0 else 0.0))
             if item.bound == BOUND:
                 return memory * item.seconds
-            if item.op < 0:
-                return usual * item.seconds
+            short = own if item.op in priced.exact else unrest
+            usual = 1.0 + (short - 1.0) * (1.0 - (1.0 - left) * _length(priced.kernel_s[item.op]))
             called_s, waited_s = item.share * priced.overheads_s[item.op], item.share * priced.distances_s[item.op]
             return usual * item.seconds + (framework - usual) * called_s + (memory - usual) * waited_s
 
