@@ -6,7 +6,7 @@ Each random network trains in fresh processes for 40 steps under every policy th
 is the truth, and so is what the first three steps add to the resident memory. Printed beside it: the replay's faults with the least and the
 most of its histories, and its peak together with what torch takes for itself; of faults those of the forward after a stroke. At the end, for each
 policy, the sum of errors / sum of faults of the step and of its forward, the floor (what the processes of a network differ from their median by),
-the share of processes between the histories, and the error of the memory. From these allocator.HISTORIES and allocator.steps.SPREAD were taken.
+the share of processes between the histories, and the error of the memory. From these allocator.histories_of and allocator.steps.SPREAD were taken.
 Counts, not times: a busy machine does not change them.
 """
 

@@ -40,8 +40,8 @@ and the first touch of a page if none was given back for so long."""
 STEP_COSTS = {
     "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next"),
     "framework of training": (
-        "autograd_record", "autograd_node", "accumulate_grad", "backward_call", "zero_grad_call", "zero_grad_tensor", "optimizer_call", "optimizer_tensor",
-        "optimizer_zero_root",
+        "autograd_record", "autograd_node", "accumulate_grad", "backward_call", "zero_grad_call", "zero_grad_tensor", "optimizer_call", "optimizer_body",
+        "optimizer_tensor", "optimizer_zero_root",
     ),
     "memory": ("page_fault", "page_release"),
 }  # fmt: skip

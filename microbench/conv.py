@@ -157,12 +157,13 @@ def _grouped(index: int, place: tuple[float, ...]) -> Op:
 
 
 def _transposed(index: int, place: tuple[float, ...]) -> Op:
-    """A quarter give an image of one to three channels, as the last layer of a generator does."""
+    """A quarter give an image of one to three channels, as the last layer of a generator does; a fifth are of one image, where torch has kernels of its own."""
     a, b, c, d, e = place
     kernel, size = pick(d, (2, 3, 4, 4, 5)), log_pick(e, 2, 96)
+    n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
     c_out = pick(c * 4 % 1, (1, 3, 3, 2)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 256, turn(index, 3, 1) > 0)
     c_in, padding = _channels(b, 2, 256, turn(index, 3) > 0), 0 if kernel == 2 else 1
-    return convolution(log_pick(a, 1, 128), c_in, c_out, (size, size), (kernel, kernel), pick(a * 7 % 1, (2, 1, 2, 2)), padding, transposed=True)
+    return convolution(n, c_in, c_out, (size, size), (kernel, kernel), pick(a * 7 % 1, (2, 1, 2, 2)), padding, transposed=True)
 
 
 def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
@@ -192,19 +193,20 @@ def _input_needed(op: Op, index: int) -> bool:
     return turn(index, 3, 2) == 0 if image.shape[1] <= 4 else turn(index, 8, 2) != 7
 
 
-def groups(mode: str, bfloat16: bool) -> list[Group]:
-    """Dense, depthwise and other convolutions, forward and backward; dense ones also in channels_last and in bfloat16."""
+def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
+    """Dense, depthwise and other convolutions, forward and backward; dense ones also in channels_last and in bfloat16. With `times` as many points the first
+    are the same."""
     found = []
     makes: tuple[tuple[str, int, int, int, Callable[[int, tuple[float, ...]], Op | None]], ...] = (
         ("depthwise", 8, 60, 4, _depthwise), ("grouped", 4, 50, 5, _grouped), ("transposed", 4, 64, 5, _transposed),
         ("1d", 4, 50, 5, _one_dimensional), ("3d", 2, 56, 5, _three_dimensional),
     )  # fmt: skip
-    parts = [("dense", _dense(mode, share(mode, 80, 380)))]
-    parts += [(name, _filled(mode, share(mode, quick, full), dimensions, make)) for name, quick, full, dimensions, make in makes]
+    parts = [("dense", _dense(mode, share(mode, 80, 380, times)))]
+    parts += [(name, _filled(mode, share(mode, quick, full, times), dimensions, make)) for name, quick, full, dimensions, make in makes]
     if mode != "quick":
-        parts.append(("channels_last", _dense(mode, share(mode, 0, 60), 2000, channels_last=True)))
+        parts.append(("channels_last", _dense(mode, share(mode, 0, 60, times), 2000, channels_last=True)))
         if bfloat16:
-            parts.append(("bfloat16", _dense(mode, share(mode, 0, 60), 3000, "bfloat16")))
+            parts.append(("bfloat16", _dense(mode, share(mode, 0, 60, times), 3000, "bfloat16")))
     for name, ops in parts:
         found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
         backward = [Point("conv_backward", backward_of(op, _input_needed(op, index))) for index, op in enumerate(ops)]

@@ -18,6 +18,8 @@ from dlperf.machine import Cost
 from microbench import cold
 
 _FEW, _MANY = 8, 72
+_NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
+"""Of a linear layer with an activation: those of the product, the transposed weight and the activation, and two that keep gradients."""
 _ROOTS = 2**16
 Call = Callable[[], object]
 
@@ -74,12 +76,29 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     }
 
 
-def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """Costs of the engine: a node beyond its kernel, a gradient put into a parameter, the call of backward."""
-    ops = torch.ops.aten
-    y = torch.rand(4, 4)
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that are called, to be called again."""
 
-    def graph(n: int, leaves: bool) -> torch.Tensor:
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if not str(func).startswith("profiler."):
+            self.calls.append(lambda: func(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+    """Costs of the engine: a node beyond its kernels, what a node more takes that puts a gradient into a parameter, the call of backward.
+
+    Nodes call operators from C++, cheaper than Python does, and one of a linear layer calls seven: what a node takes beyond them is the mean of linear
+    layers and activations.
+    """
+    ops = torch.ops.aten
+    x, y = torch.rand(4, 8), torch.rand(4, 4)
+
+    def chain(n: int, leaves: bool) -> torch.Tensor:
         out = torch.rand(4, 4, requires_grad=True) * 1.0
         for index in range(n):
             out = torch.tanh(out) if index % 2 else torch.relu(out)
@@ -87,24 +106,45 @@ def _backward(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
                 out = out + torch.rand(4, 4, requires_grad=True)
         return out.sum()
 
-    def backward_s(n: int, leaves: bool) -> Samples:
-        return take_single(lambda: graph(n, leaves).backward, 4 * repeats.n_samples, clock)
+    def layers(n: int) -> torch.Tensor:
+        out = x
+        for index in range(n):
+            out = F.linear(out, torch.rand(8, 8, requires_grad=True), torch.rand(8, requires_grad=True))
+            out = torch.tanh(out) if index % 2 else torch.relu(out)
+        return out.sum()
 
-    few, many, few_leaves, many_leaves = backward_s(_FEW, False), backward_s(_MANY, False), backward_s(_FEW, True), backward_s(_MANY, True)
+    def backward_s(graph: Callable[[int], torch.Tensor]) -> tuple[Samples, Samples]:
+        few, many = (take_single(lambda n=n: graph(n).backward, 4 * repeats.n_samples, clock) for n in (_FEW, _MANY))  # type: ignore[misc]
+        return few, many
+
+    def kernels(n: int) -> list[Call]:
+        root = layers(n)
+        with _Operators() as operators:
+            root.backward()  # type: ignore[no-untyped-call]
+        calls: list[Call] = operators.calls
+        return calls
+
     span = _MANY - _FEW
+    few_calls, many_calls = kernels(_FEW), kernels(_MANY)
+    single: list[Call] = [lambda: ops.threshold_backward.default(y, y, 0), lambda: ops.tanh_backward.default(y, y), lambda: ops.detach.default(y)]
     with torch.no_grad():
-        kernels = _samples([lambda: ops.threshold_backward.default(y, y, 0), lambda: ops.tanh_backward.default(y, y)], repeats, clock)
-        boxed, native = _samples([lambda: ops.relu.default(y), lambda: torch.relu(y)], repeats, clock)
-    kernel_s = sum(k.minimum for k in kernels) / 2 - (boxed.minimum - native.minimum)
-    node_s = (many.minimum - few.minimum) / span
-    # With leaves each round adds the node of an addition (no kernel of its own) and one accumulation.
-    leaf_s = (many_leaves.minimum - few_leaves.minimum) / span - node_s - (node_s - kernel_s)
+        relu_s, tanh_s, detach_s = (samples.minimum - boxed_s for samples in _samples(single, repeats, clock))
+        few_kernels, many_kernels = _samples([_loop(few_calls), _loop(many_calls)], repeats, clock)
+    # With leaves each round adds the node of an addition (no kernel of its own) and that of one accumulation, whose detach is an operator of the step.
+    bare, leaved = (backward_s(lambda n, leaves=leaves: chain(n, leaves)) for leaves in (False, True))  # type: ignore[misc]
+    round_s, leaved_round_s = ((many.minimum - few.minimum) / span for few, many in (bare, leaved))
+    leaf_s = max(0.0, leaved_round_s - round_s - 2 * (round_s - (relu_s + tanh_s) / 2) - detach_s)
+    few, many = backward_s(layers)
+    round_kernels_s = (many_kernels.minimum - few_kernels.minimum - (len(many_calls) - len(few_calls)) * boxed_s) / span
+    known_s = round_kernels_s + _LEAVES_OF_ROUND * leaf_s
+    each = Samples(tuple(max(0.0, (value - few.minimum) / span - known_s) / _NODES_OF_ROUND for value in many.values), many.n_disturbed)
+    # The root's sum is one node more, and fills a gradient with ones. The least of the samples, because what a call costs when its code has left
+    # the caches is measured apart.
+    rounds_s = _FEW * (many.minimum - few.minimum) / span
     return {
-        "autograd_node": Samples(tuple(max(0.0, (value - few.minimum) / span - kernel_s) for value in many.values), many.n_disturbed),
-        "accumulate_grad": Samples((max(0.0, leaf_s),)),
-        # The root's sum is one node more, and fills a gradient with ones. The least of the samples, because what a call
-        # costs when its code has left the caches is measured apart.
-        "backward_call": Samples((max(0.0, few.minimum - node_s * (_FEW + 1) - kernel_s),), few.n_disturbed),
+        "autograd_node": each,
+        "accumulate_grad": Samples((leaf_s,)),
+        "backward_call": Samples((max(0.0, few.minimum - rounds_s - each.minimum - (relu_s + tanh_s) / 2),), few.n_disturbed),
     }
 
 
@@ -144,10 +184,11 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
 
 
-def _module_bodies(call_s: float, lookup_s: float, mode: str, repeats: Repeats, clock: Clock) -> Samples:
-    """What a leaf module's forward takes in a training step beyond its call, its look-ups and the function itself repeated alone.
+def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+    """What calls take in a training step, where each comes after all the others' code, beyond the parts that were measured by themselves.
 
-    That is its body's Python, and what alternating with other modules, a backward and an optimizer costs the caches.
+    ``module_body``: a leaf module's forward beyond its call, its look-ups and the function itself repeated alone; ``optimizer_body``: an optimizer's step
+    beyond the same step repeated.
     """
     modules: list[torch.nn.Module] = []
     for activation in (torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.Sigmoid()):
@@ -166,28 +207,30 @@ def _module_bodies(call_s: float, lookup_s: float, mode: str, repeats: Repeats, 
 
     outputs: list[torch.Tensor] = []
 
-    def forward_of_next_step() -> Call:
-        if outputs:
-            outputs.pop().sum().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        optimizer.zero_grad()
-        return lambda: outputs.append(model(x))
+    def taken(is_optimizer: bool) -> Samples:
+        """The forward or the optimizer of one step after the other."""
 
-    inside = take_single(forward_of_next_step, 60 if mode == "quick" else 300, clock)
-    known_s = alone_s + (len(modules) + 1) * call_s + sum(len(list(m.parameters(recurse=False))) for m in modules) * lookup_s
-    return Samples(tuple(max(0.0, value - known_s) / len(modules) for value in inside.values), inside.n_disturbed)
+        def next_step() -> Call:
+            if not is_optimizer:
+                if outputs:
+                    outputs.pop().sum().backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                optimizer.zero_grad()
+                return lambda: outputs.append(model(x))
+            optimizer.zero_grad()
+            model(x).sum().backward()  # type: ignore[no-untyped-call]
+            return optimizer.step
 
+        return take_single(next_step, 60 if mode == "quick" else 300, clock)
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators of an optimizer's step."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.n += not str(func).startswith("profiler.")
-        return func(*args, **(kwargs or {}))
+    forward, step = taken(False), taken(True)
+    [repeated] = _samples([optimizer.step], repeats, clock)
+    n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
+    known_s = alone_s + (len(modules) + 1) * known["module_call"].minimum + n_lookups * known["parameter_lookup"].minimum
+    return {
+        "module_body": Samples(tuple(max(0.0, value - known_s) / len(modules) for value in forward.values), forward.n_disturbed),
+        "optimizer_body": _less(step, repeated.minimum),
+    }
 
 
 OPTIMIZERS: tuple[tuple[str, dict[str, object]], ...] = (
@@ -232,13 +275,13 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
             optimizer = getattr(torch.optim, type_name)(parameters, **options)
             optimizer.step()
             made.append(optimizer)
-        with _Counter() as counter:
+        with _Operators() as operators:
             made[0].step()
         few, many = _samples([made[0].step, made[1].step], repeats, clock)
         span = _MANY - _FEW
         each = Samples(tuple(max(0.0, value - few.minimum) / span for value in many.values), many.n_disturbed)
         kind = f"{type_name}/{implementation(options)}"
-        n_ops = round(counter.n / _FEW) if implementation(options) == "for-loop" else counter.n
+        n_ops = round(len(operators.calls) / _FEW) if implementation(options) == "for-loop" else len(operators.calls)
         found[f"optimizer_tensor/{kind}/{n_ops}"] = each
         found.setdefault(f"optimizer_call/{kind}", _less(few, each.minimum * _FEW))
 
@@ -267,9 +310,9 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     """Every cost of the framework, in seconds each."""
     repeats = Repeats(sample_s=2e-4 if mode == "quick" else 5e-4, n_samples=5 if mode == "quick" else 11)
     found = _calls(repeats, clock)
-    found |= _backward(repeats, clock)
+    found |= _backward(found["boxed_call"].minimum, repeats, clock)
     found |= _modules(repeats, clock)
-    found["module_body"] = _module_bodies(found["module_call"].minimum, found["parameter_lookup"].minimum, mode, repeats, clock)
+    found |= _in_steps(found, mode, repeats, clock)
     found |= _optimizers(mode, repeats, clock)
     found |= cold.measure(mode, clock)
     return [Cost(name, threads, samples) for name, samples in found.items()]

@@ -71,8 +71,8 @@ def _tiny(count: int) -> list[Point]:
     return found
 
 
-def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
-    """One group a dtype and orientation, and the batched products."""
+def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
+    """One group a dtype and orientation, and the batched products; with `times` as many points of their designs."""
     found = []
     for dtype in dtypes:
         main = dtype == "float32"
@@ -81,7 +81,7 @@ def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
         grid = (1, 64, 512) if mode == "quick" else (1, 8, 64, 512, 4096) if main else (1, 32, 1024)
         for number, orientation in enumerate(ORIENTATIONS):
             # Each orientation has shapes of its own: what they share, the curve learns from all of them.
-            count = share(mode, 24 if main else 0, 190 if main else 45 if dtype == "bfloat16" else 25)
+            count = share(mode, 24 if main else 0, 190 if main else 45 if dtype == "bfloat16" else 25, times)
             sizes = _sizes(mode, grid, count, 1 + 1000 * number)
             points = [Point("gemm", linear(*s, dtype) if orientation == "NT" else product(*s, orientation, dtype)) for s in sizes]
             if main and orientation == "NT":
@@ -89,13 +89,13 @@ def groups(mode: str, dtypes: tuple[str, ...]) -> list[Group]:
             found.append(Group(f"gemm {dtype} {orientation}", tuple(points), repeats(mode)))
     small: list[Point] = []
     for index, (u, v, w, x) in enumerate(design(4)):
-        if len(small) >= share(mode, 12, 150):
+        if len(small) >= share(mode, 12, 150, times):
             break
         least = 1 if turn(index, 3) == 0 else 8
         b, m, n, k = log_pick(u, 2, 512), log_pick(v, least, 512), log_pick(w, least, 512), log_pick(x, 4, 512)
         if 2.0 * b * m * n * k <= _MAX_FLOP[mode] / 4 and b * max(m * n, n * k, m * k) <= _MAX_ELEMENTS / 2:
             small.append(Point("bmm", batched(b, m, n, k, turn(index, 2, 1) == 1)))
-    found.append(Group("batched gemm", (*small, *_tiny(share(mode, 4, 24))), repeats(mode)))
+    found.append(Group("batched gemm", (*small, *_tiny(share(mode, 4, 24, times))), repeats(mode)))
     # The peak: large square products, long enough to reach it; every mode needs this ceiling.
     peak = tuple(Point("gemm", product(n, n, n, "NN", dtype)) for dtype in dtypes for n in (768, 1280) + ((2048,) if mode != "quick" else ()))
     found.append(Group("gemm peak", peak, Repeats(sample_s=1e-3, n_samples=5 if mode == "quick" else 9)))

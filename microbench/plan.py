@@ -39,9 +39,9 @@ def repeats(mode: str) -> Repeats:
     }[mode]
 
 
-def share(mode: str, quick: int, full: int) -> int:
-    """How many points of a design a mode takes; thorough takes twice those of full."""
-    return {"quick": quick, "full": full, "thorough": 2 * full}[mode]
+def share(mode: str, quick: int, full: int, times: int = 1) -> int:
+    """How many points of a design a mode takes, or `times` as many; thorough takes twice those of full."""
+    return times * {"quick": quick, "full": full, "thorough": 2 * full}[mode]
 
 
 def halton(index: int, base: int) -> float:

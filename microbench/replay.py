@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,13 @@ from dlperf.trace import Argument, Op, Symbol, TensorSpec
 
 Prepare = Callable[[Op, list[Any]], None]
 _PREPARE: dict[str, Prepare] = {}
+_BRANCHING = frozenset(
+    f"aten.{name}"
+    for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d", "max", "min", "sort", "topk")
+)
+"""Operators whose loops branch by what they compare. A core remembers the branches of so many values that it has met a few times over."""
+_REMEMBERED = 2**18
+_MOST_VARIANTS = 64
 
 
 class Unplayable(Exception):
@@ -35,8 +43,8 @@ def build(op: Op) -> Callable[[], object]:
     """A call of `op` on tensors of its shapes, strides and dtypes, as Python's torch.ops calls it.
 
     Values are small and random; what the op mutates holds zeros, so that thousands of repetitions reach neither
-    infinities nor denormal numbers. Raises Unplayable for an op that torch does not know or that cannot be called
-    with made-up values.
+    infinities nor denormal numbers. Where an op branches by its values, calls go round other values, as steps do. Raises
+    Unplayable for an op that torch does not know or that cannot be called with made-up values.
     """
     function = _resolve(op.name)
     generator = torch.Generator().manual_seed(0)
@@ -50,7 +58,17 @@ def build(op: Op) -> Callable[[], object]:
             function(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
         raise Unplayable(f"{op.name}: {str(error).splitlines()[0]}") from error
+    if (n_variants := _n_variants(op)) > 1:
+        values = itertools.cycle([_materialise(op.args[0], generator, False) for _ in range(n_variants)])
+        return lambda: function(next(values), *args[1:], **kwargs)
     return lambda: function(*args, **kwargs)
+
+
+def _n_variants(op: Op) -> int:
+    """How many first arguments of an op it takes until a core no longer remembers the branches of one when it comes to it again."""
+    if op.packet not in _BRANCHING or not isinstance(op.args[0], TensorSpec):
+        return 1
+    return min(_MOST_VARIANTS, math.ceil(_REMEMBERED / max(op.args[0].numel, 1)))
 
 
 def n_bytes(op: Op) -> int:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
 from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.sharing import PREPARATION, operations_of
-from dlperf.trace import Trace
+from dlperf.trace import Op, Trace
 from microbench.plan import MODES, Group
 from microbench.progress import Progress, progress_of
-from microbench.worker import SYSTEM_GROUPS, environment, planned_groups, trace_group
+from microbench.worker import SYSTEM_GROUPS, environment, further_points, planned_groups, trace_group
 from microbench.workers import resources
 
 BUSY_SWITCHES_PER_S = 40.0
@@ -39,17 +39,20 @@ _UNSTEADY_FRAC = 0.2
 _SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
 _SHARING_WEIGHT = 50
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
+Choose = Callable[[Machine, int, Mapping[str, Sequence[Op]], int], Mapping[str, Sequence[int]]]
+"""Given what was measured so far with a number of threads, operations by group and a number of them: the places of those to measure as well, by group."""
 
 
 def calibrate(
     path: str | Path, *, mode: str = "full", threads: Sequence[int] = (1,), traces: Sequence[Trace] = (), workers: Sequence[int] = (), force: bool = False,
-    progress: bool | None = None,
+    progress: bool | None = None, choose: Choose | None = None,
 ) -> Machine:  # fmt: skip
     """Measure this machine into `path`: create the file, resume an interrupted one, or extend a finished one.
 
     `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact operations. `workers` are numbers of processes with one
     thread each: what they cost one another when all of them work at once, the operations of `traces` included. What is finished stays in the file
-    whatever happens. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere).
+    whatever happens. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere). `choose` says which further points to take,
+    beyond those of the plan.
 
     Raises DlperfError for an unknown mode, threads below 1, a file of another machine, of another torch or not of dlperf (without `force`);
     WorkFailed when a worker dies or the disk refuses; Interrupted, which says what was kept, on Ctrl-C.
@@ -83,7 +86,8 @@ def calibrate(
                 for count, groups in work:
                     if groups:
                         job = {"threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine)}
-                        machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar, finished)
+                        job["asks"] = choose is not None
+                        machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
                 if shared:
                     paths = dict(zip(map(_operations_of, traces), files))
                     job = {"threads": 1, "mode": mode, "groups": [[name, kind, paths.get(kind), n] for name, kind, n in shared]}
@@ -216,9 +220,10 @@ def _best_pace_s(machine: Machine) -> float:
 
 
 def _run_worker(
-    machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: set[str]
-) -> Machine:
-    """Run a measuring process for the groups of a job, write the file after each pass over one of them and add its name to `finished`."""
+    machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: set[str], choose: Choose | None = None,
+) -> Machine:  # fmt: skip
+    """Run a measuring process for the groups of a job, write the file after each pass over one of them and add its name to `finished`. What further points
+    the process asks for, `choose` says."""
     threads, names = job["threads"], list(weights)
     # A second look at what a busy machine spoilt: the least of both looks is nearer to the quiet machine than either.
     spoilt = {name for name in names if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
@@ -230,7 +235,7 @@ def _run_worker(
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.close()
+        process.stdin.flush()
         what = f"{threads} thread{'s' if threads > 1 else ''}: "
         bar.begin(what + names[0])
         ahead, reported = dict(weights), 0
@@ -244,6 +249,12 @@ def _run_worker(
                 continue
             if "again" in message:
                 bar.begin(f"{what}{message['again']}, sample {message['sample']}")
+                continue
+            if "wants" in message and choose is not None:
+                pool = {name: points for name, points in further_points(job["mode"], machine.cpu.flags).items() if name in weights}
+                ops = {name: [point.op for point in points] for name, points in pool.items()}
+                process.stdin.write(json.dumps({name: list(places) for name, places in choose(machine, threads, ops, message["wants"]).items()}) + "\n")
+                process.stdin.flush()
                 continue
             if "failed" in message:
                 raise WorkFailed(f"{message['failed']}; {_what_is_kept(path, len(finished))}")
@@ -262,6 +273,8 @@ def _run_worker(
         if process.returncode != 0:
             raise WorkFailed(f"the measuring process ended with status {process.returncode}; {_what_is_kept(path, len(finished))}")
     finally:
+        if process.stdin is not None:
+            process.stdin.close()
         if process.poll() is None:
             process.terminate()
             process.wait()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dlperf.clock import PATIENCE, Clock, Sampler, Samples, undisturbed
 from dlperf.machine import Kernel
-from microbench.plan import Group
+from microbench.plan import Group, Point
 
 _ONE_CALL_S = 0.005
 """A call that takes as long is a raw sample by itself, and sampled half as often."""
@@ -91,15 +91,24 @@ class Timing:
     _taken: dict[int, _Taken] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _n_passes: int = 0
+    _n_planned: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._n_planned = len(self.group.points)
+
+    def extend(self, points: Sequence[Point]) -> None:
+        """More points for the passes to come, which nobody misses where there is no time for them."""
+        self.group = replace(self.group, points=(*self.group.points, *points))
 
     @property
     def lacking(self) -> Sequence[int]:
-        """Places of the points that the next pass takes: all of them at first, later those of the first that want more samples."""
+        """Places of the points that the next pass takes: all of them at first, later those of the first that want more samples, and those that came on top."""
         if self._n_passes == 0:
             return range(len(self.group.points))
         if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
             return ()  # what there is no memory for any more would be wanted for ever
-        return [place for place, taken in self._taken.items() if taken.wants(self.group.repeats.n_samples)]
+        new = [place for place in range(self._n_planned, len(self.group.points)) if place not in self._taken and place not in self._refused]
+        return [place for place, taken in self._taken.items() if taken.wants(self.group.repeats.n_samples)] + new
 
     def take(self, progress: Callable[[int], None], allowance_s: float = math.inf) -> None:
         """The next pass, in about `allowance_s` at most. `progress` is told of each point that is done."""
@@ -144,7 +153,7 @@ class Timing:
             samples = undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
             kernels.append(Kernel(point.op, point.family, self.threads, samples))
             n_unsteady += not taken.clean
-        n_left_out = len(self.group.points) - len(kernels) - len(self._refused)
+        n_left_out = self._n_planned - sum(place < self._n_planned for place in {*self._taken, *self._refused})
         wholes_s = tuple(tuple(self._taken[place].wholes) for place in sorted(self._taken))
         return Timed(tuple(kernels), tuple(self._refused.values()), n_unsteady, n_left_out, wholes_s)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dlperf import host
+from dlperf.child_process import read_job
 from dlperf.clock import Pace, Samples, involuntary_switches, quantile
 from dlperf.machine import EXACT, FRAMEWORK_UNREST, PACE, SPELLS, Bandwidth, Cost, Machine
 from dlperf.trace import Trace, own_operations
@@ -46,6 +47,24 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode, has_bfloat16(flags))]
 
 
+_TIMES = 3
+
+
+def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, ...]]:
+    """More points, by group of those families whose curves have many sides, from which a calibration takes some: those where the curves err most."""
+    from microbench import conv, gemm
+
+    planned = {group.name: {point.op.signature for point in group.points} for group in planned_groups(mode, flags)}
+    dtypes = ("float32", *(("bfloat16",) if has_bfloat16(flags) else ()))
+    longer = [*gemm.groups(mode, dtypes, _TIMES), *conv.groups(mode, has_bfloat16(flags), _TIMES)]
+    found = {group.name: tuple(point for point in group.points if point.op.signature not in planned[group.name]) for group in longer}
+    return {name: points for name, points in found.items() if points}
+
+
+FURTHER = {"quick": 0, "full": 2000, "thorough": 6000}
+"""The most points that a calibration takes where its curves err most."""
+_FURTHER_FRAC = 0.3
+"""Part of the time left after the first pass that their first samples may take."""
 PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 BUDGET_S = {"quick": 14.0, "full": 275.0, "thorough": 1700.0}
@@ -114,7 +133,8 @@ def run(job: dict[str, Any], say: Say) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
 
     First every group once, then all groups of kernels again and again, as long as they lack samples and time is left: a neighbour who had the core during
-    one pass is seldom still there half a minute later. The results of a group of kernels come after its first pass, and once more in the end.
+    one pass is seldom still there half a minute later. The results of a group of kernels come after its first pass, and once more in the end. Between the
+    first pass and the others a job that `asks` wants to know which further points to take: the answer is a line on stdin, places by group.
     """
     import torch
 
@@ -176,6 +196,12 @@ def run(job: dict[str, Any], say: Say) -> None:
         with spent[ahead[0]]:
             timings[ahead[0]].take(progress, math.inf if ahead[0] in exact else frac * left_s() * weights[0] / sum(weights))
 
+    def affordable() -> int:
+        """Points that there is time for beyond the planned ones, if they take as long as those did."""
+        seconds = sum(spent[name].seconds for name in timings)
+        n_points = sum(len(timing.group.points) for timing in timings.values())
+        return min(FURTHER[mode], int(_FURTHER_FRAC * left_s() * n_points / seconds)) if seconds > 0 else 0
+
     for place, name in enumerate(job["groups"]):
         if name in groups:
             timings[name] = Timing(groups[name], n_threads, clock)
@@ -193,6 +219,11 @@ def run(job: dict[str, Any], say: Say) -> None:
                 while_measured += list(pace.looks)[n_looks:]
                 costs = [*costs, *unrest()]
             tell(name, bandwidths=bandwidths, costs=costs)
+    if job["asks"] and (n_further := affordable()):
+        say({"wants": n_further})
+        more = further_points(mode, cpu.flags)
+        for name, places in read_job().items():
+            timings[name].extend([more[name][place] for place in places])
     number = 1
     while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:
         number += 1

@@ -19,13 +19,17 @@ from dlperf.allocator.steps import History, Scratch, Script
 from dlperf.trace import Op, Trace
 from dlperf.units import KIB, MIB
 
-__all__ = ["HISTORIES", "PAGE_BYTES", "POLICIES", "Heap", "History", "Jemalloc", "Policy", "Replay", "Scratch", "allocator_of", "policy_of", "replay"]
+__all__ = ["PAGE_BYTES", "POLICIES", "Heap", "History", "Jemalloc", "Policy", "Replay", "Scratch", "allocator_of", "histories_of", "policy_of", "replay"]
 
 _HOLES: tuple[tuple[int, ...], ...] = ((), (256 * KIB,) * 8, (5 * MIB, 3 * MIB, 2 * MIB, MIB, MIB, *(256 * KIB,) * 8))
-_PINNED = 0.8
-"""Share of steps in which small blocks hold the heap up: a process comes to it sooner or later, most within some ten steps."""
-HISTORIES = tuple(History(holes, pinned, (_PINNED if pinned else 1 - _PINNED) / len(_HOLES)) for holes in _HOLES for pinned in (False, True))
-"""The histories that are replayed where they matter, with weights that add up to 1."""
+_PINNED, _PINNED_CONVOLUTIONS = 0.75, 0.35
+"""Share of steps in which small blocks hold the heap up: most processes come to it within some ten steps, fewer of those that convolve."""
+
+
+def histories_of(trace: Trace) -> tuple[History, ...]:
+    """The histories that are replayed of a trace where they matter, with weights that add up to 1."""
+    pinned = _PINNED_CONVOLUTIONS if any(op.packet == "aten.convolution" for op in trace.ops) else _PINNED
+    return tuple(History(holes, held, (pinned if held else 1 - pinned) / len(_HOLES)) for holes in _HOLES for held in (False, True))
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,15 @@ def replay(
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
     stay (a tensor's own record, which malloc keeps for the next one; the engine's; the script's) came to lie above what a forward leaves to its
     backward, that stays, and what the backward takes above it is given back; and free pieces below take small tensors, which then leave room
-    above. A process goes through these states and those between them, most of its steps with the heap held up: the faults are the histories'
-    mean, by weights chosen by the faults of forward and backward of random networks (benchmarks/page_faults.py), and what the histories differ
+    above. A process goes through these states and those between them, most of its steps with the heap held up unless it convolves: the faults are the
+    histories' mean, by weights chosen by the faults of random networks (benchmarks/page_faults.py), and what the histories differ
     by is uncertain. Where nothing is trimmed one history is enough.
 
     Raises DlperfError for an unknown policy.
     """
     chosen = policy_of(policy)
     script = Script(trace, scratch_bytes, kept)
-    histories = HISTORIES if chosen.adapts else (History((), False, 1.0),)
+    histories = histories_of(trace) if chosen.adapts else (History((), False, 1.0),)
     runs = [script.run(chosen, history) for history in histories]
 
     totals = [round(sum(run.faults)) for run in runs]

@@ -162,9 +162,10 @@ def run_calibration(
 ) -> Machine:
     """Measure this machine (:func:`microbench.suite.calibrate`), and learn from the measurements how exact they make a prediction."""
     from dlperf.predictors.book import learn
+    from dlperf.predictors.sampling import where_curves_err
     from microbench.suite import calibrate
 
-    machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force)
+    machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err)
     try:
         machine = learn(machine)
     except KeyboardInterrupt:

@@ -301,7 +301,8 @@ class _Priced:
         n_tensors = self.trace.optimizer.n_tensors
         zero_s = self.book.cost_s("zero_grad_call") + n_tensors * self.book.cost_s("zero_grad_tensor")
         yield Item(LOSS, "zero_grad", zero_s, "overhead", self.cost_source, "zero_grad")
-        loop_s = self.optimizer.call_s + self.book.cold_s("optimizer", *passed) + n_tensors * self.optimizer.tensor_s
+        called_s = self.optimizer.call_s + self.book.cost_s("optimizer_body") + self.book.cold_s("optimizer", *passed)
+        loop_s = called_s + n_tensors * self.optimizer.tensor_s
         owners = [(layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters]
         n_owned = sum(count for _, count in owners)
         for name, count in owners:

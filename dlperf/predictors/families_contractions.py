@@ -132,16 +132,20 @@ def _convolution(
 
     place = (
         log2(n), log2(c_in_g if regime == "first" else wide_in), log2(wide_out), log2(kernel), log2(out), 2.0 * window.is_strided, log2(groups) * 0.5,
-        0.5 * (c_in_g % BLOCK != 0), 0.5 * (c_out_g % BLOCK != 0), float(window.is_dilated), float(d == 1),
+        0.5 * (c_in % BLOCK != 0), 0.5 * (c_out % BLOCK != 0), float(window.is_dilated), float(d == 1),
         2.0 * (to_weight - to_input), 2.0 * (passes.get("input") == "gemm"),
         2.0 * (passes.get("input") == "strided" and window.fits_stride),
     )  # fmt: skip
     # brgconv_strided stores its blocks of results place by place, much more slowly where the kernel is no multiple of the stride.
     stores = float(n * math.prod(before) * groups * wide_in) if passes.get("input") == "strided" else 0.0
     one_by_one = sum(regime in ("gemm", "native") for regime in passes.values())
+    n_in, n_out = float(n * c_in * math.prod(before)), float(n * c_out * out)
+    # What is put into blocks of channels and back, by every pass that wants them; where the last block is partly empty, by slower code.
+    moved_in, moved_out = n_in * sum(name not in ("gemm", "native", "first") for name in passes.values()), n_out * (len(passes) - one_by_one)
+    odd_in, odd_out = c_in % BLOCK != 0, c_out % BLOCK != 0
     terms = (
         1.0, products("output") + products("weight"), products("input"), stores * window.fits_stride, stores * (not window.fits_stride),
-        float(n * c_in * math.prod(before)), float(n * c_out * out), float(weight.numel), float(n * out * kernel * c_in),
+        n_in, n_out, float(weight.numel), float(n * out * kernel * c_in), moved_in, moved_in * odd_in, moved_out, moved_out * odd_out,
         float(n * groups * one_by_one),
     )  # fmt: skip
     what = "conv" if needs is None else "conv_backward"

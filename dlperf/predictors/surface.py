@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.lapack import dpotri
 from scipy.optimize import nnls
 
 Array = npt.NDArray[np.float64]
@@ -41,12 +42,17 @@ class Smoothness:
     signal: float
     noise: float
 
-    def covariance(self, a: Array, b: Array) -> Array:
-        """Covariance (n, m) of the correction between places (n, d) and (m, d): Matern 3/2."""
+    def correlation(self, a: Array, b: Array) -> Array:
+        """Correlation (n, m) of what varies in the correction between places (n, d) and (m, d): Matern 3/2."""
         a, b = a / np.array(self.scales), b / np.array(self.scales)
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
         distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
-        found: Array = _LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance)
+        found: Array = (1.0 + distance) * np.exp(-distance)
+        return found
+
+    def covariance(self, a: Array, b: Array) -> Array:
+        """Covariance (n, m) of the correction between places (n, d) and (m, d)."""
+        found: Array = _LEVEL + self.signal**2 * self.correlation(a, b)
         return found
 
 
@@ -140,7 +146,8 @@ def _first_approximation(terms: Array, times_s: Array) -> tuple[Array, Array]:
 def _solve(covariance: Array, residuals: Array, noise: Array) -> tuple[tuple[Array, bool], Array, Array]:
     """(K's factor, K^-1 residuals, 1 / diag K^-1), the latter the variance of each point as the others predict it (Rasmussen and Williams, eq. 5.12)."""
     factor = cho_factor(covariance + np.diag(noise**2), lower=True)
-    return factor, cho_solve(factor, residuals), 1.0 / np.diag(cho_solve(factor, np.eye(len(residuals))))
+    inverse, _ = dpotri(factor[0], lower=True)
+    return factor, cho_solve(factor, residuals), 1.0 / np.diag(inverse)
 
 
 def _noisy(smoothness: Smoothness, places: Array) -> Array:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import dataclasses
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import sys
 
 import pytest
 
-from dlperf.allocator import HISTORIES, PAGE_BYTES, POLICIES, Heap, allocator_of, policy_of, replay
+from dlperf.allocator import PAGE_BYTES, POLICIES, Heap, allocator_of, histories_of, policy_of, replay
 from dlperf.allocator.steps import Script
 from dlperf.errors import DlperfError
 from dlperf.trace import Op, Storage, TensorSpec, Trace
@@ -336,14 +337,22 @@ def test_the_faults_are_the_histories_mean() -> None:
     sizes = [2 * MIB, 3 * MIB, MIB, 4 * MIB]
     trace = step(*(Storage(size, index, 8 - index) for index, size in enumerate(sizes)), n_ops=8, backward_from=4)
     found = replay(trace, no_scratch)
-    runs = [Script(trace, no_scratch).run(policy_of("default"), history).faults for history in HISTORIES]
+    histories = histories_of(trace)
+    runs = [Script(trace, no_scratch).run(policy_of("default"), history).faults for history in histories]
     assert len(set(runs)) > 1
-    expected = [sum(history.weight * faults for history, faults in zip(HISTORIES, column)) for column in zip(*runs)]
+    expected = [sum(history.weight * faults for history, faults in zip(histories, column)) for column in zip(*runs)]
     assert found.faults == pytest.approx(expected)
 
 
-def test_weights_of_the_histories_add_up() -> None:
-    assert sum(history.weight for history in HISTORIES) == pytest.approx(1)
+def test_the_heap_is_held_up_less_often_where_a_step_convolves() -> None:
+    plain = step(n_ops=2)
+    convolving = dataclasses.replace(plain, ops=(dataclasses.replace(plain.ops[0], name="aten.convolution.default"), plain.ops[1]))
+    held = []
+    for trace in (plain, convolving):
+        histories = histories_of(trace)
+        assert sum(history.weight for history in histories) == pytest.approx(1)
+        held.append(sum(history.weight for history in histories if history.pinned))
+    assert held[1] < held[0]
 
 
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Worker:
     wholes_s = (1e-6,)
     unsteady = 0
     passes = 1
+    wants = 0
+    chosen: list[dict[str, list[int]]]
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.stdin = self
@@ -44,9 +46,15 @@ class Worker:
         self.stdout: Iterator[str] = iter(())
 
     def write(self, line: str) -> None:
-        job = json.loads(line)
-        type(self).jobs.append(job)
-        self.stdout = self._answer(job)
+        said = json.loads(line)
+        if "groups" not in said:
+            type(self).chosen.append(said)
+            return
+        type(self).jobs.append(said)
+        self.stdout = self._answer(said)
+
+    def flush(self) -> None:
+        """The job is to be read now."""
 
     def close(self) -> None:
         """End of the job."""
@@ -65,6 +73,8 @@ class Worker:
             told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady, "left_out": 0}
             told |= {"wholes_s": [list(self.wholes_s)]}
             yield json.dumps(told) + "\n"
+        if self.wants:
+            yield json.dumps({"wants": self.wants}) + "\n"
 
     def wait(self) -> int:
         self.returncode = type(self).status
@@ -81,6 +91,7 @@ class Worker:
 def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
     class Fresh(Worker):
         jobs: list[dict[str, Any]] = []  # noqa: RUF012
+        chosen: list[dict[str, list[int]]] = []  # noqa: RUF012
         fate = staticmethod(lambda name: None)
 
     groups = [Group(name, (Point(name, relu(64)), Point(name, relu(65))), repeats("quick")) for name in GROUPS]
@@ -127,6 +138,21 @@ def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type
 
 def measured(worker: type[Worker]) -> list[tuple[int, list[str]]]:
     return [(job["threads"], job["groups"]) for job in worker.jobs]
+
+
+def test_the_caller_chooses_further_points_by_what_was_measured(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def choose(machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int) -> dict[str, list[int]]:
+        asked.append((len(machine.kernels), threads, {name: len(ops) for name, ops in pool.items()}, n_ops))
+        return {"two": [1]}
+
+    monkeypatch.setattr(suite, "further_points", lambda mode, flags: {name: (Point(name, relu(99)),) * 2 for name in ("two", "another job's")})
+    worker.wants = 5
+    suite.calibrate(tmp_path / "m.json", mode="full", choose=choose)
+    assert worker.jobs[0]["asks"] is True
+    assert asked == [(3, 1, {"two": 2}, 5)]
+    assert worker.chosen == [{"two": [1]}]
 
 
 def test_a_file_is_made_and_a_second_run_has_nothing_to_do(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calibrated_cases import mm, trace
+from calibrated_cases import mm, relu, trace
 
 from dlperf.clock import Clock, Repeats, Samples
 from dlperf.trace import Op, Symbol, TensorSpec
@@ -16,7 +16,7 @@ from microbench import conv, gemm, memory, pointwise, stream, threads
 from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick, turn
 from microbench.replay import Unplayable, build, n_bytes
 from microbench.timing import Timing, _Taken, time_group
-from microbench.worker import environment, planned_groups, trace_group
+from microbench.worker import FURTHER, environment, further_points, planned_groups, trace_group
 
 T = TensorSpec.contiguous
 FLAGS = ("avx512f", "avx512_bf16")
@@ -319,6 +319,38 @@ def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
     assert all(wholes_s == pytest.approx((1e-3, 2e-3, 2e-3)) for wholes_s in whole.wholes_s)
     assert len(whole.wholes_s) == len(whole.kernels)
     assert sum(seen) == 3 * len(whole.kernels)
+
+
+def test_points_on_top_are_taken_by_the_next_pass_and_missed_by_nobody() -> None:
+    timing = Timing(Group("some", tuple(Point("one", relu(64 + n)) for n in range(13)), Repeats(sample_s=1e-5, n_samples=1)), 1, Clock(switches=lambda: 0))
+    timing.take(lambda _: None)
+    timing.extend([Point("one", relu(200)), Point("one", Op("aten.no_such.default", ()))])
+    assert list(timing.lacking) == [13, 14]
+    assert timing.result().n_left_out == 0
+    timing.take(lambda _: None)
+    assert not timing.lacking
+    assert (len(timing.result().kernels), len(timing.result().refused)) == (14, 1)
+
+
+@pytest.mark.parametrize("mode", ["full", "thorough"])
+def test_further_points_are_none_of_the_planned_ones(mode: str) -> None:
+    planned = {group.name: {point.op.signature for point in group.points} for group in planned_groups(mode, ())}
+    further = further_points(mode, ())
+    assert sum(map(len, further.values())) > FURTHER[mode]
+    for name, points in further.items():
+        assert not {point.op.signature for point in points} & planned[name]
+
+
+def test_kernels_that_branch_by_their_values_meet_others_each_time() -> None:
+    seen = []
+    image = T(1, 4, 8, 8)
+    call = build(Op("aten.max_pool2d_with_indices.default", (image, (2, 2), (2, 2), (0, 0))))
+    for _ in range(3):
+        values, _ = call()  # type: ignore[misc]
+        seen.append(values.sum().item())
+    assert len(set(seen)) == 3
+    call = build(Op("aten.relu.default", (image,)))
+    assert torch.equal(call(), call())  # type: ignore[arg-type]
 
 
 def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:

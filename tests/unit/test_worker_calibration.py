@@ -124,6 +124,8 @@ class Leader:
     def stdout(self) -> Any:
         return (json.dumps(line) + "\n" for line in self.lines)
 
+    def flush(self) -> None: ...
+
     def close(self) -> None: ...
 
     def wait(self) -> int:
