@@ -61,7 +61,7 @@ def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, 
     return {name: points for name, points in found.items() if points}
 
 
-FURTHER = {"quick": 0, "full": 2000, "thorough": 6000}
+FURTHER = {"quick": 0, "full": 3000, "thorough": 6000}
 """The most points that a calibration takes where its curves err most."""
 _FURTHER_FRAC = 0.3
 """Part of the time left after the first pass that their first samples may take."""

@@ -11,6 +11,7 @@ from dlperf.trace import Argument, Op, TensorSpec
 # -- matrix products ----------------------------------------------------------------------------------------------
 
 
+_TILES = ((8, 16), (4, 24), (8, 48))
 _LOOPS = 400
 """Multiplications of one product below which torch goes through a batch by itself and asks no BLAS."""
 
@@ -21,9 +22,13 @@ def _transposed(spec: TensorSpec) -> bool:
     return columns != 1 and rows == 1 and spec.shape[-1] > 1
 
 
-def _off_grid(*sizes: int) -> tuple[float, ...]:
-    """1 for every size that fills no whole vectors: rows of such a length start anywhere, and the last tile is partly empty."""
-    return tuple(float(size % BLOCK != 0) for size in sizes)
+def _remainders(size: int) -> int:
+    """Into how many parts, of 8, 4, 2 and 1, kernels cut what is left of a size after whole blocks.
+
+    >>> [_remainders(size) for size in (32, 40, 47)]
+    [0, 1, 4]
+    """
+    return (size % BLOCK).bit_count()
 
 
 def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> Description:
@@ -34,12 +39,13 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
     """
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = math.prod(a.shape[:-2])
-    # Kernels compute whole tiles, of 8 x 16 or 16 x 8 results.
-    tiles = (math.ceil(m / 8) * 8 * padded(n), padded(m) * math.ceil(n / 8) * 8)
-    terms = (1.0, *(float(batch * amount) for amount in (1, m * n * k, m * n, m * k, n * k, tiles[0] * k, tiles[1] * k)))
+    # Kernels compute whole tiles of results, or cut what is left into parts, each of which takes as long: which, depends on the library and its vectors.
+    tiles = [math.ceil(m / rows) * rows * math.ceil(n / columns) * columns for sides in _TILES for rows, columns in (sides, sides[::-1])]
+    parts = (m * k * _remainders(n), n * k * _remainders(m))
+    terms = (1.0, *(float(batch * amount) for amount in (1, m * n * k, m * n, m * k, n * k, *(tile * k for tile in tiles), *parts)))
     # Below a tile every size is a case of its own: there the coordinates are three times as long.
     place = (
-        log2(m), log2(n), log2(k), 2.0 * log2(min(m, BLOCK)), 2.0 * log2(min(n, BLOCK)), *_off_grid(m, n, k),
+        log2(m), log2(n), log2(k), 2.0 * log2(min(m, BLOCK)), 2.0 * log2(min(n, BLOCK)), *(0.35 * _remainders(size) for size in (m, n, k)),
         float(_transposed(a)), float(_transposed(b)), float(with_bias), log2(batch),
     )  # fmt: skip
     regimes: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)

@@ -15,19 +15,15 @@ from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Surface, find_smoothness
 from dlperf.trace import Op
 
-_UNKNOWN_ERROR = 0.5
-"""What is assumed of a curve with too few points to hold any out."""
-_MOST_ERROR = 1.0
-"""A single point that is missed by more is an accident."""
-_PRIOR_WEIGHT = 1.0
-"""How many near points the curve's mean counts for in a place's own error."""
+_UNKNOWN = 1.0
+"""What is assumed of a curve with too few points to hold any out: they come first."""
 
 
 def where_curves_err(machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int) -> dict[str, list[int]]:
-    """The places, by group, of the `n_ops` operations of a `pool` whose curves err most near them.
+    """The places, by group, of the `n_ops` operations of a `pool` that the curves are likely to miss by most.
 
-    An operation's score is the mean held-out error of its curve's points, the near ones counting by their correlation with it (adaptive sampling by
-    cross-validation; Liu, Ong and Cai 2018).
+    By the standard deviation of the curve's Gaussian process there (MacKay 1992, sec. 3), made as wide as its held-out points ask for: where their errors are
+    large, and where points are far.
 
     >>> from dlperf.machine import Cpu
     >>> where_curves_err(Machine(Cpu("", 1)), 1, {"one": ()}, 5)
@@ -51,15 +47,12 @@ def where_curves_err(machine: Machine, threads: int, pool: Mapping[str, Sequence
 
 
 def _errors(book: Book, key: tuple[str, ...], descriptions: Sequence[Description]) -> list[float]:
-    """The error to expect of a curve at each place, as a fraction."""
+    """Standard deviation of the logarithm of what a curve says at each place."""
     if key not in book.kernels:
-        return [_UNKNOWN_ERROR] * len(descriptions)
+        return [_UNKNOWN] * len(descriptions)
     points = book.points(key)
-    smoothness = find_smoothness(*points)
-    held_out = Surface.fit(*points, smoothness).held_out
-    if not len(held_out):
-        return [_UNKNOWN_ERROR] * len(descriptions)
-    errors: Array = np.minimum(np.abs(np.expm1(held_out)), _MOST_ERROR)
-    near = smoothness.correlation(np.array([d.place for d in descriptions], dtype=float).reshape(len(descriptions), -1), points[0])
-    local: Array = (near @ errors + _PRIOR_WEIGHT * errors.mean()) / (near.sum(axis=1) + _PRIOR_WEIGHT)
-    return [float(error) for error in local]
+    surface = Surface.fit(*points, find_smoothness(*points))
+    if not len(surface.held_out):
+        return [_UNKNOWN] * len(descriptions)
+    places: Array = np.array([d.place for d in descriptions], dtype=float).reshape(len(descriptions), -1)
+    return [float(value) for value in np.sqrt(np.diag(surface.covariance(places)))]

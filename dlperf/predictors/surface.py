@@ -17,7 +17,7 @@ REACH = 1.5
 """How far, in octaves, a point may lie outside the measured range of a coordinate and still count as interpolated."""
 _SCALES = (0.7, 1.5, 3.0, 6.0, 15.0, 60.0)
 _NOISES = (0.02, 0.05, 0.1, 0.2)
-_TUNED_POINTS = 200
+_TUNED_POINTS = 400
 """Points that the search for the smoothness looks at, spread over the order of measuring."""
 _LEVEL = 1.0
 """Variance of the correction's level: large, so that it is learnt from the points."""
@@ -42,17 +42,12 @@ class Smoothness:
     signal: float
     noise: float
 
-    def correlation(self, a: Array, b: Array) -> Array:
-        """Correlation (n, m) of what varies in the correction between places (n, d) and (m, d): Matern 3/2."""
+    def covariance(self, a: Array, b: Array) -> Array:
+        """Covariance (n, m) of the correction between places (n, d) and (m, d): Matern 3/2."""
         a, b = a / np.array(self.scales), b / np.array(self.scales)
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
         distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
-        found: Array = (1.0 + distance) * np.exp(-distance)
-        return found
-
-    def covariance(self, a: Array, b: Array) -> Array:
-        """Covariance (n, m) of the correction between places (n, d) and (m, d)."""
-        found: Array = _LEVEL + self.signal**2 * self.correlation(a, b)
+        found: Array = _LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance)
         return found
 
 

@@ -43,10 +43,11 @@ def test_a_linear_layer() -> None:
     # (8 x 16)(16 x 4) with the transposed weight of nn.Linear
     found = described("aten.addmm.default", T(4), T(8, 16), TensorSpec((16, 4), (1, 16)))
     assert found.key == ("gemm", "float32", "matrix")
-    # octaves; 8 and 4 fill no whole vector of 16, 16 does; the weight is transposed; there is a bias; one product
-    assert found.place == (3.0, 2.0, 4.0, 6.0, 4.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0)
-    # the products, whole tiles of 8 x 16 and of 16 x 8
-    assert found.terms == (1.0, 1.0, 8 * 4 * 16, 8 * 4, 8 * 16, 16 * 4, 8 * 16 * 16, 16 * 8 * 16)
+    # octaves; 8 and 4 are one part of a block of 16 each, 16 is whole; the weight is transposed; there is a bias; one product
+    assert found.place == (3.0, 2.0, 4.0, 6.0, 4.0, 0.35, 0.35, 0.0, 0.0, 1.0, 1.0, 0.0)
+    # the products; whole tiles of 8 x 16, 4 x 24 and 8 x 48 and the same turned; the parts of a side for each of the other two sides' products
+    tiles = (8 * 16, 16 * 8, 8 * 24, 24 * 4, 8 * 48, 48 * 8)
+    assert found.terms == (1.0, 1.0, 8 * 4 * 16, 8 * 4, 8 * 16, 16 * 4, *(tile * 16 for tile in tiles), 8 * 16, 4 * 16)
     assert found.fallbacks == (("bmm", "float32", "matrix"),)
 
 

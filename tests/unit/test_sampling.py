@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from calibrated_cases import machine, mm, mm_s
+from calibrated_cases import machine, mm, mm_s, relu
 
 from dlperf.clock import Samples
 from dlperf.machine import Kernel
@@ -12,21 +12,21 @@ from dlperf.predictors.sampling import where_curves_err
 from dlperf.trace import Op
 
 
-def uneven(bad_side: int) -> list[Kernel]:
-    """Products by a law but for those with one side, which take twice as long or half every other time."""
-    found = []
-    for place, (m, n, k) in enumerate((m, n, k) for m in (16, 64, 256) for n in (16, 64, 256) for k in (16, 64, 256)):
-        factor = (0.4, 2.5)[place % 2] if m == bad_side else 1.0
-        found.append(Kernel(mm(m, n, k), "gemm", 1, Samples((factor * mm_s(m, n, k),))))
-    return found
+def uneven() -> list[Kernel]:
+    """Products that take twice as long as by the law or half, in turn."""
+    sides = [(m, n, k) for m in (16, 64, 256) for n in (16, 64, 256) for k in (16, 64, 256)]
+    return [Kernel(mm(*side), "gemm", 1, Samples(((0.4, 2.5)[place % 2] * mm_s(*side),))) for place, side in enumerate(sides)]
 
 
-def test_more_is_measured_near_the_points_that_the_others_miss() -> None:
+def test_more_is_measured_of_the_kind_whose_points_miss_one_another() -> None:
     made = machine()
     kernels = tuple(kernel for kernel in made.kernels if kernel.family != "gemm")
-    for bad_side, wanted in ((16, 0), (256, 1)):
-        pool = {"products": (mm(16, 32, 48), mm(256, 32, 48))}
-        assert where_curves_err(replace(made, kernels=(*kernels, *uneven(bad_side))), 1, pool, 1) == {"products": [wanted]}
+    pool = {"products": (mm(100, 32, 48),), "elementwise": (relu(3000),)}
+    assert where_curves_err(replace(made, kernels=(*kernels, *uneven())), 1, pool, 1) == {"products": [0]}
+
+
+def test_more_is_measured_far_from_what_is_known() -> None:
+    assert where_curves_err(machine(), 1, {"products": (mm(60, 60, 60), mm(1, 9000, 3))}, 1) == {"products": [1]}
 
 
 def test_a_kind_without_points_comes_first() -> None:
