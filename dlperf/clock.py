@@ -366,6 +366,9 @@ def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, cloc
 # -- files ---------------------------------------------------------------------------------------------------------------
 
 
+_LONGEST_S = 1e6
+
+
 def samples_to_json(samples: Samples) -> dict[str, Any]:
     """Samples as JSON data of their own, or a part of a larger entry's."""
     return {"samples_s": [float(f"{value:.6g}") for value in samples.values], "disturbed": samples.n_disturbed}
@@ -378,6 +381,8 @@ def samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -
         raise DlperfError(f"{where}.samples_s is {values!r}; expected a list of seconds")
     for place, value in enumerate(values):
         check_number(f"{where}.samples_s[{place}]", value, positive)
+        if value > _LONGEST_S:
+            raise DlperfError(f"{where}.samples_s[{place}] is {value!r}; no sample lasts {_LONGEST_S:.0e} s, and no factor is as large")
     return Samples(tuple(float(v) for v in values), row["disturbed"])
 
 
@@ -385,3 +390,10 @@ def check_number(where: str, value: Any, positive: bool = False) -> None:
     """Raises DlperfError for what is no finite number, negative, or, where it must be positive, 0; `where` names the entry."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (positive and value == 0):
         raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")
+
+
+def check_text(where: str, value: Any) -> str:
+    """The value. Raises DlperfError for what is no text; `where` names the entry."""
+    if not isinstance(value, str):
+        raise DlperfError(f"{where} is {value!r}; it must be text")
+    return value

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dlperf.clock import Samples, check_number, quantile, samples_from_json, samples_to_json
+from dlperf.clock import Samples, check_number, check_text, quantile, samples_from_json, samples_to_json
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
@@ -408,7 +408,7 @@ class Machine:
         for number, row in enumerate(data["costs"]):
             where = f"costs[{number}]"
             check_number(f"{where}.threads", row["threads"], positive=True)
-            costs.append(Cost(row["name"], row["threads"], samples_from_json(row, where)))
+            costs.append(Cost(check_text(f"{where}.name", row["name"]), row["threads"], samples_from_json(row, where)))
         curves = []
         for number, row in enumerate(data["curves"]):
             for name in ("scales", "held_out_fracs"):

@@ -219,6 +219,8 @@ def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], val
         (lambda data: data.pop("tensors"), "is damaged"),
         (lambda data: data.update(kernels=5), "is damaged"),
         (lambda data: data["cpu"].pop("model"), "is damaged"),
+        (lambda data: data["costs"][1].update(name=7), r"costs\[1\]\.name is 7; it must be text"),
+        (lambda data: data["costs"][1].update(samples_s=[1e308]), r"costs\[1\]\.samples_s\[0\] is 1e\+308; no sample lasts 1e\+06 s"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
