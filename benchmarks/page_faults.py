@@ -1,6 +1,6 @@
 """How true malloc's replay is: page faults of a step and the memory of a process counted in plain training loops of random networks, against the replay.
 
-    python benchmarks/page_faults.py [--networks 26] [--processes 2] [--malloc default,tuned,huge-pages,jemalloc,tcmalloc]
+    python benchmarks/page_faults.py [--networks 40] [--processes 2] [--malloc default,tuned,huge-pages,jemalloc,tcmalloc]
 
 Each random network trains in fresh processes for 40 steps under every policy that can be tried here; the mean of the last 30 steps' faults
 is the truth, and so is what the first three steps add to the resident memory. Printed beside it: the replay's faults with the least and the
@@ -56,10 +56,50 @@ class Encoder(nn.Module):
         return self.head(self.layers(x).mean(1))  # type: ignore[no-any-return]
 
 
+class Block(nn.Module):
+    """Two convolutions with a residual connection."""
+
+    def __init__(self, channels: int, norm: bool) -> None:
+        super().__init__()
+        between = [nn.BatchNorm2d(channels)] if norm else []
+        self.body = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), *between, nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, height, width), unchanged."""
+        return F.relu(x + self.body(x))
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution and two linear layers on its channels, with a residual connection."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.spread = nn.Conv2d(channels, channels, 5, padding=2, groups=channels)
+        self.mlp = nn.Sequential(nn.LayerNorm(channels), nn.Linear(channels, 3 * channels), nn.GELU(), nn.Linear(3 * channels, channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, height, width), unchanged."""
+        return x + self.mlp(self.spread(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+class Patches(nn.Module):
+    """Transformer layers on an image's patches, and a classifier on their mean."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, width, 4, 4)
+        layers = [nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True) for _ in range(depth)]
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, 3, height, width) -> (batch, 10)."""
+        return self.head(self.layers(self.cut(x).flatten(2).transpose(1, 2)).mean(1))  # type: ignore[no-any-return]
+
+
 def build(seed: int, batch: int) -> tuple[nn.Module, torch.Tensor, Callable[[Any], torch.Tensor], torch.optim.Optimizer]:
     """A random network of a common kind, its input, loss and optimizer."""
     dice = random.Random(seed)
-    kind = dice.choice(["mlp", "cnn", "cnn", "rnn", "encoder"])
+    kind = dice.choice(["mlp", "cnn", "rnn", "encoder", "chain", "residual", "depthwise", "patches"])
     optimizer = dice.choice([{"momentum": 0.0}, {"momentum": 0.9}, None])
     model: nn.Module
     if kind == "mlp":
@@ -77,9 +117,22 @@ def build(seed: int, batch: int) -> tuple[nn.Module, torch.Tensor, Callable[[Any
         model, x = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 10)), torch.randn(batch, 3, size, size)
     elif kind == "rnn":
         model, x = Recurrent(dice.choice([64, 200])), torch.randn(batch, dice.choice([20, 50]), 48)
-    else:
+    elif kind == "encoder":
         width = dice.choice([64, 192])
         model, x = Encoder(width), torch.randn(batch, dice.choice([16, 50]), width)
+    else:
+        size, width = dice.choice([20, 28, 32]), dice.choice([16, 32, 64])
+        x = torch.randn(batch, 3, size, size)
+        if kind == "chain":
+            channels = [3, *(dice.choice([16, 32, 64]) for _ in range(dice.randint(3, 8)))]
+            body = [part for pair in itertools.pairwise(channels) for part in (nn.Conv2d(*pair, 3, padding=1), dice.choice([nn.ReLU, nn.Tanh])())]
+            width = channels[-1]
+        elif kind == "residual":
+            body = [nn.Conv2d(3, width, 3, padding=1), *(Block(width, dice.random() < 0.6) for _ in range(dice.randint(2, 7)))]
+        else:
+            body = [nn.Conv2d(3, width, 4, 4), *(Depthwise(width) for _ in range(dice.randint(2, 6)))]
+        ending = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+        model = Patches(2 * width, dice.randint(1, 5)) if kind == "patches" else nn.Sequential(*body, *ending)
     y = torch.randint(0, 10, (batch,))
     steps = torch.optim.Adam(model.parameters()) if optimizer is None else torch.optim.SGD(model.parameters(), lr=0.01, **optimizer)
     return model, x, lambda out: F.cross_entropy(out, y), steps
@@ -166,7 +219,7 @@ def summary(policy: str, cases: list[Case]) -> str:
 def main() -> None:
     """Count, replay, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", type=int, default=26)
+    parser.add_argument("--networks", type=int, default=40)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--malloc", default="default,tuned,huge-pages,jemalloc,tcmalloc")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)

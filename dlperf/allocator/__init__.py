@@ -22,14 +22,22 @@ from dlperf.units import KIB, MIB
 __all__ = ["PAGE_BYTES", "POLICIES", "Heap", "History", "Jemalloc", "Policy", "Replay", "Scratch", "allocator_of", "histories_of", "policy_of", "replay"]
 
 _HOLES: tuple[tuple[int, ...], ...] = ((), (256 * KIB,) * 8, (5 * MIB, 3 * MIB, 2 * MIB, MIB, MIB, *(256 * KIB,) * 8))
-_PINNED, _PINNED_CONVOLUTIONS = 0.75, 0.35
-"""Share of steps in which small blocks hold the heap up: most processes come to it within some ten steps, fewer of those that convolve."""
+_PINNED, _PINNED_CHAIN = 0.75, 0.4
+"""Share of steps in which small blocks hold the heap up: most processes come to it within some ten steps, but fewer of those of a chain of convolutions."""
 
 
 def histories_of(trace: Trace) -> tuple[History, ...]:
     """The histories that are replayed of a trace where they matter, with weights that add up to 1."""
-    pinned = _PINNED_CONVOLUTIONS if any(op.packet == "aten.convolution" for op in trace.ops) else _PINNED
+    pinned = _PINNED_CHAIN if _is_chain_of_convolutions(trace) else _PINNED
     return tuple(History(holes, held, (pinned if held else 1 - pinned) / len(_HOLES)) for holes in _HOLES for held in (False, True))
+
+
+def _is_chain_of_convolutions(trace: Trace) -> bool:
+    """Whether every operator of the forward works on what a single one before it made, convolutions among them, so that the step's memory is born and
+    freed like a stack: no residual connections, no attention."""
+    forward = [op for op in trace.ops if op.phase == "forward"]
+    made = [{spec.storage for spec in op.inputs if spec.storage >= 0 and trace.storages[spec.storage].born >= 0} for op in forward]
+    return any(op.packet == "aten.convolution" for op in forward) and all(len(storages) <= 1 for storages in made)
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,8 @@ def replay(
     What else lives on the heap decides what of it is given back: with nothing there its top is freed after each step; where small blocks that
     stay (a tensor's own record, which malloc keeps for the next one; the engine's; the script's) came to lie above what a forward leaves to its
     backward, that stays, and what the backward takes above it is given back; and free pieces below take small tensors, which then leave room
-    above. A process goes through these states and those between them, most of its steps with the heap held up unless it convolves: the faults are the
-    histories' mean, by weights chosen by the faults of random networks (benchmarks/page_faults.py), and what the histories differ
+    above. A process goes through these states and those between them, most of its steps with the heap held up, fewer where it is a chain of convolutions:
+    the faults are the histories' mean, by weights chosen by the faults of random networks (benchmarks/page_faults.py), and what the histories differ
     by is uncertain. Where nothing is trimmed one history is enough.
 
     Raises DlperfError for an unknown policy.

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import dataclasses
 import json
 import os
 import platform
@@ -15,7 +14,7 @@ import pytest
 from dlperf.allocator import PAGE_BYTES, POLICIES, Heap, allocator_of, histories_of, policy_of, replay
 from dlperf.allocator.steps import Script
 from dlperf.errors import DlperfError
-from dlperf.trace import Op, Storage, TensorSpec, Trace
+from dlperf.trace import Layer, Op, Storage, TensorSpec, Trace
 
 KIB, MIB = 2**10, 2**20
 PAGES_PER_MIB = MIB // PAGE_BYTES  # 256
@@ -344,15 +343,21 @@ def test_the_faults_are_the_histories_mean() -> None:
     assert found.faults == pytest.approx(expected)
 
 
-def test_the_heap_is_held_up_less_often_where_a_step_convolves() -> None:
-    plain = step(n_ops=2)
-    convolving = dataclasses.replace(plain, ops=(dataclasses.replace(plain.ops[0], name="aten.convolution.default"), plain.ops[1]))
-    held = []
-    for trace in (plain, convolving):
+def test_the_heap_is_held_up_less_often_by_a_chain_of_convolutions() -> None:
+    def held(trace: Trace) -> float:
         histories = histories_of(trace)
         assert sum(history.weight for history in histories) == pytest.approx(1)
-        held.append(sum(history.weight for history in histories if history.pinned))
-    assert held[1] < held[0]
+        return sum(history.weight for history in histories if history.pinned)
+
+    image, first, second = (TensorSpec.contiguous(4, 4, storage=place) for place in range(3))
+    storages = (Storage(64), Storage(64, 0, 2), Storage(64, 1, 2))
+
+    def of(*calls: tuple[str, tuple[TensorSpec, ...]]) -> Trace:
+        return Trace("t", 1, (Layer("fc", "Linear", True),), tuple(Op(name, specs, phase="forward") for name, specs in calls), storages=storages)
+
+    chain = ("aten.convolution.default", (image,)), ("aten.relu.default", (first,))
+    residual = (*chain, ("aten.add.Tensor", (first, second)))
+    assert held(of(*chain)) < held(of(*residual)) == held(of(("aten.mm.default", (image,))))
 
 
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
