@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -388,7 +389,7 @@ def samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -
 
 def check_number(where: str, value: Any, positive: bool = False) -> None:
     """Raises DlperfError for what is no finite number, negative, or, where it must be positive, 0; `where` names the entry."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (positive and value == 0):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max or (positive and value == 0):
         raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")
 
 

@@ -28,12 +28,13 @@ BUSY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Family:
-    """The kernels of one family at one thread count: how many, their median spread, and the error of predicting each from the others."""
+    """The kernels of one family at one thread count: how many, their median spread (None where each has a single sample), and the error of predicting each
+    from the others."""
 
     name: str
     threads: int
     n_points: int
-    spread_frac: float
+    spread_frac: float | None
     held_out_frac: float | None
 
 
@@ -179,7 +180,8 @@ def summarize(machine: Machine) -> Summary:
         errors = machine.held_out_errors(threads)
         for name in machine.families(threads):
             kernels = machine.family(name, threads)
-            families.append(Family(name, threads, len(kernels), median(k.samples.spread_frac for k in kernels), errors.get(name)))
+            spreads = [kernel.samples.spread_frac for kernel in kernels if len(kernel.samples.values) > 1]
+            families.append(Family(name, threads, len(kernels), median(spreads) if spreads else None, errors.get(name)))
     return Summary(
         machine,
         tuple((dtype, t, rate) for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))),

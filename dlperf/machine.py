@@ -390,12 +390,10 @@ class Machine:
         """The machine that :meth:`to_json` wrote. Raises DlperfError naming the entry that no measurement can have made."""
         tensors = TensorTable.from_json(data["tensors"])
         cpu = data["cpu"]
-        for name in ("n_cores", "memory_bytes"):
-            check_number(f"cpu.{name}", cpu[name])
-        for place, size in enumerate(cpu["caches_bytes"]):
-            check_number(f"cpu.caches_bytes[{place}]", size)
         n_physical_cores = cpu.get("n_physical_cores", 0)
-        check_number("cpu.n_physical_cores", n_physical_cores)
+        sizes = {f"caches_bytes[{place}]": cpu["caches_bytes"][place] for place in range(3)}
+        for name, value in {"n_cores": cpu["n_cores"], "memory_bytes": cpu["memory_bytes"], "n_physical_cores": n_physical_cores, **sizes}.items():
+            check_number(f"cpu.{name}", value)
         bandwidths = []
         for number, row in enumerate(data["bandwidths"]):
             where = f"bandwidths[{number}]"
@@ -416,8 +414,9 @@ class Machine:
                     check_number(f"curves[{number}].{name}[{place}]", value, positive=name == "scales")
             for name in ("threads", "signal", "noise"):
                 check_number(f"curves[{number}].{name}", row[name], positive=True)
+            family = check_text(f"curves[{number}].family", row["family"])
             curves.append(
-                Curve(tuple(row["key"]), row["family"], row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"]))
+                Curve(tuple(row["key"]), family, row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"]))
             )
         footprints = data["footprints"]
         for number, row in enumerate(footprints):
@@ -428,12 +427,12 @@ class Machine:
             where = f"kernels[{number}]"
             check_number(f"{where}.threads", row["threads"], positive=True)
             op = op_from_json([*row["op"], [], "forward", "", -1, False, []], tensors)
-            kernels.append(Kernel(op, row["family"], row["threads"], samples_from_json(row, where, positive=True)))
+            kernels.append(Kernel(op, check_text(f"{where}.family", row["family"]), row["threads"], samples_from_json(row, where, positive=True)))
         return cls(
             cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"], n_physical_cores),
             kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
             footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
-            sharings=tuple(sharings), complete=data["complete"], notes=tuple(data["notes"]), versions=data["versions"], created=data["created"],
+            sharings=tuple(sharings), complete=data["complete"], notes=tuple(data["notes"]), versions=dict(data["versions"]), created=data["created"],
         )  # fmt: skip
 
 

@@ -174,7 +174,9 @@ def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace],
     # A file whose costs were cut out, or that an older version made, lacks what its groups should have left.
     cut = {group.split()[0] for group in machine.missing_costs(threads=threads)} & set(SYSTEM_GROUPS)
     done -= {_done_name(m, threads, name) for m in MODES for name in cut}
-    return [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
+    missing = [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
+    # What was never measured comes first, what is to be mended after it.
+    return sorted(missing, key=lambda row: any(_done_name(m, threads, row[0]) in machine.groups for m in deep_enough))
 
 
 def _note_neighbours(machine: Machine) -> Machine:

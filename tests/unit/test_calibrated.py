@@ -83,7 +83,7 @@ def test_an_unknown_op_enters_with_its_bytes_and_a_dispatch() -> None:
     assert row["seconds"] == pytest.approx(8 * MIB / LEVELS["L3"] + 3e-6)  # the boxed call is only the micro-benchmark's
     assert found.unpriced == {"mine.mystery": 1}
     assert found.priced_time_frac == 0.0
-    assert found.prices.notes == ("mine.mystery has no curve: priced as bytes / bandwidth + dispatch",)
+    assert found.prices.notes == ("mine.mystery has no curve: priced by its roofline + dispatch, which is a lower bound",)
 
 
 def test_an_empty_tensor_costs_what_the_shortest_call_does() -> None:

@@ -273,6 +273,23 @@ def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(tmp_
     assert {kernel.samples.values for kernel in mended.kernels if kernel.family in GROUPS} == {(1e-6, 5e-6)}
 
 
+def test_what_is_missing_comes_before_what_is_to_be_mended(tmp_path: Path, worker: type[Worker]) -> None:
+    path = tmp_path / "m.json"
+    worker.unsteady = 1
+
+    def fate(name: str) -> str | None:
+        if name == "three":
+            raise KeyboardInterrupt
+        return None
+
+    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    with pytest.raises(Interrupted):
+        suite.calibrate(path, mode="quick")
+    worker.fate = staticmethod(lambda name: None)  # type: ignore[assignment]
+    suite.calibrate(path, mode="quick")
+    assert measured(worker)[1][1] == ["three", "one", "two"]
+
+
 def other(path: Path) -> None:
     cpu = replace(host.this_cpu(), model="Another CPU")
     Machine(cpu, (Kernel(relu(7), "pointwise", 1, Samples((1.0,))),), versions=host.versions()).save(path)
