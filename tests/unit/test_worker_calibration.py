@@ -4,6 +4,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,3 +237,21 @@ def test_a_job_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (sharing,) = Machine.from_json(told[-1]["part"]).sharings
     assert (sharing.work, sharing.workers) == ("own", 2)
     assert sharing.slowdown > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_measuring_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    child = "import os, time; from microbench.job import do_job; do_job(lambda job, say: say({'pid': os.getpid()}) or time.sleep(600))"
+    parent = (
+        "import subprocess, sys; process = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True); "
+        "process.stdin.write('{}' + chr(10)); process.stdin.flush(); print(process.stdout.readline(), flush=True); process.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        pid = json.loads(started.stdout.readline())["pid"]
+        started.kill()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8"):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} outlived its parent")
