@@ -207,23 +207,19 @@ def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clo
 
     outputs: list[torch.Tensor] = []
 
-    def taken(is_optimizer: bool) -> Samples:
-        """The forward or the optimizer of one step after the other."""
+    def next_forward() -> Call:
+        if outputs:
+            outputs.pop().sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        optimizer.zero_grad()
+        return lambda: outputs.append(model(x))
 
-        def next_step() -> Call:
-            if not is_optimizer:
-                if outputs:
-                    outputs.pop().sum().backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                optimizer.zero_grad()
-                return lambda: outputs.append(model(x))
-            optimizer.zero_grad()
-            model(x).sum().backward()  # type: ignore[no-untyped-call]
-            return optimizer.step
+    def next_optimizer() -> Call:
+        optimizer.zero_grad()
+        model(x).sum().backward()  # type: ignore[no-untyped-call]
+        return optimizer.step
 
-        return take_single(next_step, 60 if mode == "quick" else 300, clock)
-
-    forward, step = taken(False), taken(True)
+    forward, step = (take_single(prepare, 60 if mode == "quick" else 300, clock) for prepare in (next_forward, next_optimizer))
     [repeated] = _samples([optimizer.step], repeats, clock)
     n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
     known_s = alone_s + (len(modules) + 1) * known["module_call"].minimum + n_lookups * known["parameter_lookup"].minimum

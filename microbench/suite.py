@@ -85,8 +85,10 @@ def calibrate(
             with progress_of(total, "kernel", f"calibrating ({mode})", progress) as bar:
                 for count, groups in work:
                     if groups:
-                        job = {"threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine)}
-                        job["asks"] = choose is not None
+                        job = {
+                            "threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine),
+                            "asks": choose is not None,
+                        }  # fmt: skip
                         machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
                 if shared:
                     paths = dict(zip(map(_operations_of, traces), files))

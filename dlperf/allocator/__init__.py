@@ -36,7 +36,7 @@ def _is_chain_of_convolutions(trace: Trace) -> bool:
     """Whether every operator of the forward works on what a single one before it made, convolutions among them, so that the step's memory is born and
     freed like a stack: no residual connections, no attention."""
     forward = [op for op in trace.ops if op.phase == "forward"]
-    made = [{spec.storage for spec in op.inputs if spec.storage >= 0 and trace.storages[spec.storage].born >= 0} for op in forward]
+    made = ({spec.storage for spec in op.inputs if spec.storage >= 0 and trace.storages[spec.storage].born >= 0} for op in forward)
     return any(op.packet == "aten.convolution" for op in forward) and all(len(storages) <= 1 for storages in made)
 
 

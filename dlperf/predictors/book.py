@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from dlperf.laws.roofline import time_s
 from dlperf.machine import EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
@@ -79,6 +80,12 @@ class Book:
             return None
         times, inside = surface.predict(np.array([description.place], dtype=float).reshape(1, -1), np.array([description.terms], dtype=float))
         return float(times[0]), "interpolated" if inside[0] and key == description.key else "extrapolated"
+
+    def unpriced_s(self, flops: float, n_bytes: float) -> float:
+        """A lower bound for an op that no curve serves: its roofline, in seconds, and a dispatch."""
+        peak = max(self.peak_flops_per_s.values(), default=math.inf)
+        bound_s = float(time_s(flops, n_bytes, peak, self.bytes_per_s[self.machine.level_of(n_bytes)]))
+        return bound_s + self.cost_s("native_call") + self.cost_s("boxed_call")
 
     @cached_property
     def bytes_per_s(self) -> dict[str, float]:

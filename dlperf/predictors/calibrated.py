@@ -179,11 +179,8 @@ class _Priced:
         return seconds, source
 
     def _unpriced_s(self, op: Op, index: int) -> float:
-        """The roofline's bound, and a dispatch."""
         self.notes.add(f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower bound")
-        n_bytes, peak = float(self.analysis.n_bytes[index]), max(self.book.peak_flops_per_s.values(), default=math.inf)
-        bound_s = max(n_bytes / self.book.bytes_per_s[self.book.machine.level_of(n_bytes)], float(self.analysis.flops[index]) / peak)
-        return bound_s + self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+        return self.book.unpriced_s(float(self.analysis.flops[index]), float(self.analysis.n_bytes[index]))
 
     def _note_stand_in(self, key: tuple[str, ...], members: list[tuple[int, Description]]) -> None:
         """Says so where ops are priced by a curve of another number format, or convolutions by one of another kind."""

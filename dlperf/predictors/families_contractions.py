@@ -12,6 +12,7 @@ from dlperf.trace import Argument, Op, TensorSpec
 
 
 _TILES = ((8, 16), (4, 24), (8, 48))
+"""Results that the libraries' kernels compute at once, rows by columns or columns by rows."""
 _LOOPS = 400
 """Multiplications of one product below which torch goes through a batch by itself and asks no BLAS."""
 

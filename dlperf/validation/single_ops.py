@@ -123,9 +123,7 @@ def kernel_s(book: Book, op: Op) -> tuple[float, str]:
     priced = book.kernel_s(op)
     if priced is not None:
         return priced
-    n_bytes = work.op_bytes(op)
-    level = book.machine.level_of(n_bytes)
-    return n_bytes / book.bytes_per_s[level] + book.cost_s("native_call") + book.cost_s("boxed_call"), "unpriced"
+    return book.unpriced_s(work.op_flops(op) or 0, work.op_bytes(op)), "unpriced"
 
 
 def score_ops(drawn: Sequence[Drawn], runs: Sequence[Iterable[Kernel]], price: Callable[[Op], tuple[float, str]], threads: int) -> tuple[SingleOp, ...]:
