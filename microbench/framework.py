@@ -7,11 +7,11 @@ and modules are distinct (a loop over one tensor keeps everything in the first c
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
 from dlperf.machine import Cost
@@ -21,6 +21,8 @@ _FEW, _MANY = 8, 72
 _NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
 """Of a linear layer with an activation: those of the product, the transposed weight and the activation, and two that keep gradients."""
 _ROOTS = 2**16
+_SIMPLE_STEP = 1
+"""Of the steps that calls are measured after, by their number of operators, the one that is most like linear layers with activations."""
 Call = Callable[[], object]
 
 
@@ -76,19 +78,6 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     }
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that are called, to be called again."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if not str(func).startswith("profiler."):
-            self.calls.append(lambda: func(*args, **(kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-
 def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     """Costs of the engine: a node beyond its kernels, what a node more takes that puts a gradient into a parameter, the call of backward.
 
@@ -119,7 +108,7 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Sampl
 
     def kernels(n: int) -> list[Call]:
         root = layers(n)
-        with _Operators() as operators:
+        with cold.Operators() as operators:
             root.backward()  # type: ignore[no-untyped-call]
         calls: list[Call] = operators.calls
         return calls
@@ -185,11 +174,7 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
 
 
 def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """What calls take in a training step, where each comes after all the others' code, beyond the parts that were measured by themselves.
-
-    ``module_body``: a leaf module's forward beyond its call, its look-ups and the function itself repeated alone; ``optimizer_body``: an optimizer's step
-    beyond the same step repeated.
-    """
+    """``module_body``: what a leaf module's forward takes in a training step beyond its call, its look-ups and the function itself repeated alone."""
     modules: list[torch.nn.Module] = []
     for activation in (torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.Sigmoid()):
         modules += [torch.nn.Linear(8, 8), activation]
@@ -214,18 +199,14 @@ def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clo
         optimizer.zero_grad()
         return lambda: outputs.append(model(x))
 
-    def next_optimizer() -> Call:
-        optimizer.zero_grad()
-        model(x).sum().backward()  # type: ignore[no-untyped-call]
-        return optimizer.step
-
-    forward, step = (take_single(prepare, 60 if mode == "quick" else 300, clock) for prepare in (next_forward, next_optimizer))
-    [repeated] = _samples([optimizer.step], repeats, clock)
+    forward = take_single(next_forward, 60 if mode == "quick" else 300, clock)
     n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
     known_s = alone_s + (len(modules) + 1) * known["module_call"].minimum + n_lookups * known["parameter_lookup"].minimum
+    # The first call of each operator comes after a whole step of others.
+    after = sorted({int(name.rpartition("/")[2]) for name in known if name.startswith("varied/first/")})[_SIMPLE_STEP]
+    known_s += sum(count * statistics.median(known[f"varied/{what}/{after}"].values) for what, count in (("first", 1), ("next", 3), ("aten.mm", 1)))
     return {
         "module_body": Samples(tuple(max(0.0, value - known_s) / len(modules) for value in forward.values), forward.n_disturbed),
-        "optimizer_body": _less(step, repeated.minimum),
     }
 
 
@@ -271,7 +252,7 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
             optimizer = getattr(torch.optim, type_name)(parameters, **options)
             optimizer.step()
             made.append(optimizer)
-        with _Operators() as operators:
+        with cold.Operators() as operators:
             made[0].step()
         few, many = _samples([made[0].step, made[1].step], repeats, clock)
         span = _MANY - _FEW
@@ -308,7 +289,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     found = _calls(repeats, clock)
     found |= _backward(found["boxed_call"].minimum, repeats, clock)
     found |= _modules(repeats, clock)
-    found |= _in_steps(found, mode, repeats, clock)
     found |= _optimizers(mode, repeats, clock)
     found |= cold.measure(mode, clock)
+    found |= _in_steps(found, mode, repeats, clock)
     return [Cost(name, threads, samples) for name, samples in found.items()]

@@ -23,6 +23,16 @@ _ENOUGH_POINTS = 3
 _KEPT, _DESCRIBED = "_books", "_described_kernels"
 
 
+@dataclass(frozen=True)
+class Passed:
+    """What passed since some code last ran: bytes touched, those of them on new pages, different operators, seconds."""
+
+    n_bytes: float = 0.0
+    n_operators: int = 0
+    seconds: float = 0.0
+    fresh_bytes: float = 0.0
+
+
 @dataclass
 class Book:
     """One machine at one thread count; ask :func:`book_of` for it."""
@@ -185,31 +195,33 @@ class Book:
     def _cold_curves(self) -> dict[str, tuple[list[float], list[float]]]:
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs:
-            if cost.name.startswith(("cold/", "churn/")) and cost.threads == self.threads:
-                kind, what, n_bytes = cost.name.split("/")
-                found[f"{kind}/{what}"].append((math.log2(float(n_bytes)), cost.seconds))
+            if cost.name.startswith(("cold/", "churn/", "varied/")) and cost.threads == self.threads:
+                kind, what, amount = cost.name.split("/")
+                found[f"{kind}/{what}"].append((_cold_place(kind, float(amount)), cost.seconds))
         curves = {}
-        for what, points in found.items():
+        for name, points in found.items():
             points.sort()
             seconds = np.maximum.accumulate([second for _, second in points])
-            # A quarter of the least amount measured leaves the call's own code where it is.
-            curves[what] = ([points[0][0] - 2.0, *(size for size, _ in points)], [0.0, *map(float, seconds)])
+            # A quarter of the least amount of bytes measured leaves the call's own code where it is; so does no other operator.
+            nothing = 0.0 if name.startswith("varied/") else points[0][0] - 2.0
+            curves[name] = ([nothing, *(place for place, _ in points)], [0.0, *map(float, seconds)])
         return curves
 
-    def cold_operator_s(self, packet: str, passed_bytes: float, seconds: float = 0.0) -> float:
+    def cold_operator_s(self, packet: str, since: Passed) -> float:
         """:meth:`cold_s` of an operator's own code; where no operator of the same code was measured, of an elementwise one's."""
         code = code_of(packet)
-        return self.cold_s(code if f"cold/{code}" in self._cold_curves else "next", passed_bytes, seconds)
+        return self.cold_s(code if f"cold/{code}" in self._cold_curves else "next", since)
 
-    def cold_s(self, what: str, passed_bytes: float, seconds: float = 0.0, fresh_bytes: float = 0.0) -> float:
-        """Seconds that a ``module``, ``optimizer`` or ``backward`` takes more after `passed_bytes` and so many `seconds` since it last ran, `fresh_bytes` on
-        new pages. What a shared cache has forgotten meanwhile comes from as far as after the most bytes measured."""
+    def cold_s(self, what: str, since: Passed) -> float:
+        """Seconds that an operator (``first``, ``next``, ``aten.NAME``), a ``module``, ``optimizer``, ``backward`` or ``zero_grad`` takes more after all that
+        passed since it last ran: what drives out most counts. What a shared cache has forgotten meanwhile comes from as far as after the most bytes
+        measured."""
         found = 0.0
-        for kind, n_bytes in (("cold", passed_bytes), ("churn", fresh_bytes)):
+        for kind, amount in (("cold", since.n_bytes), ("churn", since.fresh_bytes), ("varied", since.n_operators)):
             curve = self._cold_curves.get(f"{kind}/{what}")
-            if curve is not None and n_bytes > 0:
-                near = float(np.interp(math.log2(n_bytes), *curve))
-                lost = self._forgotten_frac(seconds) if kind == "cold" and n_bytes > self.own_bytes else 0.0
+            if curve is not None and amount > 0:
+                near = float(np.interp(_cold_place(kind, amount), *curve))
+                lost = self._forgotten_frac(since.seconds) if kind == "cold" and amount > self.own_bytes else 0.0
                 found = max(found, near + lost * (curve[1][-1] - near))
         return found
 
@@ -222,6 +234,11 @@ class Book:
         """The part that a sweep twice as long as from the shared cache has lost; 0 where memory is as near."""
         dram_s, shared_s = self._sweep[1][-1], self.seconds_per_byte(np.array([8 * self.own_bytes]))[0]
         return float(shared_s / (dram_s - shared_s)) if dram_s > shared_s else 0.0
+
+
+def _cold_place(kind: str, amount: float) -> float:
+    """Where an amount lies on a curve of costs: bytes by their logarithm, operators by their number."""
+    return amount if kind == "varied" else math.log2(amount)
 
 
 def _described(machine: Machine, threads: int) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:

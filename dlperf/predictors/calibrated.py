@@ -22,7 +22,8 @@ from dlperf.errors import DlperfError
 from dlperf.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
-from dlperf.predictors.book import Book, book_of
+from dlperf.predictors.book import Book, Passed, book_of
+from dlperf.predictors.copies import copies
 from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import BOUND, cold_faults, page_items, peak_memory_bytes
@@ -174,6 +175,12 @@ class _Priced:
             for (index, description), time_s, within in zip(fitting, times, inside):
                 seconds[index] = float(time_s)
                 source[index] = "interpolated" if within and description.key == key else "extrapolated"
+        copying_s = {}
+        for index, op in enumerate(ops):
+            if source[index] != "measured" and (extra := copies(op)):
+                if op.signature not in copying_s:
+                    copying_s[op.signature] = sum(self._copy_s(copy) for copy in extra)
+                seconds[index] += copying_s[op.signature]
         if not self.measured_threads:
             source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
         return seconds, source
@@ -181,6 +188,11 @@ class _Priced:
     def _unpriced_s(self, op: Op, index: int) -> float:
         self.notes.add(f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower bound")
         return self.book.unpriced_s(float(self.analysis.flops[index]), float(self.analysis.n_bytes[index]))
+
+    def _copy_s(self, copy: Op) -> float:
+        """Seconds of a copy that an operator makes within itself, which no dispatcher calls."""
+        priced = self.book.kernel_s(copy)
+        return max(0.0, priced[0] - self.book.cost_s("native_call")) if priced is not None else 0.0
 
     def _note_stand_in(self, key: tuple[str, ...], members: list[tuple[int, Description]]) -> None:
         """Says so where ops are priced by a curve of another number format, or convolutions by one of another kind."""
@@ -197,19 +209,26 @@ class _Priced:
     def _overhead_s(self, op: Op, index: int) -> float:
         """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it.
 
-        What all operators share (interpreter, dispatcher, allocator) has left the caches as far as the op before drove it out; what is
-        the operator's own as far as all that happened since it last ran.
+        What all operators share (interpreter, dispatcher, allocator) has left the caches as far as the op before drove it out, or, of the first of a step,
+        the backward and the optimizer before; what is the operator's own as far as all that happened since it last ran.
         """
-        before, own = self.analysis.bytes_before[index], self.analysis.code_distance[index]
+        before = Passed(self.analysis.bytes_before[index]) if index else self._whole_step
         shared = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before))
-        called = shared + self.book.cold_operator_s(op.packet, own, self._since_s(index)) - self.book.cost_s("boxed_call")
+        called = shared + self.book.cold_operator_s(op.packet, self._since(index)) - self.book.cost_s("boxed_call")
         if op.phase == "backward":
             return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
 
-    def _since_s(self, index: int) -> float:
-        """Seconds since an op's code last ran."""
-        return float(self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]])
+    def _since(self, index: int) -> Passed:
+        """What passed since an op's code last ran."""
+        seconds = float(self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]])
+        return Passed(self.analysis.code_distance[index], self.analysis.code_variety[index], seconds)
+
+    @property
+    def _whole_step(self) -> Passed:
+        """What passes from step to step."""
+        step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
+        return Passed(self.analysis.step_bytes, self.analysis.n_operators, step_s, PAGE_BYTES * sum(self.analysis.replay.faults))
 
     def _distance_s(self) -> list[float]:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""
@@ -217,7 +236,8 @@ class _Priced:
         untouched_s = np.maximum(self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0)
         near = book.seconds_per_byte(analysis.working_bytes)[analysis.operand_op]
         far = book.seconds_per_byte_after(analysis.operand_distance, untouched_s)
-        extra = analysis.operand_bytes * np.maximum(far - near, 0.0)
+        reach = np.array([book.cold_s("operand", Passed(distance)) for distance in analysis.operand_distance])
+        extra = reach + analysis.operand_bytes * np.maximum(far - near, 0.0)
         return np.bincount(analysis.operand_op, extra, minlength=n).tolist()  # type: ignore[no-any-return]
 
     def _bounds(self, seconds: list[float]) -> list[str]:
@@ -267,40 +287,40 @@ class _Priced:
         root = self.trace.layers[0].name if self.trace.layers else ""
         last = self._code_of_layers()
         if not self.trace.inference:
-            yield Item(LOSS, "forward", body_s + self.book.cold_s("module", *last.get(LOSS, (0.0, 0.0))), "overhead", self.cost_source, "module body")
+            yield Item(LOSS, "forward", body_s + self.book.cold_s("module", last.get(LOSS, Passed())), "overhead", self.cost_source, "module body")
         for layer in self.trace.layers:
             for caller, count in layer.callers:
                 yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
             if layer.is_leaf and layer.n_calls:
-                cold_s = self.book.cold_s("module", *last.get(layer.name, (0.0, 0.0)))
+                cold_s = self.book.cold_s("module", last.get(layer.name, Passed()))
                 yield Item(layer.name, "forward", layer.n_calls * body_s + cold_s, "overhead", self.cost_source, "module body")
             if layer.parameters:
                 yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
                 if not self.trace.inference and layer.name in worked:
                     yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", self.cost_source, "gradient accumulation")
 
-    def _code_of_layers(self) -> dict[str, tuple[float, float]]:
-        """Bytes and seconds by layer that went by since a module of its kind last ran: of its forward's operators, that which ran last."""
-        found: dict[str, tuple[float, float]] = {}
-        for index, (op, distance) in enumerate(zip(self.trace.ops, self.analysis.code_distance)):
+    def _code_of_layers(self) -> dict[str, Passed]:
+        """What passed, by layer, since a module of its kind last ran: of its forward's operators, since that which ran last."""
+        found: dict[str, Passed] = {}
+        for index, op in enumerate(self.trace.ops):
             if op.phase == "forward":
-                found[op.layer] = min(found.get(op.layer, (math.inf, math.inf)), (distance, self._since_s(index)))
+                since = self._since(index)
+                found[op.layer] = min(found.get(op.layer, since), since, key=lambda passed: (passed.n_bytes, passed.seconds))
         return found
 
     def calls(self) -> Iterator[Item]:
         """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""
         if self.trace.inference:
             return
-        step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
-        passed = self.analysis.step_bytes, step_s, PAGE_BYTES * sum(self.analysis.replay.faults)
-        backward_s = self.book.cost_s("backward_call") + self.book.cold_s("backward", *passed)
+        passed = self._whole_step
+        backward_s = self.book.cost_s("backward_call") + self.book.cold_s("backward", passed)
         yield Item(LOSS, "backward", backward_s, "overhead", self.cost_source, "backward call")
         if self.optimizer is None or self.trace.optimizer is None:
             return
         n_tensors = self.trace.optimizer.n_tensors
-        zero_s = self.book.cost_s("zero_grad_call") + n_tensors * self.book.cost_s("zero_grad_tensor")
+        zero_s = self.book.cost_s("zero_grad_call") + n_tensors * self.book.cost_s("zero_grad_tensor") + self.book.cold_s("zero_grad", passed)
         yield Item(LOSS, "zero_grad", zero_s, "overhead", self.cost_source, "zero_grad")
-        called_s = self.optimizer.call_s + self.book.cost_s("optimizer_body") + self.book.cold_s("optimizer", *passed)
+        called_s = self.optimizer.call_s + self.book.cold_s("optimizer", passed)
         loop_s = called_s + n_tensors * self.optimizer.tensor_s
         owners = [(layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters]
         n_owned = sum(count for _, count in owners)

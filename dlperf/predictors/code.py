@@ -20,7 +20,8 @@ _SHARED = {
     "embedding": "index_select gather index take",
     "embedding_dense_backward": "index_put index_put_ index_add index_add_ scatter scatter_ scatter_add scatter_add_ _index_put_impl_",
     "native_dropout": "bernoulli bernoulli_ normal_ uniform_ rand randn rand_like randn_like",
-    "sum": "mean var var_mean std amax amin max min argmax argmin norm linalg_vector_norm prod cumsum",
+    "mean": "var var_mean std amax amin max min argmax argmin norm linalg_vector_norm",
+    "sum": "prod cumsum",
     "cat": "stack",
 }  # fmt: skip
 _MEASURED = {f"aten.{other}": f"aten.{name}" for name, others in _SHARED.items() for other in others.split()}

@@ -1,4 +1,5 @@
-"""How much else a step touched since it last touched an operand or ran the same code: LRU stack distances (Mattson et al. 1970), in bytes of tensors."""
+"""How much else a step touched since it last touched an operand or ran the same code: LRU stack distances (Mattson et al. 1970), in bytes of tensors and in
+operators."""
 
 from __future__ import annotations
 
@@ -59,14 +60,15 @@ class Recency:
 
 @dataclass(frozen=True)
 class Distances:
-    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the distance and the op that ran it last; `step_bytes` are all bytes
-    that a step touches, each counted once. Ops are numbered through two steps; what was never touched, or just now by the system, counts as
-    touched by the op itself.
+    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the distance, the op that ran it last and how many different other
+    operators ran since; `step_bytes` are all bytes that a step touches, each counted once, `n_operators` the different operators that it runs. Ops are numbered
+    through two steps; what was never touched, or just now by the system, counts as touched by the op itself.
     """
 
     operands: tuple[tuple[tuple[int, float, int], ...], ...]
-    code: tuple[tuple[float, int], ...]
+    code: tuple[tuple[float, int, int], ...]
     step_bytes: float
+    n_operators: int
 
 
 def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) -> Distances:
@@ -79,7 +81,8 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
     last_touch: dict[int, tuple[int, int]] = {}  # the op, and the moment when it was done with all of its operands
     last_run: dict[str, tuple[int, int]] = {}
     operands: list[tuple[tuple[int, float, int], ...]] = []
-    code: list[tuple[float, int]] = []
+    code: list[tuple[float, int, int]] = []
+    recent: list[str] = []  # operators, the one that ran last at the end
     read_by = [work.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
     for number in range(2):
         operands, code = [], []
@@ -99,11 +102,15 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
             operands.append(tuple(far))
             name = code_of(op.packet)
             by, since = last_run.get(name, (place, recency.now))
-            code.append((recency.since(since), by))
+            same = next((back for back, packet in enumerate(reversed(recent)) if code_of(packet) == name), len(recent))
+            code.append((recency.since(since), by, same))
+            if op.packet in recent:
+                recent.remove(op.packet)
+            recent.append(op.packet)
             for storage, size, before in touched:
                 if before != storage:
                     recency.forget(before)
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run[name] = place, recency.now
-    return Distances(tuple(operands), tuple(code), recency.since(0))
+    return Distances(tuple(operands), tuple(code), recency.since(0), len(recent))

@@ -52,7 +52,7 @@ def uniform_memory(machine: Machine) -> Machine:
 
 def warm_code(machine: Machine) -> Machine:
     """No call finds its code and the interpreter's data cold."""
-    return _with(machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(("cold/", "churn/"))))
+    return _with(machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(("cold/", "churn/", "varied/"))))
 
 
 def free_framework(machine: Machine) -> Machine:

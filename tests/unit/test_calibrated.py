@@ -20,7 +20,7 @@ from dlperf.predictors.book import book_of, learn
 from dlperf.predictors.calibrated import PROCESS_SPREAD, pause_factors
 from dlperf.predictors.paging import cold_faults
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
-from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, TensorSpec
+from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
 
 FAULT_S = 1e-6
 
@@ -108,25 +108,26 @@ def test_other_threads_are_extrapolated_and_warned_of() -> None:
     assert set(found.ops["source"]) == {"extrapolated", "unpriced"}
     assert found.step.total_s == pytest.approx(priced(step, machine({"module_call": 1e-6})).step.total_s)
     assert found.step.high_s is not None
-    costs = {name if not name.startswith("cold/") else f"{name}/1024": 0.0 for name in ALL_COSTS}
+    costs = {name if not name.startswith(CURVES) else f"{name}/1024": 0.0 for name in ALL_COSTS}
     assert priced(step, machine(costs, threads=2), threads=2).warnings == ()
 
 
 ALL_COSTS = {name: 0.0 for names in STEP_COSTS.values() for name in names}
+CURVES = ("cold/", "varied/")
 
 
 def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> None:
-    held = {name: 0.0 for name in ALL_COSTS if name not in ("module_call", "page_fault", "cold/next", "cold/first")}
-    points = {"cold/next/1024": 0.0, "cold/first/1024": 0.0}  # a curve's points are what stands for it
+    held = {name: 0.0 for name in ALL_COSTS if name not in ("module_call", "page_fault") and not name.startswith(CURVES)}
+    points = {f"{name}/1024": 0.0 for name in ALL_COSTS if name.startswith(CURVES)}  # a curve's points are what stands for it
     cut = replace(machine({**held, **points}), path="cut.json")
     assert priced(trace(relu(8)), cut).warnings == (
         "cut.json holds no costs module_call, page_fault, which count as nothing: predictions come out too low; dlperf calibrate -o cut.json adds them",
     )
     step = trace(relu(8), inference=False)
     (line,) = priced(step, replace(machine(), path="")).warnings
-    assert "holds no costs native_call, boxed_call, module_call, module_body and 11 more, which" in line  # 18 less the three of an optimizer
+    assert "holds no costs native_call, boxed_call, module_call, module_body and 13 more, which" in line  # 20 less the three of an optimizer
     assert line.endswith("dlperf calibrate adds them")
-    full = machine({**{name: 0.0 for name in ALL_COSTS if not name.startswith("cold/")}, **points})
+    full = machine({**{name: 0.0 for name in ALL_COSTS if not name.startswith(CURVES)}, **points})
     assert priced(step, full).warnings == ()
     assert predict(step, machine(), threads=1, predictor="roofline").warnings == ()  # which knows of none
 
@@ -160,7 +161,25 @@ def test_code_that_ran_long_ago_is_cold() -> None:
     shared = priced(step, machine({"cold/next/1048576": 1e-6, "cold/first/1048576": 5e-6}))
     third = [row["seconds"] for row in kernels(shared)]
     assert third[1] - product[1] == pytest.approx(0.0, abs=1e-12)
-    assert third[0] - other[0] == pytest.approx(0.0, abs=1e-12)  # the first op of the trace has none before it
+    assert third[0] - other[0] == pytest.approx(4e-6)  # the first op comes after the whole step before
+
+
+def test_code_that_ran_many_operators_ago_is_cold_however_few_their_bytes() -> None:
+    others = [Op(f"aten.{name}.default", (T(4096),), layer="act") for name in ("relu", "tanh", "sigmoid", "exp")]
+    step = trace(mm(64, 64, 64), *others, mm(64, 64, 64), Op("aten.mm.default", (T(8, 8), T(8, 8)), layer="fc"))
+    varied = {"varied/next/2": 0.0, "varied/next/10": 8e-6}
+    warm, cold = ([row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in ({}, varied))
+    # Four other operators ran since the product's code last did; none since the last but one; since relu's, three others and the product.
+    assert [b - a for a, b in zip(warm, cold)] == pytest.approx([0.0, 2e-6, 2e-6, 2e-6, 2e-6, 2e-6, 0.0], abs=1e-12)
+
+
+def test_a_copy_within_an_operator_is_paid() -> None:
+    turned = TensorSpec((64, 32), (1, 64))
+    contiguous, other = (Op("aten._softmax.default", (spec, -1, False), layer="act") for spec in (T(64, 32), turned))
+    book = machine()
+    plain, copied = (kernels(priced(trace(op), book))[0]["seconds"] for op in (contiguous, other))
+    clone = Op("aten.clone.default", (turned,), (("memory_format", Symbol("memory_format", "contiguous_format")),))
+    assert copied - plain == pytest.approx(kernels(priced(trace(clone), book))[0]["seconds"], rel=0.2)
 
 
 def test_a_library_behind_an_operator_is_colder_than_a_loop() -> None:

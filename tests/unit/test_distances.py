@@ -40,6 +40,7 @@ def test_what_is_touched_twice_counts_once() -> None:
     assert found.operand_distance.tolist() == [8 * KB, 4 * KB, 0, 0]
     assert found.operand_touched.tolist() == [0, 3, 5, 6]  # of two steps of four: itself a step ago, the step before's last, and the ops right before
     assert found.code_distance == (8 * KB, 12 * KB, 12 * KB, 12 * KB)  # all that the others touched since each ran
+    assert found.code_variety == (3, 3, 3, 3)  # operators
     assert found.step_bytes == 12 * KB
 
 
@@ -59,7 +60,7 @@ def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
         Op("aten.relu.default", (T(KB, storage=0),), outputs=(two,), layer="b"),
         storages=(Storage(4 * KB, kind="input"), Storage(4 * KB, born=0, dies=1), Storage(4 * KB, born=2, dies=3), Storage(12 * KB, kind="input")),
     )  # fmt: skip
-    found = analyse(step)
+    found = analyse(step, "tuned")  # no small blocks between tensors
     assert found.replay.predecessor[2] == 1
     assert found.step_bytes == 20 * KB  # the input, one result, the other tensor
     of_second = found.operand_distance[found.operand_op == 2].tolist()
