@@ -1,12 +1,12 @@
 """How true malloc's replay is: page faults of a step and the memory of a process counted in plain training loops of random networks, against the replay.
 
-    python benchmarks/page_faults.py [--networks 40] [--processes 2] [--malloc default,tuned,huge-pages,jemalloc,tcmalloc]
+    python benchmarks/page_faults.py [--networks 40] [--first 0] [--processes 2] [--malloc default,tuned,huge-pages,jemalloc,tcmalloc]
 
 Each random network trains in fresh processes for 40 steps under every policy that can be tried here; the mean of the last 30 steps' faults
-is the truth, and so is what the first three steps add to the resident memory. Printed beside it: the replay's faults with the least and the
-most of its histories, and its peak together with what torch takes for itself; of faults those of the forward after a stroke. At the end, for each
+is the truth, and so is what the first three steps add to the resident memory. Printed beside it: the replay's faults with a tenth and nine
+tenths of its steps, and its peak together with what torch takes for itself; of faults those of the forward after a stroke. At the end, for each
 policy, the sum of errors / sum of faults of the step and of its forward, the floor (what the processes of a network differ from their median by),
-the share of processes between the histories, and the error of the memory. From these allocator.histories_of and allocator.steps.SPREAD were taken.
+the share of processes between the tenths, and the error of the memory. By these allocator.steps.USUAL was chosen, on other seeds.
 Counts, not times: a busy machine does not change them.
 """
 
@@ -211,7 +211,7 @@ def summary(policy: str, cases: list[Case]) -> str:
     memory = [case.peak_bytes / statistics.median(case.added_bytes) - 1 for case in cases]
     worst = max(memory, key=abs)
     return (
-        f"{policy}: {total:.0f} faults, error {error:.3f}, of the forward {forward:.3f}, floor {floor:.3f}, between the histories {inside:.2f}; "
+        f"{policy}: {total:.0f} faults, error {error:.3f}, of the forward {forward:.3f}, floor {floor:.3f}, between the tenths {inside:.2f}; "
         f"memory error median {statistics.median(map(abs, memory)):.3f}, worst {worst:+.3f}"
     )
 
@@ -220,6 +220,7 @@ def main() -> None:
     """Count, replay, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", type=int, default=40)
+    parser.add_argument("--first", type=int, default=0, help="the first network's seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--malloc", default="default,tuned,huge-pages,jemalloc,tcmalloc")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
@@ -227,14 +228,14 @@ def main() -> None:
     if options.child:
         print(json.dumps(train(*options.child)))
         return
-    compare(options.networks, options.processes, options.malloc.split(","))
+    compare(range(options.first, options.first + options.networks), options.processes, options.malloc.split(","))
 
 
-def compare(n_networks: int, n_processes: int, policies: list[str]) -> None:
+def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
     """All networks under all policies; dlperf is imported here, so that the training processes know nothing of it."""
     from dlperf import allocator
     from dlperf.machine import Cpu, Machine
-    from dlperf.predictors.onednn import scratch
+    from dlperf.predictors.analysis import analyse
     from dlperf.predictors.paging import peak_memory_bytes
     from dlperf.recorder import record
     from microbench.memory import measure_footprints
@@ -248,7 +249,7 @@ def compare(n_networks: int, n_processes: int, policies: list[str]) -> None:
         else:
             found[policy] = []
     print(f"{'network':>8}{'batch':>6} {'malloc':<11}{'predicted':>14}{'fewest':>9}{'most':>9}{'MiB':>7}  counted (MiB added)")
-    for seed in range(n_networks):
+    for seed in seeds:
         batch = (16, 64)[seed % 2]
         model, x, loss, optimizer = build(seed, batch)
         trace = record(model, (x,), loss=loss, optimizer=optimizer)
@@ -261,7 +262,7 @@ def compare(n_networks: int, n_processes: int, policies: list[str]) -> None:
                     env={**os.environ, **(settings or {}), "OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
                 runs.append(json.loads(child.stdout))
-            replay = allocator.replay(trace, scratch, policy)
+            replay = analyse(trace, policy).replay
             huge = sum(replay.huge_faults)
             counts, of_forward, added = zip(*runs)
             forward = sum(small + large for op, small, large in zip(trace.ops, replay.faults, replay.huge_faults) if op.phase == "forward")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+import random
+from dataclasses import dataclass
 from typing import Protocol
 
 from dlperf.allocator.policies import POLICIES, Policy
@@ -14,8 +15,9 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * MIB
 _MAPPING_BYTES_MAX = 32 * MIB
 _ALIGNMENT = 64  # c10/core/impl/alloc_cpu.cpp, through posix_memalign
-_OVERHEAD = _ALIGNMENT + 48  # which asks for the alignment and a smallest chunk on top
 _HEADER, _SMALLEST = 16, 32
+_REUSED_BYTES = 1040  # chunks up to here are kept for small requests (tcache)
+_CONSOLIDATED_BYTES = 64 * KIB  # FASTBIN_CONSOLIDATION_THRESHOLD: only freeing what grows to as much looks at the top
 _FIRST_MAPPING = 1 << 46
 _SLAB_BYTES = 16 * KIB
 
@@ -92,8 +94,25 @@ class _Extents:
         return address, size
 
 
+@dataclass(frozen=True)
+class SmallBlocks:
+    """Shares of the remainders beside aligned blocks that small blocks take, of these that are freed with the block, and of the others that last from one
+    step to the next."""
+
+    taken: float
+    freed_with_the_block: float
+    lasting: float
+
+
+NONE = SmallBlocks(0.0, 0.0, 0.0)
+
+
 class Heap:
     """glibc's main arena.
+
+    posix_memalign takes a chunk that is larger by the alignment and a smallest chunk, and frees what lies before and behind the aligned block. Such
+    remainders serve small requests (a tensor's record, an autograd node, a library's descriptors), which no trace holds: `small` are the shares of them that
+    do, and as long as they do, the block beside them, freed, does not grow together with what lies beyond, so that the next block of its size does not fit.
 
     >>> heap = Heap()
     >>> block, faults = heap.allocate(2**20)     # above 128 KiB: a mapping of its own, 256 pages and the alignment
@@ -104,11 +123,14 @@ class Heap:
     0
     """
 
-    def __init__(self, policy: Policy = POLICIES["default"]) -> None:
+    def __init__(self, policy: Policy = POLICIES["default"], small: SmallBlocks = NONE, seed: int = 0) -> None:
         self._policy = policy
         self.mmap_threshold, self.trim_threshold = policy.mapping_bytes, policy.trim_bytes
         self._free = _Extents()
         self._used: dict[int, tuple[int, int]] = {}  # address -> (size of the chunk, bytes touched of a mapping of its own or 0)
+        self._small, self._dice = small, random.Random(seed)
+        self._beside: dict[int, list[tuple[int, int]]] = {}  # by block, remainders beside it that small blocks took, (address, size)
+        self._alone: list[tuple[int, int]] = []  # such whose block is gone
         self._top = 0  # where the unused top begins
         self._break = 0  # where the heap ends
         self._touched = 0  # pages below are resident
@@ -127,28 +149,42 @@ class Heap:
         """(address, page faults at first touch) of a new block."""
         huge = self._policy.huge_bytes is not None and n_bytes >= self._policy.huge_bytes
         alignment = PAGE_BYTES if huge else _ALIGNMENT
-        size = (max(n_bytes, 1) + _OVERHEAD - _ALIGNMENT + alignment + 15) // 16 * 16
-        found = self._free.best(size)
+        size = max(_SMALLEST, (max(n_bytes, 1) + _HEADER // 2 + 15) // 16 * 16)
+        wanted, n_faults = size + alignment + _SMALLEST, 0
+        found = self._free.best(wanted)
         if found is not None:
-            address, room = found
-            if room - size >= _SMALLEST:
-                self._free.put(address + size, room - size)
-                room = size
-            self._used[address] = (room, 0)
-            if huge:
-                self._advise(address, n_bytes)
-            return address, 0
-        lacks = self._break - self._top < size + _SMALLEST
-        if lacks and size >= self.mmap_threshold:  # only what neither a free chunk nor the top can serve is a mapping (sysmalloc)
-            return self._map(size, n_bytes, alignment, huge)
-        address = self._top
-        self._top += size
-        if lacks:
-            self._break = math.ceil((self._top + self._policy.top_pad_bytes) / PAGE_BYTES) * PAGE_BYTES
+            start, room = found
+            if room - wanted >= _SMALLEST:
+                self._free.put(start + wanted, room - wanted)
+                room = wanted
+        else:
+            lacks = self._break - self._top < wanted + _SMALLEST
+            if lacks and wanted >= self.mmap_threshold:  # only what neither a free chunk nor the top can serve is a mapping (sysmalloc)
+                return self._map(wanted, n_bytes, alignment, huge)
+            start, room = self._top, wanted
+            self._top += wanted
+            if lacks:
+                self._break = math.ceil((self._top + self._policy.top_pad_bytes) / PAGE_BYTES) * PAGE_BYTES
+        address = math.ceil((start + _HEADER) / alignment) * alignment - _HEADER
+        if 0 < address - start < _SMALLEST:
+            address += alignment
         if huge:
             self._advise(address, n_bytes)
-        self._used[address] = (size, 0)
-        return address, self._touch(math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES)
+        if found is None:
+            n_faults = self._touch(math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES)
+        behind = start + room - address - size
+        self._used[address] = (size if behind > _SMALLEST else size + behind, 0)
+        for remainder in ((start, address - start), (address + size, behind if behind > _SMALLEST else 0)):
+            if remainder[1]:
+                self._leave(address, *remainder)
+        return address, n_faults
+
+    def _leave(self, block: int, address: int, size: int) -> None:
+        """What is left beside an aligned block."""
+        if size <= _REUSED_BYTES and self._dice.random() < self._small.taken:
+            self._beside.setdefault(block, []).append((address, size))
+        else:
+            self._put(address, size)
 
     def free(self, address: int) -> None:
         """Give a block back; may unmap it, or trim the top of the heap."""
@@ -159,28 +195,40 @@ class Heap:
             if self._policy.adapts and self.mmap_threshold < size <= _MAPPING_BYTES_MAX:
                 self.mmap_threshold, self.trim_threshold = size, 2 * size
             return
+        for piece in self._beside.pop(address, ()):
+            if self._dice.random() < self._small.freed_with_the_block:
+                self._put(*piece)
+            else:
+                self._alone.append(piece)
+        if self._put(address, size) >= _CONSOLIDATED_BYTES:
+            self._trim()
+
+    def end_step(self) -> None:
+        """Most of the small blocks go."""
+        for pieces in (self._alone, *self._beside.values()):
+            held = pieces[:]
+            pieces.clear()
+            for piece in held:
+                if self._dice.random() < self._small.lasting:
+                    pieces.append(piece)
+                elif self._put(*piece) >= _CONSOLIDATED_BYTES:
+                    self._trim()
+
+    def _put(self, address: int, size: int) -> int:
+        """The size that a free piece has grown to, with its free neighbours or the top."""
         address, size = self._free.merged(address, size)
         if address + size != self._top:
             self._free.put(address, size)
-            return
+            return size
         self._top = address
+        return self._break - address
+
+    def _trim(self) -> None:
         if self._break - self._top >= self.trim_threshold:
             self._break = math.ceil((self._top + self._policy.top_pad_bytes) / PAGE_BYTES) * PAGE_BYTES
             self.released_pages += max(0, self._touched - self._break) // PAGE_BYTES
             self._touched = min(self._touched, self._break)
             self._advised = [(begin, min(end, self._break)) for begin, end in self._advised if begin < self._break]
-
-    def leave_holes(self, sizes: Sequence[int]) -> None:
-        """Free pieces of these sizes, resident and apart from each other, as importing and building leave them below the top."""
-        for size in sizes:
-            self._free.put(self._top, size)
-            self._top += size + _SMALLEST  # a smallest chunk in use keeps it from the next
-        self._break = self._touched = math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES
-
-    def pin(self) -> None:
-        """Put a small block at the top that is never freed: below it the heap cannot be given back."""
-        self._top += _OVERHEAD
-        self._break = max(self._break, math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES)
 
     def _map(self, size: int, n_bytes: int, alignment: int, huge: bool) -> tuple[int, int]:
         mapped = math.ceil((size + _HEADER // 2) / PAGE_BYTES) * PAGE_BYTES
@@ -310,6 +358,6 @@ def size_class(n_bytes: int) -> int:
     return math.ceil(pages / step) * step * PAGE_BYTES
 
 
-def allocator_of(policy: Policy) -> Allocator:
-    """A fresh process' allocator under a policy."""
-    return Jemalloc(policy) if policy.purges else Heap(policy)
+def allocator_of(policy: Policy, small: SmallBlocks = NONE, seed: int = 0) -> Allocator:
+    """A fresh process' allocator under a policy; `small` and `seed` as :class:`Heap` takes them."""
+    return Jemalloc(policy) if policy.purges else Heap(policy, small, seed)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlperf.allocator.heap import Allocator, Heap, allocator_of
+from dlperf.allocator.heap import Heap, SmallBlocks, allocator_of
 from dlperf.allocator.policies import Policy
 from dlperf.trace import Op, Trace
 
@@ -15,27 +15,12 @@ Scratch = tuple[tuple[int, ...], ...]
 
 SMALL_BYTES = 1024
 """Storages below are left out."""
-N_STEPS = 6
-"""Steps run; the thresholds settle within the first few, the last two are counted."""
+N_STEPS, N_COUNTED = 8, 4
+"""Steps run and the last of them, which are counted; the thresholds settle within the first few."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
-SPREAD = 1.55
-"""What a step's part of glibc's heap takes up, against the replay's: small blocks that no trace holds keep free pieces apart.
-
-Chosen among a few values by the peaks of random networks (benchmarks/page_faults.py)."""
-
-
-@dataclass(frozen=True)
-class History:
-    """What happened on the heap before and during the first steps.
-
-    `holes` are free pieces, in bytes, that importing and building left below the top; where `pinned`, small blocks that stay came to lie above what
-    a forward leaves to its backward. `weight` is the share of such processes.
-    """
-
-    holes: tuple[int, ...]
-    pinned: bool
-    weight: float
+USUAL = SmallBlocks(taken=0.4, freed_with_the_block=0.5, lasting=0.4)
+"""Chosen among a few values by the faults, the memory and the layers' times of random networks (benchmarks/page_faults.py draws such)."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +34,23 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Steady:
-    """The last steps of one history: faults of 4 KiB and 2 MiB pages and pages given back, by op (`released` has a place more, for the step's end).
+class StepPages:
+    """One step of a process by op: faults of 4 KiB and 2 MiB pages, and pages given back before it (`released` has a place more, for the step's end).
 
-    `predecessor` and `peak_bytes` as in :class:`dlperf.allocator.Replay`.
+    `released_late` are pages given back as the small blocks between tensors went, some time in the backward.
     """
 
-    faults: tuple[float, ...]
-    huge_faults: tuple[float, ...]
-    released: tuple[float, ...]
+    faults: tuple[int, ...]
+    huge_faults: tuple[int, ...]
+    released: tuple[int, ...]
+    released_late: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """The counted steps of one process; `predecessor` (of the last of them) and `peak_bytes` as in :class:`dlperf.allocator.Replay`."""
+
+    steps: tuple[StepPages, ...]
     predecessor: tuple[int, ...]
     peak_bytes: int
 
@@ -67,10 +60,15 @@ class _Counts:
 
     def __init__(self, n_ops: int) -> None:
         self.faults, self.huge_faults, self.released = [0] * n_ops, [0] * n_ops, [0] * (n_ops + 1)
+        self.released_late = 0
+
+    def as_step(self) -> StepPages:
+        """As it is kept."""
+        return StepPages(tuple(self.faults), tuple(self.huge_faults), tuple(self.released), self.released_late)
 
 
 class Script:
-    """A trace's events, ready to be run under any policy and history. `kept` are (storage, bytes) of memory whose size no recording could know."""
+    """A trace's events, ready to be run under any policy by any process. `kept` are (storage, bytes) of memory whose size no recording could know."""
 
     def __init__(self, trace: Trace, scratch_bytes: Callable[[Op], Scratch], kept: Sequence[tuple[int, int]] = ()) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
@@ -93,21 +91,16 @@ class Script:
             if storage.dies is not None:
                 dying[storage.dies].append(index)
         self._first_optimizer = _first(trace, "optimizer", self._n_ops)
-        self._first_backward = _first(trace, "backward", -1)
-        self._events = tuple(_events(trace, born, dying, scratch_bytes, {self._first_optimizer, self._first_backward}))
+        self._events = tuple(_events(trace, born, dying, scratch_bytes, {self._first_optimizer}))
         self._survivors = _survivors(trace)
 
-    def run(self, policy: Policy, history: History) -> Steady:
-        """Run the steps in a fresh process."""
-        heap = allocator_of(policy)
-        pinned = history.pinned and isinstance(heap, Heap)
-        if isinstance(heap, Heap):
-            heap.leave_holes(history.holes)
-        resident_before = heap.resident_bytes
+    def run(self, policy: Policy, seed: int = 0, small: SmallBlocks = USUAL) -> Process:
+        """Run the steps in a fresh process; `seed` decides where there are small blocks."""
+        heap = allocator_of(policy, small, seed)
         address = {index: heap.allocate(self._sizes[index])[0] for index in self._before}
         last_at: dict[int, int] = {}
         predecessor = [-1] * len(self._sizes)
-        lasting = peak = heap.resident_bytes
+        peak = heap.resident_bytes
         counted: list[_Counts] = []
         for step in range(N_STEPS):
             counts = _Counts(self._n_ops)
@@ -121,12 +114,9 @@ class Script:
                 if index == self._n_ops:
                     break
                 huge_faults, released = heap.huge_faults, heap.released_pages
-                if pinned and step == 1 and index == self._first_backward and isinstance(heap, Heap):
-                    heap.pin()
                 if step == 0 and index == self._first_optimizer:
                     for storage in self._late:
                         address[storage] = heap.allocate(self._sizes[storage])[0]
-                        lasting += self._sizes[storage]
                 for number, stage in enumerate(event.scratch):
                     blocks = []
                     for n_bytes in stage:
@@ -142,28 +132,21 @@ class Script:
                         predecessor[storage] = -1 if n_faults else last_at.get(place, -1)
                         last_at[place] = storage
                     if step < PEAK_STEPS:
-                        peak = max(peak, _spread_bytes(heap, lasting))
+                        peak = max(peak, heap.resident_bytes)
                     for place in blocks:
                         heap.free(place)
                 counts.huge_faults[index] = heap.huge_faults - huge_faults
                 counts.released[index + 1] += heap.released_pages - released  # by the op itself
+            if isinstance(heap, Heap):
+                released = heap.released_pages
+                heap.end_step()
+                counts.released_late = heap.released_pages - released
             counted.append(counts)
             # Survivors of this step stand where the next step expects what was there before it.
             for new, old in self._survivors.items():
                 if new in address and old not in address:
                     address[old] = address.pop(new)
-        before, last = counted[-2:]
-        return Steady(
-            _means(before.faults, last.faults), _means(before.huge_faults, last.huge_faults), _means(before.released, last.released),
-            tuple(predecessor), peak - resident_before,
-        )  # fmt: skip
-
-
-def _spread_bytes(heap: Allocator, lasting: int) -> int:
-    """What is resident, with the step's part of glibc's heap spread out; `lasting` bytes of it stay from step to step and lie close."""
-    if not isinstance(heap, Heap):
-        return heap.resident_bytes
-    return heap.resident_bytes + round((SPREAD - 1.0) * max(0, heap.resident_bytes - heap.mapped_bytes - lasting))
+        return Process(tuple(counts.as_step() for counts in counted[-N_COUNTED:]), tuple(predecessor), peak)
 
 
 def _first(trace: Trace, phase: str, default: int) -> int:
@@ -179,10 +162,6 @@ def _events(
         if scratch or index in born or index in dying or index in marks:
             yield Event(index, tuple(dying.get(index, ())), scratch or ((),), tuple(born.get(index, ())))
     yield Event(len(trace.ops), tuple(dying.get(len(trace.ops), ())), (), ())
-
-
-def _means(one: Sequence[int], other: Sequence[int]) -> tuple[float, ...]:
-    return tuple((a + b) / 2 for a, b in zip(one, other))
 
 
 def _survivors(trace: Trace) -> dict[int, int]:

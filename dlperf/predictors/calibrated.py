@@ -26,7 +26,7 @@ from dlperf.predictors.book import Book, Passed, book_of
 from dlperf.predictors.copies import copies
 from dlperf.predictors.families import Description
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
-from dlperf.predictors.paging import BOUND, cold_faults, page_items, peak_memory_bytes
+from dlperf.predictors.paging import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
 from dlperf.spread import kernels_part, spells_of
 from dlperf.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
@@ -144,7 +144,11 @@ class _Priced:
 
     def items(self) -> tuple[list[Item], list[Item]]:
         """What runs kernels and touches memory, and what calls them."""
-        return [*self.kernels(), *self.page_faults()], [*self.modules(), *self.calls()]
+        kernels, calls = list(self.kernels()), [*self.modules(), *self.calls()]
+        others: dict[tuple[str, str], float] = defaultdict(float)
+        for item in (*kernels, *calls):
+            others[item.layer, item.phase] += item.seconds
+        return [*kernels, *self.page_faults(others)], calls
 
     def _kernel_times(self) -> tuple[list[float], list[str]]:
         """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
@@ -273,11 +277,11 @@ class _Priced:
             for layer, share in op.shares or ((op.layer, 1.0),):
                 yield Item(layer, op.phase, seconds[index] * share, bound, self.source[index], "kernel", index, share)
 
-    def page_faults(self) -> Iterator[Item]:
+    def page_faults(self, others: Seconds) -> Iterator[Item]:
         """First touches of memory that malloc got anew from the system, and giving it back."""
         replay = self.analysis.replay
         faults = cold_faults(replay, self.begin_s.tolist(), self.book.page_factor)
-        yield from page_items(self.trace, replay, faults, self.book.cost_s, "interpolated" if self.measured_threads else "extrapolated")
+        yield from page_items(self.trace, replay, faults, self.book.cost_s, "interpolated" if self.measured_threads else "extrapolated", others)
 
     def modules(self) -> Iterator[Item]:
         """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""
@@ -359,7 +363,7 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, u
     replay = analysis.replay
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)
-    fewer, more = (now - replay.fewest_faults) * fault_s / total, (replay.most_faults - now) * fault_s / total
+    fewer, more = (max(0.0, faults) * fault_s / total for faults in (now - replay.fewest_faults, replay.most_faults - now))
     spells, part = spells_of(book.machine, book.threads), kernels_part(book.machine, book.threads, unrest)
     fast, slow = (quantile(spells.values, 0.05), quantile(spells.values, 0.95)) if spells else (1.0, 1.0)
     faster, slower = part * (1.0 - fast), part * (slow - 1.0)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from dlperf.allocator import Replay
 from dlperf.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
@@ -14,6 +18,7 @@ from dlperf.trace import LOSS, Trace
 BOUND = "page-faults"
 N_OPERATORS = 11
 """Operators that a step has whose code is in the other footprints: those of a linear layer, its loss and its optimizer (microbench/memory.py)."""
+_NOTHING_S = 1e-12
 _PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
 
 
@@ -40,40 +45,71 @@ def cold_faults(replay: Replay, begin_s: Sequence[float], factor: Callable[[floa
                 if pages > taken:
                     free.append((pages - taken, since))
             found.append(counted + (left * factor(math.inf) if left > 0 else 0.0))
-        if n and replay.released and replay.released[n]:
-            free.append((replay.released[n], float(begin_s[step * n + n - 1])))
+        last = (replay.released[n] if replay.released else 0.0) + replay.released_late
+        if n and last:
+            free.append((last, float(begin_s[step * n + n - 1])))
     return tuple(found)
 
 
-def page_items(trace: Trace, replay: Replay, faults: Sequence[float], cost_s: Callable[[str], float], source: str) -> Iterator[Item]:
-    """Items of time for a replayed step, `faults` by op of it, counted as :func:`cold_faults` does.
+Seconds = Mapping[tuple[str, str], float]
+"""By layer and phase."""
+Steps = npt.NDArray[np.float64]
+"""A row for each step."""
+
+
+def page_items(trace: Trace, replay: Replay, faults: Sequence[float], cost_s: Callable[[str], float], source: str, others: Seconds) -> Iterator[Item]:
+    """Items of time for a replayed step, `faults` by op of it on average, counted as :func:`cold_faults` does.
 
     `cost_s` gives the seconds of a ``page_fault`` (the first touch of 4 KiB), a ``page_release`` (giving 4 KiB back) and a
     ``huge_page_fault`` (2 MiB, from the first touch to giving back; where it was not measured, as much as the small pages in it).
     A first touch belongs to the op that takes the memory. Memory is given back by the op after which it is freed; gradients freed
     before the first op by zero_grad.
+
+    A layer has what it has in its median step. What it has in fewer steps than half comes to some layer in most of them, no one knows to which:
+    that is shared by all of a phase in proportion to their `others`' time, so that a step has its mean. So is, by those of a backward, what is given back
+    as the last of its small blocks go.
     """
+    touched_s, released_s, late_s = _seconds(replay, faults, cost_s)
+    left: dict[str, float] = defaultdict(float, {"forward" if trace.inference else "backward": late_s})
+    n_ops = len(trace.ops)
+    for what, seconds, owners in (("page faults", touched_s, range(n_ops)), ("page release", released_s, range(-1, n_ops))):
+        for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
+            usual_s = float(np.median(by_step))
+            left[phase] += float(np.mean(by_step)) - usual_s
+            if usual_s:
+                yield Item(layer, phase, usual_s, BOUND, source, what)
+    for phase, rest_s in left.items():
+        members = {layer: other_s for (layer, of), other_s in others.items() if of == phase and other_s > 0}
+        total_s = math.fsum(members.values())
+        for layer, other_s in members.items() if abs(rest_s) > _NOTHING_S else ():
+            yield Item(layer, phase, rest_s * other_s / total_s, BOUND, source, "page faults of some steps")
+
+
+def _seconds(replay: Replay, faults: Sequence[float], cost_s: Callable[[str], float]) -> tuple[Steps, Steps, float]:
+    """Seconds of first touches by step and op, of giving back by step and op (a column more, for the step's end), and of giving back late."""
     fault_s, release_s = cost_s("page_fault"), cost_s("page_release")
     huge_s = cost_s("huge_page_fault") or _PER_HUGE_PAGE * (fault_s + release_s)
-    n_huge = math.fsum(replay.huge_faults)
-    n_small = math.fsum(replay.faults)
-    small_frac = n_small / (n_small + _PER_HUGE_PAGE * n_huge) if n_huge else 1.0
-    huge_faults = replay.huge_faults or (0.0,) * len(trace.ops)
-    for op, n_faults, n_huge_here in zip(trace.ops, faults, huge_faults):
-        seconds = n_faults * fault_s + n_huge_here * huge_s
-        if seconds:
-            for layer, share in op.shares or ((op.layer, 1.0),):
-                yield Item(layer, op.phase, seconds * share, BOUND, source, "page faults")
-    for place, n_released in enumerate(replay.released):
-        seconds = n_released * release_s * small_frac
-        if not seconds:
+    n_huge, n_small = math.fsum(replay.huge_faults), math.fsum(replay.faults)
+    if n_huge:
+        release_s *= n_small / (n_small + _PER_HUGE_PAGE * n_huge)
+    weights = np.array([counted / mean if mean else 0.0 for counted, mean in zip(faults, replay.faults)])
+    touched_s = np.array([step.faults for step in replay.steps]) * weights * fault_s + np.array([step.huge_faults for step in replay.steps]) * huge_s
+    return touched_s, np.array([step.released for step in replay.steps]) * release_s, replay.released_late * release_s
+
+
+def _by_layer(trace: Trace, seconds: Steps, owners: Iterable[int]) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
+    """Rows of `seconds` are steps, columns those of the ops in `owners`, -1 for what comes before the first: sums by layer and phase."""
+    found: dict[tuple[str, str], npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(len(seconds)))
+    for column, owner in zip(seconds.T, owners):
+        if not column.any():
             continue
-        if place == 0 and not trace.inference:
-            yield Item(LOSS, "zero_grad", seconds, BOUND, source, "page release")
+        if owner < 0 and not trace.inference:
+            found[LOSS, "zero_grad"] += column
             continue
-        op = trace.ops[max(0, place - 1)]
+        op = trace.ops[max(0, owner)]
         for layer, share in op.shares or ((op.layer, 1.0),):
-            yield Item(layer, op.phase, seconds * share, BOUND, source, "page release")
+            found[layer, op.phase] += share * column
+    return found
 
 
 def peak_memory_bytes(trace: Trace, machine: Machine, replay: Replay) -> int:
