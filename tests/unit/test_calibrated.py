@@ -492,7 +492,7 @@ def test_many_different_shapes_are_known_better_together_than_each() -> None:
     assert other < 0.9 * one
 
 
-def test_both_histories_of_malloc_lie_inside() -> None:
+def test_steps_of_few_and_of_many_faults_lie_inside() -> None:
     mib = tuple(Storage(size * MIB, index, 8 - index) for index, size in enumerate((2, 3, 1, 4)))
     ops = tuple(relu(2**20, "a", "forward" if i < 4 else "backward") for i in range(8))
     found = priced(trace(*ops, storages=mib, inference=False), machine({"page_fault": FAULT_S}))
