@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dlperf.allocator.heap import Heap, SmallBlocks, allocator_of
 from dlperf.allocator.policies import Policy
 from dlperf.trace import Op, Trace
+from dlperf.units import KIB
 
 Scratch = tuple[tuple[int, ...], ...]
 """Blocks that an op allocates and frees within itself, in stages: those of a stage live together, a result is allocated while the first stage does."""
@@ -19,7 +20,9 @@ N_STEPS, N_COUNTED = 8, 4
 """Steps run and the last of them, which are counted; the thresholds settle within the first few."""
 PEAK_STEPS = 3
 """Steps whose peak counts."""
-USUAL = SmallBlocks(taken=0.4, freed_with_the_block=0.5, lasting=0.4)
+IMPORTED_BYTES = 943 * KIB
+"""The largest mapping that a process has freed which has imported torch (2.13, Python 3.11): from there glibc's thresholds start."""
+USUAL = SmallBlocks(taken=0.4, freed_with_the_block=0.5, lasting=0.3)
 """Chosen among a few values by the faults, the memory and the layers' times of random networks (benchmarks/page_faults.py draws such)."""
 
 
@@ -97,6 +100,8 @@ class Script:
     def run(self, policy: Policy, seed: int = 0, small: SmallBlocks = USUAL) -> Process:
         """Run the steps in a fresh process; `seed` decides where there are small blocks."""
         heap = allocator_of(policy, small, seed)
+        if policy.adapts:
+            heap.free(heap.allocate(IMPORTED_BYTES)[0])
         address = {index: heap.allocate(self._sizes[index])[0] for index in self._before}
         last_at: dict[int, int] = {}
         predecessor = [-1] * len(self._sizes)
