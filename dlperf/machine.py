@@ -27,8 +27,8 @@ from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 1, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
-_COLD = ("cold/", "churn/", "varied/")
-_SPREAD_COSTS = (*_COLD, "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
+COLD_COSTS = ("cold/", "churn/", "varied/")
+_SPREAD_COSTS = (*COLD_COSTS, "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
 _PAIRED = ("ddp/", "retention/", "retention_page/")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""

@@ -80,7 +80,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _steps() -> tuple[Callable[[bool], None], ...]:
-    """Small training steps of ever more different operators, the last of them with or without the optimizer's part."""
+    """Work of ever more different operators: a few, then small training steps, which leave out the optimizer's part unless asked for the whole."""
     images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,))
     flat: list[nn.Module] = [nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10)]
     deep: list[nn.Module] = [

@@ -70,9 +70,9 @@ def replay(
     totals = [statistics.median(sum(step.faults) for step in run.steps) for run in runs]
     likely = runs[totals.index(statistics.median_low(totals))]
     steps = tuple(step for run in runs for step in run.steps)
-    tenths = np.quantile([sum(step.faults) for step in steps], np.arange(11) / 10).tolist()
+    fewest, most = np.quantile([sum(step.faults) for step in steps], (0.1, 0.9)).tolist()
     return Replay(
-        _means([step.faults for step in steps]), likely.predecessor, peak_bytes, tenths[1], tenths[-2],
+        _means([step.faults for step in steps]), likely.predecessor, peak_bytes, fewest, most,
         _means([step.huge_faults for step in steps]), _means([step.released for step in steps]),
         statistics.fmean(step.released_late for step in steps), steps,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.laws.roofline import time_s
-from dlperf.machine import EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
+from dlperf.machine import COLD_COSTS, EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
@@ -195,7 +195,7 @@ class Book:
     def _cold_curves(self) -> dict[str, tuple[list[float], list[float]]]:
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs:
-            if cost.name.startswith(("cold/", "churn/", "varied/")) and cost.threads == self.threads:
+            if cost.name.startswith(COLD_COSTS) and cost.threads == self.threads:
                 kind, what, amount = cost.name.split("/")
                 found[f"{kind}/{what}"].append((_cold_place(kind, float(amount)), cost.seconds))
         curves = {}

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from dlperf import predictors
 from dlperf.clock import Samples
-from dlperf.machine import RETENTION, UNREST, Bandwidth, Machine
+from dlperf.machine import COLD_COSTS, RETENTION, UNREST, Bandwidth, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
 from dlperf.validation.cases import Case, Truth
@@ -52,7 +52,7 @@ def uniform_memory(machine: Machine) -> Machine:
 
 def warm_code(machine: Machine) -> Machine:
     """No call finds its code and the interpreter's data cold."""
-    return _with(machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(("cold/", "churn/", "varied/"))))
+    return _with(machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(COLD_COSTS)))
 
 
 def free_framework(machine: Machine) -> Machine:
