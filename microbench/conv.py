@@ -48,8 +48,8 @@ def output_size(
     return tuple((s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k in zip(size, kernel))
 
 
-def backward_of(forward: Op, input_needed: bool = True) -> Op:
-    """The backward that autograd runs for a convolution; the first layer needs no gradient of its input."""
+def backward_of(forward: Op, wanted: tuple[bool, bool] = (True, True)) -> Op:
+    """The backward of a convolution, for the gradients of its input, its weight (with that of its bias, if it has one) or both."""
     image, weight, bias, stride, padding, dilation, transposed, output_padding, n_groups = forward.args
     assert isinstance(image, TensorSpec)
     assert isinstance(weight, TensorSpec)
@@ -70,7 +70,7 @@ def backward_of(forward: Op, input_needed: bool = True) -> Op:
     return Op(
         "aten.convolution_backward.default",
         (gradient, image, weight, (c_out,) if bias is not None else None, stride, padding, dilation, transposed, output_padding, n_groups,
-         (input_needed, True, bias is not None)),
+         (wanted[0], wanted[1], wanted[1] and bias is not None)),
     )  # fmt: skip
 
 
@@ -187,10 +187,10 @@ def _three_dimensional(index: int, place: tuple[float, ...]) -> Op:
 
 
 def _input_needed(op: Op, index: int) -> bool:
-    """Whether the backward also gives the gradient of the input: seldom for an image of few channels, which is mostly a network's own input."""
+    """Whether the gradient of the input is measured, too: of an image of few channels, which is mostly a network's own input, but of each third."""
     image = op.args[0]
     assert isinstance(image, TensorSpec)
-    return turn(index, 3, 2) == 0 if image.shape[1] <= 4 else turn(index, 8, 2) != 7
+    return image.shape[1] > 4 or turn(index, 3, 2) == 0
 
 
 def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
@@ -209,6 +209,9 @@ def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
             parts.append(("bfloat16", _dense(mode, share(mode, 0, 60, times), 3000, "bfloat16")))
     for name, ops in parts:
         found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
-        backward = [Point("conv_backward", backward_of(op, _input_needed(op, index))) for index, op in enumerate(ops)]
-        found.append(Group(f"convolution {name} backward", tuple(backward), repeats(mode)))
+        # Each pass by itself: a step's first convolution needs but one, and each has kernels of its own.
+        by_input = tuple(Point("conv_backward", backward_of(op, (True, False))) for index, op in enumerate(ops) if _input_needed(op, index))
+        found.append(Group(f"convolution {name} gradient of the input", by_input, repeats(mode)))
+        by_weight = tuple(Point("conv_backward", backward_of(op, (False, True))) for op in ops)
+        found.append(Group(f"convolution {name} gradient of the weight", by_weight, repeats(mode)))
     return found

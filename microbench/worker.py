@@ -69,7 +69,7 @@ PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 BUDGET_S = {"quick": 14.0, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
-_DEAR = {"conv": 3.0, "conv_backward": 4.0, "gemm": 1.5, "bmm": 1.5, "attention": 3.0, "recurrent": 4.0}
+_DEAR = {"conv": 3.0, "conv_backward": 3.0, "gemm": 1.5, "bmm": 1.5, "attention": 3.0, "recurrent": 4.0}
 """How much longer than elementwise kernels those of a family take to measure, for sharing out the time."""
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 """How long a worker looks at the core's pace before it measures."""

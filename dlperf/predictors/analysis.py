@@ -11,6 +11,7 @@ from dlperf import allocator, work
 from dlperf.predictors.distances import distances
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.onednn import scratch, workspace_bytes
+from dlperf.predictors.parts import parts
 from dlperf.predictors.zeros import roots_of_zero
 from dlperf.trace import Op, Trace
 
@@ -48,15 +49,16 @@ class Analysis:
     n_operators: int
     replay: allocator.Replay
     roots_of_zero: dict[int, float]
-    _described: dict[bool, tuple[Description | None, ...]] = field(default_factory=dict, repr=False)
+    _described: dict[bool, tuple[tuple[Description | None, ...], ...]] = field(default_factory=dict, repr=False)
 
-    def descriptions(self, threads: int) -> tuple[Description | None, ...]:
-        """The ops' descriptions where `threads` run them (None if no family knows an op); made once for one thread and once for several."""
+    def descriptions(self, threads: int) -> tuple[tuple[Description | None, ...], ...]:
+        """The descriptions of the ops' parts (:mod:`dlperf.predictors.parts`) where `threads` run them; None for a part that no family knows. Made once for
+        one thread and once for several."""
         if (threads > 1) not in self._described:
-            shared: dict[str, Description | None] = {}
+            shared: dict[str, tuple[Description | None, ...]] = {}
             for op in self.ops:
                 if op.signature not in shared:
-                    shared[op.signature] = describe(op, threads)
+                    shared[op.signature] = tuple(describe(part, threads) for part in parts(op))
             self._described[threads > 1] = tuple(shared[op.signature] for op in self.ops)
         return self._described[threads > 1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from dlperf.laws.roofline import time_s
 from dlperf.machine import COLD_COSTS, EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
 from dlperf.predictors.families import Description, describe
+from dlperf.predictors.parts import parts
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
 from dlperf.roofs import LEVELS, Roofs, roofs_of
 from dlperf.trace import Op
@@ -31,6 +33,33 @@ class Passed:
     n_operators: int = 0
     seconds: float = 0.0
     fresh_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPart:
+    """What the curve `key` says of a part of an op: its `seconds`, and whether it lies where that very curve was measured."""
+
+    key: tuple[str, ...]
+    description: Description
+    seconds: float
+    is_inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PricedKernel:
+    """What curves say of an op."""
+
+    parts: tuple[PricedPart, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return math.fsum(part.seconds for part in self.parts)
+
+    @property
+    def source(self) -> str:
+        """``interpolated``, or ``extrapolated`` where any part is."""
+        return "interpolated" if all(part.is_inside for part in self.parts) else "extrapolated"
 
 
 @dataclass
@@ -78,18 +107,26 @@ class Book:
         exact = self.machine.exact(op.signature, self.threads)
         if exact is not None:
             return exact.samples.minimum, "measured"
-        return self.curve_s(describe(op, self.threads))
+        (found,) = self.curves_s([tuple(describe(part, self.threads) for part in parts(op))])
+        return (found.seconds, found.source) if found is not None else None
 
-    def curve_s(self, description: Description | None) -> tuple[float, str] | None:
-        """Seconds and source from the curve alone, whether or not this very op was measured."""
-        key = None if description is None else self.resolve(description)
-        if description is None or key is None:
-            return None
-        surface = self.surface(key)
-        if not surface.fits(description.place, description.terms):
-            return None
-        times, inside = surface.predict(np.array([description.place], dtype=float).reshape(1, -1), np.array([description.terms], dtype=float))
-        return float(times[0]), "interpolated" if inside[0] and key == description.key else "extrapolated"
+    def curves_s(self, ops: Sequence[Sequence[Description | None]]) -> list[PricedKernel | None]:
+        """What the curves say of ops, given the descriptions of their parts, whether or not these very ops were measured; None for an op of which a part has
+        no curve. A call is dispatched once, however many parts it has."""
+        wanted: dict[tuple[str, ...], list[tuple[int, int, Description]]] = defaultdict(list)
+        found: dict[int, dict[int, PricedPart]] = defaultdict(dict)
+        for index, descriptions in enumerate(ops):
+            for number, description in enumerate(descriptions):
+                if description is not None and (key := self.resolve(description)) is not None and self.surface(key).fits(description):
+                    wanted[key].append((index, number, description))
+        for key, members in wanted.items():
+            places = np.array([description.place for *_, description in members], dtype=float).reshape(len(members), -1)
+            times, inside = self.surface(key).predict(places, np.array([description.terms for *_, description in members], dtype=float))
+            for (index, number, description), seconds, within in zip(members, times, inside):
+                again_s = self.cost_s("native_call") if number else 0.0
+                is_inside = bool(within) and key == description.key
+                found[index][number] = PricedPart(key, description, max(0.0, float(seconds) - again_s), is_inside)
+        return [PricedKernel(tuple(found[index].values())) if len(found[index]) == len(descriptions) else None for index, descriptions in enumerate(ops)]
 
     def unpriced_s(self, flops: float, n_bytes: float) -> float:
         """A lower bound for an op that no curve serves: its roofline, in seconds, and a dispatch."""

@@ -22,9 +22,7 @@ from dlperf.errors import DlperfError
 from dlperf.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
-from dlperf.predictors.book import Book, Passed, book_of
-from dlperf.predictors.copies import copies
-from dlperf.predictors.families import Description
+from dlperf.predictors.book import Book, Passed, PricedKernel, book_of
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
@@ -75,7 +73,7 @@ class Calibrated:
         items = [replace(item, seconds=restless_s(item)) for item in kernels]
         items += [replace(item, seconds=framework * item.seconds) for item in calls]
         total = math.fsum(item.seconds for item in items)
-        low, high = _interval(items, analysis, book, total, total / math.fsum(item.seconds for item in quiet) if total else unrest)
+        low, high = _interval(items, priced.priced, analysis, book, total, total / math.fsum(item.seconds for item in quiet) if total else unrest)
         notes = tuple(sorted(priced.notes))
         peak = peak_memory_bytes(trace, machine, analysis.replay)
         return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=_missing(machine, trace), peak_memory_bytes=peak)
@@ -128,7 +126,7 @@ class _Priced:
         """Of each op's item: what its call adds to its kernel; known once the kernels' items are. So are `distances_s`, what its operands' distance adds."""
         self.distances_s: list[float] = []
         self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
-        self.descriptions = analysis.descriptions(book.threads)
+        self.priced = self._from_curves()
         self.kernel_s, self.source = self._kernel_times()
         self.stand_still(0.0)
 
@@ -150,65 +148,44 @@ class _Priced:
             others[item.layer, item.phase] += item.seconds
         return [*kernels, *self.page_faults(others)], calls
 
+    def _from_curves(self) -> list[PricedKernel | None]:
+        """What the curves say of each op."""
+        descriptions = self.analysis.descriptions(self.book.threads)
+        distinct = {op.signature: parts for op, parts in zip(self.trace.ops, descriptions)}
+        priced = dict(zip(distinct, self.book.curves_s(list(distinct.values()))))
+        return [priced[op.signature] for op in self.trace.ops]
+
     def _kernel_times(self) -> tuple[list[float], list[str]]:
         """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
         ops = self.trace.ops
         seconds, source = [0.0] * len(ops), ["unpriced"] * len(ops)
-        groups: dict[tuple[str, ...], list[tuple[int, Description]]] = defaultdict(list)
-        for index, (op, description) in enumerate(zip(ops, self.descriptions)):
+        for index, (op, priced) in enumerate(zip(ops, self.priced)):
             exact = self.book.machine.exact(op.signature, self.book.threads)
-            key = None if description is None else self.book.resolve(description)
             if exact is not None:
                 seconds[index], source[index] = exact.samples.minimum, "measured"
                 if exact.family == EXACT:
                     self.exact.add(index)
-            elif description is None or key is None:
-                seconds[index] = self._unpriced_s(op, index)
+            elif priced is None:
+                self.notes.add(f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower bound")
+                seconds[index] = self.book.unpriced_s(float(self.analysis.flops[index]), float(self.analysis.n_bytes[index]))
             else:
-                groups[key].append((index, description))
-        for key, members in groups.items():
-            self._note_stand_in(key, members)
-            surface = self.book.surface(key)
-            fitting = [(index, d) for index, d in members if surface.fits(d.place, d.terms)]
-            for index in {index for index, _ in members} - {index for index, _ in fitting}:
-                seconds[index] = self._unpriced_s(ops[index], index)
-            if not fitting:
-                continue
-            places = np.array([d.place for _, d in fitting], dtype=float).reshape(len(fitting), -1)
-            times, inside = surface.predict(places, np.array([d.terms for _, d in fitting], dtype=float))
-            for (index, description), time_s, within in zip(fitting, times, inside):
-                seconds[index] = float(time_s)
-                source[index] = "interpolated" if within and description.key == key else "extrapolated"
-        copying_s = {}
-        for index, op in enumerate(ops):
-            if source[index] != "measured" and (extra := copies(op)):
-                if op.signature not in copying_s:
-                    copying_s[op.signature] = sum(self._copy_s(copy) for copy in extra)
-                seconds[index] += copying_s[op.signature]
+                self._note_stand_in(op, priced)
+                seconds[index], source[index] = priced.seconds, priced.source
         if not self.measured_threads:
             source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
         return seconds, source
 
-    def _unpriced_s(self, op: Op, index: int) -> float:
-        self.notes.add(f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower bound")
-        return self.book.unpriced_s(float(self.analysis.flops[index]), float(self.analysis.n_bytes[index]))
-
-    def _copy_s(self, copy: Op) -> float:
-        """Seconds of a copy that an operator makes within itself, which no dispatcher calls."""
-        priced = self.book.kernel_s(copy)
-        return max(0.0, priced[0] - self.book.cost_s("native_call")) if priced is not None else 0.0
-
-    def _note_stand_in(self, key: tuple[str, ...], members: list[tuple[int, Description]]) -> None:
-        """Says so where ops are priced by a curve of another number format, or convolutions by one of another kind."""
-        for index, description in members:
-            wanted, packet = description.key, self.trace.ops[index].packet
+    def _note_stand_in(self, op: Op, priced: PricedKernel) -> None:
+        """Says so where an op is priced by a curve of another number format, or a convolution by one of another kind."""
+        for part in priced.parts:
+            wanted, key = part.description.key, part.key
             if wanted == key:
                 continue
             formats = [next((word for word in names if word in ITEM_BYTES), "") for names in (wanted, key)]
             if "float" in formats[0] and formats[0] != formats[1]:
-                self.notes.add(f"{packet} in {formats[0]} has no curve: priced as in {formats[1]}, which may be far off")
+                self.notes.add(f"{op.packet} in {formats[0]} has no curve: priced as in {formats[1]}, which may be far off")
             elif wanted[0].startswith("conv") and wanted[2:3] != key[2:3]:
-                self.notes.add(f"{packet} of kind {wanted[2]} in {formats[0]} has no curve: priced as {key[2]}, which may be far off")
+                self.notes.add(f"{op.packet} of kind {wanted[2]} in {formats[0]} has no curve: priced as {key[2]}, which may be far off")
 
     def _overhead_s(self, op: Op, index: int) -> float:
         """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it.
@@ -333,7 +310,7 @@ class _Priced:
             yield Item(name, "optimizer", loop_s * count / n_owned, "overhead", source, "optimizer loop")
 
 
-def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, unrest: float) -> tuple[float, float]:
+def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysis: Analysis, book: Book, total: float, unrest: float) -> tuple[float, float]:
     """Factors of the 90 % interval, from what may go wrong independently.
 
     The error of each curve is that of its Gaussian process, made as wide as its held-out points ask for: ops of near places err alike, ops of
@@ -345,16 +322,16 @@ def _interval(items: list[Item], analysis: Analysis, book: Book, total: float, u
         return 1.0, 1.0
     by_curve: dict[tuple[str, ...], dict[tuple[float, ...], float]] = defaultdict(lambda: defaultdict(float))
     unpriced_s = 0.0
-    descriptions = analysis.descriptions(book.threads)
     for item in items:
         if item.op < 0 or item.source == "measured":
             continue
-        description = descriptions[item.op]
-        key = None if description is None or item.source == "unpriced" else book.resolve(description)
-        if key is None or description is None:
+        kernel = kernels[item.op]
+        if kernel is None or item.source == "unpriced":
             unpriced_s += item.seconds
-        else:
-            by_curve[key][description.place] += item.seconds * (2.0 if item.source == "extrapolated" else 1.0)
+            continue
+        weight = (2.0 if item.source == "extrapolated" else 1.0) / max(kernel.seconds, _LEAST_KERNEL_S)
+        for piece in kernel.parts:
+            by_curve[piece.key][piece.description.place] += item.seconds * weight * piece.seconds
     variance_s2 = unpriced_s**2 + (PROCESS_SPREAD * total) ** 2
     for key, members in by_curve.items():
         seconds, places = np.array(list(members.values())), np.array(list(members), dtype=float).reshape(len(members), -1)

@@ -95,10 +95,9 @@ def _is_channels_last(image: TensorSpec) -> bool:
 def _convolution(
     image: TensorSpec, weight: TensorSpec, args: tuple[Argument, ...], output: tuple[int, ...], threads: int, needs: tuple[bool, bool] | None = None
 ) -> Description:
-    """A convolution, or its backward where `needs` says whether gradients of the input and of the weight are wanted.
+    """A convolution, or a pass of its backward where `needs` says whether it is that for the gradient of the input or of the weight.
 
-    A 1d convolution is a 2d one of height 1, as oneDNN computes it. A backward goes by what the weight's gradient takes. A transposed one is described
-    as the convolution that it is the gradient of.
+    A 1d convolution is a 2d one of height 1, as oneDNN computes it. A transposed one is described as the convolution that it is the gradient of.
     """
     stride, padding, dilation, transposed, _, groups_ = args
     groups = int(groups_)  # type: ignore[arg-type]
@@ -119,43 +118,34 @@ def _convolution(
     else:
         kind = f"1x1 {planar}" if kernel == 1 else f"dense{planar}"
     onednn = takes_onednn(image, weight, window.stride, window.dilation, groups, threads)
-    to_input, to_weight = needs or (False, False)
-    ways = ways_of(bool(transposed), needs)
-    passes = {way: Convolution(c_in_g, c_out_g, groups, window).regime(way) if onednn else "native" for way in ways}
-    regime = passes[ways[-1]] if ways else "blocked"
+    (way,) = ways_of(bool(transposed), needs) or ("weight",)
+    regime = Convolution(c_in_g, c_out_g, groups, window).regime(way) if onednn else "native"
     # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the first layers' kernels and products along channels.
     whole = groups == 1 and onednn
     wide_in, wide_out = (padded(c_in_g), padded(c_out_g)) if whole else (c_in_g, c_out_g)
     lanes = padded(c_in) / c_in if groups > 1 and onednn else 1.0
 
-    def products(way: str) -> float:
-        """Multiplications and additions of a pass, those on padding included where its kernels do them."""
-        if way not in passes:
-            return 0.0
-        if passes[way] in ("gemm", "native"):
-            return float(n * out * kernel * groups * c_in_g * c_out_g)
-        inner = c_in_g if passes[way] == "first" else wide_in
-        return n * window.taps * groups * inner * wide_out * lanes
-
+    is_product = regime in ("gemm", "native")
+    # Multiplications and additions, those on padding included where the kernels do them.
+    if is_product:
+        products = float(n * out * kernel * groups * c_in_g * c_out_g)
+    else:
+        products = n * window.taps * groups * (c_in_g if regime == "first" else wide_in) * wide_out * lanes
     place = (
         log2(n), log2(c_in_g if regime == "first" else wide_in), log2(wide_out), log2(kernel), log2(out), 2.0 * window.is_strided, log2(groups) * 0.5,
-        0.5 * (c_in % BLOCK != 0), 0.5 * (c_out % BLOCK != 0), float(window.is_dilated), float(d == 1),
-        2.0 * (to_weight - to_input), 2.0 * (passes.get("input") == "gemm"),
-        2.0 * (passes.get("input") == "strided" and window.fits_stride),
+        0.5 * (c_in % BLOCK != 0), 0.5 * (c_out % BLOCK != 0), float(window.is_dilated), float(d == 1), 2.0 * (regime == "strided" and window.fits_stride),
     )  # fmt: skip
     # brgconv_strided stores its blocks of results place by place, much more slowly where the kernel is no multiple of the stride.
-    stores = float(n * math.prod(before) * groups * wide_in) if passes.get("input") == "strided" else 0.0
-    one_by_one = sum(regime in ("gemm", "native") for regime in passes.values())
+    stores = float(n * math.prod(before) * groups * wide_in) if regime == "strided" else 0.0
     n_in, n_out = float(n * c_in * math.prod(before)), float(n * c_out * out)
-    # What is put into blocks of channels and back, by every pass that wants them; where the last block is partly empty, by slower code.
-    moved_in, moved_out = n_in * sum(name not in ("gemm", "native", "first") for name in passes.values()), n_out * (len(passes) - one_by_one)
+    # What is put into blocks of channels and back; where the last block is partly empty, by slower code.
+    moved_in, moved_out = 0.0 if is_product or regime == "first" else n_in, 0.0 if is_product else n_out
     odd_in, odd_out = c_in % BLOCK != 0, c_out % BLOCK != 0
     terms = (
-        1.0, products("output") + products("weight"), products("input"), stores * window.fits_stride, stores * (not window.fits_stride),
-        n_in, n_out, float(weight.numel), float(n * out * kernel * c_in), moved_in, moved_in * odd_in, moved_out, moved_out * odd_out,
-        float(n * groups * one_by_one),
+        1.0, products, stores * window.fits_stride, stores * (not window.fits_stride), n_in, n_out, float(weight.numel), float(n * out * kernel * c_in),
+        moved_in, moved_in * odd_in, moved_out, moved_out * odd_out, float(n * groups * is_product),
     )  # fmt: skip
-    what = "conv" if needs is None else "conv_backward"
+    what = "conv" if needs is None else "conv_input" if needs[0] else "conv_weight"
     dtype = image.dtype
     # In channels_last nothing is converted on the way in and out.
     regimes = tuple(dict.fromkeys((regime, "blocked", "first", "native")))
@@ -195,8 +185,11 @@ def output_shape(op: Op) -> tuple[int, ...]:
 
 
 @family_by_threads("aten.convolution_backward")
-def _conv_backward(op: Op, threads: int) -> Description:
+def _conv_backward(op: Op, threads: int) -> Description | None:
+    """One pass of a backward; both at once have no curve (:func:`dlperf.predictors.parts.parts`)."""
     gradient, image, weight = (tensor(a) for a in op.args[:3])
     mask = op.args[10]
     assert isinstance(mask, tuple)
-    return _convolution(image, weight, op.args[4:10], gradient.shape[2:], threads, (bool(mask[0]), bool(mask[1])))
+    if mask[0] and any(mask[1:]):
+        return None
+    return _convolution(image, weight, op.args[4:10], gradient.shape[2:], threads, (bool(mask[0]), not mask[0]))

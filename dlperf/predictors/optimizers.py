@@ -29,13 +29,8 @@ class OptimizerCosts:
         signature = (op.packet, len(op.args), len(op.inputs) if op.packet.startswith("aten._f") else 0, op.inputs[0].dtype if op.inputs else "")
         if signature not in self.known:
             tiny = Op(op.name, tuple(_shrink(value) for value in op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
-            description = describe(tiny)
-            key = None if description is None else self.book.resolve(description)
-            if description is None or key is None:
-                self.known[signature] = self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
-            else:
-                times, _ = self.book.surface(key).predict(np.array([description.place]).reshape(1, -1), np.array([description.terms]))
-                self.known[signature] = float(times[0])
+            (priced,) = self.book.curves_s([(describe(tiny),)])
+            self.known[signature] = priced.seconds if priced is not None else self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
         return self.known[signature]
 
 

@@ -11,6 +11,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.linalg.lapack import dpotri
 from scipy.optimize import nnls
 
+from dlperf.predictors.description import Description
+
 Array = npt.NDArray[np.float64]
 
 REACH = 1.5
@@ -113,9 +115,9 @@ class Surface:
         """Median |t / t_measured - 1| of points predicted from all the others; NaN for fewer than three."""
         return float(np.median(np.abs(np.expm1(self.held_out)))) if len(self.held_out) else float("nan")
 
-    def fits(self, place: tuple[float, ...], terms: tuple[float, ...]) -> bool:
+    def fits(self, description: Description) -> bool:
         """Whether a place and terms have as many numbers as this surface's: a curve that stands in for another may have others."""
-        return len(place) == self.places.shape[1] and len(terms) == len(self.weights)
+        return len(description.place) == self.places.shape[1] and len(description.terms) == len(self.weights)
 
     def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Times (m,) in seconds, and whether each place lies within the measured range."""

@@ -21,6 +21,7 @@ from dlperf.predictors.calibrated import PROCESS_SPREAD, pause_factors
 from dlperf.predictors.paging import cold_faults
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
 from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
+from microbench.conv import backward_of, convolution
 
 FAULT_S = 1e-6
 
@@ -174,12 +175,23 @@ def test_code_that_ran_many_operators_ago_is_cold_however_few_their_bytes() -> N
 
 
 def test_a_copy_within_an_operator_is_paid() -> None:
-    turned = TensorSpec((64, 32), (1, 64))
-    contiguous, other = (Op("aten._softmax.default", (spec, -1, False), layer="act") for spec in (T(64, 32), turned))
-    book = machine()
-    plain, copied = (kernels(priced(trace(op), book))[0]["seconds"] for op in (contiguous, other))
+    turned = TensorSpec((48, 32), (1, 48))
+    rows = tuple(Kernel(Op("aten._softmax.default", (T(n, 32), -1, False)), "rows", 1, Samples((1e-9 * n,))) for n in (16, 256, 4096))
+    book = machine(extra=rows)
+    plain, copied = (kernels(priced(trace(Op("aten._softmax.default", (spec, -1, False), layer="act")), book))[0]["seconds"] for spec in (T(48, 32), turned))
     clone = Op("aten.clone.default", (turned,), (("memory_format", Symbol("memory_format", "contiguous_format")),))
     assert copied - plain == pytest.approx(kernels(priced(trace(clone), book))[0]["seconds"], rel=0.2)
+
+
+def test_a_backward_of_a_convolution_is_the_sum_of_its_passes_and_one_call() -> None:
+    sizes = (4, 16, 64)
+    passes = [
+        Kernel(backward_of(convolution(n, 16, 16, (8, 8), (3, 3)), wanted), "conv_backward", 1, Samples((factor * n,)))
+        for n in sizes for wanted, factor in (((True, False), 1e-6), ((False, True), 3e-6))
+    ]  # fmt: skip
+    found = book_of(machine({"native_call": 5e-7}, extra=tuple(passes)), 1).kernel_s(backward_of(convolution(16, 16, 16, (8, 8), (3, 3))))
+    assert found is not None
+    assert found == (pytest.approx(64e-6 - 5e-7, rel=0.02), "interpolated")
 
 
 def test_a_library_behind_an_operator_is_colder_than_a_loop() -> None:

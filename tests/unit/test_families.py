@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from dlperf.predictors.description import Description, family
 from dlperf.predictors.families import describe, known
 from dlperf.predictors.families_contractions import output_shape
 from dlperf.predictors.onednn import scratch, takes_onednn
+from dlperf.predictors.parts import parts
 from dlperf.recorder import record
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench.conv import backward_of, convolution
@@ -166,22 +166,29 @@ def test_convolutions() -> None:
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), groups=16).args).key[2:4] == ("grouped2d", "gemm")
     assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 2d"
     up = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args)
-    assert (up.key[2:4], up.terms[1], up.terms[2]) == (("transposed2d", "strided"), 0, 2 * 64 * 16 * 32 * 4)
-    down = backward_of(convolution(2, 32, 16, (16, 16), (2, 2), 2))
-    alone = replace(down, args=(*down.args[:10], (True, False, False)))
-    assert described("aten.convolution_backward.default", *alone.args).terms == up.terms  # the same gradient of the same input
+    assert (up.key[2:4], up.terms[1]) == (("transposed2d", "strided"), 2 * 64 * 16 * 32 * 4)
+    down = describe(backward_of(convolution(2, 32, 16, (16, 16), (2, 2), 2), (True, False)))
+    assert down is not None
+    assert down.terms == up.terms  # the same gradient of the same input
+
+
+def test_a_convolutions_backward_is_two_passes_with_curves_of_their_own() -> None:
     forward = convolution(2, 16, 32, (8, 8), (3, 3), 1, 1)
-    both, weight_alone = describe(backward_of(forward)), describe(backward_of(forward, input_needed=False))
-    assert both is not None
-    assert weight_alone is not None
-    assert both.key == weight_alone.key
-    assert both.terms[2] == both.terms[1]  # as many products for the input as for the weight
-    assert (weight_alone.terms[1], weight_alone.terms[2]) == (both.terms[1], 0)
-    assert both.place != weight_alone.place
+    both = backward_of(forward)
+    assert describe(both) is None
+    by_input, by_weight = parts(both)
+    assert (by_input, by_weight) == (backward_of(forward, (True, False)), backward_of(forward, (False, True)))
+    assert by_weight.args[10] == (False, True, True)  # with the gradient of the bias
+    assert parts(by_weight) == (by_weight,)
+    of_input, of_weight = describe(by_input), describe(by_weight)
+    assert of_input is not None
+    assert of_weight is not None
+    assert (of_input.key[0], of_weight.key[0]) == ("conv_input", "conv_weight")
+    assert of_input.terms[1] == of_weight.terms[1]  # as many products for the input as for the weight
 
 
-def test_what_the_gradient_of_a_weight_takes_names_the_curve_of_a_backward() -> None:
-    near, far = (describe(backward_of(convolution(16, 32, 32, (9, 9), (side, side), 1, side // 2, groups=32))) for side in (3, 5))
+def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
+    near, far = (describe(backward_of(convolution(16, 32, 32, (9, 9), (side, side), 1, side // 2, groups=32), (False, True))) for side in (3, 5))
     assert near is not None
     assert far is not None
     assert (near.key[3], far.key[3]) == ("blocked", "gemm")
@@ -243,7 +250,7 @@ def test_native_convolutions_need_no_blocks() -> None:
     # image; 20 output channels are two blocks of 16: weight 32 x 16 x 9, output 8 x 32 x 64, 4 bytes each
     assert sorted(blocks) == sorted([4 * 8 * 16 * 64, 4 * 32 * 16 * 9, 4 * 8 * 32 * 64])
     assert len(scratch(backward_of(eight))) == 2
-    assert len(scratch(backward_of(eight, input_needed=False))) == 1
+    assert len(scratch(backward_of(eight, (False, True)))) == 1
 
 
 # -- everything is described --------------------------------------------------------------------------------------------
@@ -284,10 +291,11 @@ def test_every_op_of_the_zoo_is_described_and_has_a_curve(name: str) -> None:
         if op.packet in NOT_DESCRIBED:
             assert describe(op) is None
             continue
-        found = describe(op)
-        assert found is not None, f"{op.name} is not described"
-        if not any(spec.dtype.startswith("complex") for spec in op.inputs):
-            assert any(key in keys for key in (found.key, *found.fallbacks)), f"{op.signature}: no curve of {found.key} in a quick calibration"
+        for part in parts(op):
+            found = describe(part)
+            assert found is not None, f"{part.name} is not described"
+            if not any(spec.dtype.startswith("complex") for spec in op.inputs):
+                assert any(key in keys for key in (found.key, *found.fallbacks)), f"{part.signature}: no curve of {found.key} in a quick calibration"
 
 
 class Practice(nn.Module):
@@ -313,7 +321,7 @@ def test_every_op_of_an_ordinary_step_is_described(type_name: str) -> None:
     model = Practice()
     optimizer = getattr(torch.optim, type_name)(model.parameters(), lr=1e-3)
     trace = record(model, (torch.randn(2, 3, 16, 16),), loss=lambda y: F.cross_entropy(y, torch.zeros(2, dtype=torch.long)), optimizer=optimizer)
-    assert [op.name for op in trace.ops if describe(op) is None] == []
+    assert [part.name for op in trace.ops for part in parts(op) if describe(part) is None] == []
 
 
 def test_an_operator_is_described_once() -> None:
@@ -325,10 +333,10 @@ def test_an_operator_is_described_once() -> None:
 
 def test_a_channels_last_convolution_has_a_curve_of_its_own() -> None:
     plain, last = (convolution(4, 16, 16, (8, 8), (3, 3), channels_last=flag) for flag in (False, True))
-    keys = [found.key for op in (plain, last, backward_of(last)) if (found := describe(op)) is not None]
+    keys = [found.key for op in (plain, last, backward_of(last, (False, True))) if (found := describe(op)) is not None]
     assert keys == [
         ("conv", "float32", "dense2d", "blocked"), ("conv", "float32", "dense2d", "blocked", "channels_last"),
-        ("conv_backward", "float32", "dense2d", "blocked", "channels_last"),
+        ("conv_weight", "float32", "dense2d", "blocked", "channels_last"),
     ]  # fmt: skip
     found = describe(last)
     assert found is not None

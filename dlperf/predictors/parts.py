@@ -1,6 +1,8 @@
-"""Copies that operators make of operands which do not lie as their kernels need them; no dispatcher, so no trace, sees them."""
+"""What an operator does one after another within one call, each part with a curve of its own; no dispatcher, so no trace, sees them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from dlperf.trace import Op, Symbol, TensorSpec
 
@@ -24,18 +26,37 @@ _IMAGES = {
     "_adaptive_avg_pool2d_backward": (0, 1),
 }
 """Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp)."""
+_MASK = 10
+"""The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
 _FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
 
 
-def copies(op: Op) -> tuple[Op, ...]:
-    """The copies that an op makes before it computes, as operators of their own.
+def parts(op: Op) -> tuple[Op, ...]:
+    """The operators whose times add up to an op's: mostly itself.
+
+    An operator that cannot use an operand as it lies copies it first. A convolution's backward computes the gradient of the input, then that of the
+    weight with the bias's (ATen/native/Convolution.cpp, mkldnn/Conv.cpp, NaiveConvolutionTranspose2d.cpp): two passes, each with kernels of its own.
 
     >>> turned = TensorSpec((8, 4), (1, 8))
-    >>> [copy.name for copy in copies(Op("aten._softmax.default", (turned, -1, False)))]
-    ['aten.clone.default']
-    >>> copies(Op("aten.relu.default", (turned,)))
-    ()
+    >>> [part.name for part in parts(Op("aten._softmax.default", (turned, -1, False)))]
+    ['aten._softmax.default', 'aten.clone.default']
+    >>> parts(Op("aten.relu.default", (turned,))) == (Op("aten.relu.default", (turned,)),)
+    True
     """
+    if op.packet == "aten.convolution_backward":
+        return _passes(op)
+    return (op, *_copies(op))
+
+
+def _passes(op: Op) -> tuple[Op, ...]:
+    mask = op.args[_MASK] if len(op.args) > _MASK else None
+    if not isinstance(mask, tuple) or not mask[0] or not any(mask[1:]):
+        return (op,)
+    return tuple(replace(op, args=(*op.args[:_MASK], wanted, *op.args[_MASK + 1 :])) for wanted in ((True, False, False), (False, *mask[1:])))
+
+
+def _copies(op: Op) -> tuple[Op, ...]:
+    """The copies that an op makes before it computes, as operators of their own."""
     name = op.packet.removeprefix("aten.")
     found = []
     for place in _ROWS.get(name, ()) + _IMAGES.get(name, ()):
