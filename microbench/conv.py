@@ -110,14 +110,15 @@ def _dense(mode: str, count: int, start: int = 1, dtype: str = "float32", channe
             break
         tidy = turn(index, 5) < 3
         kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
-        size = log_pick(b, max(kernel, 3), 128)
+        # Maps shrink to a place or two towards the end of a network, and to less than a padded kernel.
+        size = log_pick(b, min(kernel, 2), 128)
         # A quarter are first layers: images of one to four channels, which have kernels of their own.
         c_in = pick(c * 4 % 1, (1, 1, 3, 3, 3, 4)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 512, tidy)
         stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
         dilation = 2 if kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0 else 1
         padding = pick(f, (0, 1, 1)) * ((dilation * (kernel - 1) + 1) // 2)
         op = convolution(
-            log_pick(g, 1, 128), c_in, _channels(d, 4, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0,
+            log_pick(g, 1, 128), c_in, _channels(d, 1, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0,
             dtype=dtype, channels_last=channels_last, dilation=dilation,
         )  # fmt: skip
         image = op.inputs[0]
@@ -140,7 +141,7 @@ def _filled(mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple
 
 def _depthwise(index: int, place: tuple[float, ...]) -> Op:
     a, b, c, d = place
-    kernel, channels, size = pick(a, (3, 3, 3, 5, 7)), _channels(b, 4, 512, turn(index, 4) != 0), log_pick(c, 7, 112)
+    kernel, channels, size = pick(a, (3, 3, 3, 5, 7)), _channels(b, 4, 512, turn(index, 4) != 0), log_pick(c, 3, 112)
     stride, with_bias, dilation = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0, 2 if turn(index, 7, 1) == 0 and kernel < 7 else 1
     padding = dilation * (kernel // 2)
     return convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, padding, channels, with_bias, dilation=dilation)
@@ -198,10 +199,10 @@ def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
     are the same."""
     found = []
     makes: tuple[tuple[str, int, int, int, Callable[[int, tuple[float, ...]], Op | None]], ...] = (
-        ("depthwise", 8, 60, 4, _depthwise), ("grouped", 4, 50, 5, _grouped), ("transposed", 4, 64, 5, _transposed),
-        ("1d", 4, 50, 5, _one_dimensional), ("3d", 2, 56, 5, _three_dimensional),
+        ("depthwise", 8, 80, 4, _depthwise), ("grouped", 4, 56, 5, _grouped), ("transposed", 4, 80, 5, _transposed),
+        ("1d", 4, 72, 5, _one_dimensional), ("3d", 2, 56, 5, _three_dimensional),
     )  # fmt: skip
-    parts = [("dense", _dense(mode, share(mode, 80, 380, times)))]
+    parts = [("dense", _dense(mode, share(mode, 80, 460, times)))]
     parts += [(name, _filled(mode, share(mode, quick, full, times), dimensions, make)) for name, quick, full, dimensions, make in makes]
     if mode != "quick":
         parts.append(("channels_last", _dense(mode, share(mode, 0, 60, times), 2000, channels_last=True)))

@@ -12,6 +12,12 @@ _MAX_ELEMENTS = 2**22
 _FLOAT32 = Symbol("dtype", "float32")
 
 
+def _width(u: float, low: int, high: int, index: int) -> int:
+    """The length of a row: every other whole vectors, as most networks have them."""
+    width = log_pick(u, low, high)
+    return max(16, 16 * round(width / 16)) if turn(index, 2, 2) else width
+
+
 def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
     n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 512), log_pick(w, 1, 96)
     image, channel = T(n, c, size, size), T(c)
@@ -23,7 +29,7 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
     ]
     if turn(index, 3) == 0:
         training.append(Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, False, 0.1, 1e-5)))
-    rows, width = log_pick(u, 1, 8192), log_pick(v, 16, 4096)
+    rows, width = log_pick(u, 1, 8192), _width(v, 8, 4096, index)
     lines, per_row = T(rows, width), T(rows, 1)
     layer = (
         [
@@ -75,7 +81,7 @@ def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
 
 
 def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
-    rows, width = log_pick(u, 1, 8192), log_pick(v, 2, 8192)
+    rows, width = log_pick(u, 1, 8192), _width(v, 2, 8192, index)
     if rows * width > _MAX_ELEMENTS:
         return []
     lines = T(rows, width)
@@ -110,7 +116,7 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
 
 
 def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
-    rows, width, table = log_pick(u, 1, 8192), log_pick(v, 4, 1024), log_pick(w, 16, 50000)
+    rows, width, table = log_pick(u, 1, 8192), _width(v, 4, 1024, index), log_pick(w, 16, 50000)
     found = []
     tokens = T(rows, dtype="int64")
     if rows * width <= _MAX_ELEMENTS and table * width <= 4 * _MAX_ELEMENTS:

@@ -47,7 +47,7 @@ def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode, has_bfloat16(flags))]
 
 
-_TIMES = 3
+_TIMES = 4
 
 
 def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, ...]]:
@@ -61,9 +61,9 @@ def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, 
     return {name: points for name, points in found.items() if points}
 
 
-FURTHER = {"quick": 0, "full": 3000, "thorough": 6000}
+FURTHER = {"quick": 0, "full": 5000, "thorough": 6000}
 """The most points that a calibration takes where its curves err most."""
-_FURTHER_FRAC = 0.3
+_FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
 PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""

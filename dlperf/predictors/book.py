@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dlperf.laws.roofline import time_s
 from dlperf.machine import COLD_COSTS, EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
+from dlperf.predictors.description import stacked
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.parts import parts
 from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
@@ -93,10 +94,7 @@ class Book:
     def points(self, key: tuple[str, ...]) -> tuple[Array, Array, Array]:
         """Places (n, d), terms (n, q) and seconds (n,) of a key's kernels."""
         rows = self.kernels[key]
-        return (
-            np.array([d.place for d, _ in rows], dtype=float).reshape(len(rows), -1), np.array([d.terms for d, _ in rows], dtype=float),
-            np.array([k.samples.minimum for _, k in rows], dtype=float),
-        )  # fmt: skip
+        return *stacked([description for description, _ in rows]), np.array([kernel.samples.minimum for _, kernel in rows], dtype=float)
 
     @cached_property
     def _curves(self) -> dict[tuple[str, ...], Curve]:
@@ -120,8 +118,7 @@ class Book:
                 if description is not None and (key := self.resolve(description)) is not None and self.surface(key).fits(description):
                     wanted[key].append((index, number, description))
         for key, members in wanted.items():
-            places = np.array([description.place for *_, description in members], dtype=float).reshape(len(members), -1)
-            times, inside = self.surface(key).predict(places, np.array([description.terms for *_, description in members], dtype=float))
+            times, inside = self.surface(key).predict(*stacked([description for *_, description in members]))
             for (index, number, description), seconds, within in zip(members, times, inside):
                 again_s = self.cost_s("native_call") if number else 0.0
                 is_inside = bool(within) and key == description.key

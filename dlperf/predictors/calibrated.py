@@ -23,6 +23,7 @@ from dlperf.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Ma
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.book import Book, Passed, PricedKernel, book_of
+from dlperf.predictors.description import Description, stacked
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
 from dlperf.roofs import LEVELS
@@ -320,7 +321,7 @@ def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysi
     """
     if total <= 0:
         return 1.0, 1.0
-    by_curve: dict[tuple[str, ...], dict[tuple[float, ...], float]] = defaultdict(lambda: defaultdict(float))
+    by_curve: dict[tuple[str, ...], dict[Description, float]] = defaultdict(lambda: defaultdict(float))
     unpriced_s = 0.0
     for item in items:
         if item.op < 0 or item.source == "measured":
@@ -331,11 +332,11 @@ def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysi
             continue
         weight = (2.0 if item.source == "extrapolated" else 1.0) / max(kernel.seconds, _LEAST_KERNEL_S)
         for piece in kernel.parts:
-            by_curve[piece.key][piece.description.place] += item.seconds * weight * piece.seconds
+            by_curve[piece.key][piece.description] += item.seconds * weight * piece.seconds
     variance_s2 = unpriced_s**2 + (PROCESS_SPREAD * total) ** 2
     for key, members in by_curve.items():
-        seconds, places = np.array(list(members.values())), np.array(list(members), dtype=float).reshape(len(members), -1)
-        variance_s2 += float(seconds @ book.surface(key).covariance(places) @ seconds)
+        seconds = np.array(list(members.values()))
+        variance_s2 += float(seconds @ book.surface(key).covariance(*stacked(list(members))) @ seconds)
     half = _Z90 * math.sqrt(variance_s2) / total
     replay = analysis.replay
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))

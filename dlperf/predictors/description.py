@@ -8,8 +8,11 @@ micro-benchmark).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from dlperf.trace import Argument, Op, TensorSpec
 
@@ -27,6 +30,12 @@ class Description:
     place: tuple[float, ...]
     terms: tuple[float, ...]
     fallbacks: tuple[tuple[str, ...], ...] = ()
+
+
+def stacked(descriptions: Sequence[Description]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Places (n, d) and terms (n, q) of ops of one curve."""
+    n = len(descriptions)
+    return np.array([one.place for one in descriptions], dtype=float).reshape(n, -1), np.array([one.terms for one in descriptions], dtype=float).reshape(n, -1)
 
 
 Describe = Callable[[Op], "Description | None"]

@@ -8,6 +8,17 @@ from dlperf.predictors.description import Description, family, ints, log2, tenso
 from dlperf.predictors.families_elements import elementwise
 from dlperf.trace import Op, TensorSpec
 
+LANES = 16
+"""Numbers of float32 in a vector of 512 bits."""
+
+
+def _tails(rows: int, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Terms and coordinates of rows that are no whole number of vectors: numbers left over of one vector and of two, which ATen's reductions load
+    together; those of rows shorter than a vector, which it computes one by one (cpu/vec/functional_base.h, cpu/Reduce.h)."""
+    left, short = width % LANES, width if width < LANES else 0
+    return (float(rows * left), float(rows * (width % (2 * LANES))), float(rows * short)), (0.5 * (rows and left > 0), 2.0 * (rows and short > 0))
+
+
 # -- normalisation, pooling -----------------------------------------------------------------------------------------
 
 
@@ -34,7 +45,8 @@ def _layer_norm(op: Op) -> Description:
     width = math.prod(ints(op.args[2 if backward else 1]))
     rows = spec.numel // max(width, 1)
     kind = "layer_norm_backward" if backward else "layer_norm"
-    return Description((kind, spec.dtype), (log2(rows), log2(width)), (1.0, float(spec.numel), float(rows), float(width)), ((kind, "float32"),))
+    tails, place = _tails(rows, width)
+    return Description((kind, spec.dtype), (log2(rows), log2(width), *place), (1.0, float(spec.numel), float(rows), float(width), *tails), ((kind, "float32"),))
 
 
 @family("aten.native_group_norm", "aten.native_group_norm_backward")
@@ -115,11 +127,12 @@ _SIMILAR_ROWS = {"mean": "sum", "_safe_softmax": "_softmax"}
 
 def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> Description:
     side = "last" if inner == 1 else "first"
-    terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer))
+    tails, place = _tails(outer if inner == 1 else 0, reduced)
+    terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer), *tails)
     key = (name, spec.dtype, side)
     similar = [(_SIMILAR_ROWS[name], dtype, side) for dtype in (spec.dtype, "float32")] if name in _SIMILAR_ROWS else []
     others = (*similar, (name, spec.dtype, "last"), (name, "float32", side), (name, "float32", "last"))
-    return Description(key, (log2(outer), log2(reduced), log2(inner)), terms, others)
+    return Description(key, (log2(outer), log2(reduced), log2(inner), *place), terms, others)
 
 
 @family("aten._log_softmax", "aten._softmax", "aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten._safe_softmax")

@@ -11,8 +11,9 @@ import numpy as np
 
 from dlperf.machine import Machine
 from dlperf.predictors.book import Book
+from dlperf.predictors.description import stacked
 from dlperf.predictors.families import Description, describe
-from dlperf.predictors.surface import Array, Surface, find_smoothness
+from dlperf.predictors.surface import Surface, find_smoothness
 from dlperf.trace import Op
 
 _UNKNOWN = 1.0
@@ -54,5 +55,4 @@ def _errors(book: Book, key: tuple[str, ...], descriptions: Sequence[Description
     surface = Surface.fit(*points, find_smoothness(*points))
     if not len(surface.held_out):
         return [_UNKNOWN] * len(descriptions)
-    places: Array = np.array([d.place for d in descriptions], dtype=float).reshape(len(descriptions), -1)
-    return [float(value) for value in np.sqrt(np.diag(surface.covariance(places)))]
+    return [float(value) for value in np.sqrt(np.diag(surface.covariance(*stacked(descriptions))))]

@@ -55,12 +55,12 @@ class Smoothness:
 
 @dataclass(frozen=True)
 class Surface:
-    """t(place, terms) = (terms . weights) x exp(correction(place)).
+    """t(place, terms) = (terms . weights) x exp(correction(place, log2(terms . weights))).
 
     The weights are non-negative (each term costs time) and fitted to relative errors; the correction is the mean of a
     Gaussian process through the points' logarithmic residuals (Rasmussen and Williams 2006, eq. 2.25), which takes
-    part of a residual for noise. Far outside the measured points it fades to its level, so that an extrapolation follows the
-    physical terms.
+    part of a residual for noise. What the terms say of the time is a coordinate like those of the place: kernels of like length err alike. Far outside the
+    measured points it fades to its level, so that an extrapolation follows the physical terms.
     """
 
     places: Array
@@ -82,6 +82,7 @@ class Surface:
     def fit(cls, places: Array, terms: Array, times_s: Array, smoothness: Smoothness | None = None) -> Surface:
         """Fit to points: places (n, d) in octaves, terms (n, q) non-negative, times (n,) in seconds, positive."""
         weights, residuals = _first_approximation(terms, times_s)
+        places = _with_length(places, terms, weights)
         smooth = smoothness if smoothness is not None and len(smoothness.scales) == places.shape[1] else default_smoothness(places, residuals)
         covariance = smooth.covariance(places, places)
         factor, coefficients, spread = _solve(covariance, residuals, np.full(len(residuals), smooth.noise))
@@ -100,12 +101,13 @@ class Surface:
             sharpness = float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1]) / _Z_WANTED
         return cls(places, weights, smooth, coefficients, -coefficients * spread, factor, sharpness, float(times_s.min()))
 
-    def covariance(self, places: Array) -> Array:
-        """Covariance (m, m) of the errors of ln t at different places (m, d): the process's own given the points (ibid., eq. 2.26) and, for each place by
-        itself, the noise of one; both times `sharpness` squared. Near places err alike, far ones each by themselves."""
+    def covariance(self, places: Array, terms: Array) -> Array:
+        """Covariance (m, m) of the errors of ln t at different places (m, d) with their terms (m, q): the process's own given the points (ibid., eq. 2.26)
+        and, for each place by itself, the noise of one; both times `sharpness` squared. Near places err alike, far ones each by themselves."""
         if np.isnan(self.sharpness):
             # Nothing is known of how errors hang together: the same for all.
             return np.full((len(places), len(places)), _UNKNOWN**2)
+        places = _with_length(places, terms, self.weights)
         across = self.smoothness.covariance(places, self.places)
         found: Array = self.smoothness.covariance(places, places) - across @ cho_solve(self.factor, across.T)
         return self.sharpness**2 * (found + self.smoothness.noise**2 * np.eye(len(places)))
@@ -117,17 +119,21 @@ class Surface:
 
     def fits(self, description: Description) -> bool:
         """Whether a place and terms have as many numbers as this surface's: a curve that stands in for another may have others."""
-        return len(description.place) == self.places.shape[1] and len(description.terms) == len(self.weights)
+        return len(description.place) == self.places.shape[1] - 1 and len(description.terms) == len(self.weights)
 
     def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Times (m,) in seconds, and whether each place lies within the measured range."""
         base = terms @ self.weights
-        correction = self.smoothness.covariance(places, self.places) @ self.coefficients
+        correction = self.smoothness.covariance(_with_length(places, terms, self.weights), self.places) @ self.coefficients
         times = np.where(base > 0, base * np.exp(correction), self.least_s)
-        if places.shape[1] == 0:
-            return times, np.ones(len(times), dtype=bool)
-        inside = np.all((places >= self.places.min(axis=0) - REACH) & (places <= self.places.max(axis=0) + REACH), axis=1)
+        measured = self.places[:, :-1]
+        inside: npt.NDArray[np.bool_] = np.all((places >= measured.min(axis=0) - REACH) & (places <= measured.max(axis=0) + REACH), axis=1)
         return times, inside
+
+
+def _with_length(places: Array, terms: Array, weights: Array) -> Array:
+    """The places with one more coordinate: octaves of what the terms say; of what has no work at all, 0 s counts as a picosecond."""
+    return np.hstack([places, np.log2(np.maximum(terms @ weights, 1e-12))[:, None]])
 
 
 def _first_approximation(terms: Array, times_s: Array) -> tuple[Array, Array]:
@@ -161,7 +167,8 @@ def find_smoothness(places: Array, terms: Array, times_s: Array) -> Smoothness:
 
     A coordinate at a time, twice around; a scale is left as it is where another makes no difference of a hundredth.
     """
-    _, residuals = _first_approximation(terms, times_s)
+    weights, residuals = _first_approximation(terms, times_s)
+    places = _with_length(places, terms, weights)
     best = default_smoothness(places, residuals)
     if len(times_s) < 6:
         return best

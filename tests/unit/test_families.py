@@ -128,15 +128,24 @@ def test_casts_name_both_dtypes() -> None:
 
 def test_reductions() -> None:
     last, first = described("aten.sum.dim_IntList", T(8, 32), (1,)), described("aten.sum.dim_IntList", T(8, 32), (0,), True)
-    assert (last.key, last.place, last.terms) == (("sum", "float32", "last"), (3.0, 5.0, 0.0), (1.0, 256.0, 8.0, 8.0))
-    assert (first.key, first.place, first.terms) == (("sum", "float32", "first"), (0.0, 3.0, 5.0), (1.0, 256.0, 32.0, 1.0))
-    assert described("aten.sum.default", T(8, 32)).place == (0.0, 8.0, 0.0)
-    assert described("aten.mean.dim", T(4, 2, 8, 8), (-1, -2), True).place == (3.0, 6.0, 0.0)
+    assert (last.key, last.place, last.terms) == (("sum", "float32", "last"), (3.0, 5.0, 0.0, 0.0, 0.0), (1.0, 256.0, 8.0, 8.0, 0.0, 0.0, 0.0))
+    assert (first.key, first.place, first.terms) == (("sum", "float32", "first"), (0.0, 3.0, 5.0, 0.0, 0.0), (1.0, 256.0, 32.0, 1.0, 0.0, 0.0, 0.0))
+    assert described("aten.sum.default", T(8, 32)).place[:3] == (0.0, 8.0, 0.0)
+    assert described("aten.mean.dim", T(4, 2, 8, 8), (-1, -2), True).place[:3] == (3.0, 6.0, 0.0)
     assert described("aten.max.other", T(8), T(8)).key[0] == "max"
 
 
+def test_rows_that_are_no_whole_vectors_have_work_of_their_own() -> None:
+    whole, left, short = (described("aten._softmax.default", T(10, width), -1, False) for width in (48, 53, 12))
+    assert whole.terms[4:] == (0.0, 160.0, 0.0)  # three vectors: one is left over of pairs
+    assert left.terms[4:] == (50.0, 210.0, 0.0)
+    assert short.terms[4:] == (120.0, 120.0, 120.0)
+    assert len({whole.place[3:], left.place[3:], short.place[3:]}) == 3
+    assert described("aten._softmax.default", T(10, 53), 0, False).terms[4:] == (0.0, 0.0, 0.0)  # along the first side vectors hold several columns
+
+
 def test_softmax_pools_norms_and_moves() -> None:
-    assert described("aten._log_softmax.default", T(8, 32), 1, False).place == (3.0, 5.0, 0.0)
+    assert described("aten._log_softmax.default", T(8, 32), 1, False).place[:3] == (3.0, 5.0, 0.0)
     pool = described("aten.max_pool2d_with_indices.default", T(2, 4, 8, 8), (2, 2), (2, 2), (0, 0))
     assert (pool.place, pool.terms) == ((3.0, 4.0, 2.0), (1.0, 128.0, 512.0, 512.0, 8.0))  # 8 planes, 4 x 4 outputs of 2 x 2
     norm = described("aten.native_batch_norm.default", T(2, 4, 8, 8), T(4), T(4), T(4), T(4), False, 0.1, 1e-5)
