@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from dlperf.trace import Op, TensorSpec
@@ -9,6 +10,8 @@ from microbench.plan import Group, Point, design, log_pick, pick, repeats, share
 
 _MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
 _MAX_ELEMENTS = 2**23
+_BLOCK = 16
+"""Channels of a block in oneDNN's layouts with 512-bit vectors of float32."""
 _SLOWER_DEPTHWISE = 5.0
 """By so much less work is asked of a depthwise convolution, whose gradient of the weight takes up to a nanosecond a product."""
 
@@ -72,6 +75,27 @@ def backward_of(forward: Op, wanted: tuple[bool, bool] = (True, True)) -> Op:
         (gradient, image, weight, (c_out,) if bias is not None else None, stride, padding, dilation, transposed, output_padding, n_groups,
          (wanted[0], wanted[1], wanted[1] and bias is not None)),
     )  # fmt: skip
+
+
+def corrupts(op: Op) -> bool:
+    """Whether a call would write over memory of others: oneDNN's gradient of the weight of a strided 1x1 convolution in channels_last, of fewer channels
+    than a block, does (uxlfoundation/oneDNN#6035; here 3.x of torch 2.13 on AVX-512).
+
+    >>> image, weight = TensorSpec((2, 4, 8, 8), (256, 1, 32, 4)), TensorSpec.contiguous(8, 4, 1, 1)
+    >>> gradient = TensorSpec((2, 8, 4, 4), (128, 1, 32, 8))
+    >>> settings = ((2, 2), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False))
+    >>> corrupts(Op("aten.convolution_backward.default", (gradient, image, weight, None, *settings)))
+    True
+    """
+    if op.packet != "aten.convolution_backward":
+        return False
+    image, weight, stride, mask = op.args[1], op.args[2], op.args[4], op.args[10]
+    assert isinstance(image, TensorSpec)
+    assert isinstance(weight, TensorSpec)
+    assert isinstance(stride, tuple)
+    assert isinstance(mask, tuple)
+    is_strided_point = math.prod(weight.shape[2:]) == 1 and any(step != 1 for step in stride)
+    return bool(mask[1]) and is_strided_point and image.strides[1] == 1 and not image.is_contiguous and image.shape[1] < _BLOCK
 
 
 def _fits(op: Op, mode: str) -> bool:
@@ -213,6 +237,6 @@ def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
         # Each pass by itself: a step's first convolution needs but one, and each has kernels of its own.
         by_input = tuple(Point("conv_backward", backward_of(op, (True, False))) for index, op in enumerate(ops) if _input_needed(op, index))
         found.append(Group(f"convolution {name} gradient of the input", by_input, repeats(mode)))
-        by_weight = tuple(Point("conv_backward", backward_of(op, (False, True))) for op in ops)
+        by_weight = tuple(Point("conv_backward", pass_) for op in ops if not corrupts(pass_ := backward_of(op, (False, True))))
         found.append(Group(f"convolution {name} gradient of the weight", by_weight, repeats(mode)))
     return found

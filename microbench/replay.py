@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dlperf.trace import Argument, Op, Symbol, TensorSpec
+from microbench.conv import corrupts
 
 Prepare = Callable[[Op, list[Any]], None]
 _PREPARE: dict[str, Prepare] = {}
@@ -46,6 +47,8 @@ def build(op: Op) -> Callable[[], object]:
     infinities nor denormal numbers. Where an op branches by its values, calls go round other values, as steps do. Raises
     Unplayable for an op that torch does not know or that cannot be called with made-up values.
     """
+    if corrupts(op):
+        raise Unplayable(f"{op.name}: oneDNN writes past its workspace for this shape")
     function = _resolve(op.name)
     generator = torch.Generator().manual_seed(0)
     mutated = _mutated(function)

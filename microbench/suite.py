@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ _UNSTEADY_FRAC = 0.2
 _SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
 _SHARING_WEIGHT = 50
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
+_CRASHES = {int(number) for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)}
 Choose = Callable[[Machine, int, Mapping[str, Sequence[Op]], int], Mapping[str, Sequence[int]]]
 """Given what was measured so far with a number of threads, operations by group and a number of them: the places of those to measure as well, by group."""
 
@@ -89,11 +91,11 @@ def calibrate(
                             "threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine),
                             "asks": choose is not None,
                         }  # fmt: skip
-                        machine = _run_worker(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
+                        machine = _run_workers(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
                 if shared:
                     paths = dict(zip(map(_operations_of, traces), files))
                     job = {"threads": 1, "mode": mode, "groups": [[name, kind, paths.get(kind), n] for name, kind, n in shared]}
-                    machine = _run_worker(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
+                    machine = _run_workers(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
         except KeyboardInterrupt:
             raise Interrupted(_what_is_kept(path, len(finished))) from None
     machine = replace(machine, complete=True)
@@ -223,6 +225,40 @@ def _best_pace_s(machine: Machine) -> float:
     return min((cost.samples.minimum for cost in machine.costs if cost.name == PACE), default=float("inf"))
 
 
+@dataclass(eq=False)
+class _Crashed(Exception):
+    """A measuring process died of a signal that comes from within, while it measured `group`; `machine` holds what it had told, `ahead` what it had not."""
+
+    name: str
+    group: str
+    machine: Machine
+    ahead: tuple[str, ...]
+
+
+def _run_workers(
+    machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: set[str], choose: Choose | None = None,
+) -> Machine:  # fmt: skip
+    """:func:`_run_worker`, in another process once more where one crashes: of thousands of kernels of torch and its libraries, called with odd shapes, one
+    may write where it should not. Raises WorkFailed where the second crashes, too, before it has measured every group once."""
+    try:
+        return _run_worker(machine, path, module, job, weights, bar, finished, choose)
+    except _Crashed as crash:
+        first = crash
+    note = f"the measuring process died of {first.name} while it measured {first.group} with {job['threads']} thread(s)"
+    narrate(f"warning: {note}; {'another goes on' if first.ahead else 'its groups have fewer samples'}")
+    machine = replace(first.machine, notes=(*first.machine.notes, note))
+    if not first.ahead:
+        return machine
+    left = {name: weights[name] for name in first.ahead}
+    rest = {**job, "groups": [group for group in job["groups"] if (group if isinstance(group, str) else group[0]) in left]}
+    try:
+        return _run_worker(machine, path, module, rest, left, bar, finished, choose)
+    except _Crashed as crash:
+        if not crash.ahead:
+            return replace(crash.machine, notes=(*crash.machine.notes, note))
+        raise WorkFailed(f"the measuring process died of {crash.name} while it measured {crash.group}; {_what_is_kept(path, len(finished))}") from None
+
+
 def _run_worker(
     machine: Machine, path: Path, module: str, job: dict[str, Any], weights: dict[str, int], bar: Progress, finished: set[str], choose: Choose | None = None,
 ) -> Machine:  # fmt: skip
@@ -242,7 +278,7 @@ def _run_worker(
         process.stdin.flush()
         what = f"{threads} thread{'s' if threads > 1 else ''}: "
         bar.begin(what + names[0])
-        ahead, reported = dict(weights), 0
+        ahead, reported, group = dict(weights), 0, names[0]
         for line in process.stdout:
             if not line.endswith("\n"):
                 break  # the worker died while it wrote
@@ -252,7 +288,8 @@ def _run_worker(
                 bar.update(message["progress"])
                 continue
             if "again" in message:
-                bar.begin(f"{what}{message['again']}, sample {message['sample']}")
+                group = message["again"]
+                bar.begin(f"{what}{group}, sample {message['sample']}")
                 continue
             if "wants" in message and choose is not None:
                 pool = {name: points for name, points in further_points(job["mode"], machine.cpu.flags).items() if name in weights}
@@ -271,9 +308,12 @@ def _run_worker(
             machine.save(path)
             finished.add(_done_name(job["mode"], threads, message["group"]))
             if ahead:
-                bar.begin(what + next(iter(ahead)))
+                group = next(iter(ahead))
+                bar.begin(what + group)
         if process.wait() == 130:
             raise KeyboardInterrupt
+        if -process.returncode in _CRASHES:
+            raise _Crashed(signal.Signals(-process.returncode).name, group, machine, tuple(ahead))
         if process.returncode != 0:
             raise WorkFailed(f"the measuring process ended with status {process.returncode}; {_what_is_kept(path, len(finished))}")
     finally:

@@ -171,6 +171,29 @@ def test_a_file_is_made_and_a_second_run_has_nothing_to_do(tmp_path: Path, worke
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_where_a_kernel_crashes_the_process_another_goes_on(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str], again: bool
+) -> None:
+    path = tmp_path / "m.json"
+
+    def fate(name: str) -> str | None:
+        worker.status = -11 if name == "three" and (again or len(worker.jobs) == 1) else 0
+        return "" if worker.status else None
+
+    worker.fate = staticmethod(fate)  # type: ignore[assignment]
+    if again:
+        with pytest.raises(WorkFailed, match=r"died of SIGSEGV while it measured three; .*m.json keeps 2 finished groups, and the same command goes on"):
+            suite.calibrate(path, mode="quick")
+        return
+    machine = suite.calibrate(path, mode="quick")
+    assert machine.complete
+    assert machine.groups == tuple(f"quick/1/{name}" for name in GROUPS)
+    assert measured(worker) == [(1, list(GROUPS)), (1, ["three"])]
+    assert "died of SIGSEGV while it measured three with 1 thread(s); another goes on" in capsys.readouterr().err
+    assert any("SIGSEGV" in note for note in machine.notes)
+
+
 @pytest.mark.parametrize("how", ["interrupt", "killed", "half a line"])
 def test_what_is_finished_stays_and_is_not_measured_again(tmp_path: Path, worker: type[Worker], how: str) -> None:
     path = tmp_path / "m.json"

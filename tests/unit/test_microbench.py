@@ -83,6 +83,15 @@ def test_convolutions_cover_their_kinds() -> None:
     assert {mask[:2] for mask in masks} == {(True, False), (False, True)}  # type: ignore[index]
 
 
+def test_no_calibration_calls_what_writes_over_memory_of_others() -> None:
+    for mode in MODES:
+        assert not any(conv.corrupts(point.op) for point in points(mode))
+        assert not any(conv.corrupts(point.op) for more in further_points(mode, FLAGS).values() for point in more)
+    backward = conv.backward_of(conv.convolution(2, 4, 8, (8, 8), (1, 1), 2, channels_last=True), (False, True))
+    with pytest.raises(Unplayable, match="oneDNN writes past its workspace"):
+        build(backward)
+
+
 def test_a_backward_fits_its_forward() -> None:
     forward = conv.convolution(2, 4, 6, (9, 9), (3, 3), 2, 1)
     image, weight = (torch.rand(spec.shape, requires_grad=True) for spec in forward.inputs[:2])
