@@ -10,8 +10,8 @@ import numpy.typing as npt
 from dlperf import allocator, work
 from dlperf.predictors.distances import distances
 from dlperf.predictors.families import Description, describe
-from dlperf.predictors.onednn import scratch, workspace_bytes
-from dlperf.predictors.parts import parts
+from dlperf.predictors.onednn import workspace_bytes
+from dlperf.predictors.parts import parts, scratch
 from dlperf.predictors.zeros import roots_of_zero
 from dlperf.trace import Op, Trace
 

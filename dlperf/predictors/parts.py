@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dlperf.predictors import onednn
 from dlperf.trace import Op, Symbol, TensorSpec
 
 _ROWS = {
@@ -13,8 +14,9 @@ _ROWS = {
     "_log_softmax": (0,),
     "_softmax_backward_data": (0, 1),
     "_log_softmax_backward_data": (0, 1),
+    "embedding_dense_backward": (0,),
 }
-"""Operators that need row-major operands, and which these are (aten/src/ATen/native: layer_norm.cpp, SoftMax.cpp)."""
+"""Operators that need row-major operands, and which these are (aten/src/ATen/native: layer_norm.cpp, SoftMax.cpp, Embedding.cpp)."""
 _IMAGES = {
     "native_batch_norm": (0,),
     "native_batch_norm_backward": (0, 1),
@@ -26,6 +28,8 @@ _IMAGES = {
     "_adaptive_avg_pool2d_backward": (0, 1),
 }
 """Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp, AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp)."""
+_CONVOLUTIONS = {"convolution": (0,), "convolution_backward": (0, 1)}
+"""Operators whose operands must lie as their image or weight suggests; the last place is the image's (Convolution.cpp)."""
 _MASK = 10
 """The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
 _FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
@@ -43,9 +47,25 @@ def parts(op: Op) -> tuple[Op, ...]:
     >>> parts(Op("aten.relu.default", (turned,))) == (Op("aten.relu.default", (turned,)),)
     True
     """
-    if op.packet == "aten.convolution_backward":
-        return _passes(op)
-    return (op, *_copies(op))
+    copies = tuple(Op("aten.clone.default", (spec,), (_FORMAT,)) for spec in _copied(op))
+    return (*(_passes(op) if op.packet == "aten.convolution_backward" else (op,)), *copies)
+
+
+def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
+    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op without such.
+
+    Copies of operands, whatever a convolution converts to blocks of channels, and a gradient that batch norm makes twice, the first time for nothing
+    (batch_norm_backward_cpu, Normalization.cpp).
+
+    >>> turned = TensorSpec((8, 4), (1, 8))
+    >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
+    ((128,),)
+    """
+    blocks = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
+    if op.packet == "aten.native_batch_norm_backward" and op.outputs and all(spec.is_contiguous for spec in op.inputs[:2]):
+        blocks += (op.outputs[0].nbytes,)
+    stages = onednn.scratch(op)
+    return tuple((*blocks, *stage) for stage in stages) or ((blocks,) if blocks else ())
 
 
 def _passes(op: Op) -> tuple[Op, ...]:
@@ -55,15 +75,17 @@ def _passes(op: Op) -> tuple[Op, ...]:
     return tuple(replace(op, args=(*op.args[:_MASK], wanted, *op.args[_MASK + 1 :])) for wanted in ((True, False, False), (False, *mask[1:])))
 
 
-def _copies(op: Op) -> tuple[Op, ...]:
-    """The copies that an op makes before it computes, as operators of their own."""
+def _copied(op: Op) -> tuple[TensorSpec, ...]:
+    """The operands that an op copies before it computes."""
     name = op.packet.removeprefix("aten.")
-    found = []
-    for place in _ROWS.get(name, ()) + _IMAGES.get(name, ()):
-        spec = op.args[place] if place < len(op.args) else None
-        if isinstance(spec, TensorSpec) and not spec.is_contiguous and not (name in _IMAGES and _channels_last(spec)):
-            found.append(Op("aten.clone.default", (spec,), (_FORMAT,)))
-    return tuple(found)
+    if name in _CONVOLUTIONS:
+        places = _CONVOLUTIONS[name]
+        specs = [spec for spec in op.args[: places[-1] + 2] if isinstance(spec, TensorSpec)]
+        last = any(_channels_last(spec) and not spec.is_contiguous for spec in specs[-2:])
+        return tuple(spec for spec in specs[: len(places)] if not (_channels_last(spec) if last else spec.is_contiguous))
+    places = _ROWS.get(name, ()) + _IMAGES.get(name, ())
+    specs = [spec for place in places if place < len(op.args) and isinstance(spec := op.args[place], TensorSpec)]
+    return tuple(spec for spec in specs if not spec.is_contiguous and not (name in _IMAGES and _channels_last(spec)))
 
 
 def _channels_last(spec: TensorSpec) -> bool:
