@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from torch.nn import functional as F
 from dlperf.predictors.description import Description, family
 from dlperf.predictors.families import describe, known
 from dlperf.predictors.families_contractions import output_shape
-from dlperf.predictors.onednn import scratch, takes_onednn
-from dlperf.predictors.parts import parts
+from dlperf.predictors.onednn import takes_onednn
+from dlperf.predictors.parts import parts, scratch
 from dlperf.recorder import record
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench.conv import backward_of, convolution
@@ -194,6 +195,26 @@ def test_a_convolutions_backward_is_two_passes_with_curves_of_their_own() -> Non
     assert of_weight is not None
     assert (of_input.key[0], of_weight.key[0]) == ("conv_input", "conv_weight")
     assert of_input.terms[1] == of_weight.terms[1]  # as many products for the input as for the weight
+
+
+def test_operands_that_lie_otherwise_are_copied_first() -> None:
+    backward = backward_of(convolution(2, 16, 32, (8, 8), (3, 3), 1, 1))
+    gap = TensorSpec((2, 32, 8, 8), (4096, 64, 8, 1))  # half of the channels of a larger image
+    strided = replace(backward, args=(gap, *backward.args[1:]))
+    assert [part.name for part in parts(strided)] == [*(part.name for part in parts(backward)), "aten.clone.default"]
+    assert [stage[0] for stage in scratch(strided)] == [2 * 32 * 64 * 4] * 2
+    last = TensorSpec((2, 32, 8, 8), (2048, 1, 256, 32))
+    turned = replace(backward, args=(last, *backward.args[1:]))
+    assert len(parts(turned)) == 3  # the image is in NCHW, so the gradient has to be
+    all_last = backward_of(convolution(2, 16, 32, (8, 8), (3, 3), 1, 1, channels_last=True))
+    assert len(parts(all_last)) == 2
+
+
+def test_batch_norm_makes_its_gradient_twice() -> None:
+    image = T(2, 4, 8, 8)
+    backward = Op("aten.native_batch_norm_backward.default", (image, image, T(4), T(4), T(4), T(4), T(4), True, 1e-5, (True, True, True)), outputs=(image,))
+    assert scratch(backward) == ((2048,),)
+    assert scratch(replace(backward, args=(T(2, 4, 8, 8), TensorSpec((2, 4, 8, 8), (512, 64, 8, 1)), *backward.args[2:]))) == ((2048,),)  # a copy instead
 
 
 def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
