@@ -43,6 +43,14 @@ def _less(samples: Samples, amount_s: float) -> Samples:
     return Samples(tuple(max(0.0, value - amount_s) for value in samples.values), samples.n_disturbed)
 
 
+def _singles(prepare: Sequence[Callable[[], Call]], n_samples: int, clock: Clock) -> list[Samples]:
+    """As many single calls of each, in turns: what is told from their differences wants all of them from the same moments."""
+    turns = [[take_single(one, 1, clock) for one in prepare] for _ in range(n_samples)]
+    return [
+        Samples(tuple(value for samples in taken for value in samples.values), sum(samples.n_disturbed for samples in taken)) for taken in zip(*turns)
+    ]
+
+
 def _loop(calls: Sequence[Call]) -> Call:
     def run() -> None:
         for call in calls:
@@ -102,10 +110,6 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Sampl
             out = torch.tanh(out) if index % 2 else torch.relu(out)
         return out.sum()
 
-    def backward_s(graph: Callable[[int], torch.Tensor]) -> tuple[Samples, Samples]:
-        few, many = (take_single(lambda n=n: graph(n).backward, 4 * repeats.n_samples, clock) for n in (_FEW, _MANY))  # type: ignore[misc]
-        return few, many
-
     def kernels(n: int) -> list[Call]:
         root = layers(n)
         with cold.Operators() as operators:
@@ -120,10 +124,11 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Sampl
         relu_s, tanh_s, detach_s = (samples.minimum - boxed_s for samples in _samples(single, repeats, clock))
         few_kernels, many_kernels = _samples([_loop(few_calls), _loop(many_calls)], repeats, clock)
     # With leaves each round adds the node of an addition (no kernel of its own) and that of one accumulation, whose detach is an operator of the step.
-    bare, leaved = (backward_s(lambda n, leaves=leaves: chain(n, leaves)) for leaves in (False, True))  # type: ignore[misc]
-    round_s, leaved_round_s = ((many.minimum - few.minimum) / span for few, many in (bare, leaved))
+    graphs: list[Callable[[int], torch.Tensor]] = [lambda n: chain(n, leaves=False), lambda n: chain(n, leaves=True), layers]
+    prepared = [lambda graph=graph, n=n: graph(n).backward for graph in graphs for n in (_FEW, _MANY)]  # type: ignore[misc]
+    few_bare, many_bare, few_leaved, many_leaved, few, many = _singles(prepared, 4 * repeats.n_samples, clock)
+    round_s, leaved_round_s = ((after.minimum - before.minimum) / span for before, after in ((few_bare, many_bare), (few_leaved, many_leaved)))
     leaf_s = max(0.0, leaved_round_s - round_s - 2 * (round_s - (relu_s + tanh_s) / 2) - detach_s)
-    few, many = backward_s(layers)
     round_kernels_s = (many_kernels.minimum - few_kernels.minimum - (len(many_calls) - len(few_calls)) * boxed_s) / span
     known_s = round_kernels_s + _LEAVES_OF_ROUND * leaf_s
     each = Samples(tuple(max(0.0, (value - few.minimum) / span - known_s) / _NODES_OF_ROUND for value in many.values), many.n_disturbed)
@@ -268,7 +273,7 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
             parameter.grad = torch.zeros(4)
         return torch.optim.SGD(parameters, lr=0.01).zero_grad
 
-    few, many = (take_single(lambda n=n: with_gradients(n), 4 * repeats.n_samples, clock) for n in (_FEW, _MANY))  # type: ignore[misc]
+    few, many = _singles([lambda n=n: with_gradients(n) for n in (_FEW, _MANY)], 4 * repeats.n_samples, clock)  # type: ignore[misc]
     each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
     found["zero_grad_tensor"] = each
     found["zero_grad_call"] = _less(few, each.minimum * _FEW)
