@@ -394,6 +394,13 @@ def check_number(where: str, value: Any, positive: bool = False) -> None:
         raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")
 
 
+def check_list(where: str, value: Any, least: int = 0) -> list[Any]:
+    """The list, of at least so many entries. Raises DlperfError naming where, as do those above and below."""
+    if not isinstance(value, list) or len(value) < least:
+        raise DlperfError(f"{where} is {value!r}; it must be a list" + (f" of at least {least}" if least else ""))
+    return value
+
+
 def check_text(where: str, value: Any) -> str:
     """The value. Raises DlperfError for what is no text; `where` names the entry."""
     if not isinstance(value, str):

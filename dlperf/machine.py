@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dlperf.clock import Samples, check_number, check_text, quantile, samples_from_json, samples_to_json
+from dlperf.clock import Samples, check_list, check_number, check_text, quantile, samples_from_json, samples_to_json
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
@@ -392,9 +392,9 @@ class Machine:
         tensors = TensorTable.from_json(data["tensors"])
         cpu = data["cpu"]
         n_physical_cores = cpu.get("n_physical_cores", 0)
-        sizes = {f"caches_bytes[{place}]": cpu["caches_bytes"][place] for place in range(3)}
+        sizes = {f"caches_bytes[{place}]": size for place, size in enumerate(check_list("cpu.caches_bytes", cpu["caches_bytes"], 3))}
         for name, value in {"n_cores": cpu["n_cores"], "memory_bytes": cpu["memory_bytes"], "n_physical_cores": n_physical_cores, **sizes}.items():
-            check_number(f"cpu.{name}", value)
+            check_number(f"cpu.{name}", value, positive=name == "n_cores")
         bandwidths = []
         for number, row in enumerate(data["bandwidths"]):
             where = f"bandwidths[{number}]"
@@ -415,10 +415,8 @@ class Machine:
                     check_number(f"curves[{number}].{name}[{place}]", value, positive=name == "scales")
             for name in ("threads", "signal", "noise"):
                 check_number(f"curves[{number}].{name}", row[name], positive=True)
-            family = check_text(f"curves[{number}].family", row["family"])
-            curves.append(
-                Curve(tuple(row["key"]), family, row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"]))
-            )
+            family, key = check_text(f"curves[{number}].family", row["family"]), tuple(check_list(f"curves[{number}].key", row["key"], 1))
+            curves.append(Curve(key, family, row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"])))
         footprints = data["footprints"]
         for number, row in enumerate(footprints):
             check_number(f"footprints[{number}].bytes", row["bytes"])
@@ -433,7 +431,8 @@ class Machine:
             cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"], n_physical_cores),
             kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
             footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
-            sharings=tuple(sharings), complete=data["complete"], notes=tuple(data["notes"]), versions=dict(data["versions"]), created=data["created"],
+            sharings=tuple(sharings), complete=data["complete"] is True, notes=tuple(data["notes"]), versions=dict(data["versions"]),
+            created=check_text("created", data["created"]),
         )  # fmt: skip
 
 

@@ -185,7 +185,8 @@ NEGATIVE = [-1, math.nan, math.inf, "1", None, True]
     [
         (("kernels", 2, "samples_s", 1), ZERO_OR_LESS), (("kernels", 2, "threads"), ZERO_OR_LESS), (("bandwidths", 3, "samples_s", 0), ZERO_OR_LESS),
         (("bandwidths", 3, "working_set_bytes"), ZERO_OR_LESS), (("bandwidths", 3, "moved_bytes"), ZERO_OR_LESS), (("bandwidths", 0, "threads"), ZERO_OR_LESS),
-        (("costs", 1, "samples_s", 0), NEGATIVE), (("costs", 1, "threads"), ZERO_OR_LESS), (("cpu", "n_cores"), NEGATIVE), (("cpu", "memory_bytes"), NEGATIVE),
+        (("costs", 1, "samples_s", 0), NEGATIVE), (("costs", 1, "threads"), ZERO_OR_LESS), (("cpu", "n_cores"), ZERO_OR_LESS),
+        (("cpu", "memory_bytes"), NEGATIVE),
         (("cpu", "caches_bytes", 2), NEGATIVE), (("kernels", 1, "samples_s"), [[], None, 3.0, "x", {}]),
     ],
 )  # fmt: skip
@@ -219,7 +220,11 @@ def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], val
         (lambda data: data.pop("tensors"), "is damaged"),
         (lambda data: data.update(kernels=5), "is damaged"),
         (lambda data: data["cpu"].pop("model"), "is damaged"),
-        (lambda data: data["cpu"].update(caches_bytes=[]), "is damaged"),
+        (lambda data: data["cpu"].update(caches_bytes=[]), r"cpu.caches_bytes is \[\]; it must be a list of at least 3"),
+        (lambda data: data["cpu"].update(caches_bytes="a"), r"cpu.caches_bytes is 'a'; it must be a list"),
+        (lambda data: data["curves"][0].update(key=5), r"curves\[0\].key is 5; it must be a list"),
+        (lambda data: data["cpu"].update(n_cores=0), "cpu.n_cores is 0; it must be a finite positive number"),
+        (lambda data: data.update(created=5), "created is 5; it must be text"),
         (lambda data: data.update(versions="x"), "is damaged"),
         (lambda data: data["kernels"][2].update(family=[]), r"kernels\[2\]\.family is \[\]; it must be text"),
         (lambda data: data["kernels"][2].update(samples_s=[10**400]), r"kernels\[2\]\.samples_s\[0\] is 10+; it must be a finite positive number"),
