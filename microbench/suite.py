@@ -240,23 +240,21 @@ def _run_workers(
 ) -> Machine:  # fmt: skip
     """:func:`_run_worker`, in another process once more where one crashes: of thousands of kernels of torch and its libraries, called with odd shapes, one
     may write where it should not. Raises WorkFailed where the second crashes, too, before it has measured every group once."""
-    try:
-        return _run_worker(machine, path, module, job, weights, bar, finished, choose)
-    except _Crashed as crash:
-        first = crash
-    note = f"the measuring process died of {first.name} while it measured {first.group} with {job['threads']} thread(s)"
-    narrate(f"warning: {note}; {'another goes on' if first.ahead else 'its groups have fewer samples'}")
-    machine = replace(first.machine, notes=(*first.machine.notes, note))
-    if not first.ahead:
-        return machine
-    left = {name: weights[name] for name in first.ahead}
-    rest = {**job, "groups": [group for group in job["groups"] if (group if isinstance(group, str) else group[0]) in left]}
-    try:
-        return _run_worker(machine, path, module, rest, left, bar, finished, choose)
-    except _Crashed as crash:
-        if not crash.ahead:
-            return replace(crash.machine, notes=(*crash.machine.notes, note))
-        raise WorkFailed(f"the measuring process died of {crash.name} while it measured {crash.group}; {_what_is_kept(path, len(finished))}") from None
+    for is_last in (False, True):
+        try:
+            return _run_worker(machine, path, module, job, weights, bar, finished, choose)
+        except _Crashed as crash:
+            died = f"the measuring process died of {crash.name} while it measured {crash.group}"
+            if is_last and crash.ahead:
+                raise WorkFailed(f"{died}; {_what_is_kept(path, len(finished))}") from None
+            note = f"{died} with {job['threads']} thread(s)"
+            narrate(f"warning: {note}; {'another goes on' if crash.ahead else 'its groups have fewer samples'}")
+            machine = replace(crash.machine, notes=(*crash.machine.notes, note))
+            weights = {name: weights[name] for name in crash.ahead}
+            job = {**job, "groups": [group for group in job["groups"] if (group if isinstance(group, str) else group[0]) in weights]}
+        if not weights:
+            break
+    return machine
 
 
 def _run_worker(
