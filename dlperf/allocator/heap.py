@@ -149,8 +149,8 @@ class Heap:
         """(address, page faults at first touch) of a new block."""
         huge = self._policy.huge_bytes is not None and n_bytes >= self._policy.huge_bytes
         alignment = PAGE_BYTES if huge else _ALIGNMENT
-        size = max(_SMALLEST, (max(n_bytes, 1) + _HEADER // 2 + 15) // 16 * 16)
-        wanted, n_faults = size + alignment + _SMALLEST, 0
+        size = _chunk_bytes(n_bytes)
+        wanted, n_faults = _chunk_bytes(size + alignment + _SMALLEST), 0
         found = self._free.best(wanted)
         if found is not None:
             start, room = found
@@ -270,6 +270,11 @@ class Heap:
                 faults += (reached - self._touched) // PAGE_BYTES
                 self._touched = reached
         return faults
+
+
+def _chunk_bytes(n_bytes: int) -> int:
+    """The chunk that serves a request (request2size). posix_memalign's inner request, for a chunk's size and the alignment's room, is rounded once more."""
+    return max(_SMALLEST, (n_bytes + _HEADER // 2 + 15) // 16 * 16)
 
 
 class Jemalloc:
