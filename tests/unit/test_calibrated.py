@@ -17,13 +17,14 @@ from dlperf.errors import DlperfError
 from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.book import book_of, learn
-from dlperf.predictors.calibrated import PROCESS_SPREAD, pause_factors
+from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_factors
 from dlperf.predictors.paging import cold_faults
 from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
 from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
 from microbench.conv import backward_of, convolution
 
 FAULT_S = 1e-6
+SPREAD = math.hypot(PROCESS_SPREAD, HOUR_SPREAD)
 
 
 def priced(step: Trace, on: Machine, threads: int = 1) -> Prediction:
@@ -453,11 +454,11 @@ def test_what_the_framework_does_has_an_unrest_of_its_own() -> None:
 # -- the interval ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_of_measured_ops_is_the_processes_spread() -> None:
+def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> None:
     step = found = priced(trace(relu(1024)), machine()).step
     assert step.total_s is not None
-    assert found.high_s == pytest.approx(step.total_s * (1 + 1.645 * PROCESS_SPREAD))
-    assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * PROCESS_SPREAD))
+    assert found.high_s == pytest.approx(step.total_s * (1 + 1.645 * SPREAD))
+    assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * SPREAD))
 
 
 @pytest.mark.parametrize(("factors", "part"), [({}, 1.0), ({"unrest/gemm": 1.25, "unrest_framework": 1.5}, 0.6)])
@@ -466,8 +467,8 @@ def test_seconds_of_another_pace_widen_it(factors: dict[str, float], part: float
     spells = Cost("unrest_spells", 1, Samples((0.9, *(1.0,) * 9, 1.4)))
     step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, spells))).step
     assert step.total_s is not None
-    assert step.high_s == pytest.approx(step.total_s * (1 + math.hypot(1.645 * PROCESS_SPREAD, part * 0.2)), rel=1e-2)  # half way to the slowest of eleven
-    assert step.low_s == pytest.approx(step.total_s * (1 - math.hypot(1.645 * PROCESS_SPREAD, part * 0.05)), rel=1e-2)
+    assert step.high_s == pytest.approx(step.total_s * (1 + math.hypot(1.645 * SPREAD, part * 0.2)), rel=1e-2)  # half way to the slowest of eleven
+    assert step.low_s == pytest.approx(step.total_s * (1 - math.hypot(1.645 * SPREAD, part * 0.05)), rel=1e-2)
 
 
 def test_what_is_less_known_widens_it() -> None:
