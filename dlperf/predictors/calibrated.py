@@ -319,8 +319,8 @@ def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysi
 
     The error of each curve is that of its Gaussian process, made as wide as its held-out points ask for: ops of near places err alike, ops of
     far places and of different curves each by themselves. An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
-    quadrature: the spread of processes and of hours, the steps that malloc may come to, and seconds in which the core is as fast or as slow as one of twenty was
-    during the calibration.
+    quadrature: the spread of processes and of hours, the steps that malloc may come to, and seconds in which the core is as fast or as slow as one of twenty
+    was during the calibration.
     """
     if total <= 0:
         return 1.0, 1.0
