@@ -10,7 +10,7 @@ from typing import Any
 
 from dlperf import work
 from dlperf.contention import hardware_threads
-from dlperf.machine import PACE, PAGE_RETENTION, RETENTION, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
+from dlperf.machine import FAR_COSTS, PACE, PAGE_RETENTION, RETENTION, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
 from dlperf.roofs import CEILING, LEVELS, roofs_of
 from dlperf.sharing import PREPARATION
 from dlperf.trace import Trace
@@ -45,7 +45,7 @@ class Summary:
     `peaks` hold (dtype, threads, FLOP/s) of the fastest matrix product, `bandwidths` (level, threads, bytes/s) of the
     STREAM triad, `costs` (name, threads, seconds each), all from the file's own samples. `no_fma` are the rates of additions or products
     alone, `roofs` the bandwidths of the fastest memory kernel (:func:`dlperf.roofs.roofs_of`). `retention` says after how many milliseconds without a touch
-    what lay in the shared cache takes how many times as long.
+    what lay in the shared cache takes how many times as long, `far` how many seconds a byte an operator takes more after so many bytes of other data.
     """
 
     machine: Machine
@@ -56,6 +56,7 @@ class Summary:
     no_fma: tuple[tuple[str, int, float], ...] = ()
     roofs: tuple[tuple[str, int, float], ...] = ()
     retention: tuple[tuple[str, int, float], ...] = ()
+    far: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def _sharing_lines(self) -> list[str]:
@@ -92,6 +93,7 @@ class Summary:
             ("memory, best kernel", self.roofs, lambda value: format_si(value, "B/s")),
             ("memory, STREAM triad", self.bandwidths, lambda value: format_si(value, "B/s")),
             ("shared cache after a pause, times as long", self.retention, lambda value: f"{value:.2f}"),
+            ("operators on far operands, longer by", self.far, lambda value: f"{1e12 * value:.0f} ps/B"),
             ("costs, median each", self.costs, format_seconds),
         ):
             if rows:
@@ -125,6 +127,7 @@ class Summary:
             "roofs": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.roofs],
             "bandwidths": [{"level": name, "threads": t, "bytes_per_s": value} for name, t, value in self.bandwidths],
             "retention": [{"pause": name, "threads": t, "factor": value} for name, t, value in self.retention],
+            "far": [{"name": name, "threads": t, "s_per_byte": value} for name, t, value in self.far],
             "costs": [{"name": name, "threads": t, "time_s": value} for name, t, value in self.costs],
             "families": [
                 {"family": f.name, "threads": f.threads, "points": f.n_points, "spread_frac": f.spread_frac, "held_out_frac": f.held_out_frac}
@@ -169,7 +172,7 @@ def summarize(machine: Machine) -> Summary:
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
     ordered = sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))
-    costs = [c for c in ordered if not c.name.startswith((CEILING, UNREST, RETENTION)) and c.name != PACE]
+    costs = [c for c in ordered if not c.name.startswith((CEILING, UNREST, RETENTION, FAR_COSTS)) and c.name != PACE]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     # STREAM's sweeps of sets that fit a cache are shorter than their calls: where better kernels speak of the caches, it speaks of memory alone.
@@ -191,6 +194,7 @@ def summarize(machine: Machine) -> Summary:
         tuple((c.dtype, t, c.other_flops_per_s) for t, found in roofs.items() for c in found.ceilings if c.is_measured),
         tuple((roof.level, t, roof.bytes_per_s) for t, found in roofs.items() for roof in found.bandwidths),
         tuple((_pause(c.name), c.threads, c.seconds) for c in ordered if c.name.startswith(RETENTION)),
+        tuple((c.name, c.threads, c.seconds) for c in ordered if c.name.startswith(FAR_COSTS)),
     )
 
 
@@ -383,4 +387,4 @@ def _readable(name: str) -> str:
     ('cold/call after 1.00 MiB', 'optimizer_tensor/SGD/for-loop/3')
     """
     start, _, last = name.rpartition("/")
-    return f"{start} after {format_bytes(int(last))}" if name.startswith(("cold/", "churn/")) and last.isdigit() else name
+    return f"{start} after {format_bytes(int(last))}" if name.startswith(("cold/", "churn/", FAR_COSTS)) and last.isdigit() else name

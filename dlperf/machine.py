@@ -27,8 +27,8 @@ from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 1, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
-COLD_COSTS = ("cold/", "churn/", "varied/")
-_SPREAD_COSTS = (*COLD_COSTS, "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
+COLD_COSTS, FAR_COSTS = ("cold/", "churn/", "varied/"), "far/"
+_SPREAD_COSTS = (*COLD_COSTS, FAR_COSTS, "page_", "huge_page_", "loader/receive_", "loader/st", "loader/resume", "loader/fork_", "loop/save_", "loop/first_")
 _PAIRED = ("ddp/", "retention/", "retention_page/")
 PACE = "pace"
 """The cost that tells how fast the core ran when nobody shared it (:class:`dlperf.clock.Pace`)."""
@@ -38,8 +38,9 @@ ones; of what the framework does between them, which a neighbour slows down more
 MEAN, RETENTION, PAGE_RETENTION = "unrest_mean", "retention", "retention_page"
 """Factors, too: how much longer on average than usually; by milliseconds, how many times as long what lay in the shared cache takes if untouched so long,
 and the first touch of a page if none was given back for so long."""
+_CURVES_OF_ALL = ("cold/first", "cold/next", "varied/first", "varied/next", "far/next")
 STEP_COSTS = {
-    "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", "cold/first", "cold/next", "varied/first", "varied/next"),
+    "framework": ("native_call", "boxed_call", "module_call", "module_body", "parameter_lookup", *_CURVES_OF_ALL),
     "framework of training": (
         "autograd_record", "autograd_node", "accumulate_grad", "backward_call", "zero_grad_call", "zero_grad_tensor", "optimizer_call", "optimizer_tensor",
         "optimizer_zero_root",

@@ -6,10 +6,12 @@ come back from farther caches, as data do, and what the core had learnt of their
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +19,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.clock import Clock, Samples, take_single, undisturbed
+from dlperf.machine import Cost
 from dlperf.trace import Op, Symbol, TensorSpec
-from microbench.replay import build
+from microbench import replay
 
 COLD_BYTES = (2**20, 2**22, 2**24, 2**26)
 """How much memory passes by between two measured calls, so that the code and data of the call have left the nearer caches."""
@@ -27,33 +30,91 @@ _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a page of its own."""
 Call = Callable[[], object]
 _FEW, _N_PARAMETERS = 4, 8
+_TINY, _ROOMY = (8, 16), (512, 128)
+"""Rows and columns of operands that cost next to nothing, and of some that, with what is made of them, about fill a core's own caches."""
 _NODES = 5
 """Operators that the measured backward runs: their own cold calls are told apart from its."""
 T = TensorSpec.contiguous
 
 
 def tiny_operators() -> tuple[Op, ...]:
-    """Operators with much code of their own (a library behind them, several kernels) on next to no data, the dearest first."""
-    image, channel, row, rows = T(2, 16, 4, 4), T(16), T(8, 1), T(8, 16)
-    weight, window = T(16, 16, 3, 3), ((2, 2), (2, 2), (0, 0))
-    convolution = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    numbers, chosen, drawn = Symbol("dtype", "float32"), T(8, dtype="int64"), T(8, 16, dtype="bool")
+    """Operators with much code of their own on next to no data."""
+    return _operators(2, 4, *_TINY)
+
+
+def roomy_operators() -> tuple[Op, ...]:
+    """The same on a good part of what a core's own caches hold, so that operands from far away cost more than the code does."""
+    return _operators(16, 16, *_ROOMY)
+
+
+def further_operators() -> tuple[Op, ...]:
+    """Operators with code of their own whose operands cost what elementwise ones' do: losses and other chains of loops, attention, copies, views."""
+    rows, image, heads = T(*_TINY), T(2, 16, 4, 4), T(2, 2, 8, 8)
     return (
-        Op("aten.mm.default", (rows, T(16, 16))),
+        Op("aten.binary_cross_entropy_with_logits.default", (rows, rows)),
+        Op("aten.mse_loss.default", (rows, rows)),
+        Op("aten.mse_loss_backward.default", (T(), rows, rows, 1)),
+        Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (heads, heads, heads)),
+        Op("aten.avg_pool2d.default", (image, (2, 2), (2, 2))),
+        Op("aten.avg_pool2d_backward.default", (T(2, 16, 2, 2), image, (2, 2), (2, 2), (0, 0), False, True, None)),
+        Op("aten.upsample_nearest2d.default", (image, (8, 8))),
+        Op("aten.var_mean.correction", (rows, (1,))),
+        Op("aten.where.self", (T(*_TINY, dtype="bool"), rows, rows)),
+        Op("aten.pow.Tensor_Scalar", (rows, 2)),
+        Op("aten.rsub.Scalar", (rows, 1)),
+        Op("aten.select_backward.default", (T(_TINY[1]), _TINY, 0, 0)),
+        Op("aten.clone.default", (rows,)),
+        Op("aten.transpose.int", (rows, 0, 1)),
+    )
+
+
+def elementwise_operators(shape: tuple[int, int]) -> tuple[Op, ...]:
+    """Operators with next to no code of their own."""
+    rows = T(*shape)
+    return (
+        Op("aten.relu.default", (rows,)),
+        Op("aten.threshold_backward.default", (rows, rows, 0)),
+        Op("aten.add.Tensor", (rows, rows)),
+        Op("aten.mul_.Tensor", (rows, 0.5)),
+        Op("aten.addcdiv_.default", (rows, rows, rows)),
+    )
+
+
+def _recorded(op: Op) -> Call:
+    """A call as a step makes it: a forward's is recorded by autograd, a backward's and one in place are not."""
+    return replay.build(op, grad="backward" not in op.packet and not op.packet.endswith("_"))
+
+
+def operand_bytes(op: Op) -> int:
+    """Bytes of an operator's arguments and of what it makes."""
+    made: Any = replay.build(op)()
+    results = [] if op.packet.endswith("_") else [made] if isinstance(made, torch.Tensor) else [value for value in made if value is not None]
+    return replay.n_bytes(op) + sum(result.numel() * result.element_size() for result in results)
+
+
+def _operators(images: int, side: int, n_rows: int, n_columns: int) -> tuple[Op, ...]:
+    """Operators with much code of their own (a library behind them, several kernels), the dearest first."""
+    image, channel, row, rows = T(images, 16, side, side), T(16), T(n_rows, 1), T(n_rows, n_columns)
+    weight, window, column = T(16, 16, 3, 3), ((2, 2), (2, 2), (0, 0)), T(n_columns)
+    pooled = (images, 16, side // 2, side // 2)
+    convolution = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    numbers, chosen, drawn = Symbol("dtype", "float32"), T(n_rows, dtype="int64"), T(n_rows, n_columns, dtype="bool")
+    return (
+        Op("aten.mm.default", (rows, T(n_columns, n_columns))),
         Op("aten.convolution.default", (image, weight, None, *convolution)),
         Op("aten.convolution_backward.default", (image, image, weight, (16,), *convolution, (True, True, True))),
         Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, True, 0.1, 1e-5)),
         Op("aten.native_batch_norm_backward.default", (image, image, channel, channel, channel, channel, channel, True, 1e-5, (True, True, True))),
-        Op("aten.native_layer_norm.default", (rows, (16,), channel, channel, 1e-5)),
-        Op("aten.native_layer_norm_backward.default", (rows, rows, (16,), row, row, channel, channel, (True, True, True))),
+        Op("aten.native_layer_norm.default", (rows, (n_columns,), column, column, 1e-5)),
+        Op("aten.native_layer_norm_backward.default", (rows, rows, (n_columns,), row, row, column, column, (True, True, True))),
         Op("aten._log_softmax.default", (rows, 1, False)),
         Op("aten._log_softmax_backward_data.default", (rows, rows, 1, numbers)),
         Op("aten.nll_loss_forward.default", (rows, chosen, None, 1, -100)),
         Op("aten.nll_loss_backward.default", (T(), rows, chosen, None, 1, -100, T())),
         Op("aten.max_pool2d_with_indices.default", (image, *window)),
-        Op("aten.max_pool2d_with_indices_backward.default", (T(2, 16, 2, 2), image, *window, (1, 1), False, T(2, 16, 2, 2, dtype="int64"))),
+        Op("aten.max_pool2d_with_indices_backward.default", (T(*pooled), image, *window, (1, 1), False, T(*pooled, dtype="int64"))),
         Op("aten.embedding.default", (rows, chosen)),
-        Op("aten.embedding_dense_backward.default", (rows, chosen, 8, -1, False)),
+        Op("aten.embedding_dense_backward.default", (rows, chosen, n_rows, -1, False)),
         Op("aten.gelu.default", (rows,)),
         Op("aten.gelu_backward.default", (rows, rows)),
         Op("aten.native_dropout.default", (rows, 0.1, True)),
@@ -108,7 +169,8 @@ def _steps() -> tuple[Callable[[bool], None], ...]:
 
 
 def measure(mode: str, clock: Clock) -> dict[str, Samples]:
-    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``, ``varied/WHAT/OPERATORS``: seconds that one call takes more after other work than when it is repeated.
+    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``, ``varied/WHAT/OPERATORS``: seconds that one call takes more after other work than when it is repeated;
+    ``far/WHAT/BYTES``: what an operator whose code is warm takes more for its operands, in seconds a byte of them.
 
     The other work multiplies a matrix of so many bytes that is there (cold), or writes fresh pages and gives them back (churn), which empties more of
     the core's tables, or is a training step on next to no data with so many different operators (varied), which takes the caches of instructions and
@@ -120,7 +182,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
     warm, which a whole backward has driven out before the ``optimizer``; ``zero_grad`` comes after a whole step. Of ``backward`` what its operators take
     more is taken off: a step's are priced one by one.
     """
-    bench = _Bench(quick=mode == "quick", n_samples=5 if mode == "quick" else 13, clock=clock)
+    bench = _Bench(quick=mode == "quick", n_samples=5, clock=clock)
     for n_bytes in COLD_BYTES[:: 2 if bench.quick else 1]:
         product = _product(n_bytes)
         bench.take_all(_Work("cold", n_bytes, product, product))
@@ -131,6 +193,15 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
             step(True)
         bench.take_all(_Work("varied", len(operators.packets), lambda: step(True), lambda: step(False)))  # noqa: B023
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
+
+
+def joined(costs: Sequence[Cost], more: Mapping[str, Samples]) -> list[Cost]:
+    """Costs with the samples of another moment: how much of a shared cache neighbours leave changes from one to the next."""
+
+    def both(one: Samples, other: Samples) -> Samples:
+        return Samples((*one.values, *other.values), one.n_disturbed + other.n_disturbed)
+
+    return [replace(cost, samples=both(cost.samples, more[cost.name])) if cost.name in more else cost for cost in costs]
 
 
 @dataclass(frozen=True)
@@ -161,15 +232,30 @@ class _Bench:
         bare, other_module = nn.Dropout(0.0), nn.ReLU()
         operators: tuple[Call, ...] = (lambda: torch.relu(leaf), lambda: torch.tanh(leaf), lambda: torch.sigmoid(leaf))
         for place, first in enumerate(operators):
-            firsts, seconds = _pair_after(first, operators[place - 1], work.whole, self.n_samples, self.clock)
+            firsts, seconds = _after((first, operators[place - 1]), work.whole, self.n_samples, self.clock)
             self._add(work, "first", firsts)
             self._add(work, "next", seconds)
-        self._add(work, "module", _pair_after(lambda: other_module(leaf), lambda: bare(leaf), work.whole, self.n_samples, self.clock)[1])
-        for op in tiny_operators()[: _FEW if self.quick else None]:
-            self._add(work, op.packet, _pair_after(operators[0], build(op), work.whole, 1 + self.n_samples // 4, self.clock)[1])
+        self._add(work, "module", _after((lambda: other_module(leaf), lambda: bare(leaf)), work.whole, self.n_samples, self.clock)[1])
+        n_samples = 1 + self.n_samples // 4
+        for what, tiny, roomy in self._operators(work.kind):
+            calls = (operators[0], _recorded(tiny), *((replay.build(roomy),) if roomy else ()))
+            _, code_s, *far = _after(calls, work.whole, n_samples, self.clock)
+            self._add(work, what, code_s)
+            if roomy:
+                size = operand_bytes(roomy)
+                self.found.setdefault(f"far/{what}/{work.amount}", []).extend(seconds / size for seconds in far[0])
         if work.kind == "cold":
             self._add(work, "operand", self._operands_s(work.whole))
         self.take_once_a_step(work)
+
+    def _operators(self, kind: str) -> Iterator[tuple[str, Op, Op | None]]:
+        """Operators whose code is measured, each with what it is called and, where bytes pass by, one that shows what far operands cost."""
+        bytes_pass = kind == "cold"
+        if bytes_pass:
+            yield from (("next", *pair) for pair in zip(elementwise_operators(_TINY), elementwise_operators(_ROOMY)))
+        pairs = ((tiny.packet, tiny, roomy if bytes_pass else None) for tiny, roomy in zip(tiny_operators(), roomy_operators()))
+        yield from itertools.islice(pairs, _FEW if self.quick else None)
+        yield from () if self.quick else ((op.packet, op, None) for op in further_operators())
 
     def take_once_a_step(self, work: _Work) -> None:
         """``backward``, ``optimizer`` and ``zero_grad``."""
@@ -238,29 +324,28 @@ class _Bench:
         return [max(0.0, value - warm.minimum) for value in taken.values]
 
 
-def _pair_after(first: Call, second: Call, other: Call, n_samples: int, clock: Clock) -> tuple[list[float], list[float]]:
-    """Seconds that two calls, one right after the other, take more after other work than without it, for each of the two."""
-    taken: dict[bool, tuple[list[tuple[float, bool]], list[tuple[float, bool]]]] = {False: ([], []), True: ([], [])}
+def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> list[list[float]]:
+    """Seconds that calls, one right after the other, take more after other work than without it, for each of them."""
+    taken: dict[bool, list[list[tuple[float, bool]]]] = {cold: [[] for _ in calls] for cold in (False, True)}
     for _ in range(2 * n_samples):
-        for cold, (firsts, seconds) in taken.items():
-            first()
-            second()
+        for cold, found in taken.items():
+            for call in reversed(calls):  # each then finds itself the warmer the sooner it is called
+                call()
             before = clock.switches()
             if cold:
                 other()
-            begin = clock.now()
-            first()
-            middle = clock.now()
-            second()
-            end = clock.now()
+            times = [clock.now()]
+            for call in calls:
+                call()
+                times.append(clock.now())
             disturbed = clock.switches() != before
-            firsts.append((middle - begin, disturbed))
-            seconds.append((end - middle, disturbed))
-    found = []
-    for place in (0, 1):
-        warm, cold_ones = (undisturbed(taken[cold][place], least_frac=0.0) for cold in (False, True))
-        found.append([max(0.0, value - warm.minimum) for value in cold_ones.values])
-    return found[0], found[1]
+            for place, (begin, end) in enumerate(itertools.pairwise(times)):
+                found[place].append((end - begin, disturbed))
+    extra = []
+    for warm, cold_ones in zip(*taken.values()):
+        least_s = undisturbed(warm, least_frac=0.0).minimum
+        extra.append([max(0.0, value - least_s) for value in undisturbed(cold_ones, least_frac=0.0).values])
+    return extra
 
 
 def _product(n_bytes: int) -> Call:

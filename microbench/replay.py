@@ -40,8 +40,9 @@ def prepare(*packets: str) -> Callable[[Prepare], Prepare]:
     return register
 
 
-def build(op: Op) -> Callable[[], object]:
-    """A call of `op` on tensors of its shapes, strides and dtypes, as Python's torch.ops calls it.
+def build(op: Op, grad: bool = False) -> Callable[[], object]:
+    """A call of `op` on tensors of its shapes, strides and dtypes, as Python's torch.ops calls it; with `grad` autograd records it, for its first
+    floating operand.
 
     Values are small and random; what the op mutates holds zeros, so that thousands of repetitions reach neither
     infinities nor denormal numbers. Where an op branches by its values, calls go round other values, as steps do. Raises
@@ -61,8 +62,13 @@ def build(op: Op) -> Callable[[], object]:
             function(*args, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
         raise Unplayable(f"{op.name}: {str(error).splitlines()[0]}") from error
-    if (n_variants := _n_variants(op)) > 1:
-        values = itertools.cycle([_materialise(op.args[0], generator, False) for _ in range(n_variants)])
+    firsts = [args[0]] if (n_variants := _n_variants(op)) == 1 else [_materialise(op.args[0], generator, False) for _ in range(n_variants)]
+    if grad:
+        for first in firsts:
+            operands = itertools.chain(first if isinstance(first, list) else [first], args[1:])
+            next(value for value in operands if isinstance(value, torch.Tensor) and value.is_floating_point()).requires_grad_()
+    if len(firsts) > 1:
+        values = itertools.cycle(firsts)
         return lambda: function(next(values), *args[1:], **kwargs)
     return lambda: function(*args, **kwargs)
 

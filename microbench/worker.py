@@ -118,6 +118,8 @@ def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
     return pace
 
 
+COLD_AGAIN = {"quick": 0, "full": 3, "thorough": 8}
+"""In how many of the further passes over the kernels cold calls are measured once more."""
 SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader", "loop", "ddp")
 
 
@@ -132,13 +134,14 @@ def trace_group(trace: Trace, mode: str) -> Group:
 def run(job: dict[str, Any], say: Say) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
 
-    First every group once, then all groups of kernels again and again, as long as they lack samples and time is left: a neighbour who had the core during
-    one pass is seldom still there half a minute later. The results of a group of kernels come after its first pass, and once more in the end. Between the
-    first pass and the others a job that `asks` wants to know which further points to take: the answer is a line on stdin, places by group.
+    First every group once, then all groups of kernels again and again, as long as they lack samples and time is left: a neighbour who had the core, or the
+    shared cache, during one pass is seldom still there half a minute later. So cold calls are measured in several passes, too. The results of a group of
+    kernels come after its first pass, and once more in the end. Between the first pass and the others a job that `asks` wants to know which further points to
+    take: the answer is a line on stdin, places by group.
     """
     import torch
 
-    from microbench import ceilings, ddp, framework, loader, loop, memory, stream, threads
+    from microbench import ceilings, cold, ddp, framework, loader, loop, memory, stream, threads
 
     n_threads, mode = job["threads"], job["mode"]
     torch.set_num_threads(n_threads)
@@ -171,6 +174,7 @@ def run(job: dict[str, Any], say: Say) -> None:
     timings: dict[str, Timing] = {}
     spent = {name: _Spent() for name in job["groups"]}
     while_measured: list[float] = []
+    framework_costs: list[Cost] = []
 
     def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = ()) -> None:
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
@@ -217,6 +221,7 @@ def run(job: dict[str, Any], say: Say) -> None:
                 bandwidths, costs = system[name]()
             if name == "framework":
                 while_measured += list(pace.looks)[n_looks:]
+                framework_costs = costs
                 costs = [*costs, *unrest()]
             tell(name, bandwidths=bandwidths, costs=costs)
     if job["asks"] and (n_further := affordable()):
@@ -228,10 +233,16 @@ def run(job: dict[str, Any], say: Say) -> None:
     while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:
         number += 1
         lacking = lacking[::-1] if number % 2 == 0 else lacking  # time runs out on others each time
+        if framework_costs and number <= 1 + COLD_AGAIN[mode]:
+            say({"again": "framework", "sample": number})
+            with spent["framework"]:
+                framework_costs = cold.joined(framework_costs, cold.measure(mode, clock))
         for place, name in enumerate(lacking):
             say({"again": name, "sample": number})
             take(lacking[place:], 1.0, lambda _: None)
     at_last = unrest()  # of all looks, which the whole calibration took
+    if framework_costs:
+        tell("framework", costs=[*framework_costs, *at_last])
     for name, timing in timings.items():
         tell(name, timing.result(), costs=at_last)
 

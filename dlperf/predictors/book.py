@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.laws.roofline import time_s
-from dlperf.machine import COLD_COSTS, EXACT, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
+from dlperf.machine import COLD_COSTS, EXACT, FAR_COSTS, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
 from dlperf.predictors.code import code_of
 from dlperf.predictors.description import stacked
 from dlperf.predictors.families import Description, describe
@@ -160,7 +160,8 @@ class Book:
         curve = self.machine.bandwidth_curve("triad", self.threads)
         if not curve:
             return np.zeros(1), np.full(1, 1.0 / self.bytes_per_s["DRAM"])
-        costs = np.maximum.accumulate([1.0 / point.median_bytes_per_s for point in curve])
+        # Neighbours only add: what a larger set takes, a smaller one takes at most.
+        costs = np.minimum.accumulate([1.0 / point.median_bytes_per_s for point in reversed(curve)])[::-1]
         return np.log2([point.working_set_bytes for point in curve]), costs
 
     def seconds_per_byte(self, n_bytes: Array) -> Array:
@@ -177,14 +178,17 @@ class Book:
         """What the caches hold that no other core shares; 0 where it is not known."""
         return float(self.threads * max(self.machine.cpu.caches_bytes[:2]))
 
-    def seconds_per_byte_after(self, n_bytes: Array, seconds: Array) -> Array:
-        """:meth:`seconds_per_byte` of what was not touched for so long: others take their part of a shared cache meanwhile, as measured. At most what DRAM
-        takes."""
-        found = self.seconds_per_byte(n_bytes)
-        own_s = self.seconds_per_byte(np.array([self.own_bytes / 2]))[0]
-        more: Array = np.interp(1e3 * seconds, *self._retention) - 1.0
-        slow: Array = np.minimum(found + more * np.maximum(found - own_s, 0.0), self._sweep[1][-1])
-        return slow
+    def far_seconds_per_byte(self, packet: str, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
+        """What an operator takes more, in seconds a byte, whose operands lie as far away as so many bytes that others touched since, than one whose operands
+        are in a core's own caches; where no operator of the same code was measured, as an elementwise one. What was not touched for so many `seconds` is
+        the farther away the more of a shared cache others took meanwhile."""
+        curve = self._cold_curves.get(f"far/{code_of(packet)}", self._cold_curves.get("far/next"))
+        if curve is None:
+            return np.zeros(len(n_bytes))
+        found = np.interp(np.log2(np.clip(n_bytes, 1.0, 2.0**60)), *curve)
+        lost = np.where(n_bytes > self.own_bytes, self._forgotten_frac(np.broadcast_to(seconds, len(n_bytes))), 0.0)
+        farther: Array = found + lost * (curve[1][-1] - found)
+        return farther
 
     @cached_property
     def _retention(self) -> tuple[Array, Array]:
@@ -229,7 +233,7 @@ class Book:
     def _cold_curves(self) -> dict[str, tuple[list[float], list[float]]]:
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs:
-            if cost.name.startswith(COLD_COSTS) and cost.threads == self.threads:
+            if cost.name.startswith((*COLD_COSTS, FAR_COSTS)) and cost.threads == self.threads:
                 kind, what, amount = cost.name.split("/")
                 found[f"{kind}/{what}"].append((_cold_place(kind, float(amount)), cost.seconds))
         curves = {}
@@ -255,13 +259,14 @@ class Book:
             curve = self._cold_curves.get(f"{kind}/{what}")
             if curve is not None and amount > 0:
                 near = float(np.interp(_cold_place(kind, amount), *curve))
-                lost = self._forgotten_frac(since.seconds) if kind == "cold" and amount > self.own_bytes else 0.0
+                lost = float(self._forgotten_frac(np.array([since.seconds]))[0]) if kind == "cold" and amount > self.own_bytes else 0.0
                 found = max(found, near + lost * (curve[1][-1] - near))
         return found
 
-    def _forgotten_frac(self, seconds: float) -> float:
+    def _forgotten_frac(self, seconds: Array) -> Array:
         """The part of what lay in the shared cache that comes from DRAM after so long, by what it costs."""
-        return min(1.0, self._forgetting * (float(np.interp(1e3 * seconds, *self._retention)) - 1.0))
+        found: Array = np.minimum(1.0, self._forgetting * (np.interp(1e3 * seconds, *self._retention) - 1.0))
+        return found
 
     @cached_property
     def _forgetting(self) -> float:

@@ -219,11 +219,14 @@ class _Priced:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""
         analysis, book, n = self.analysis, self.book, len(self.trace.ops)
         untouched_s = np.maximum(self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0)
-        near = book.seconds_per_byte(analysis.working_bytes)[analysis.operand_op]
-        far = book.seconds_per_byte_after(analysis.operand_distance, untouched_s)
-        reach = np.array([book.cold_s("operand", Passed(distance)) for distance in analysis.operand_distance])
-        extra = reach + analysis.operand_bytes * np.maximum(far - near, 0.0)
-        return np.bincount(analysis.operand_op, extra, minlength=n).tolist()  # type: ignore[no-any-return]
+        extra_s = np.array([book.cold_s("operand", Passed(distance)) for distance in analysis.operand_distance])
+        packets = np.array([op.packet for op in self.trace.ops])[analysis.operand_op]
+        for packet in set(packets.tolist()):
+            which = packets == packet
+            near = book.far_seconds_per_byte(packet, analysis.working_bytes[analysis.operand_op[which]])
+            far = book.far_seconds_per_byte(packet, analysis.operand_distance[which], untouched_s[which])
+            extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
+        return np.bincount(analysis.operand_op, extra_s, minlength=n).tolist()  # type: ignore[no-any-return]
 
     def _bounds(self, seconds: list[float]) -> list[str]:
         """What limits each op: its call, the memory that its bytes come from, or computing."""

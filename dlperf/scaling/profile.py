@@ -174,7 +174,7 @@ def _copies_s(book: Book, specs: Sequence[TensorSpec], total_bytes: float) -> tu
     for spec in specs:
         flat = TensorSpec.contiguous(spec.numel, dtype=spec.dtype)
         if flat not in known:
-            near, far = book.seconds_per_byte(np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes]))
+            near, far = book.far_seconds_per_byte("aten.copy_", np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes]))
             extra_s = flat.nbytes * max(0.0, float(far - near))
             divide = _kernel_s(book, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
             copy = _kernel_s(book, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))

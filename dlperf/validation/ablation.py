@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from dlperf import predictors
-from dlperf.clock import Samples
-from dlperf.machine import COLD_COSTS, RETENTION, UNREST, Bandwidth, Machine
+from dlperf.machine import COLD_COSTS, FAR_COSTS, RETENTION, UNREST, Machine
 from dlperf.prediction import Prediction
 from dlperf.predictors.base import Item
 from dlperf.validation.cases import Case, Truth
@@ -43,11 +42,9 @@ def _with_items(prediction: Prediction, items: Iterable[Item]) -> Prediction:
     return Prediction(prediction.trace, prediction.machine, prediction.threads, prediction.predictor, prices, prediction.warnings)
 
 
-def uniform_memory(machine: Machine) -> Machine:
-    """Every level of the memory as fast as DRAM's best kernel: an operand's distance then costs nothing, and a cache gains nothing."""
-    rates = {threads: machine.dram_bytes_per_s(threads) for threads in {b.threads for b in machine.bandwidths}}
-    flat = (Bandwidth(b.kernel, b.threads, b.working_set_bytes, b.moved_bytes, Samples((b.moved_bytes / rates[b.threads],))) for b in machine.bandwidths)
-    return _with(machine, bandwidths=tuple(flat))
+def near_operands(machine: Machine) -> Machine:
+    """Operands always lie where the micro-benchmark had them, however far a step drove them out."""
+    return _with(machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith((FAR_COSTS, "cold/operand/"))))
 
 
 def warm_code(machine: Machine) -> Machine:
@@ -90,7 +87,7 @@ TERMS = (
     Term("calls", "module calls, parameter look-ups, gradient accumulation, the optimizer's loop, zero_grad", on_prediction=without_calls),
     Term("framework", "calls, and dispatch and autograd of every op", on_machine=free_framework),
     Term("cold calls", "the code of a call that finds its caches taken by the step's data", on_machine=warm_code),
-    Term("cache levels", "operands that lie farther away than in the micro-benchmark: every level as fast as DRAM", on_machine=uniform_memory),
+    Term("cache levels", "operands that lie farther away than in the micro-benchmark", on_machine=near_operands),
     Term("retention", "operands, code and pages that left the shared cache because they were not touched for long", on_machine=undisturbed_cache),
     Term("corrections", "what neighbouring kernels say beyond the weighted sum of work", on_machine=without_corrections),
     Term("kernel curves", "measured kernels by regime and shape: every op at its roofline instead", on_prediction=with_rooflines),

@@ -14,11 +14,11 @@ from report_cases import US, around, cnn_items, cnn_measurement, cnn_trace, gemm
 
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError, WorkFailed
-from dlperf.machine import EXACT, Kernel
+from dlperf.machine import EXACT, Cost, Kernel
 from dlperf.measurement import LayerTimes, Measurement
 from dlperf.predictors.base import Item
 from dlperf.trace import LOSS, Trace
-from dlperf.validation.ablation import TERMS, ablate, intervals, uniform_memory, with_rooflines, without_calls, without_page_faults
+from dlperf.validation.ablation import TERMS, ablate, intervals, near_operands, with_rooflines, without_calls, without_page_faults
 from dlperf.validation.archive import Archive
 from dlperf.validation.cases import OWN_OPS, Case, CaseScore, LayerScore, SourceShares, join
 from dlperf.validation.page import study_to_markdown, study_to_text, write_study
@@ -197,10 +197,10 @@ def test_rooflines_replace_the_ops_alone() -> None:
     assert changed.step.total_s == pytest.approx(expected)
 
 
-def test_uniform_memory_has_one_rate() -> None:
-    flat = uniform_memory(machine())
-    for level in ("L1", "L2", "L3", "DRAM"):
-        assert flat.level_bytes_per_s(level, 1) == pytest.approx(machine().dram_bytes_per_s(1))
+def test_operands_are_near_where_the_term_is_left_out() -> None:
+    kept = Cost("cold/next/1048576", 1, Samples((1e-6,)))
+    found = near_operands(replace(machine(), costs=(kept, Cost("far/next/1048576", 1, Samples((1e-11,))), Cost("cold/operand/1048576", 1, Samples((1e-7,))))))
+    assert found.costs == (kept,)
 
 
 def test_ablation_says_what_a_term_is_worth() -> None:

@@ -1,0 +1,80 @@
+"""Calls that find their code or their operands far away, measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlperf.clock import Clock, Samples
+from dlperf.machine import Cost
+from dlperf.predictors import code
+from dlperf.trace import Op, TensorSpec
+from microbench import cold
+from microbench.replay import build
+
+T = TensorSpec.contiguous
+
+
+class Core:
+    """Calls that take `warm_s`, and `longer_s` more the first time after :meth:`drive_out`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cold: set[str] = set()
+        self.calls: list[str] = []
+
+    def call(self, name: str, warm_s: float, longer_s: float) -> cold.Call:
+        def run() -> None:
+            self.now += warm_s + (longer_s if name in self.cold else 0.0)
+            self.cold.discard(name)
+            self.calls.append(name)
+
+        return run
+
+    def drive_out(self) -> None:
+        self.now += 1.0
+        self.cold |= {"code", "operands"}
+
+
+def test_each_of_several_calls_is_compared_with_itself_without_other_work() -> None:
+    core = Core()
+    calls = core.call("code", 1e-6, 5e-6), core.call("operands", 3e-5, 7e-6)
+    found = cold._after(calls, core.drive_out, 4, Clock(now=lambda: core.now, switches=lambda: 0))
+    assert [len(values) for values in found] == [8, 8]
+    for values, longer_s in zip(found, (5e-6, 7e-6)):
+        assert values == pytest.approx([longer_s] * 8)
+    assert core.calls[:4] == ["operands", "code", "code", "operands"]  # the nearer a call, the warmer
+
+
+def test_moments_are_joined_by_name() -> None:
+    costs = [Cost("cold/next/1048576", 2, Samples((1e-6,), 1)), Cost("native_call", 2, Samples((2e-6,)))]
+    found = cold.joined(costs, {"cold/next/1048576": Samples((3e-6, 4e-6), 2), "cold/first/1048576": Samples((9e-6,))})
+    assert found == [Cost("cold/next/1048576", 2, Samples((1e-6, 3e-6, 4e-6), 3)), costs[1]]
+
+
+def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> None:
+    tiny, further = ({op.packet for op in ops} for ops in (cold.tiny_operators(), cold.further_operators()))
+    assert [op.packet for op in cold.tiny_operators()] == [op.packet for op in cold.roomy_operators()]
+    assert not tiny & further
+    assert all(code.code_of(packet) == packet for packet in tiny | further)
+    assert set(code._MEASURED.values()) <= tiny | further
+
+
+@pytest.mark.parametrize("op", [*cold.tiny_operators(), *cold.further_operators()], ids=lambda op: op.packet)
+def test_autograd_records_what_a_forward_calls(op: Op) -> None:
+    made = cold._recorded(op)()
+    first = made if isinstance(made, torch.Tensor) else made[0]  # type: ignore[index]
+    assert first.requires_grad == ("backward" not in op.packet)
+
+
+@pytest.mark.parametrize("op", [*cold.roomy_operators(), *cold.elementwise_operators((512, 128))], ids=lambda op: op.packet)
+def test_roomy_operands_fill_a_good_part_of_a_cores_own_caches(op: Op) -> None:
+    assert 2**17 < cold.operand_bytes(op) <= 2**20
+    build(op)()
+
+
+def test_what_an_operator_makes_counts_as_an_operand_but_in_place() -> None:
+    rows = T(512, 128)
+    assert cold.operand_bytes(Op("aten.relu.default", (rows,))) == 2 * rows.nbytes
+    assert cold.operand_bytes(Op("aten.mul_.Tensor", (rows, 0.5))) == rows.nbytes
+    assert cold.operand_bytes(Op("aten.native_dropout.default", (rows, 0.1, True))) == 2 * rows.nbytes + rows.numel
