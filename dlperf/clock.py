@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlperf.entries import check_number
 from dlperf.errors import DlperfError
 
 try:
@@ -386,23 +386,3 @@ def samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -
         if value > _LONGEST_S:
             raise DlperfError(f"{where}.samples_s[{place}] is {value!r}; no sample lasts {_LONGEST_S:.0e} s, and no factor is as large")
     return Samples(tuple(float(v) for v in values), row["disturbed"])
-
-
-def check_number(where: str, value: Any, positive: bool = False) -> None:
-    """Raises DlperfError for what is no finite number, negative, or, where it must be positive, 0; `where` names the entry."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max or (positive and value == 0):
-        raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")
-
-
-def check_list(where: str, value: Any, least: int = 0) -> list[Any]:
-    """The list, of at least so many entries. Raises DlperfError naming where, as do those above and below."""
-    if not isinstance(value, list) or len(value) < least:
-        raise DlperfError(f"{where} is {value!r}; it must be a list" + (f" of at least {least}" if least else ""))
-    return value
-
-
-def check_text(where: str, value: Any) -> str:
-    """The value. Raises DlperfError for what is no text; `where` names the entry."""
-    if not isinstance(value, str):
-        raise DlperfError(f"{where} is {value!r}; it must be text")
-    return value

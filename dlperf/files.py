@@ -102,7 +102,7 @@ def check_writable(path: str | Path, force: bool = False) -> None:
     if path.is_dir():
         raise DlperfError(f"{path}: is a folder; name a file")
     if not path.parent.is_dir():
-        raise DlperfError(f"{path}: its folder does not exist; make it first")
+        raise DlperfError(f"{path}: {path.parent} is no folder" if path.parent.exists() else f"{path}: its folder does not exist; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise DlperfError(f"{path}: cannot be written; choose another place")
     if path.is_file() or not path.exists():  # a device is written as it is

@@ -18,7 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dlperf.clock import Samples, check_list, check_number, check_text, quantile, samples_from_json, samples_to_json
+from dlperf.clock import Samples, quantile, samples_from_json, samples_to_json
+from dlperf.entries import check_list, check_number, check_text
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
@@ -342,8 +343,7 @@ class Machine:
     def load(cls, path: str | Path) -> Machine:
         """Read a machine file.
 
-        Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer schema,
-        negative or NaN values.
+        Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer schema, negative or NaN values.
         """
         data = read_json(path, SCHEMA, SCHEMA_VERSION)
         try:

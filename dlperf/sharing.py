@@ -5,7 +5,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from dlperf.clock import Samples, check_number, samples_from_json, samples_to_json
+from dlperf.clock import Samples, samples_from_json, samples_to_json
+from dlperf.entries import check_number
 from dlperf.errors import DlperfError
 
 PREPARATION = "preparation"

@@ -114,7 +114,7 @@ def measure_retention(
         return []
     sweep = sweep or kernel("triad", set_bytes // (STREAM_BYTES_PER_ELEMENT["triad"] * _ITEM_BYTES))
     compute_for = computing(clock)
-    n_samples = 5 if mode == "quick" else 15
+    n_samples = 5 if mode == "quick" else 7
     found = []
     for pause_ms in PAUSES_MS[mode]:
         usual_s = statistics.median(_timed(sweep, clock)[0] for _ in range(3 * n_samples))

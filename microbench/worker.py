@@ -10,7 +10,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,8 @@ def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
     return pace
 
 
-COLD_AGAIN = {"quick": 0, "full": 3, "thorough": 8}
-"""In how many of the further passes over the kernels cold calls are measured once more."""
+AGAIN = {"quick": 0, "full": 3, "thorough": 8}
+"""In how many of the further passes over the kernels that is measured once more which goes by what neighbours leave of a shared cache."""
 SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader", "loop", "ddp")
 
 
@@ -135,9 +135,9 @@ def run(job: dict[str, Any], say: Say) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
 
     First every group once, then all groups of kernels again and again, as long as they lack samples and time is left: a neighbour who had the core, or the
-    shared cache, during one pass is seldom still there half a minute later. So cold calls are measured in several passes, too. The results of a group of
-    kernels come after its first pass, and once more in the end. Between the first pass and the others a job that `asks` wants to know which further points to
-    take: the answer is a line on stdin, places by group.
+    shared cache, during one pass is seldom still there half a minute later. What code and operands cost that left the caches is measured in several passes,
+    too. The results of a group of kernels come after its first pass, and once more in the end. Between the first pass and the others a job that `asks` wants
+    to know which further points to take: the answer is a line on stdin, places by group.
     """
     import torch
 
@@ -174,7 +174,11 @@ def run(job: dict[str, Any], say: Say) -> None:
     timings: dict[str, Timing] = {}
     spent = {name: _Spent() for name in job["groups"]}
     while_measured: list[float] = []
-    framework_costs: list[Cost] = []
+    again: dict[str, Callable[[], Mapping[str, Samples]]] = {
+        "framework": lambda: cold.measure(mode, clock),
+        "stream": lambda: {cost.name: cost.samples for cost in stream.measure_retention(n_threads, mode, cpu.caches_bytes, clock)},
+    }
+    system_costs: dict[str, list[Cost]] = {}
 
     def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = ()) -> None:
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
@@ -219,9 +223,9 @@ def run(job: dict[str, Any], say: Say) -> None:
             n_looks = len(pace.looks)
             with spent[name]:
                 bandwidths, costs = system[name]()
+            system_costs[name] = costs
             if name == "framework":
                 while_measured += list(pace.looks)[n_looks:]
-                framework_costs = costs
                 costs = [*costs, *unrest()]
             tell(name, bandwidths=bandwidths, costs=costs)
     if job["asks"] and (n_further := affordable()):
@@ -233,16 +237,16 @@ def run(job: dict[str, Any], say: Say) -> None:
     while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:
         number += 1
         lacking = lacking[::-1] if number % 2 == 0 else lacking  # time runs out on others each time
-        if framework_costs and number <= 1 + COLD_AGAIN[mode]:
-            say({"again": "framework", "sample": number})
-            with spent["framework"]:
-                framework_costs = cold.joined(framework_costs, cold.measure(mode, clock))
+        for name in sorted(again.keys() & system_costs) if number <= 1 + AGAIN[mode] else ():
+            say({"again": name, "sample": number})
+            with spent[name]:
+                system_costs[name] = cold.joined(system_costs[name], again[name]())
         for place, name in enumerate(lacking):
             say({"again": name, "sample": number})
             take(lacking[place:], 1.0, lambda _: None)
     at_last = unrest()  # of all looks, which the whole calibration took
-    if framework_costs:
-        tell("framework", costs=[*framework_costs, *at_last])
+    for name in again.keys() & system_costs:
+        tell(name, costs=[*system_costs[name], *at_last])
     for name, timing in timings.items():
         tell(name, timing.result(), costs=at_last)
 

@@ -207,7 +207,8 @@ class Book:
         at = [cost for cost in self.machine.costs if cost.name.startswith(f"{what}/") and cost.threads == self.threads]
         found = sorted((float(cost.name.partition("/")[2]), cost.seconds) for cost in at)
         pauses, factors = np.array([(0.0, 1.0), *found]).T
-        return pauses, np.maximum.accumulate(factors)
+        # Halfway between the rising curves just above and just below: one point that a busy moment raised raises no other as far.
+        return pauses, (np.maximum.accumulate(factors) + np.minimum.accumulate(factors[::-1])[::-1]) / 2
 
     def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
         """For each amount of bytes the place in LEVELS of the nearest memory that holds it."""

@@ -79,7 +79,7 @@ def steps_figure(study: Study) -> Figure | None:
         if high / low < 100:
             axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.grid(True)
-    ax.set_title(f"{len(scores)} cases, {plain(scores[0].predictor)}, on {plain(study.provenance.machine)}")
+    ax.set_title(f"{len(scores)} case{'s' * (len(scores) != 1)}, {plain(scores[0].predictor)}, on {plain(study.provenance.machine)}")
     figure.legend(loc="outside right upper")
     off_most = sorted((s for s in scores if abs(s.step_error_frac or 0.0) > 0.1), key=lambda s: -abs(s.step_error_frac or 0.0))[:8]
     labels = [Label(s.actual_s, s.predicted_s or 0.0, plain(s.case.label, 28), left_first=(s.step_error_frac or 0.0) > 0) for s in off_most]
