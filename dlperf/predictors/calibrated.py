@@ -2,7 +2,7 @@
 
 The time of a step is the sum of
 - each op's kernel, measured at this very shape or interpolated over its family's surface,
-- what its operands cost for lying farther away than in the micro-benchmark (reuse distance against cache sizes),
+- what its operands cost for lying farther away than in the micro-benchmark (by reuse distance, as operators were measured to take more),
 - the framework: recording for autograd, running nodes, module calls, parameter look-ups, the optimizer's loop,
 - page faults, by replaying malloc on the trace's allocations.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from calibrated_cases import CALL_S, LEVELS, MIB, T, machine, mm, mm_s, relu, relu_s, trace
+from calibrated_cases import CALL_S, KIB, LEVELS, MIB, T, machine, mm, mm_s, relu, relu_s, trace
 
 from dlperf import Prediction, Trace, predict
 from dlperf.allocator import Replay
@@ -286,6 +286,18 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
     factor = 1 + 2 * ((2e-3 + relu_s(2 * n)) * 1e3 - 2) / 4
     # A sweep takes four times as long from memory as from the shared cache: three times as long, and two thirds are lost. The other's 8 MiB went by.
     assert longer_s == pytest.approx(4 * n * (factor - 1) / 3 * (3e-11 - 1.5e-11))
+
+
+def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
+    plain = machine()
+    on = book_of(replace(plain, costs=retention({"1": 1.0, "2": 3.0, "4": 1.2, "8": 2.0})), 1)
+    assert on._retention[1].tolist() == pytest.approx([1.0, 1.0, 2.1, 2.1, 2.5])
+    small, *others = plain.bandwidths
+    slow = replace(plain, bandwidths=(replace(small, samples=Samples((100 * small.samples.minimum,))), *others))
+    sizes = np.array([16.0, 512.0, 8192.0]) * KIB
+    found = book_of(slow, 1).seconds_per_byte(sizes)
+    assert found[1:].tolist() == pytest.approx(book_of(plain, 1).seconds_per_byte(sizes)[1:].tolist())
+    assert found[0] == found[1]  # no more than a larger set
 
 
 def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from calibrated_cases import relu
 
-from dlperf.clock import Clock, Samples
-from dlperf.machine import Cost
+from dlperf.clock import Clock, Pace, Repeats, Samples
+from dlperf.machine import Bandwidth, Cost, Machine
 from dlperf.predictors import code
 from dlperf.trace import Op, TensorSpec
-from microbench import cold
+from microbench import cold, framework, stream, worker
+from microbench.plan import Group, Point
 from microbench.replay import build
 
 T = TensorSpec.contiguous
@@ -78,3 +82,30 @@ def test_what_an_operator_makes_counts_as_an_operand_but_in_place() -> None:
     assert cold.operand_bytes(Op("aten.relu.default", (rows,))) == 2 * rows.nbytes
     assert cold.operand_bytes(Op("aten.mul_.Tensor", (rows, 0.5))) == rows.nbytes
     assert cold.operand_bytes(Op("aten.native_dropout.default", (rows, 0.1, True))) == 2 * rows.nbytes + rows.numel
+
+
+def test_what_neighbours_change_is_measured_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def measured(name: str) -> Samples:
+        calls.append(name)
+        return Samples((1e-6 * len(calls),))
+
+    def sweeps(*_: object) -> tuple[list[Bandwidth], list[Cost]]:
+        return [], []
+
+    monkeypatch.setattr(framework, "measure", lambda *_: [Cost("native_call", 1, Samples((1e-6,))), Cost("cold/next/1048576", 1, measured("first cold"))])
+    monkeypatch.setattr(stream, "measure", sweeps)
+    monkeypatch.setattr(stream, "measure_retention", lambda *_: [Cost("retention/2", 1, measured("retention"))])
+    monkeypatch.setattr(cold, "measure", lambda *_: {"cold/next/1048576": measured("cold")})
+    few = Group("few", tuple(Point("pointwise", relu(n)) for n in (64, 128)), Repeats(sample_s=1e-5, n_samples=3))
+    monkeypatch.setattr(worker, "planned_groups", lambda *_: [few])
+    monkeypatch.setattr(worker, "settled_pace", lambda *_: Pace(best_s=1.0))
+    monkeypatch.setattr(worker, "AGAIN", {"full": 1})
+    said: list[dict[str, Any]] = []
+    job = {"threads": 1, "mode": "full", "groups": ["framework", "stream", "few"], "traces": [], "pace_s": 1.0, "asks": False}
+    worker.run(job, said.append)
+    assert sorted(calls) == ["cold", "first cold", "retention", "retention"]
+    told = {message["group"]: Machine.from_json(message["part"]).costs for message in said if "group" in message}  # the last word of each
+    found = {cost.name: len(cost.samples.values) for cost in (*told["framework"], *told["stream"])}
+    assert (found["native_call"], found["cold/next/1048576"], found["retention/2"]) == (1, 2, 2)
