@@ -18,6 +18,7 @@ try:
     from collections.abc import Callable
     from dataclasses import dataclass
     from pathlib import Path
+    from types import TracebackType
     from typing import NoReturn
 
     import torch
@@ -133,6 +134,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 def ignore_interrupts(_worker: int) -> None:
     """Leave Ctrl-C to the main process, which ends its loading workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report = sys.excepthook
+
+    def report_unless_hung_up(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """What a thread of the worker fails with, but for a main process that is interrupted while it fetches a batch."""
+        if not issubclass(kind, (EOFError, ConnectionError)):
+            report(kind, error, trace)
+
+    sys.excepthook = report_unless_hung_up
 
 
 def make_loader(
