@@ -171,6 +171,10 @@ class Samples:
         """The average; sums over many steps need it."""
         return statistics.fmean(self.values)
 
+    def joined(self, more: Samples) -> Samples:
+        """These and those of another moment."""
+        return Samples((*self.values, *more.values), self.n_disturbed + more.n_disturbed)
+
     @property
     def spread_frac(self) -> float:
         """(90th - 10th percentile) / median; 0 for a single sample.

@@ -197,11 +197,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
 
 def joined(costs: Sequence[Cost], more: Mapping[str, Samples]) -> list[Cost]:
     """Costs with the samples of another moment: how much of a shared cache neighbours leave changes from one to the next."""
-
-    def both(one: Samples, other: Samples) -> Samples:
-        return Samples((*one.values, *other.values), one.n_disturbed + other.n_disturbed)
-
-    return [replace(cost, samples=both(cost.samples, more[cost.name])) if cost.name in more else cost for cost in costs]
+    return [replace(cost, samples=cost.samples.joined(more[cost.name])) if cost.name in more else cost for cost in costs]
 
 
 @dataclass(frozen=True)

@@ -326,8 +326,7 @@ def _run_worker(
 def _with_earlier(kernel: Kernel, earlier: Kernel | None) -> Kernel:
     if earlier is None:
         return kernel
-    samples = Samples((*earlier.samples.values, *kernel.samples.values), earlier.samples.n_disturbed + kernel.samples.n_disturbed)
-    return replace(kernel, samples=samples)
+    return replace(kernel, samples=earlier.samples.joined(kernel.samples))
 
 
 def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -> list[Cost]:
