@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench.plan import Group, Point, design, log_pick, log_sizes, pick, repeats, share, turn
+from microbench.seldom import images, seldom
 
 T = TensorSpec.contiguous
 _MAX_ELEMENTS = 2**22
@@ -106,7 +107,16 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.linalg_vector_norm.default", (lines,)),
         ]
     if turn(index, 3) == 1:
-        found.append(Op("aten._safe_softmax.default", (lines, -1)))
+        found += [
+            Op("aten._safe_softmax.default", (lines, -1)),
+            Op("aten.linalg_vector_norm.default", (lines, 2, (1,), True)),
+            Op("aten.logsumexp.default", (lines, (1,))),
+        ]
+    if turn(index, 5, 1) == 0:
+        found += [Op("aten.std.correction", (lines,)), Op("aten.topk.default", (lines, 1 + width // 10))]
+        found.append(Op("aten.linalg_vector_norm.default", (lines, 2, (0,))))
+    if turn(index, 5, 1) == 1 and rows * width <= _MAX_ELEMENTS // 8:
+        found += [Op("aten.sort.default", (lines,)), Op("aten.logcumsumexp.default", (lines, 1))]
     target = T(rows, dtype="int64")
     found += [
         Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)),
@@ -136,12 +146,32 @@ def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)),
             Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0)),
         ]
-    if turn(index, 4) == 0:
-        n, c, size = log_pick(u, 1, 32), log_pick(v, 4, 128), log_pick(w, 4, 48)
-        image = T(n, c, size, size)
-        if 4 * image.numel <= _MAX_ELEMENTS:
-            found += [Op("aten.upsample_nearest2d.vec", (image, None, (2.0, 2.0))), Op("aten.upsample_bilinear2d.vec", (image, None, False, (2.0, 2.0)))]
+        if turn(index, 3, 2) == 0:
+            found += [
+                Op("aten.index_add.default", (lines, 0, tokens, lines)),
+                Op("aten.index.Tensor", (lines, (tokens,))),
+                Op("aten.index_put.default", (lines, (tokens,), lines, True)),
+            ]
+        side = log_pick(v, 2, 64)
+        image = T(max(1, rows // 16), 16, side, side)
+        if image.numel <= _MAX_ELEMENTS // 2:
+            found.append(Op("aten.constant_pad_nd.default", (image, (1, 1, 1, 1), 0.0)))
+    if turn(index, 3, 1) == 0 and rows * width <= _MAX_ELEMENTS // 2 and table * width <= _MAX_ELEMENTS:
+        found += embedding_bag(rows, width, table, index)
     return found
+
+
+def embedding_bag(rows: int, width: int, table: int, index: int) -> list[Op]:
+    """Sums or means of an embedding's rows, in bags of up to 16, forward and backward."""
+    bags, mode = max(1, rows // (1 + turn(index, 16, 3))), turn(index, 2, 2)
+    tokens, offsets = T(rows, dtype="int64"), T(bags, dtype="int64")
+    return [
+        Op("aten._embedding_bag.default", (T(table, width), tokens, offsets, False, mode, False, None)),
+        Op(
+            "aten._embedding_bag_backward.default",
+            (T(bags, width), tokens, offsets, T(0, dtype="int64"), offsets, offsets, table, False, mode, False, None),
+        ),
+    ]
 
 
 def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
@@ -201,6 +231,8 @@ def groups(mode: str) -> list[Group]:
         ("moves", "moves", _moves, 5, 48),
         ("attention", "attention", _attention, 6, 60),
         ("recurrent", "recurrent", _recurrent, 5, 40),
+        ("images", "images", images, 5, 22),
+        ("seldom layers", "seldom", seldom, 3, 8),
     )
     found = [Group(title, tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))), repeats(mode)) for title, family, make, quick, full in plan]
     views = [

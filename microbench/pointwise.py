@@ -124,6 +124,51 @@ TERNARY: tuple[Make, ...] = (
 )
 
 
+SELDOM: tuple[Make, ...] = (
+    _unary("log1p.default"),
+    _unary("cos.default"),
+    _unary("celu.default"),
+    _unary("log_sigmoid_forward.default"),
+    _unary("pow.Tensor_Scalar", 0.75),
+    _unary("eq.Scalar", 0.5),
+    _unary("round.default"),
+    lambda t: Op("aten.glu.default", (_lines(t), -1)),
+    lambda t: Op("aten.gelu.default", (t,), (("approximate", "tanh"),)),
+    lambda t: Op("aten.gelu_backward.default", (t, t), (("approximate", "tanh"),)),
+    _unary("logical_not.default"),
+    _binary("eq.Tensor"),
+    _binary("pow.Tensor_Tensor"),
+    _binary("xlogy.Tensor"),
+    _binary("huber_loss.default", 1, 1.0),
+    _binary("soft_margin_loss.default", 1),
+    lambda t: Op("aten.soft_margin_loss_backward.default", (T(), t, t, 1)),
+    lambda t: Op("aten.log_sigmoid_backward.default", (t, t, t)),
+    lambda t: Op("aten.where.self", (TensorSpec(t.shape, t.strides, "bool"), t, T())),
+    lambda t: Op("aten._prelu_kernel.default", (t, T(1))),
+    lambda t: Op("aten._prelu_kernel.default", (_image(t), T(1, 16, 1, 1))),
+    lambda t: Op("aten._prelu_kernel_backward.default", (t, t, T(1))),
+    lambda t: Op("aten._prelu_kernel_backward.default", (_image(t), _image(t), T(1, 16, 1, 1))),
+    lambda t: Op("aten.glu_backward.default", (T(*_lines(t).shape[:-1], _WIDTH // 2), _lines(t), -1)),
+    lambda t: Op("aten.tril.default", (_lines(t),)),
+    lambda t: Op("aten.repeat.default", (_lines(t), (2, 1))),
+    lambda t: Op("aten.roll.default", (_lines(t), (1,), (0,))),
+    lambda t: Op("aten.flip.default", (_lines(t), (0,))),
+    lambda t: Op("aten.pixel_shuffle.default", (_image(t), 2)),
+    lambda t: Op("aten.pixel_unshuffle.default", (_image(t), 2)),
+    lambda t: Op("aten.native_channel_shuffle.default", (_image(t), 4)),
+)
+"""What few networks have: a few sizes of each."""
+_WIDTH = 64
+
+
+def _lines(t: TensorSpec) -> TensorSpec:
+    return T(max(1, t.numel // _WIDTH), _WIDTH)
+
+
+def _image(t: TensorSpec) -> TensorSpec:
+    return T(max(1, t.numel // 4096), 16, 16, 16)
+
+
 def _adam() -> tuple[tuple[str, Argument], ...]:
     return (("lr", 1e-3), ("beta1", 0.9), ("beta2", 0.999), ("weight_decay", 0.0), ("eps", 1e-8), ("amsgrad", False), ("maximize", False))
 
@@ -196,6 +241,10 @@ def groups(mode: str, low_precision: bool) -> list[Group]:
     for name, makes in (("unary", UNARY), ("binary", BINARY), ("ternary and optimizer", TERNARY)):
         points = tuple(Point("pointwise", make(T(size)), rank) for make in makes for size, rank in sizes)
         found.append(Group(f"pointwise {name}", points, repeats(mode)))
+    if mode != "quick":
+        few = log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)
+        seldom = {op.signature: Point("pointwise", op) for make in SELDOM for size in few for op in (make(T(size)),)}  # small sizes give some twice
+        found.append(Group("pointwise seldom", tuple(seldom.values()), repeats(mode)))
     patterns = {op.signature: Point("pointwise", op, rank) for size, rank in sizes for op in _patterns(size)}  # small sizes give some twice
     found.append(Group("pointwise patterns", tuple(patterns.values()), repeats(mode)))
     if low_precision and mode != "quick":

@@ -158,15 +158,38 @@ def _nll_backward(_op: Op, args: list[Any]) -> None:
     args[6] = torch.ones_like(args[6])
 
 
-@prepare("aten.index_select", "aten.gather", "aten.scatter", "aten.scatter_add", "aten.index_add", "aten.gather_backward")
+@prepare("aten.index_select", "aten.gather", "aten.scatter", "aten.scatter_add", "aten.index_add", "aten.index_copy", "aten.gather_backward")
 def _along_dim(_op: Op, args: list[Any]) -> None:
     dim, index = args[1], args[2]
     args[2] = _indices(index, args[0].shape[dim] if args[0].dim() else 1)
 
 
-@prepare("aten.index")
+@prepare("aten.index", "aten.index_put", "aten.index_put_")
 def _index(_op: Op, args: list[Any]) -> None:
     args[1] = [_indices(i, args[0].shape[d]) if i is not None and i.dtype == torch.int64 else i for d, i in enumerate(args[1])]
+
+
+@prepare("aten._embedding_bag", "aten._embedding_bag_backward")
+def _embedding_bag(op: Op, args: list[Any]) -> None:
+    """Bags of one size."""
+    backward = op.packet.endswith("backward")
+    tokens, bags = args[1], len(args[2])
+    args[1] = _indices(tokens, args[6] if backward else args[0].shape[0])
+    args[2] = torch.arange(bags) * (len(tokens) // bags)
+    if backward:
+        args[4] = torch.full_like(args[4], len(tokens) // bags)
+
+
+@prepare("aten._ctc_loss", "aten._ctc_loss_backward")
+def _ctc(op: Op, args: list[Any]) -> None:
+    """Whole lengths, labels that are no blanks; the backward's losses are the forward's."""
+    place = int(op.packet.endswith("backward"))
+    scores, targets = args[place].log_softmax(-1), args[place + 1]
+    args[place] = scores
+    args[place + 1] = 1 + _indices(targets, scores.shape[-1] - 1)
+    args[place + 2], args[place + 3] = torch.full_like(args[place + 2], len(scores)), torch.full_like(args[place + 3], targets.shape[-1])
+    if place:
+        args[5], args[6] = torch.ops.aten._ctc_loss.Tensor(*args[1:5])
 
 
 @prepare("aten.max_pool2d_with_indices_backward", "aten.max_pool3d_with_indices_backward")

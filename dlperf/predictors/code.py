@@ -16,16 +16,21 @@ _SHARED = {
     "max_pool2d_with_indices": "max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d",
     "max_pool2d_with_indices_backward": "max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward",
     "avg_pool2d": "avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d",
-    "avg_pool2d_backward": "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-    "upsample_nearest2d": "upsample_nearest1d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d",
-    "mse_loss": "smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss",
-    "mse_loss_backward": "smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward soft_margin_loss_backward",
+    "avg_pool2d_backward": "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward upsample_nearest1d_backward "
+    "upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward "
+    "upsample_bicubic2d_backward reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward "
+    "replication_pad2d_backward replication_pad3d_backward grid_sampler_2d_backward col2im",
+    "upsample_nearest2d": "upsample_nearest1d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d "
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d grid_sampler_2d im2col max_unpool2d",
+    "mse_loss": "smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss multi_margin_loss",
+    "mse_loss_backward": "smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward soft_margin_loss_backward multi_margin_loss_backward",
     "where": "masked_fill masked_fill_",
     "select_backward": "slice_backward diagonal_backward",
     "clone": "copy_ _to_copy contiguous",
     "transpose": "t permute view _unsafe_view expand unsqueeze squeeze select slice split split_with_sizes as_strided unfold narrow chunk",
-    "embedding": "index_select gather index take",
-    "embedding_dense_backward": "index_put index_put_ index_add index_add_ scatter scatter_ scatter_add scatter_add_ _index_put_impl_",
+    "embedding": "index_select gather index take _embedding_bag",
+    "embedding_dense_backward": "index_put index_put_ index_add index_add_ scatter scatter_ scatter_add scatter_add_ _index_put_impl_ "
+    "index_copy scatter_reduce _embedding_bag_backward",
     "native_dropout": "bernoulli bernoulli_ normal_ uniform_ rand randn rand_like randn_like",
     "var_mean": "var std std_mean logsumexp",
     "mean": "amax amin max min argmax argmin norm linalg_vector_norm",

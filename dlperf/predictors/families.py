@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlperf.predictors import families_contractions, families_elements, families_layers
+from dlperf.predictors import families_contractions, families_elements, families_images, families_layers, families_others
 from dlperf.predictors.description import Description, describe, known
 
-__all__ = ["Description", "describe", "families_contractions", "families_elements", "families_layers", "known"]
+__all__ = ["Description", "describe", "families_contractions", "families_elements", "families_images", "families_layers", "families_others", "known"]

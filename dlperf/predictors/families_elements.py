@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dlperf.predictors.description import Description, family, ints, log2
-from dlperf.trace import Op, TensorSpec
+from dlperf.predictors.description import Description, family, ints, log2, tensor
+from dlperf.trace import Argument, Op, TensorSpec
 
 # -- views: no kernel at all ----------------------------------------------------------------------------------------
 
@@ -13,7 +13,7 @@ _VIEWS = """
     view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias as_strided _local_scalar_dense empty empty_like
     _reshape_alias unbind split_with_sizes chunk unfold diagonal view_as_real view_as_complex lift_fresh new_empty empty_strided new_empty_strided
     _conj resolve_conj swapaxes movedim narrow expand_as view_as reshape flatten detach_ set_ resize_ is_same_size sym_size sym_numel item
-    transpose_ t_ squeeze_ unsqueeze_ as_strided_ swapaxes_
+    transpose_ t_ squeeze_ unsqueeze_ as_strided_ swapaxes_ _indices _values _sparse_coo_tensor_with_dims_and_tensors _linalg_check_errors is_coalesced
     unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_ _has_compatible_shallow_copy_type result_type
 """.split()
 VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
@@ -34,15 +34,18 @@ _CHEAP = """
     leaky_relu_backward native_dropout_backward masked_fill mse_loss mse_loss_backward addcmul addcdiv where _to_copy clamp_min clamp_max minimum ge
     lt le eq ne sign floor ceil round logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or full_like full ones zeros new_zeros
     new_ones new_full arange square threshold tril triu dropout floor_divide remainder fmod smooth_l1_loss smooth_l1_loss_backward huber_loss
-    huber_loss_backward l1_loss fill_diagonal prelu _prelu_kernel _prelu_kernel_backward flip roll repeat _fused_dropout scalar_tensor rand_like
+    huber_loss_backward l1_loss fill_diagonal prelu _prelu_kernel _prelu_kernel_backward flip roll _fused_dropout scalar_tensor rand_like
     randn_like rand randn random exponential masked_scatter isnan isfinite isinf sgn trunc frac copy nan_to_num hardshrink softshrink pixel_shuffle
-    pixel_unshuffle channel_shuffle bernoulli_ contiguous to linspace triu_indices tril_indices randint randint_like randperm
+    pixel_unshuffle channel_shuffle native_channel_shuffle bernoulli_ contiguous to linspace triu_indices tril_indices randint randint_like randperm rot90 eye
+    diag_embed copysign polar index_fill affine_grid_generator isin bucketize searchsorted softshrink_backward hardshrink_backward linalg_cross addr
+    rrelu_with_noise rrelu_with_noise_backward log_sigmoid_backward complex conj_physical embedding_renorm renorm heaviside
+    _pack_padded_sequence
 """.split()
 _DEAR = """
     sigmoid tanh exp log gelu silu elu softplus mish sin cos tan erf tanh_backward sigmoid_backward gelu_backward silu_backward elu_backward
     softplus_backward mish_backward binary_cross_entropy_with_logits binary_cross_entropy binary_cross_entropy_backward log1p expm1 exp2 log2 log10
-    atan atan2 sinh cosh asin acos erfc erfinv celu selu log_sigmoid_forward log_sigmoid_backward kl_div logit xlogy logaddexp lgamma digamma
-    softplus_ logsigmoid poisson_nll_loss
+    atan atan2 sinh cosh asin acos erfc erfinv celu selu log_sigmoid_forward kl_div logit xlogy logaddexp lgamma digamma
+    softplus_ logsigmoid poisson_nll_loss glu glu_backward soft_margin_loss soft_margin_loss_backward logit_backward sinc acosh asinh atanh polygamma hypot
 """.split()
 _FUSED = """
     _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_
@@ -94,6 +97,21 @@ def _repeats_inside(spec: TensorSpec) -> bool:
     return next((stride == 0 for size, stride in zip(reversed(spec.shape), reversed(spec.strides)) if size != 1), False)
 
 
+def _is_one_element(spec: TensorSpec) -> bool:
+    """Whether a tensor is one element everywhere, as the gradient of a sum is: read like a number."""
+    return spec.numel > 1 and not any(spec.strides)
+
+
+_OTHERWISE = {0.0: "fill", 0.5: "sqrt", -0.5: "rsqrt", 1.0: "clone"}
+"""Powers that are computed as another operator (aten/src/ATen/native/Pow.cpp, cpu/PowKernel.cpp)."""
+_COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
+
+
+def _powers(exponent: Argument) -> tuple[str, ...]:
+    """Curves of a power, the nearest first: squares and cubes are products, powers of other numbers are not."""
+    return (f"pow {int(exponent)}", "pow 3", "pow fraction") if exponent in (2, 3) else ("pow fraction", "pow 3")  # type: ignore[arg-type]
+
+
 def elementwise(op: Op) -> Description:
     """Kernels that pass once over their operands: by operator, number of full-sized operands, dtype and access pattern; place is log2 of the elements."""
     name = op.packet.removeprefix("aten.")
@@ -107,21 +125,31 @@ def elementwise(op: Op) -> Description:
         numel, shape, dtype = math.prod(ints(op.args[0])) if op.args else 1, (1,), "float32"
     else:
         numel, shape, dtype = largest.numel, largest.shape, largest.dtype
-    full = [spec for spec in tensors if spec.numel == numel and spec.dtype != "bool"]
+    whole = [spec for spec in tensors if spec.numel == numel and spec.dtype != "bool"]
+    full = [spec for spec in whole if not _is_one_element(spec)]
+    repeated = [spec for spec in full if _repeats_inside(spec)]
+    is_column = 0 < len(repeated) < len(full)  # a column that was expanded is read like one that was not
+    if is_column:
+        full = [spec for spec in full if not _repeats_inside(spec)]
     others = [spec for spec in tensors if spec.numel != numel]
     memory_format = dict(op.kwargs).get("memory_format")
     reordered = memory_format is not None and bool(full) and not full[0].is_contiguous
-    pattern = "flat" if not full else _gaps(full) if reordered else _pattern(full, others, shape)
+    pattern = "flat" if not full else _gaps(full) if reordered else "column" if is_column else _pattern(full, others, shape)
     if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
-        arguments = f"pow {op.args[1]}"  # squares and cubes are products, other powers are not
-        return Description(
-            (arguments, "1", dtype, pattern), (log2(numel),), (1.0, float(numel)), (("pow 3", "1", dtype, "flat"), ("pow 3", "1", "float32", "flat"))
-        )
+        exponent = op.args[1]
+        if exponent not in _OTHERWISE:
+            keys = [(kernel, "1", precision, p) for kernel in _powers(exponent) for precision in dict.fromkeys((dtype, "float32")) for p in (pattern, "flat")]
+            return Description(keys[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(keys[1:])))
+        name = _OTHERWISE[exponent]  # type: ignore[index]
     kind = f"cast {tensors[0].dtype}" if name == "_to_copy" and tensors else dtype
     arity = str(len(full))
     keys = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
     twin = name.rstrip("_") if name.endswith("_") else name + "_"
-    keys += [(twin, arity, kind, pattern), (twin, arity, kind, "flat")]
+    keys += [(twin, arity, kind, pattern), (twin, arity, kind, "flat"), (name, str(len(whole)), kind, "flat")]
+    if dict(op.kwargs).get("approximate") == "tanh":  # of gelu: the curve of the error function's where this has none
+        keys[:0] = [(f"{name} tanh", arity, kind, pattern), (f"{name} tanh", arity, kind, "flat")]
+    if name in _COMPARISONS:
+        keys += [("eq", arity, dtype, "flat"), ("eq", "1", dtype, "flat")]
     if pattern in ("runs", "strided", "broadcast"):
         keys.insert(1, ("clone", "1", dtype, pattern))
     if pattern in ("row", "column"):
@@ -145,6 +173,14 @@ def elementwise(op: Op) -> Description:
 
 
 family(*_ELEMENTWISE)(elementwise)
+
+
+@family("aten.repeat")
+def _repeat(op: Op) -> Description:
+    spec = tensor(op.args[0])
+    numel = spec.numel * math.prod(ints(op.args[1]))
+    clones = tuple(("clone", "1", dtype, "flat") for dtype in dict.fromkeys((spec.dtype, "float32")))
+    return Description(("repeat", "float32"), (log2(numel),), (1.0, float(numel)), clones)
 
 
 @family(*(f"aten.{name}" for name in _FUSED), *(f"aten._foreach_{name}" for name in _FOREACH))

@@ -6,7 +6,7 @@ import math
 
 from dlperf.predictors.description import Description, family, ints, log2, tensor
 from dlperf.predictors.families_elements import elementwise
-from dlperf.trace import Op, TensorSpec
+from dlperf.trace import Op, Symbol, TensorSpec
 
 LANES = 16
 """Numbers of float32 in a vector of 512 bits."""
@@ -121,7 +121,7 @@ def _split(spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int, int, int]:
     return spec.numel // max(reduced * inner, 1), reduced, inner
 
 
-_SIMILAR_ROWS = {"mean": "sum", "_safe_softmax": "_softmax"}
+_SIMILAR_ROWS = {"mean": "sum", "_safe_softmax": "_softmax", "logsumexp": "var", "var_all": "var", "logcumsumexp": "cumsum"}
 """What comes before the same operator along another side."""
 
 
@@ -163,16 +163,24 @@ _REDUCTIONS = {
     "aten.norm": "norm",
     "aten.any": "amax",
     "aten.all": "amax",
-    "aten.logsumexp": "var",
+    "aten.logsumexp": "logsumexp",
     "aten.nansum": "sum",
     "aten.count_nonzero": "sum",
+    "aten.aminmax": "amax",
+    "aten.cummax": "cumsum",
+    "aten.cummin": "cumsum",
+    "aten.logcumsumexp": "logcumsumexp",
+    "aten.trace": "sum",
+    "aten.equal": "amax",
+    "aten.histc": "cumsum",
+    "aten.multinomial": "cumsum",
 }
 
 
 @family(*_REDUCTIONS)
 def _reduction(op: Op) -> Description:
     spec = tensor(op.args[0])
-    if len(op.args) > 1 and isinstance(op.args[1], TensorSpec):  # max(a, b): elementwise
+    if len(op.args) > 1 and isinstance(op.args[1], TensorSpec) and op.packet != "aten.equal":  # max(a, b): elementwise
         return elementwise(op)
     dims: tuple[int, ...] = ()
     named = dict(op.kwargs).get("dim")
@@ -182,6 +190,9 @@ def _reduction(op: Op) -> Description:
         "aten.argmax",
         "aten.cumsum",
         "aten.cumprod",
+        "aten.cummax",
+        "aten.cummin",
+        "aten.logcumsumexp",
         "aten.any",
         "aten.all",
     ):
@@ -190,7 +201,21 @@ def _reduction(op: Op) -> Description:
         dims = ints(op.args[2])
     if named is not None:
         dims = ints(named)
-    return _rows(_REDUCTIONS[op.packet], spec, *_split(spec, dims))
+    name = _REDUCTIONS[op.packet]
+    return _rows("var_all" if name == "var" and not dims else name, spec, *_split(spec, dims))  # a variance of all has a kernel of its own
+
+
+@family("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian", "aten.mode")
+def _ordering(op: Op) -> Description:
+    """Sorting: n log2 n along a dimension; picking the largest: n."""
+    name = op.packet.removeprefix("aten.")
+    spec = tensor(op.args[0])
+    dims = dict(op.kwargs).get("dim", next((a for a in op.args[{"sort": 1, "argsort": 1, "median": 1, "nanmedian": 1, "mode": 1}.get(name, 2) :][:1]), -1))
+    outer, length, inner = _split(spec, ints(dims) or (-1,)) if spec.shape else (1, 1, 1)
+    kernel = "sort" if name in ("sort", "argsort", "mode") else "topk"
+    terms = (1.0, float(spec.numel), spec.numel * log2(length), float(outer * inner))
+    side = "last" if inner == 1 else "first"
+    return Description((kernel, "float32", side), (log2(outer * inner), log2(length)), terms, ((kernel, "float32", "last"),))
 
 
 @family("aten.nll_loss_forward", "aten.nll_loss_backward", "aten.nll_loss2d_forward", "aten.nll_loss2d_backward")
@@ -207,30 +232,22 @@ def _nll(op: Op) -> Description:
 # -- moves: embeddings, joins, gathers ------------------------------------------------------------------------------
 
 
-@family(
-    "aten.embedding",
-    "aten.index_select",
-    "aten.gather",
-    "aten.embedding_dense_backward",
-    "aten.scatter",
-    "aten.scatter_add",
-    "aten.index",
-    "aten.index_add",
-    "aten.scatter_add_",
-    "aten.index_put",
-    "aten.index_put_",
-    "aten.index_add_",
-    "aten._index_put_impl_",
-)
+_GATHERS = ("embedding", "embedding_dense_backward", "gather", "index_select", "index", "index_put", "index_add")
+"""Gathers and scatters with a curve of their own."""
+_LIKE_GATHERS = {
+    "_index_put_impl_": "index_put",
+    "index_put_": "index_put",
+    "index_add_": "index_add",
+    "index_copy": "index_add",
+    "index_copy_": "index_add",
+} | dict.fromkeys(("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"), "gather")
+"""Those that take another's."""
+
+
+@family(*(f"aten.{name}" for name in (*_GATHERS, *_LIKE_GATHERS)))
 def _gather(op: Op) -> Description:
-    names = {
-        "embedding": "embedding",
-        "embedding_dense_backward": "embedding_dense_backward",
-        "gather": "gather",
-        "index_select": "index_select",
-        "index": "index_select",
-    }
-    name = names.get(op.packet.removeprefix("aten."), "gather")
+    packet = op.packet.removeprefix("aten.")
+    name = _LIKE_GATHERS.get(packet, packet)
     if name == "embedding_dense_backward":
         gradient, table = tensor(op.args[0]), int(op.args[2])  # type: ignore[arg-type]
         width = gradient.shape[-1]
@@ -244,8 +261,24 @@ def _gather(op: Op) -> Description:
         moved = picked if name == "gather" else picked * width
     rows = moved // max(width, 1)
     place = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
-    terms = (1.0, float(rows), float(moved), float(whole) if name == "embedding_dense_backward" else 0.0)
-    return Description((name, "float32"), place, terms)
+    filled = name == "embedding_dense_backward" or (packet in ("index_put", "index_add", "index_copy"))  # out of place: a copy of all first
+    terms = (1.0, float(rows), float(moved), float(whole) if filled else 0.0)
+    return Description((name, "float32"), place, terms, (("index_select", "float32"),) if name in ("index", "index_put", "index_add") else ())
+
+
+@family("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten._embedding_bag_backward")
+def _embedding_bag(op: Op) -> Description:
+    backward = op.packet.endswith("backward")
+    first, tokens, offsets = (tensor(argument) for argument in op.args[:3])
+    width = first.shape[-1]
+    table = int(op.args[6]) if backward else first.shape[0]  # type: ignore[arg-type]
+    mode, sparse = (op.args[8], op.args[9]) if backward else (op.args[4] if len(op.args) > 4 else 0, False)
+    rows = tokens.numel
+    form = {0: "sum", 1: "mean", 2: "max"}.get(mode if isinstance(mode, int) else 0, "sum")
+    place = (log2(rows), log2(width), log2(table) * 0.5)
+    terms = (1.0, float(rows), float(rows * width), float(table * width) if backward and not sparse else 0.0, float(offsets.numel * width))
+    name = f"embedding_bag{'_backward' if backward else ''}"
+    return Description((name, form), place, terms, ((name, "mean"), (name, "sum")))
 
 
 @family("aten.cat", "aten.stack")
@@ -261,20 +294,35 @@ def _join(op: Op) -> Description:
     return Description(("join", specs[0].dtype), (log2(numel), log2(run)), (1.0, float(numel), runs, float(len(specs))), (("join", "float32"),))
 
 
-@family("aten.slice_backward", "aten.select_backward", "aten.constant_pad_nd", "aten.slice_scatter", "aten.select_scatter", "aten.as_strided_scatter")
+@family(
+    "aten.slice_backward", "aten.select_backward", "aten.constant_pad_nd", "aten.slice_scatter", "aten.select_scatter", "aten.as_strided_scatter",
+    "aten.diagonal_backward",
+)  # fmt: skip
 def _scatter_into_zeros(op: Op) -> Description:
+    """The whole is filled, and runs of elements that lie side by side are copied into it (or, for a negative padding, out of it)."""
     name = op.packet.removeprefix("aten.")
-    gradient = tensor(op.args[0])
-    whole = op.outputs[0].numel if op.outputs else (math.prod(ints(op.args[1])) if name.endswith("backward") else gradient.numel)
-    name = "slice_backward" if name.endswith("scatter") else name
-    return Description((name, "float32"), (log2(whole),), (1.0, float(whole), float(gradient.numel)))
-
-
-@family("aten.upsample_nearest2d", "aten.upsample_bilinear2d")
-def _upsample(op: Op) -> Description:
-    spec = tensor(op.args[0])
-    name = op.packet.removeprefix("aten.")
-    return Description((name, "float32"), (log2(spec.numel),), (1.0, float(spec.numel)))
+    given = tensor(op.args[0])
+    sizes = op.outputs[0].shape if op.outputs else ints(op.args[1]) if name.endswith("backward") else given.shape
+    if name == "constant_pad_nd":
+        pads = ints(op.args[1])
+        padded = [size + sum(pads[2 * place : 2 * place + 2]) for place, size in enumerate(reversed(given.shape))]
+        sizes = tuple(reversed(padded))
+        # Dimensions up to the first that changes its size lie side by side.
+        changed = next((place for place, (before, after) in enumerate(zip(reversed(given.shape), padded)) if before != after), len(padded) - 1)
+        run = math.prod(min(pair) for pair in list(zip(reversed(given.shape), padded))[: changed + 1])
+        moved = min(given.numel, math.prod(sizes))
+        if min(pads, default=0) < 0:  # a view of what is left, copied
+            kept = TensorSpec(sizes, given.strides, given.dtype)
+            return elementwise(Op("aten.clone.default", (kept,), (("memory_format", Symbol("memory_format", "contiguous_format")),)))
+    elif name == "slice_backward":
+        moved, run = given.numel, math.prod(given.shape[int(op.args[2]) % max(len(sizes), 1) :])  # type: ignore[arg-type]
+    elif name == "select_backward":
+        moved, run = given.numel, math.prod(sizes[int(op.args[2]) % max(len(sizes), 1) + 1 :])  # type: ignore[arg-type]
+    else:  # a copy of the whole, then the source into a part of it
+        moved, run = min((spec.numel for spec in op.inputs), default=1), given.shape[-1] if given.shape else 1
+    whole = math.prod(sizes)
+    kernel = "constant_pad_nd" if name == "constant_pad_nd" else "select_backward" if name in ("select_backward", "diagonal_backward") else "slice_backward"
+    return Description((kernel, "float32"), (log2(whole), log2(run)), (1.0, float(whole), float(moved), moved / max(run, 1)))
 
 
 # -- attention, recurrent layers ------------------------------------------------------------------------------------

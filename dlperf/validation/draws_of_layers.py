@@ -180,6 +180,24 @@ def _move(random: Random) -> Op | None:
     )[int(random.integers(6))]
 
 
+def _resampling(random: Random) -> Op | None:
+    """An image made twice as large, or padded with what it holds."""
+    image = _image(random, 3, 56)
+    if image is None or 4 * image.numel > MAX_ELEMENTS:
+        return None
+    n, c, side, _ = image.shape
+    fine, sides, factors = T(n, c, 2 * side, 2 * side), (2 * side, 2 * side), (2.0, 2.0)
+    padded = T(n, c, side + 2, side + 2)
+    return (
+        Op("aten.upsample_nearest2d.default", (image, sides, *factors)),
+        Op("aten.upsample_nearest2d_backward.default", (fine, sides, image.shape, *factors)),
+        Op("aten.upsample_bilinear2d.default", (image, sides, False, *factors)),
+        Op("aten.upsample_bilinear2d_backward.default", (fine, sides, image.shape, False, *factors)),
+        Op("aten.reflection_pad2d.default", (image, (1, 1, 1, 1))),
+        Op("aten.reflection_pad2d_backward.default", (padded, image, (1, 1, 1, 1))),
+    )[int(random.integers(6))]
+
+
 def _attention(random: Random) -> Op | None:
     b, h, t, d = log_uniform(random, 1, 64), log_uniform(random, 1, 16), log_uniform(random, 8, 1024), pick(random, (16, 24, 32, 64, 64, 128))
     if b * h * t * d > MAX_ELEMENTS or 4.0 * b * h * t * t * d > MAX_FLOP:
@@ -212,6 +230,6 @@ def _recurrent(random: Random) -> Op | None:
 REST: tuple[tuple[str, Draw, int], ...] = (
     ("elementwise", _elementwise, 30), ("transcendental", _transcendental, 16), ("optimizer", _optimizer, 10), ("batch norm", _batch_norm, 16),
     ("layer norm", _layer_norm, 14), ("pooling", _pooling, 16), ("softmax", _softmax, 14), ("reduction", _reduction, 16), ("loss", _loss, 14),
-    ("embedding", _embedding, 14), ("move", _move, 14), ("attention", _attention, 14), ("lstm", _recurrent, 12),
+    ("embedding", _embedding, 14), ("move", _move, 14), ("resampling", _resampling, 12), ("attention", _attention, 14), ("lstm", _recurrent, 12),
 )  # fmt: skip
 """Kinds of the rest, each with how many of some 200."""

@@ -304,11 +304,7 @@ def quick_keys() -> set[tuple[str, ...]]:
     return {found.key for group in planned_groups("quick", ()) for point in group.points if (found := describe(point.op)) is not None}
 
 
-NOT_DESCRIBED = {
-    "aten._weight_norm_interface", "aten._weight_norm_interface_backward", "aten._fft_r2c", "aten._fft_c2r", "aten._embedding_bag",
-    "aten._embedding_bag_backward", "aten.linalg_householder_product", "aten._pack_padded_sequence", "aten.sparse_mask", "aten._values", "aten._indices",
-    "aten._sparse_coo_tensor_with_dims_and_tensors", "aten.is_coalesced", "aten._coalesce",
-}  # fmt: skip
+NOT_DESCRIBED = {"aten.linalg_householder_product", "aten.sparse_mask", "aten._coalesce"}
 """Rare operators without a curve: they are priced by their bytes and named in every report."""
 
 
