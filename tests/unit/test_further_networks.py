@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from networks import further
+from networks import further, seldom
 
 
 def train_a_step(built: further.Built) -> torch.Tensor:
@@ -19,16 +19,25 @@ def train_a_step(built: further.Built) -> torch.Tensor:
     return value
 
 
-def test_all_are_listed() -> None:
-    public = {name for name, value in vars(further).items() if inspect.isfunction(value) and not name.startswith("_")}
-    assert public == set(further.NAMES)
+MODULES = {"further": further, "seldom": seldom}
+BUILDERS = [(module, name) for module, found in MODULES.items() for name in found.NAMES]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_all_are_listed(module: str) -> None:
+    found = MODULES[module]
+    own = {name for name, value in vars(found).items() if inspect.isfunction(value) and value.__module__ == found.__name__ and not name.startswith("_")}
+    assert own == set(found.NAMES)
+
+
+def test_at_least_ten_are_part_of_a_whole_study() -> None:
     assert len(further.NAMES) >= 10
 
 
-@pytest.mark.parametrize("name", further.NAMES)
-def test_trains_a_step(name: str) -> None:
+@pytest.mark.parametrize(("module", "name"), BUILDERS)
+def test_trains_a_step(module: str, name: str) -> None:
     torch.manual_seed(0)
-    built = getattr(further, name)(2)
+    built = getattr(MODULES[module], name)(4)
     before = {key: parameter.detach().clone() for key, parameter in built[0].named_parameters()}
     value = train_a_step(built)
     assert value.shape == ()
@@ -37,7 +46,7 @@ def test_trains_a_step(name: str) -> None:
     assert not still, f"not trained: {still}"
 
 
-@pytest.mark.parametrize("name", further.NAMES)
-def test_builds_and_trains_under_fake_tensors(name: str) -> None:
+@pytest.mark.parametrize(("module", "name"), BUILDERS)
+def test_builds_and_trains_under_fake_tensors(module: str, name: str) -> None:
     with FakeTensorMode():
-        assert train_a_step(getattr(further, name)(16)).shape == ()
+        assert train_a_step(getattr(MODULES[module], name)(16)).shape == ()
