@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dlperf.trace import Argument, Op, TensorSpec, Trace
 from dlperf.work import is_view
 
+_TABLES = {"embedding_dense_backward": 2, "_embedding_bag_backward": 6}
+"""Gradients of embeddings, and at which place of their arguments the number of rows stands."""
 _OF_FIRST = ("div", "neg", "clone", "sqrt")
 _MOMENTS = ("addcmul", "lerp", "maximum")
 
@@ -25,8 +27,8 @@ def roots_of_zero(trace: Trace) -> dict[int, float]:
     found: dict[int, float] = {}
     for index, op in enumerate(trace.ops):
         name = op.packet.removeprefix("aten.")
-        if name == "embedding_dense_backward" and op.phase == "backward":
-            _, indices, n_rows = op.args[:3]
+        if name in _TABLES and op.phase == "backward":
+            indices, n_rows = op.args[1], op.args[_TABLES[name]]
             if isinstance(indices, TensorSpec) and isinstance(n_rows, int) and n_rows > 0:
                 shares |= {spec.storage: (1 - 1 / n_rows) ** indices.numel for spec in op.outputs if spec.storage >= 0}
         elif shares and op.phase in ("backward", "optimizer") and not is_view(op):

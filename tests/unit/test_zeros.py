@@ -35,11 +35,12 @@ class Tied(nn.Module):
         return vectors @ self.table.weight.t()
 
 
-def net(kind="Adam", tied=False, **options):
+def net(kind="Adam", tied=False, bags=False, **options):
     torch.manual_seed(0)
-    model = Tied() if tied else nn.Sequential(nn.Embedding(ROWS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))
+    table = nn.EmbeddingBag(ROWS, WIDTH) if bags else nn.Embedding(ROWS, WIDTH)
+    model = Tied() if tied else nn.Sequential(table, nn.Tanh(), nn.Linear(WIDTH, 2))
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **options)
-    return model, (torch.randint(0, ROWS, (DRAWS,)),), lambda output: output.square().mean(), optimizer
+    return model, (torch.randint(0, ROWS, (DRAWS // 7, 7) if bags else (DRAWS,)),), lambda output: output.square().mean(), optimizer
 
 
 def counted(**choice):
@@ -57,7 +58,7 @@ def counted(**choice):
 @pytest.mark.parametrize("choice", [
     {"kind": "Adam"}, {"kind": "Adam", "foreach": True}, {"kind": "Adam", "amsgrad": True}, {"kind": "AdamW"}, {"kind": "AdamW", "foreach": True},
     {"kind": "Adagrad"}, {"kind": "Adagrad", "foreach": True}, {"kind": "RMSprop"}, {"kind": "RMSprop", "foreach": True}, {"kind": "NAdam"},
-    {"kind": "Adam", "maximize": True},
+    {"kind": "Adam", "maximize": True}, {"kind": "Adagrad", "bags": True}, {"kind": "Adam", "bags": True},
 ], ids=str)  # fmt: skip
 def test_rows_that_no_index_meets(choice):
     told, real = counted(**choice)
