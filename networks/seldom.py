@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-Built = tuple[nn.Module, tuple[Tensor, ...], Callable[[Any], Tensor], torch.optim.Optimizer]
+from networks.further import Built
 
 NAMES = ("segmenter", "click_predictor", "response_norms", "weight_norms", "super_resolution", "contrastive", "encoder", "bidirectional_lstm")
 """Every builder of this module."""

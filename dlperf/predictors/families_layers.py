@@ -6,7 +6,9 @@ import math
 
 from dlperf.predictors.description import Description, family, ints, log2, tensor
 from dlperf.predictors.families_elements import elementwise
-from dlperf.trace import Op, Symbol, TensorSpec
+from dlperf.predictors.parts import contiguous_clone
+from dlperf.trace import Op, TensorSpec
+from dlperf.work.registry import argument
 
 LANES = 16
 """Numbers of float32 in a vector of 512 bits."""
@@ -210,8 +212,8 @@ def _ordering(op: Op) -> Description:
     """Sorting: n log2 n along a dimension; picking the largest: n."""
     name = op.packet.removeprefix("aten.")
     spec = tensor(op.args[0])
-    dims = dict(op.kwargs).get("dim", next((a for a in op.args[{"sort": 1, "argsort": 1, "median": 1, "nanmedian": 1, "mode": 1}.get(name, 2) :][:1]), -1))
-    outer, length, inner = _split(spec, ints(dims) or (-1,)) if spec.shape else (1, 1, 1)
+    dim = argument(op, 2 if name in ("topk", "kthvalue") else 1, "dim", -1)  # theirs comes after a number of elements
+    outer, length, inner = _split(spec, ints(dim) or (-1,)) if spec.shape else (1, 1, 1)
     kernel = "sort" if name in ("sort", "argsort", "mode") else "topk"
     terms = (1.0, float(spec.numel), spec.numel * log2(length), float(outer * inner))
     side = "last" if inner == 1 else "first"
@@ -261,7 +263,7 @@ def _gather(op: Op) -> Description:
         moved = picked if name == "gather" else picked * width
     rows = moved // max(width, 1)
     place = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
-    filled = name == "embedding_dense_backward" or (packet in ("index_put", "index_add", "index_copy"))  # out of place: a copy of all first
+    filled = name == "embedding_dense_backward" or packet in ("index_put", "index_add", "index_copy")  # out of place: a copy of all first
     terms = (1.0, float(rows), float(moved), float(whole) if filled else 0.0)
     return Description((name, "float32"), place, terms, (("index_select", "float32"),) if name in ("index", "index_put", "index_add") else ())
 
@@ -274,7 +276,7 @@ def _embedding_bag(op: Op) -> Description:
     table = int(op.args[6]) if backward else first.shape[0]  # type: ignore[arg-type]
     mode, sparse = (op.args[8], op.args[9]) if backward else (op.args[4] if len(op.args) > 4 else 0, False)
     rows = tokens.numel
-    form = {0: "sum", 1: "mean", 2: "max"}.get(mode if isinstance(mode, int) else 0, "sum")
+    form = ("sum", "mean", "max")[int(mode)]  # type: ignore[arg-type]
     place = (log2(rows), log2(width), log2(table) * 0.5)
     terms = (1.0, float(rows), float(rows * width), float(table * width) if backward and not sparse else 0.0, float(offsets.numel * width))
     name = f"embedding_bag{'_backward' if backward else ''}"
@@ -294,35 +296,38 @@ def _join(op: Op) -> Description:
     return Description(("join", specs[0].dtype), (log2(numel), log2(run)), (1.0, float(numel), runs, float(len(specs))), (("join", "float32"),))
 
 
-@family(
-    "aten.slice_backward", "aten.select_backward", "aten.constant_pad_nd", "aten.slice_scatter", "aten.select_scatter", "aten.as_strided_scatter",
-    "aten.diagonal_backward",
-)  # fmt: skip
+@family("aten.slice_backward", "aten.select_backward", "aten.slice_scatter", "aten.select_scatter", "aten.as_strided_scatter", "aten.diagonal_backward")
 def _scatter_into_zeros(op: Op) -> Description:
-    """The whole is filled, and runs of elements that lie side by side are copied into it (or, for a negative padding, out of it)."""
+    """The whole is filled, and runs of elements that lie side by side are copied into it."""
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
     sizes = op.outputs[0].shape if op.outputs else ints(op.args[1]) if name.endswith("backward") else given.shape
-    if name == "constant_pad_nd":
-        pads = ints(op.args[1])
-        padded = [size + sum(pads[2 * place : 2 * place + 2]) for place, size in enumerate(reversed(given.shape))]
-        sizes = tuple(reversed(padded))
-        # Dimensions up to the first that changes its size lie side by side.
-        changed = next((place for place, (before, after) in enumerate(zip(reversed(given.shape), padded)) if before != after), len(padded) - 1)
-        run = math.prod(min(pair) for pair in list(zip(reversed(given.shape), padded))[: changed + 1])
-        moved = min(given.numel, math.prod(sizes))
-        if min(pads, default=0) < 0:  # a view of what is left, copied
-            kept = TensorSpec(sizes, given.strides, given.dtype)
-            return elementwise(Op("aten.clone.default", (kept,), (("memory_format", Symbol("memory_format", "contiguous_format")),)))
-    elif name == "slice_backward":
+    if name == "slice_backward":
         moved, run = given.numel, math.prod(given.shape[int(op.args[2]) % max(len(sizes), 1) :])  # type: ignore[arg-type]
     elif name == "select_backward":
         moved, run = given.numel, math.prod(sizes[int(op.args[2]) % max(len(sizes), 1) + 1 :])  # type: ignore[arg-type]
     else:  # a copy of the whole, then the source into a part of it
         moved, run = min((spec.numel for spec in op.inputs), default=1), given.shape[-1] if given.shape else 1
-    whole = math.prod(sizes)
-    kernel = "constant_pad_nd" if name == "constant_pad_nd" else "select_backward" if name in ("select_backward", "diagonal_backward") else "slice_backward"
+    kernel = "select_backward" if name in ("select_backward", "diagonal_backward") else "slice_backward"
+    return _filled(kernel, math.prod(sizes), moved, run)
+
+
+def _filled(kernel: str, whole: int, moved: int, run: int) -> Description:
     return Description((kernel, "float32"), (log2(whole), log2(run)), (1.0, float(whole), float(moved), moved / max(run, 1)))
+
+
+@family("aten.constant_pad_nd")
+def _constant_padding(op: Op) -> Description:
+    """As :func:`_scatter_into_zeros`; for a negative padding, a copy of what is left."""
+    given, pads = tensor(op.args[0]), ints(op.args[1])
+    sides = [(size, size + sum(pads[2 * place : 2 * place + 2])) for place, size in enumerate(reversed(given.shape))]  # before and after, the last first
+    sizes = tuple(after for _, after in reversed(sides))
+    if min(pads, default=0) < 0:
+        return elementwise(contiguous_clone(TensorSpec(sizes, given.strides, given.dtype)))
+    # Dimensions up to the first that changes its size lie side by side.
+    changed = next((place for place, (before, after) in enumerate(sides) if before != after), len(sides) - 1)
+    run = math.prod(min(pair) for pair in sides[: changed + 1])
+    return _filled("constant_pad_nd", math.prod(sizes), min(given.numel, math.prod(sizes)), run)
 
 
 # -- attention, recurrent layers ------------------------------------------------------------------------------------

@@ -35,6 +35,11 @@ _MASK = 10
 _FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
 
 
+def contiguous_clone(spec: TensorSpec) -> Op:
+    """The copy of a tensor into row-major order."""
+    return Op("aten.clone.default", (spec,), (_FORMAT,))
+
+
 def parts(op: Op) -> tuple[Op, ...]:
     """The operators whose times add up to an op's: mostly itself.
 
@@ -47,7 +52,7 @@ def parts(op: Op) -> tuple[Op, ...]:
     >>> parts(Op("aten.relu.default", (turned,))) == (Op("aten.relu.default", (turned,)),)
     True
     """
-    copies = tuple(Op("aten.clone.default", (spec,), (_FORMAT,)) for spec in _copied(op))
+    copies = tuple(contiguous_clone(spec) for spec in _copied(op))
     return (*(_passes(op) if op.packet == "aten.convolution_backward" else (op,)), *copies)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quick_curves import assert_has_a_curve
 from recorder_zoo import CASES
 from torch import nn
 from torch.nn import functional as F
@@ -300,10 +301,6 @@ def test_every_kernel_of_the_plan_is_described(mode: str) -> None:
             assert shapes.setdefault(found.key, (len(found.place), len(found.terms))) == (len(found.place), len(found.terms)), point.op.signature
 
 
-def quick_keys() -> set[tuple[str, ...]]:
-    return {found.key for group in planned_groups("quick", ()) for point in group.points if (found := describe(point.op)) is not None}
-
-
 NOT_DESCRIBED = {"aten.linalg_householder_product", "aten.sparse_mask", "aten._coalesce"}
 """Rare operators without a curve: they are priced by their bytes and named in every report."""
 
@@ -312,16 +309,11 @@ NOT_DESCRIBED = {"aten.linalg_householder_product", "aten.sparse_mask", "aten._c
 @pytest.mark.parametrize("name", CASES)
 def test_every_op_of_the_zoo_is_described_and_has_a_curve(name: str) -> None:
     model, inputs, loss, optimizer = CASES[name]()
-    keys = quick_keys()
     for op in record(model, inputs, loss=loss, optimizer=optimizer).ops:
         if op.packet in NOT_DESCRIBED:
             assert describe(op) is None
             continue
-        for part in parts(op):
-            found = describe(part)
-            assert found is not None, f"{part.name} is not described"
-            if not any(spec.dtype.startswith("complex") for spec in op.inputs):
-                assert any(key in keys for key in (found.key, *found.fallbacks)), f"{part.signature}: no curve of {found.key} in a quick calibration"
+        assert_has_a_curve(op)
 
 
 class Practice(nn.Module):

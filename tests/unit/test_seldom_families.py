@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from quick_curves import assert_has_a_curve
 from torch import nn
 from torch.nn import functional as F
 
 from dlperf.predictors.description import Description
 from dlperf.predictors.families import describe
-from dlperf.predictors.parts import parts
 from dlperf.recorder import record
 from dlperf.trace import Op, Symbol, TensorSpec
-from microbench.worker import planned_groups
 
 T = TensorSpec.contiguous
 
@@ -191,10 +190,5 @@ LAYERS = _layers()
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_has_a_curve_even_in_a_quick_calibration(name: str) -> None:
     layer, inputs = LAYERS[name]
-    keys = {found.key for group in planned_groups("quick", ()) for point in group.points if (found := describe(point.op)) is not None}
     for op in record(Around(layer), inputs, loss=lambda out: out.mean()).ops:
-        for part in parts(op):
-            found = describe(part)
-            assert found is not None, f"{part.name} is not described"
-            if not any(spec.dtype.startswith("complex") for spec in op.inputs):
-                assert any(key in keys for key in (found.key, *found.fallbacks)), f"{part.signature}: no curve of {found.key}"
+        assert_has_a_curve(op)
