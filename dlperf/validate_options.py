@@ -39,7 +39,7 @@ def add_validate(validate: argparse.ArgumentParser) -> None:
     validate.add_argument("--parts", type=names, metavar="PART,...", help="with --training: workers, oversubscribed, wrapped, epoch, choice, memory; "
                           "with --distributed: all-reduce, steps, bound, replay (all)")  # fmt: skip
     validate.add_argument("--seed", type=count_or_none, metavar="N", help="which random ops (default: others each time)")
-    validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, so that an interrupted study goes on")
+    validate.add_argument("--cache", metavar="DIR", help="where measurements are kept, each with its --seconds, so that an interrupted study goes on")
     validate.add_argument("--fresh", action="store_true", help="measure again what is kept")
 
 

@@ -75,6 +75,9 @@ def calibrate(
     shared = _missing_sharings(machine, mode, traces, workers)
     if not any(groups for _, groups in work) and not shared:
         narrate(f"{path} holds all of this already; nothing to measure")
+    elif machine.groups:
+        n_left = sum(len(groups) for _, groups in work) + len(shared)
+        narrate(f"{path} keeps {len(machine.groups)} measured groups; going on with {n_left} more")
     machine = _note_neighbours(machine)
     total = sum(weight for _, groups in work for _, weight in groups) + _SHARING_WEIGHT * len(shared)
     with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:

@@ -122,10 +122,12 @@ def load_point(args: Namespace) -> Measurement | None:
 
 
 def split_batch(spec: str) -> list[tuple[str, int | None]]:
-    """``TARGET@32,128`` -> (TARGET, 32), (TARGET, 128); without ``@`` the batch size is None."""
+    """``TARGET@32,128`` -> (TARGET, 32), (TARGET, 128); without ``@`` the batch size is None. Raises DlperfError for what follows ``@`` and is no size."""
     target, at, sizes = spec.rpartition("@")
-    if not at or not target or not sizes.replace(",", "").isdigit():
+    if not at or not target or set(sizes) & set("/\\:."):  # of a path's own
         return [(spec, None)]
+    if not sizes.replace(",", "").isdigit():
+        raise DlperfError(f"{spec}: {sizes or 'nothing'} after the @ is no batch size; give {target}@32 or {target}@16,64")
     found = [int(size) for size in sizes.split(",") if size]
     if not all(found):
         raise DlperfError(f"{spec}: batch size is 0; it must be at least 1")

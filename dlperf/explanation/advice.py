@@ -283,6 +283,7 @@ class _Adviser:
         assert base.step.total_s is not None
         own = BatchPoint.of(base)
         points: list[BatchPoint] = []
+        predictions: dict[int, Prediction] = {}
         most_bytes = MOST_MEMORY_FRAC * (base.machine.cpu.memory_bytes or math.inf)
         for size in sorted([own.batch_size, *batch_sizes(own.batch_size)]):
             if size == own.batch_size:
@@ -301,6 +302,7 @@ class _Adviser:
                 self.notes.append(f"batch size {size} would take more than {format_percent(MOST_MEMORY_FRAC)} of the machine's memory")
                 break
             points.append(BatchPoint.of(prediction))
+            predictions[size] = prediction
             if size > own.batch_size and len(points) > 2 and _grows_no_more(*points[-2:]):
                 break  # past the knee
         swept = Advice((), sweep=tuple(points))
@@ -312,7 +314,7 @@ class _Adviser:
             reason = f"the knee of {points[0].batch_size}..{points[-1].batch_size} is here"
             return tuple(points), [Suggestion(Variant("batch size"), "", DOES_NOT_PAY, reason, caveat)] if len(points) > 1 else []
         size = knee.batch_size
-        judged = self._judge(Candidate(Variant(f"batch size {size}", batch_size=size), f"a batch of {size}", caveat, is_exact=False))
+        judged = self._judged(Candidate(Variant(f"batch size {size}", batch_size=size), f"a batch of {size}", caveat, is_exact=False), predictions[size])
         if judged.verdict == DOES_NOT_PAY:  # a smaller one, with the same throughput for less memory
             share = knee.samples_per_s / max(point.samples_per_s for point in points)
             judged = replace(judged, reason=f"already has {format_percent(share)} of the best throughput, in {format_bytes(knee.peak_memory_bytes)}")

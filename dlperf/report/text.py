@@ -177,9 +177,10 @@ def _epoch_lines(epoch: Epoch) -> list[tuple[str, str]]:
         return "".join(f", {name} {format_seconds(seconds)}" for name, seconds in named if seconds)
 
     shares = f" shared by {epoch.workers} workers," if epoch.workers > 1 else ""
+    n_steps = f"{epoch.steps_per_epoch} step{'s' * (epoch.steps_per_epoch != 1)}"
     waits = "; the loader binds" if epoch.bound == "loader" else ""
     return [
-        ("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples{shares} in {epoch.steps_per_epoch} steps{listed(parts)}{waits})"),
+        ("epoch", f"{format_seconds(epoch.epoch_s)}   ({epoch.samples} samples{shares} in {n_steps}{listed(parts)}{waits})"),
         ("run", f"{format_seconds(epoch.total_s)}   ({epoch.epochs} epoch{'s' if epoch.epochs != 1 else ''}{listed(around)})"),
     ]
 

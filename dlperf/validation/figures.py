@@ -122,7 +122,8 @@ def cases_figure(study: Study) -> Figure | None:
     ax.set_xlabel("predicted / measured step - 1")
     ax.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
     ax.tick_params(axis="y", length=0)
-    ax.set_title(f"{len(labels)} steps (network@batch size, t: threads)\n{_where(study, [score.case.threads for score in spoken])}", fontsize=10)
+    steps = f"{len(labels)} step{'s' * (len(labels) != 1)}"
+    ax.set_title(f"{steps} (network@batch size, t: threads)\n{_where(study, [score.case.threads for score in spoken])}", fontsize=10)
     handles, _ = ax.get_legend_handles_labels()
     figure.legend(handles=[*handles, Patch(facecolor="#cfd5db", label="repeatability floor")], loc="outside lower center", ncols=4)
     return figure

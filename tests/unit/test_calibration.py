@@ -195,7 +195,9 @@ def test_where_a_kernel_crashes_the_process_another_goes_on(
 
 
 @pytest.mark.parametrize("how", ["interrupt", "killed", "half a line"])
-def test_what_is_finished_stays_and_is_not_measured_again(tmp_path: Path, worker: type[Worker], how: str) -> None:
+def test_what_is_finished_stays_and_is_not_measured_again(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str], how: str
+) -> None:
     path = tmp_path / "m.json"
 
     def fate(name: str) -> str | None:
@@ -217,7 +219,9 @@ def test_what_is_finished_stays_and_is_not_measured_again(tmp_path: Path, worker
     assert kept.groups == ("quick/1/one", "quick/1/two")
     assert not kept.complete
     worker.fate, worker.status = staticmethod(lambda name: None), 0  # type: ignore[assignment]
+    assert "going on" not in capsys.readouterr().err
     assert suite.calibrate(path, mode="quick").complete
+    assert "m.json keeps 2 measured groups; going on with 1 more" in capsys.readouterr().err
     assert measured(worker)[1:] == [(1, ["three"])]
     assert len(Machine.load(path).kernels) == 3
 
