@@ -116,7 +116,7 @@ def _convolution(
     elif groups > 1:
         kind = f"depthwise{planar}" if c_in_g == c_out_g == 1 else f"grouped{planar}"
     else:
-        kind = f"1x1 {planar}" if kernel == 1 else f"dense{planar}"
+        kind = f"1x1 {planar}" if window.is_point else f"dense{planar}"
     onednn = takes_onednn(image, weight, window.stride, window.dilation, groups, threads)
     (way,) = ways_of(bool(transposed), needs) or ("weight",)
     regime = Convolution(c_in_g, c_out_g, groups, window).regime(way) if onednn else "native"

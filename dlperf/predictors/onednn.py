@@ -77,6 +77,11 @@ class Window:
         return max(self.stride) > 1
 
     @property
+    def is_point(self) -> bool:
+        """Whether its kernel has one tap and no stride: jit_1x1 computes those, with a stride they take what larger kernels do."""
+        return math.prod(self.kernel) == 1 and not self.is_strided
+
+    @property
     def is_padded_far(self) -> bool:
         """Whether there are outputs whose middle tap lies outside the image: more padding than half of the kernel's reach."""
         return any(pad > (step * (side - 1) + 1) // 2 for side, pad, step in zip(self.kernel, self.padding, self.dilation))
@@ -97,20 +102,22 @@ def window_of(weight: TensorSpec, stride: tuple[int, ...], padding: tuple[int, .
 def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``, ``blocked`` or ``gemm``.
 
-    ONEDNN_VERBOSE tells (v3.12): with fewer channels than a block it reads the plain image (wei Acdb16a); groups need channels in fours but for
+    ONEDNN_VERBOSE tells (v3.12): from fewer channels than a block it reads the plain image (wei Acdb16a), but in jit_1x1; groups need channels in fours but for
     depthwise ones of one output each, and a padded kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a product.
 
     >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
     >>> forward_regime(3, 32, 1, window), forward_regime(32, 32, 1, window), forward_regime(6, 6, 4, window)
     ('first', 'blocked', 'gemm')
+    >>> [forward_regime(3, 32, 1, Window((1, 1), (step, step), (0, 0), (1, 1), (14, 14))) for step in (1, 2)]
+    ['blocked', 'first']
     """
     if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 and window.is_dilated else "blocked"
     if groups > 1:
         return "blocked" if c_in % 4 == 0 and c_out % 4 == 0 else "gemm"
-    if math.prod(window.kernel) == 1:
-        return "gemm" if window.is_padded_far else "blocked"
-    return "blocked" if c_in >= BLOCK else "first"
+    if math.prod(window.kernel) == 1 and window.is_padded_far:
+        return "gemm"
+    return "blocked" if c_in >= BLOCK or window.is_point else "first"
 
 
 def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
@@ -130,8 +137,10 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
         gaps = any(stride > side for stride, side in zip(window.stride, window.kernel))
         own = d < 3 and window.kernel[-1] <= _DEPTHWISE_WEIGHT_SIDE and not (window.is_dilated or window.is_padded_far or shifted or gaps)
         return "blocked" if own else "gemm"
-    if math.prod(window.kernel) == 1 and groups == 1:
-        return "gemm" if window.is_padded_far else "blocked"
+    if math.prod(window.kernel) == 1 and groups == 1 and window.is_padded_far:
+        return "gemm"
+    if window.is_point and groups == 1:
+        return "blocked"
     whole = c_in % BLOCK == 0 and c_out % BLOCK == 0 if groups > 1 else c_in >= BLOCK
     plain = groups == 1 and c_in <= _PLAIN_WEIGHT_CHANNELS
     far = d > 1 and window.is_padded_far
