@@ -125,8 +125,14 @@ def end_all(started: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait(max(0.0, end - time.monotonic()))
         _send(process, signal.SIGKILL)  # the rank itself, or what it left in its group
         process.wait()
+    end = time.monotonic() + _GRACE_S
+    while any(_send(process, 0) for process in running) and time.monotonic() < end:  # what a rank started is not ours to wait for, and takes a moment to go
+        time.sleep(_LOOK_S / 10)
 
 
-def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _send(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Whether somebody was there to be told."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, number)
+        return True
+    return False

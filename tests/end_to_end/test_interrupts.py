@@ -43,6 +43,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def left_running(children: set[int], patience_s: float = 10.0) -> list[int]:
+    """Those of the processes that do not end in time: one that was killed needs a moment to go, and on a busy machine a long one."""
+    until = time.monotonic() + patience_s
+    while (alive := [child for child in children if is_alive(child)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    return alive
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize(
     "command",
@@ -78,7 +86,7 @@ def test_children_end_and_nothing_is_promised(tmp_path: Path, machine_file: Path
     finally:
         process.kill()
     assert process.returncode == (143 if number == signal.SIGTERM else 130), err
-    assert not [child for child in children if is_alive(child)]
+    assert not left_running(children)
     assert "Traceback" not in err
     if command[0] == "explain":  # the prediction was finished, and is shown
         assert "interrupted before a first change was tried; the prediction alone is shown" in err

@@ -15,7 +15,7 @@ import pytest
 from dlperf.cluster import Cluster
 from dlperf.errors import DlperfError
 from microbench.hosts import namespaces, ranks
-from tests.end_to_end.test_interrupts import PATIENCE_S, descendants, is_alive
+from tests.end_to_end.test_interrupts import PATIENCE_S, descendants, is_alive, left_running
 
 UNUSABLE, FAILED = 2, 1
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_neither_ranks_nor_hosts(tmp_path: Path, machine_fil
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == "dlperf: interrupted"
     assert len(children) >= 2
-    assert not [child for child in children if is_alive(child)]
+    assert not left_running(children)
     assert not namespaces.FOLDER.exists() or not [path for path in namespaces.FOLDER.iterdir() if f"-{process.pid}-" in path.name]
 
 
