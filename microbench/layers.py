@@ -174,17 +174,28 @@ def embedding_bag(rows: int, width: int, table: int, index: int) -> list[Op]:
     ]
 
 
+def _length(u: float, index: int) -> int:
+    """The length of a sequence: every other whole vectors."""
+    length = log_pick(u, 8, 1024)
+    return max(16, 16 * round(length / 16)) if turn(index, 2, 2) else length
+
+
 def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
-    b, h, t, d = log_pick(u, 1, 64), log_pick(v, 1, 16), log_pick(w, 8, 1024), pick(index * 0.3819660 % 1, (16, 32, 64, 64, 128))
-    if b * h * t * d > 2**21 or 4.0 * b * h * t * t * d > 2e9:
+    b, h, t, d = log_pick(u, 1, 64), log_pick(v, 1, 16), _length(w, index), pick(index * 0.3819660 % 1, (16, 24, 32, 48, 64, 64, 64, 96, 128))
+    s = t if turn(index, 4, 3) else log_pick(index * 0.7320508 % 1, 8, 1024)
+    if b * h * max(t, s) * d > 2**21 or 4.0 * b * h * t * s * d > 2e9:
         return []
+
+    def interleaved(length: int) -> TensorSpec:
+        return TensorSpec((b, h, length, d), (length * h * d, d, h * d, 1))
+
     # Queries, keys and values are views of one projection in most networks: heads are interleaved in memory.
-    q = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1)) if turn(index, 2, 1) else T(b, h, t, d)
-    causal = turn(index, 3) == 1
-    forward = Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, q, q, 0.0, causal))
-    lse = TensorSpec((b, h, t), (h * t, 1, h))
-    out = TensorSpec((b, h, t, d), (t * h * d, d, h * d, 1))
-    return [forward, Op("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", (out, q, q, q, out, lse, 0.0, causal))]
+    q, k = (interleaved(t), interleaved(s)) if turn(index, 2, 1) else (T(b, h, t, d), T(b, h, s, d))
+    causal = turn(index, 3) == 1 and s == t
+    mask = (("attn_mask", T(t, s) if turn(index, 2, 3) else T(b, 1, 1, s)),) if turn(index, 6) == 0 else ()
+    lse, out = TensorSpec((b, h, t), (h * t, 1, h)), interleaved(t)
+    forward = Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, k, k, 0.0, causal), mask)
+    return [forward, Op("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", (out, q, k, k, out, lse, 0.0, causal), mask)]
 
 
 def recurrent(t: int, b: int, inputs: int, hidden: int, mode: int = 2, train: bool = True) -> tuple[Op, Op]:
@@ -203,9 +214,9 @@ def recurrent(t: int, b: int, inputs: int, hidden: int, mode: int = 2, train: bo
 
 
 def _recurrent(u: float, v: float, w: float, index: int) -> list[Op]:
-    t, b, hidden = log_pick(u, 1, 128), log_pick(v, 1, 128), log_pick(w, 16, 512)
-    inputs = pick(index * 0.618 % 1, (hidden, max(8, hidden // 2), 64, 32))
-    if 16.0 * t * b * hidden * (inputs + hidden) > 2e9:
+    t, b, hidden = log_pick(u, 1, 128), log_pick(v, 1, 128), _width(w, 8, 512, index)
+    inputs = hidden if turn(index, 4) == 0 else _width(index * 0.3819660 % 1, 8, 512, index + 1)
+    if 8.0 * t * b * hidden * (inputs + hidden) > 2e9:
         return []
     return list(recurrent(t, b, inputs, hidden))
 
@@ -229,8 +240,8 @@ def groups(mode: str) -> list[Group]:
         ("pooling", "pool", _pools, 8, 60),
         ("rows", "rows", _rows, 8, 60),
         ("moves", "moves", _moves, 5, 48),
-        ("attention", "attention", _attention, 6, 60),
-        ("recurrent", "recurrent", _recurrent, 5, 40),
+        ("attention", "attention", _attention, 8, 110),
+        ("recurrent", "recurrent", _recurrent, 6, 100),
         ("images", "images", images, 5, 22),
         ("seldom layers", "seldom", seldom, 3, 8),
     )

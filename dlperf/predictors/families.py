@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dlperf.predictors import families_contractions, families_elements, families_images, families_layers, families_others
+from dlperf.predictors import families_contractions, families_elements, families_images, families_layers, families_others, families_sequences
 from dlperf.predictors.description import Description, describe, known
 
-__all__ = ["Description", "describe", "families_contractions", "families_elements", "families_images", "families_layers", "families_others", "known"]
+__all__ = [
+    "Description", "describe", "families_contractions", "families_elements", "families_images", "families_layers", "families_others",
+    "families_sequences", "known",
+]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlperf.predictors.description import Description, family, family_by_threads, ints, log2, tensor
-from dlperf.predictors.onednn import BLOCK, Convolution, padded, takes_onednn, ways_of, window_of
+from dlperf.predictors.onednn import BLOCK, Convolution, padded, remainders, takes_onednn, ways_of, window_of
 from dlperf.trace import Argument, Op, TensorSpec
 
 # -- matrix products ----------------------------------------------------------------------------------------------
@@ -23,15 +23,6 @@ def _transposed(spec: TensorSpec) -> bool:
     return columns != 1 and rows == 1 and spec.shape[-1] > 1
 
 
-def _remainders(size: int) -> int:
-    """Into how many parts, of 8, 4, 2 and 1, kernels cut what is left of a size after whole blocks.
-
-    >>> [_remainders(size) for size in (32, 40, 47)]
-    [0, 1, 4]
-    """
-    return (size % BLOCK).bit_count()
-
-
 def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> Description:
     """A product, whatever the order of its operands in memory, which is a coordinate of its own.
 
@@ -42,11 +33,11 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
     batch = math.prod(a.shape[:-2])
     # Kernels compute whole tiles of results, or cut what is left into parts, each of which takes as long: which, depends on the library and its vectors.
     tiles = [math.ceil(m / rows) * rows * math.ceil(n / columns) * columns for sides in _TILES for rows, columns in (sides, sides[::-1])]
-    parts = (m * k * _remainders(n), n * k * _remainders(m))
+    parts = (m * k * remainders(n), n * k * remainders(m))
     terms = (1.0, *(float(batch * amount) for amount in (1, m * n * k, m * n, m * k, n * k, *(tile * k for tile in tiles), *parts)))
     # Below a tile every size is a case of its own: there the coordinates are three times as long.
     place = (
-        log2(m), log2(n), log2(k), 2.0 * log2(min(m, BLOCK)), 2.0 * log2(min(n, BLOCK)), *(0.35 * _remainders(size) for size in (m, n, k)),
+        log2(m), log2(n), log2(k), 2.0 * log2(min(m, BLOCK)), 2.0 * log2(min(n, BLOCK)), *(0.35 * remainders(size) for size in (m, n, k)),
         float(_transposed(a)), float(_transposed(b)), float(with_bias), log2(batch),
     )  # fmt: skip
     regimes: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)

@@ -1,4 +1,4 @@
-"""Families of layers' kernels: normalisation, pooling, rows, moves, attention, recurrent layers."""
+"""Families of layers' kernels: normalisation, pooling, rows, moves."""
 
 from __future__ import annotations
 
@@ -328,35 +328,3 @@ def _constant_padding(op: Op) -> Description:
     changed = next((place for place, (before, after) in enumerate(sides) if before != after), len(sides) - 1)
     run = math.prod(min(pair) for pair in sides[: changed + 1])
     return _filled("constant_pad_nd", math.prod(sizes), min(given.numel, math.prod(sizes)), run)
-
-
-# -- attention, recurrent layers ------------------------------------------------------------------------------------
-
-
-@family("aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward")
-def _attention(op: Op) -> Description:
-    backward = op.packet.endswith("backward")
-    query, key = (tensor(a) for a in (op.args[1:3] if backward else op.args[:2]))
-    b, h, t, d = query.shape
-    s = key.shape[2]
-    flags = [a for a in op.args if isinstance(a, bool)]
-    causal = "causal" if flags and flags[0] else "full"
-    name = "attention_backward" if backward else "attention"
-    half = 0.5 if causal == "causal" else 1.0
-    terms = (1.0, half * b * h * t * s * d, float(b * h * t * d), half * b * h * t * s, float(b * h))
-    place = (log2(b * h), log2(t), log2(s), log2(d))
-    return Description((name, query.dtype, causal), place, terms, ((name, query.dtype, "full"), (name, "float32", causal), (name, "float32", "full")))
-
-
-@family("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
-def _recurrent(op: Op) -> Description:
-    backward = op.packet.endswith("backward")
-    x, w_input = tensor(op.args[0]), tensor(op.args[1])
-    hidden = tensor(op.args[2]).shape[1]
-    gates = w_input.shape[0] // max(hidden, 1)
-    t, b = x.shape[0], x.shape[1]
-    inputs = x.shape[2]
-    name = "rnn_backward" if backward else "rnn"
-    weights = gates * hidden * (inputs + hidden)
-    terms = (1.0, float(t), float(t * b) * weights, float(weights), float(t * gates * hidden * hidden), float(t * b * (gates * hidden + inputs)))
-    return Description((name, x.dtype, str(gates)), (log2(t), log2(b), log2(inputs), log2(hidden)), terms, ((name, x.dtype, "4"), (name, "float32", "4")))

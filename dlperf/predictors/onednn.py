@@ -26,6 +26,15 @@ def padded(channels: int) -> int:
     return BLOCK * math.ceil(channels / BLOCK)
 
 
+def remainders(size: int) -> int:
+    """Into how many parts, of 8, 4, 2 and 1, kernels cut what is left of a size after whole blocks.
+
+    >>> [remainders(size) for size in (32, 40, 47)]
+    [0, 1, 4]
+    """
+    return (size % BLOCK).bit_count()
+
+
 @dataclass(frozen=True)
 class Window:
     """Kernel, stride, padding and dilation of a convolution and the image that it slides over, one number for each spatial axis."""

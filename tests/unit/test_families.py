@@ -22,6 +22,7 @@ from dlperf.predictors.parts import parts, scratch
 from dlperf.recorder import record
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench.conv import backward_of, convolution
+from microbench.layers import recurrent
 from microbench.plan import MODES
 from microbench.worker import planned_groups
 
@@ -158,13 +159,32 @@ def test_softmax_pools_norms_and_moves() -> None:
     assert described("aten.view.default", T(8), (8,)).terms == (1.0,)
 
 
-def test_attention() -> None:
+@pytest.mark.parametrize("n_keys, causal, expected", [(40, False, 40 * 40), (40, True, 40 * 40), (1100, True, 32 * 512 + 8 * 512)])
+def test_attention_takes_blocks_of_keys_as_a_whole(n_keys: int, causal: bool, expected: int) -> None:
+    q, k = T(2, 4, 40, 8), T(2, 4, n_keys, 8)
+    found = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, k, 0.0, causal)
+    assert found.terms[4] == 2 * 4 * expected  # scores: a causal mask spares none of the first 512 keys
+    assert (found.terms[15] > 0) == causal
+    again = described("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", q, q, k, k, q, T(2, 4, 40), 0.0, causal)
+    assert (again.terms, again.place) == (found.terms, found.place)
+
+
+def test_a_masked_attention_has_a_place_of_its_own() -> None:
     q = T(2, 4, 16, 8)
-    full = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, 0.0, False)
-    causal = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, q, q, 0.0, True)
-    assert full.place == (3.0, 4.0, 4.0, 3.0)
-    assert full.terms[1] == 2 * 4 * 16 * 16 * 8 == 2 * causal.terms[1]
-    assert causal.key != full.key
+    plain, masked = (describe(Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, q, q), named)) for named in ((), (("attn_mask", T(16, 16)),)))
+    assert plain is not None
+    assert masked is not None
+    assert plain.key == masked.key
+    assert plain.place != masked.place
+    assert (plain.terms[-1], masked.terms[-1]) == (0, 2 * 4 * 16 * 16)
+
+
+def test_recurrent_layers_compute_whole_blocks() -> None:
+    even, odd = (describe(recurrent(5, 3, 20, hidden)[0]) for hidden in (32, 20))
+    assert even is not None
+    assert odd is not None
+    assert (even.terms[2], odd.terms[2]) == (5 * 3 * 4 * 32 * 20, 5 * 3 * 4 * 32 * 20)
+    assert even.terms[3] > odd.terms[3]
 
 
 def test_convolutions() -> None:
