@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.clock import Clock, Samples, take_single, undisturbed
+from dlperf.code import code_since, size_of
 from dlperf.machine import Cost
 from dlperf.trace import Op, Symbol, TensorSpec
 from microbench import replay
@@ -29,7 +30,7 @@ _WIDTH, _COLUMNS = 1024, 32
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a page of its own."""
 Call = Callable[[], object]
-_FEW, _N_PARAMETERS = 4, 8
+_FEW, _N_PARAMETERS = 5, 8
 _TINY, _ROOMY = (8, 16), (512, 128)
 """Rows and columns of operands that cost next to nothing, and of some that, with what is made of them, about fill a core's own caches."""
 _NODES = 5
@@ -101,6 +102,7 @@ def _operators(images: int, side: int, n_rows: int, n_columns: int) -> tuple[Op,
     numbers, chosen, drawn = Symbol("dtype", "float32"), T(n_rows, dtype="int64"), T(n_rows, n_columns, dtype="bool")
     return (
         Op("aten.mm.default", (rows, T(n_columns, n_columns))),
+        Op("aten.addmm.default", (column, rows, TensorSpec((n_columns, n_columns), (1, n_columns)))),
         Op("aten.convolution.default", (image, weight, None, *convolution)),
         Op("aten.convolution_backward.default", (image, image, weight, (16,), *convolution, (True, True, True))),
         Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, True, 0.1, 1e-5)),
@@ -131,19 +133,31 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.packets: set[str] = set()
+        self.packets: dict[str, None] = {}
+        """Each once, in the order of their last calls."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if not str(func).startswith("profiler."):
             self.calls.append(lambda: func(*args, **(kwargs or {})))
-            self.packets.add(str(func.overloadpacket))
+            packet = str(func.overloadpacket)
+            self.packets.pop(packet, None)
+            self.packets[packet] = None
         return func(*args, **(kwargs or {}))
 
 
 def _steps() -> tuple[Callable[[bool], None], ...]:
-    """Work of ever more different operators: a few, then small training steps, which leave out the optimizer's part unless asked for the whole."""
+    """Work of ever more code: a few operators, then small training steps, one without products, one without convolutions; they leave out the
+    optimizer's part unless asked for the whole."""
     images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,))
     flat: list[nn.Module] = [nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10)]
+    dense: list[nn.Module] = [
+        nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(32), nn.Tanh(),
+        nn.Linear(32, 10),
+    ]  # fmt: skip
+    convolutional: list[nn.Module] = [
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 10, 3, padding=1), nn.GELU(), nn.Dropout(0.1),
+        nn.LayerNorm(4), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(),
+    ]  # fmt: skip
     deep: list[nn.Module] = [
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Dropout(0.1),
         nn.Linear(128, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 10),
@@ -165,16 +179,17 @@ def _steps() -> tuple[Callable[[bool], None], ...]:
         for name in (torch.add, torch.mul, torch.sub):
             name(images, images)
 
-    return few, step(flat), step(deep)
+    return few, step(flat), step(dense), step(convolutional), step(deep)
 
 
 def measure(mode: str, clock: Clock) -> dict[str, Samples]:
-    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``, ``varied/WHAT/OPERATORS``: seconds that one call takes more after other work than when it is repeated;
+    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``, ``varied/WHAT/CODE``: seconds that one call takes more after other work than when it is repeated;
     ``far/WHAT/BYTES``: what an operator whose code is warm takes more for its operands, in seconds a byte of them.
 
     The other work multiplies a matrix of so many bytes that is there (cold), or writes fresh pages and gives them back (churn), which empties more of
-    the core's tables, or is a training step on next to no data with so many different operators (varied), which takes the caches of instructions and
-    the predictors of branches.
+    the core's tables, or is a training step on next to no data whose operators run so
+    much code (varied, in sizes of :mod:`dlperf.code`; of an operator, since its own code ran in that step), which takes the caches of instructions and the
+    predictors of branches.
 
     ``first`` is the first operator called afterwards, which finds everything cold, ``next`` a second one, which finds only what is its own cold,
     ``aten.NAME`` the same of an operator with more code than an elementwise one; ``operand`` what each of a few operands that lie apart adds; ``module`` is
@@ -191,7 +206,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
     for step in _steps():
         with Operators() as operators:
             step(True)
-        bench.take_all(_Work("varied", len(operators.packets), lambda: step(True), lambda: step(False)))  # noqa: B023
+        bench.take_all(_Work("varied", sum(map(size_of, operators.packets)), lambda: step(True), lambda: step(False), tuple(operators.packets)))  # noqa: B023
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
 
@@ -202,12 +217,18 @@ def joined(costs: Sequence[Cost], more: Mapping[str, Samples]) -> list[Cost]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What passes between two calls: of which kind, how many bytes or operators, the `whole` of it and without an optimizer."""
+    """What passes between two calls: of which kind, how many bytes or how much code, the `whole` of it and without an optimizer; its operators, in the
+    order of their last calls, where their code is what counts."""
 
     kind: str
     amount: int
     whole: Call
     unfinished: Call
+    packets: tuple[str, ...] = ()
+
+    def since(self, what: str) -> int:
+        """How much passes after the work itself last ran the code of `what`."""
+        return code_since(what, self.packets) if self.packets else self.amount
 
 
 @dataclass
@@ -220,7 +241,8 @@ class _Bench:
     found: dict[str, list[float]] = field(default_factory=dict)
 
     def _add(self, work: _Work, what: str, values: Iterable[float]) -> None:
-        self.found.setdefault(f"{work.kind}/{what}/{work.amount}", []).extend(values)
+        if amount := work.since(what):
+            self.found.setdefault(f"{work.kind}/{what}/{amount}", []).extend(values)
 
     def take_all(self, work: _Work) -> None:
         """Operators, a module, operands, and what comes once a step."""

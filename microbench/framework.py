@@ -208,8 +208,9 @@ def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clo
     n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
     known_s = alone_s + (len(modules) + 1) * known["module_call"].minimum + n_lookups * known["parameter_lookup"].minimum
     # The first call of each operator comes after a whole step of others.
-    after = sorted({int(name.rpartition("/")[2]) for name in known if name.startswith("varied/first/")})[_SIMPLE_STEP]
-    known_s += sum(count * statistics.median(known[f"varied/{what}/{after}"].values) for what, count in (("first", 1), ("next", 3), ("aten.mm", 1)))
+    for what, count in (("first", 1), ("next", 3), ("aten.addmm", 1)):
+        name = sorted((name for name in known if name.startswith(f"varied/{what}/")), key=lambda name: int(name.rpartition("/")[2]))[_SIMPLE_STEP]
+        known_s += count * statistics.median(known[name].values)
     return {
         "module_body": Samples(tuple(max(0.0, value - known_s) / len(modules) for value in forward.values), forward.n_disturbed),
     }

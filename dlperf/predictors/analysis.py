@@ -22,9 +22,9 @@ _KEPT = "_analysis"
 class Analysis:
     """Per op, aligned with ``trace.ops``: FLOP, bytes, whether it is the first op of its autograd node.
 
-    `code_distance[i]` is how many bytes the step touched, and `code_variety[i]` how many different operators it ran, since op `code_ran[i]` last ran the same
-    code, `bytes_before[i]` how many bytes the op before it touched; `step_bytes` are all that the step touches, each counted once, `n_operators` the
-    different operators of the step (:mod:`dlperf.predictors.distances`).
+    `code_distance[i]` is how many bytes the step touched, and `code_since[i]` how much code it ran, since op `code_ran[i]` last ran the same
+    code, `bytes_before[i]` how many bytes the op before it touched; `step_bytes` are all that the step touches, each counted once, `step_code` the
+    size of its operators' code (:mod:`dlperf.predictors.distances`).
     Operands stand flat: of op `operand_op[j]`, `operand_bytes[j]` large, and `operand_distance[j]` bytes of the step away, which is what
     went by since that memory was last touched (infinite if it never was), by op `operand_touched[j]`. These ops are counted through two steps: op i of the
     second is number len(ops) + i. `working_bytes[i]` are all of op i's, `farthest[i]` the largest distance. `replay` is malloc's view, `roots_of_zero` as
@@ -43,10 +43,10 @@ class Analysis:
     farthest: npt.NDArray[np.float64]
     code_distance: tuple[float, ...]
     code_ran: tuple[int, ...]
-    code_variety: tuple[int, ...]
+    code_since: tuple[int, ...]
     bytes_before: tuple[float, ...]
     step_bytes: float
-    n_operators: int
+    step_code: int
     replay: allocator.Replay
     roots_of_zero: dict[int, float]
     _described: dict[bool, tuple[tuple[Description | None, ...], ...]] = field(default_factory=dict, repr=False)
@@ -91,6 +91,6 @@ def _analyse(trace: Trace, malloc: str) -> Analysis:
         operand_op=owner.astype(np.int64), operand_bytes=sizes.astype(float), operand_distance=away.astype(float),
         operand_touched=touched.astype(np.int64), working_bytes=working, farthest=farthest,
         code_distance=tuple(distance for distance, _, _ in far.code), code_ran=tuple(by for _, by, _ in far.code),
-        code_variety=tuple(others for _, _, others in far.code),
-        bytes_before=(0.0, *working.tolist()[:-1]), step_bytes=far.step_bytes, n_operators=far.n_operators, replay=replay, roots_of_zero=roots_of_zero(trace),
+        code_since=tuple(others for _, _, others in far.code),
+        bytes_before=(0.0, *working.tolist()[:-1]), step_bytes=far.step_bytes, step_code=far.step_code, replay=replay, roots_of_zero=roots_of_zero(trace),
     )  # fmt: skip

@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from dlperf.code import code_of
 from dlperf.laws.roofline import time_s
 from dlperf.machine import COLD_COSTS, EXACT, FAR_COSTS, PAGE_RETENTION, RETENTION, Curve, Kernel, Machine
-from dlperf.predictors.code import code_of
 from dlperf.predictors.description import stacked
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.parts import parts
@@ -28,10 +28,10 @@ _KEPT, _DESCRIBED = "_books", "_described_kernels"
 
 @dataclass(frozen=True)
 class Passed:
-    """What passed since some code last ran: bytes touched, those of them on new pages, different operators, seconds."""
+    """What passed since some code last ran: bytes touched, those of them on new pages, code that operators ran (:func:`dlperf.code.size_of`), seconds."""
 
     n_bytes: float = 0.0
-    n_operators: int = 0
+    code_size: int = 0
     seconds: float = 0.0
     fresh_bytes: float = 0.0
 
@@ -256,7 +256,7 @@ class Book:
         passed since it last ran: what drives out most counts. What a shared cache has forgotten meanwhile comes from as far as after the most bytes
         measured."""
         found = 0.0
-        for kind, amount in (("cold", since.n_bytes), ("churn", since.fresh_bytes), ("varied", since.n_operators)):
+        for kind, amount in (("cold", since.n_bytes), ("churn", since.fresh_bytes), ("varied", since.code_size)):
             curve = self._cold_curves.get(f"{kind}/{what}")
             if curve is not None and amount > 0:
                 near = float(np.interp(_cold_place(kind, amount), *curve))
@@ -277,7 +277,7 @@ class Book:
 
 
 def _cold_place(kind: str, amount: float) -> float:
-    """Where an amount lies on a curve of costs: bytes by their logarithm, operators by their number."""
+    """Where an amount lies on a curve of costs: bytes by their logarithm, code by its size."""
     return amount if kind == "varied" else math.log2(amount)
 
 

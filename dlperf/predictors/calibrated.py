@@ -207,13 +207,13 @@ class _Priced:
     def _since(self, index: int) -> Passed:
         """What passed since an op's code last ran."""
         seconds = float(self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]])
-        return Passed(self.analysis.code_distance[index], self.analysis.code_variety[index], seconds)
+        return Passed(self.analysis.code_distance[index], self.analysis.code_since[index], seconds)
 
     @property
     def _whole_step(self) -> Passed:
         """What passes from step to step."""
         step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
-        return Passed(self.analysis.step_bytes, self.analysis.n_operators, step_s, PAGE_BYTES * sum(self.analysis.replay.faults))
+        return Passed(self.analysis.step_bytes, self.analysis.step_code, step_s, PAGE_BYTES * sum(self.analysis.replay.faults))
 
     def _distance_s(self) -> list[float]:
         """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""

@@ -1,5 +1,5 @@
-"""How much else a step touched since it last touched an operand or ran the same code: LRU stack distances (Mattson et al. 1970), in bytes of tensors and in
-operators."""
+"""How much else a step touched since it last touched an operand or ran the same code: LRU stack distances (Mattson et al. 1970), in bytes of tensors and
+in sizes of code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from dlperf import allocator, work
-from dlperf.predictors.code import code_of
+from dlperf.code import code_of, code_since, codes_of, size_of
 from dlperf.trace import Trace
 
 _BLOCK = 256
@@ -60,15 +60,15 @@ class Recency:
 
 @dataclass(frozen=True)
 class Distances:
-    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the distance, the op that ran it last and how many different other
-    operators ran since; `step_bytes` are all bytes that a step touches, each counted once, `n_operators` the different operators that it runs. Ops are numbered
-    through two steps; what was never touched, or just now by the system, counts as touched by the op itself.
+    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the distance, the op that ran it last and how much code
+    other operators ran since (:func:`dlperf.code.code_since`); `step_bytes` are all bytes that a step touches, each counted once, `step_code` the code that it
+    runs. Ops are numbered through two steps; what was never touched, or just now by the system, counts as touched by the op itself.
     """
 
     operands: tuple[tuple[tuple[int, float, int], ...], ...]
     code: tuple[tuple[float, int, int], ...]
     step_bytes: float
-    n_operators: int
+    step_code: int
 
 
 def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) -> Distances:
@@ -102,8 +102,7 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
             operands.append(tuple(far))
             name = code_of(op.packet)
             by, since = last_run.get(name, (place, recency.now))
-            same = next((back for back, packet in enumerate(reversed(recent)) if code_of(packet) == name), len(recent))
-            code.append((recency.since(since), by, same))
+            code.append((recency.since(since), by, code_since(name, recent)))
             if op.packet in recent:
                 recent.remove(op.packet)
             recent.append(op.packet)
@@ -112,5 +111,5 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
                     recency.forget(before)
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
-            last_run[name] = place, recency.now
-    return Distances(tuple(operands), tuple(code), recency.since(0), len(recent))
+            last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
+    return Distances(tuple(operands), tuple(code), recency.since(0), sum(map(size_of, recent)))

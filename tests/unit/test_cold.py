@@ -8,9 +8,9 @@ import pytest
 import torch
 from calibrated_cases import relu
 
+from dlperf import code
 from dlperf.clock import Clock, Pace, Repeats, Samples
 from dlperf.machine import Bandwidth, Cost, Machine
-from dlperf.predictors import code
 from dlperf.trace import Op, TensorSpec
 from microbench import cold, framework, stream, worker
 from microbench.plan import Group, Point
@@ -62,6 +62,14 @@ def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> Non
     assert not tiny & further
     assert all(code.code_of(packet) == packet for packet in tiny | further)
     assert set(code._MEASURED.values()) <= tiny | further
+    assert set(code._SIZES) == tiny | further
+
+
+def test_what_passes_counts_since_the_work_itself_ran_the_code() -> None:
+    packets = ("aten.convolution", "aten.addmm", "aten.relu", "aten.gelu")
+    work = cold._Work("varied", 33, lambda: None, lambda: None, packets)
+    assert [work.since(what) for what in ("aten.gelu", "aten.mm", "aten.addmm", "aten.convolution", "next")] == [0, 8, 8, 13, 33]
+    assert cold._Work("cold", 2**20, lambda: None, lambda: None).since("aten.mm") == 2**20
 
 
 @pytest.mark.parametrize("op", [*cold.tiny_operators(), *cold.further_operators()], ids=lambda op: op.packet)

@@ -40,7 +40,7 @@ def test_what_is_touched_twice_counts_once() -> None:
     assert found.operand_distance.tolist() == [8 * KB, 4 * KB, 0, 0]
     assert found.operand_touched.tolist() == [0, 3, 5, 6]  # of two steps of four: itself a step ago, the step before's last, and the ops right before
     assert found.code_distance == (8 * KB, 12 * KB, 12 * KB, 12 * KB)  # all that the others touched since each ran
-    assert found.code_variety == (3, 3, 3, 3)  # operators
+    assert found.code_since == (3, 3, 3, 3)  # elementwise operators
     assert found.step_bytes == 12 * KB
 
 

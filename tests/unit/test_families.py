@@ -159,7 +159,7 @@ def test_softmax_pools_norms_and_moves() -> None:
     assert described("aten.view.default", T(8), (8,)).terms == (1.0,)
 
 
-@pytest.mark.parametrize("n_keys, causal, expected", [(40, False, 40 * 40), (40, True, 40 * 40), (1100, True, 32 * 512 + 8 * 512)])
+@pytest.mark.parametrize(("n_keys", "causal", "expected"), [(40, False, 40 * 40), (40, True, 40 * 40), (1100, True, 32 * 512 + 8 * 512)])
 def test_attention_takes_blocks_of_keys_as_a_whole(n_keys: int, causal: bool, expected: int) -> None:
     q, k = T(2, 4, 40, 8), T(2, 4, n_keys, 8)
     found = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, k, 0.0, causal)
