@@ -11,6 +11,7 @@ import mmap
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,20 +135,27 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.packets: dict[str, None] = {}
-        """Each once, in the order of their last calls."""
+        """Each once, in the order of their last calls; calls of phases among them, where they are noted."""
+
+    def note(self, name: str) -> None:
+        """`name` is what was called last."""
+        self.packets.pop(name, None)
+        self.packets[name] = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if not str(func).startswith("profiler."):
             self.calls.append(lambda: func(*args, **(kwargs or {})))
-            packet = str(func.overloadpacket)
-            self.packets.pop(packet, None)
-            self.packets[packet] = None
+            self.note(str(func.overloadpacket))
         return func(*args, **(kwargs or {}))
 
 
-def _steps() -> tuple[Callable[[bool], None], ...]:
-    """Work of ever more code: a few operators, then small training steps, one without products, one without convolutions; they leave out the
-    optimizer's part unless asked for the whole."""
+def _unheard(_name: str) -> None:
+    """Nobody notes what is called."""
+
+
+def _steps() -> tuple[Callable[[bool, Callable[[str], None]], None], ...]:
+    """Work of ever more code: elementwise operators, a forward pass, then small training steps, one without convolutions, one without products; they
+    leave out the optimizer's part unless asked for the whole, and tell when a phase's call comes."""
     images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,))
     flat: list[nn.Module] = [nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10)]
     dense: list[nn.Module] = [
@@ -163,23 +171,33 @@ def _steps() -> tuple[Callable[[bool], None], ...]:
         nn.Linear(128, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 10),
     ]  # fmt: skip
 
-    def step(modules: list[nn.Module]) -> Callable[[bool], None]:
+    forward = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 16), nn.LayerNorm(16), nn.GELU())
+    row = torch.rand(4, 16, requires_grad=True)
+
+    def step(modules: list[nn.Module]) -> Callable[[bool, Callable[[str], None]], None]:
         model = nn.Sequential(*modules)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-        def run(whole: bool) -> None:
+        def run(whole: bool, note: Callable[[str], None]) -> None:
             optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            loss = F.cross_entropy(model(images), labels)
+            note("backward")
+            loss.backward()  # type: ignore[no-untyped-call]
             if whole:
+                note("optimizer")
                 optimizer.step()
 
         return run
 
-    def few(whole: bool) -> None:
-        for name in (torch.add, torch.mul, torch.sub):
-            name(images, images)
+    def elementwise(_whole: bool, _note: Callable[[str], None]) -> None:
+        out = ((row + 1.0) * row - row).exp().div(row + 2.0).abs()
+        for name in (torch.neg, torch.sqrt, torch.cos, torch.square, torch.floor, torch.erf):
+            out = name(out)
 
-    return few, step(flat), step(dense), step(convolutional), step(deep)
+    def forward_pass(_whole: bool, _note: Callable[[str], None]) -> None:
+        forward(images)
+
+    return elementwise, forward_pass, step(flat), step(dense), step(convolutional), step(deep)
 
 
 def measure(mode: str, clock: Clock) -> dict[str, Samples]:
@@ -205,8 +223,9 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
         bench.take_once_a_step(_Work("churn", n_bytes, fresh, fresh))
     for step in _steps():
         with Operators() as operators:
-            step(True)
-        bench.take_all(_Work("varied", sum(map(size_of, operators.packets)), lambda: step(True), lambda: step(False), tuple(operators.packets)))  # noqa: B023
+            step(True, operators.note)
+        whole, unfinished = (partial(step, is_whole, _unheard) for is_whole in (True, False))
+        bench.take_all(_Work("varied", sum(map(size_of, operators.packets)), whole, unfinished, tuple(operators.packets)))
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
 
@@ -227,8 +246,8 @@ class _Work:
     packets: tuple[str, ...] = ()
 
     def since(self, what: str) -> int:
-        """How much passes after the work itself last ran the code of `what`."""
-        return code_since(what, self.packets) if self.packets else self.amount
+        """How much passes after the work itself last ran the code of `what`, if that is an operator."""
+        return code_since(what, self.packets) if self.packets and what.startswith("aten.") else self.amount
 
 
 @dataclass
@@ -265,7 +284,8 @@ class _Bench:
                 self.found.setdefault(f"far/{what}/{work.amount}", []).extend(seconds / size for seconds in far[0])
         if work.kind == "cold":
             self._add(work, "operand", self._operands_s(work.whole))
-        self.take_once_a_step(work)
+        if not work.packets or "backward" in work.packets:
+            self.take_once_a_step(work)
 
     def _operators(self, kind: str) -> Iterator[tuple[str, Op, Op | None]]:
         """Operators whose code is measured, each with what it is called and, where bytes pass by, one that shows what far operands cost."""

@@ -7,13 +7,16 @@ and modules are distinct (a loop over one tensor keeps everything in the first c
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
+from dlperf.code import code_since, size_of
 from dlperf.machine import Cost
 from microbench import cold
 
@@ -21,8 +24,6 @@ _FEW, _MANY = 8, 72
 _NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
 """Of a linear layer with an activation: those of the product, the transposed weight and the activation, and two that keep gradients."""
 _ROOTS = 2**16
-_SIMPLE_STEP = 1
-"""Of the steps that calls are measured after, by their number of operators, the one that is most like linear layers with activations."""
 Call = Callable[[], object]
 
 
@@ -208,12 +209,24 @@ def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clo
     n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
     known_s = alone_s + (len(modules) + 1) * known["module_call"].minimum + n_lookups * known["parameter_lookup"].minimum
     # The first call of each operator comes after a whole step of others.
+    with cold.Operators() as operators:
+        loss = model(x).sum()
+        operators.note("backward")
+        loss.backward()  # type: ignore[no-untyped-call]
+        operators.note("optimizer")
+        optimizer.step()
+    code = sum(map(size_of, operators.packets))
     for what, count in (("first", 1), ("next", 3), ("aten.addmm", 1)):
-        name = sorted((name for name in known if name.startswith(f"varied/{what}/")), key=lambda name: int(name.rpartition("/")[2]))[_SIMPLE_STEP]
-        known_s += count * statistics.median(known[name].values)
+        known_s += count * _after_code_s(known, what, code_since(what, tuple(operators.packets)) if what == "aten.addmm" else code)
     return {
         "module_body": Samples(tuple(max(0.0, value - known_s) / len(modules) for value in forward.values), forward.n_disturbed),
     }
+
+
+def _after_code_s(known: Mapping[str, Samples], what: str, amount: int) -> float:
+    """What a call takes more after so much other code, between the amounts that were measured."""
+    taken = sorted((int(name.rpartition("/")[2]), statistics.median(samples.values)) for name, samples in known.items() if name.startswith(f"varied/{what}/"))
+    return float(np.interp(amount, [0, *(place for place, _ in taken)], [0.0, *itertools.accumulate((seconds for _, seconds in taken), max)]))
 
 
 OPTIMIZERS: tuple[tuple[str, dict[str, object]], ...] = (

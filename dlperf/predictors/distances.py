@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from dlperf import allocator, work
-from dlperf.code import code_of, code_since, codes_of, size_of
+from dlperf.code import CALLED, code_of, code_since, codes_of, size_of
 from dlperf.trace import Trace
 
 _BLOCK = 256
@@ -82,7 +82,8 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
     last_run: dict[str, tuple[int, int]] = {}
     operands: list[tuple[tuple[int, float, int], ...]] = []
     code: list[tuple[float, int, int]] = []
-    recent: list[str] = []  # operators, the one that ran last at the end
+    recent: list[str] = []  # operators and calls of phases, what ran last at the end
+    phase = ""
     read_by = [work.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
     for number in range(2):
         operands, code = [], []
@@ -100,12 +101,14 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
                 # Pages fresh from the kernel were zeroed just now: they are in the cache.
                 far.append((size, 0.0 if before < 0 else inf if moment is None else recency.since(moment), by))
             operands.append(tuple(far))
+            if op.phase != phase:
+                phase = op.phase
+                if phase in CALLED:
+                    _put_last(recent, phase)
             name = code_of(op.packet)
             by, since = last_run.get(name, (place, recency.now))
             code.append((recency.since(since), by, code_since(name, recent)))
-            if op.packet in recent:
-                recent.remove(op.packet)
-            recent.append(op.packet)
+            _put_last(recent, op.packet)
             for storage, size, before in touched:
                 if before != storage:
                     recency.forget(before)
@@ -113,3 +116,9 @@ def distances(trace: Trace, replay: allocator.Replay, n_bytes: Sequence[int]) ->
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
     return Distances(tuple(operands), tuple(code), recency.since(0), sum(map(size_of, recent)))
+
+
+def _put_last(recent: list[str], name: str) -> None:
+    if name in recent:
+        recent.remove(name)
+    recent.append(name)

@@ -62,13 +62,15 @@ def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> Non
     assert not tiny & further
     assert all(code.code_of(packet) == packet for packet in tiny | further)
     assert set(code._MEASURED.values()) <= tiny | further
-    assert set(code._SIZES) == tiny | further
+    assert set(code._SIZES) == tiny | further | set(code.CALLED)
 
 
 def test_what_passes_counts_since_the_work_itself_ran_the_code() -> None:
     packets = ("aten.convolution", "aten.addmm", "aten.relu", "aten.gelu")
     work = cold._Work("varied", 33, lambda: None, lambda: None, packets)
     assert [work.since(what) for what in ("aten.gelu", "aten.mm", "aten.addmm", "aten.convolution", "next")] == [0, 8, 8, 13, 33]
+    whole = cold._Work("varied", 33, lambda: None, lambda: None, (*packets, "backward"))
+    assert [whole.since(what) for what in ("aten.gelu", "backward")] == [10, 33]  # the engine's call counts; what comes once a step comes after all of it
     assert cold._Work("cold", 2**20, lambda: None, lambda: None).since("aten.mm") == 2**20
 
 
