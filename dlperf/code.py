@@ -51,7 +51,7 @@ _SIZES = {
     "aten.transpose": 2, "backward": 10, "optimizer": 10,
 }  # fmt: skip
 """What a cold call takes more, in what an elementwise operator's does: medians after 4, 16 and 64 MiB of other work, which agree. The engine's call and the
-optimizer's with zero_grad: with these, operators after forwards alone and after whole steps lie on one curve (AMD EPYC, torch 2.13)."""
+optimizer's with zero_grad: with these, operators after forwards alone and after whole steps lie on one curve (Intel Xeon, torch 2.13)."""
 CALLED = ("backward", "optimizer")
 """Phases whose call runs code of its own before their operators."""
 _BRINGS = {"aten.addmm": "aten.mm"}
