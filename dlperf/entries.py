@@ -26,3 +26,13 @@ def check_text(where: str, value: Any) -> str:
     if not isinstance(value, str):
         raise DlperfError(f"{where} is {value!r}; it must be text")
     return value
+
+
+def check_name(where: str, value: Any, curves: tuple[str, ...]) -> str:
+    """The name of a cost; one that begins as those of `curves` do is that of a point of a curve, ``kind/what/amount`` with a positive whole number."""
+    name = check_text(where, value)
+    if name.startswith(curves):
+        _, *what, amount = name.split("/")
+        if len(what) != 1 or not amount.isdecimal() or int(amount) == 0:
+            raise DlperfError(f"{where} is {name!r}; it must end in what was measured and after how much of it, as in {curves[0]}next/1048576")
+    return name

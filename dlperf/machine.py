@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlperf.clock import Samples, quantile, samples_from_json, samples_to_json
-from dlperf.entries import check_list, check_number, check_text
+from dlperf.entries import check_list, check_name, check_number, check_text
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
@@ -408,7 +408,7 @@ class Machine:
         for number, row in enumerate(data["costs"]):
             where = f"costs[{number}]"
             check_number(f"{where}.threads", row["threads"], positive=True)
-            costs.append(Cost(check_text(f"{where}.name", row["name"]), row["threads"], samples_from_json(row, where)))
+            costs.append(Cost(check_name(f"{where}.name", row["name"], (*COLD_COSTS, FAR_COSTS)), row["threads"], samples_from_json(row, where)))
         curves = []
         for number, row in enumerate(data["curves"]):
             for name in ("scales", "held_out_fracs"):

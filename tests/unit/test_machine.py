@@ -270,3 +270,12 @@ def test_factors_of_a_restless_machine() -> None:
     machine = Machine(Cpu("x", 2), costs=(*costs, Cost("unrest/a", 4, Samples((9.0,)))))
     assert (machine.unrest(2), machine.mean_factor(2)) == (1.2, 1.05)
     assert (Machine(Cpu("x", 2)).unrest(1), Machine(Cpu("x", 2)).mean_factor(1)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["varied/aten.mm/x14", "cold/next", "far/next/0", "churn/next/1e6", "cold/a/b/64"])
+def test_a_point_of_a_curve_says_after_how_much(name: str) -> None:
+    data = Machine(Cpu("c", 8), costs=(Cost("cold/next/64", 1, Samples((1e-6,))),)).to_json()
+    assert Machine.from_json(data).costs[0].name == "cold/next/64"
+    data["costs"][0]["name"] = name
+    with pytest.raises(DlperfError, match="after how much"):
+        Machine.from_json(data)
