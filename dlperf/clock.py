@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlperf.entries import check_number
@@ -34,13 +34,27 @@ class Clock:
     """Where time and disturbance come from. Tests give their own.
 
     `switches` counts disturbances: where it has grown between two calls, what lies between was disturbed. `rest` is called
-    after a disturbed sample and may wait for quiet.
+    after a disturbed sample and may wait for quiet. After the moment `until` everything is sampled once, and nothing twice.
     """
 
     now: Callable[[], float] = time.perf_counter
     switches: Callable[[], int] = involuntary_switches
     synchronize: Callable[[], None] | None = None
     rest: Callable[[], object] | None = None
+    until: float = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time for repeated samples is over."""
+        return self.until < math.inf and self.now() >= self.until
+
+    def within(self, seconds: float) -> Clock:
+        """The same clock with at most `seconds` from now for repeated samples."""
+        return self if seconds == math.inf else replace(self, until=min(self.until, self.now() + seconds))
+
+    def part(self, fraction: float) -> Clock:
+        """The same clock with a `fraction` of the time that is left for repeated samples."""
+        return self if self.until == math.inf else self.within(fraction * max(0.0, self.until - self.now()))
 
 
 SLOW, SLOWEST = 1.25, 2.5
@@ -271,6 +285,11 @@ class Sampler:
         return self._n_calls
 
     @property
+    def is_late(self) -> bool:
+        """Whether it has a sample, and its clock no time for another."""
+        return bool(self._pairs) and self._clock.is_late
+
+    @property
     def pairs(self) -> tuple[tuple[float, bool], ...]:
         """All raw samples so far in seconds a call, each with whether it was disturbed."""
         return tuple(self._pairs)
@@ -342,21 +361,21 @@ _MOST_TURNS = 2
 def take_turns(samplers: Sequence[Sampler]) -> None:
     """Sample many functions in turn, so that drift meets all alike, until each has its wanted number of undisturbed samples.
 
-    A function that is disturbed again and again gets twice its wanted number of turns, no more.
+    A function that is disturbed again and again gets twice its wanted number of turns, no more; one whose time is over gets none but its first.
     """
     turns = _MOST_TURNS * max((sampler.n_wanted for sampler in samplers), default=0)
     for turn in range(turns):
         lacking = [sampler for sampler in samplers if sampler.n_clean < sampler.n_wanted and turn < _MOST_TURNS * sampler.n_wanted]
-        if not lacking:
+        if not lacking or all(sampler.is_late for sampler in lacking):
             return
         for sampler in lacking:
-            sampler.take(PATIENCE)
+            sampler.take(0.0 if sampler.is_late else PATIENCE)
 
 
 def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock) -> Samples:
-    """Single calls, each prepared anew by an untimed `prepare`, until `n_wanted` are undisturbed or twice as many were tried."""
+    """Single calls, each prepared anew by an untimed `prepare`, until `n_wanted` are undisturbed, twice as many were tried, or the time is over."""
     pairs: list[tuple[float, bool]] = []
-    while sum(not disturbed for _, disturbed in pairs) < n_wanted and len(pairs) < _MOST_TURNS * n_wanted:
+    while sum(not disturbed for _, disturbed in pairs) < n_wanted and len(pairs) < _MOST_TURNS * n_wanted and not (pairs and clock.is_late):
         call = prepare()
         before = clock.switches()
         begin = clock.now()

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from dlperf import work
+from dlperf import selftest, work
 from dlperf.contention import hardware_threads
 from dlperf.machine import FAR_COSTS, PACE, PAGE_RETENTION, RETENTION, STREAM_BYTES_PER_ELEMENT, UNREST, Cpu, Machine
 from dlperf.roofs import CEILING, LEVELS, roofs_of
@@ -81,11 +82,13 @@ class Summary:
         sizes = [f"{name} {format_bytes(size)}" for name, size in zip(LEVELS, cpu.caches_bytes) if size]
         sizes += [f"memory {format_bytes(cpu.memory_bytes)}"] if cpu.memory_bytes else []
         made = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}, made {machine.created or 'at an unknown time'}"
+        covered = [f"  {coverage_line(machine, count)}" for count in threads if any(one.threads == count for one in machine.coverage)]
         lines = [
             f"{machine.path or 'machine'}: {made}",
             f"  {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}{_siblings(cpu)}; {', '.join(sizes) or 'sizes of caches and memory unknown'}",
             f"  {' '.join(cpu.flags) or 'no known vector extensions'}",
             "  " + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+            *covered, *(f"  {line}" for line in self_test_lines(machine)),
         ]
         for title, rows, form in (
             ("matrix product, best", self.peaks, lambda value: format_si(value, "FLOP/s")),
@@ -114,6 +117,8 @@ class Summary:
         return {
             "schema": "dlperf.machine-summary", "schema_version": 1, "machine": machine.path, "created": machine.created, "mode": machine.mode,
             "complete": machine.complete, "versions": dict(machine.versions), "threads": list(machine.threads), "notes": list(machine.notes),
+            "coverage": [vars(one) for one in machine.coverage],
+            "self_tests": [{**vars(test), "error_frac": test.error_frac} for test in machine.self_tests],
             "cpu": {
                 "model": cpu.model, "n_cores": cpu.n_cores, "caches_bytes": list(cpu.caches_bytes), "memory_bytes": cpu.memory_bytes, "flags": list(cpu.flags),
                 "threads_per_core": cpu.threads_per_core,
@@ -137,7 +142,6 @@ class Summary:
 
 
 _BUSY_NOTE = re.compile(r"busy while measuring (.+) with (\d+) thread\(s\): .*")
-_LEFT_OUT_NOTE = re.compile(r"(.+) with (\d+) thread\(s\): (\d+ of \d+) points left out for want of time")
 
 
 def condense(notes: Sequence[str]) -> list[str]:
@@ -147,20 +151,67 @@ def condense(notes: Sequence[str]) -> list[str]:
     ['x', 'the machine was busy while 2 groups were measured with 1 thread(s): conv, gemm']
     """
     busy: dict[str, list[str]] = {}
-    left_out: dict[str, list[str]] = {}
     others = []
     for note in notes:
         if match := _BUSY_NOTE.fullmatch(note):
             busy.setdefault(match[2], []).append(match[1])
-        elif match := _LEFT_OUT_NOTE.fullmatch(note):
-            left_out.setdefault(match[2], []).append(f"{match[1]} ({match[3]})")
         else:
             others.append(note)
     for threads, names in busy.items():
         names = list(dict.fromkeys(names))
         others.append(f"the machine was busy while {len(names)} groups were measured with {threads} thread(s): {', '.join(names)}")
-    others += [f"points left out for want of time with {threads} thread(s): {', '.join(names)}" for threads, names in left_out.items()]
     return others
+
+
+def coverage_line(machine: Machine, threads: int) -> str:
+    """How many of the planned points were measured, and which groups lack some.
+
+    >>> from dlperf.machine import Coverage
+    >>> coverage_line(Machine(Cpu("", 1), coverage=(Coverage("gemm", 1, 4, 6), Coverage("rows", 1, 9, 9))), 1)
+    '13 of 15 planned points with 1 thread; there was no time for 2 of gemm'
+    """
+    rows = [one for one in machine.coverage if one.threads == threads]
+    n_measured, n_planned = sum(one.n_measured for one in rows), sum(one.n_planned for one in rows)
+    line = f"{n_measured:,} of {n_planned:,} planned points with {threads} thread{'s' * (threads != 1)}"
+    missing = [f"{one.n_planned - one.n_measured} of {one.group}" for one in rows if one.n_measured < one.n_planned]
+    return line + (f"; there was no time for {', '.join(missing)}" if missing else "")
+
+
+def conclude(machine: Machine, seconds: float) -> str:
+    """What a calibration found, on one screen: how much it measured in how many seconds, the main rates, its self-test, what to type next."""
+    cpu, name = machine.cpu, machine.path or "machine file"
+    lines = [f"{name}: {machine.mode} calibration of {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}, {seconds:.0f} s"]
+    summary = summarize(machine)
+    for threads in machine.threads:
+        lines.append(f"  {coverage_line(machine, threads)}")
+        points = ", ".join(f"{family.name} {family.n_points}" for family in summary.families if family.threads == threads)
+        lines += textwrap.wrap(points, 100, initial_indent="    ", subsequent_indent="    ")
+        rates = [f"{dtype} product {format_si(rate, 'FLOP/s')}" for dtype, t, rate in summary.peaks if t == threads]
+        rates += [f"{level} {format_si(rate, 'B/s')}" for level, t, rate in (summary.roofs or summary.bandwidths) if t == threads]
+        costs = {"boxed_call": "call of an operator", "page_fault": "page fault"}
+        rates += [f"{costs[cost]} {format_seconds(value)}" for cost, t, value in summary.costs if t == threads and cost in costs]
+        lines += textwrap.wrap(", ".join(rates), 100, initial_indent="    ", subsequent_indent="    ")
+        if busy := busy_line(machine, threads):
+            lines.append(f"  note: {busy}")
+    lines += self_test_lines(machine)
+    if not machine.complete:
+        lines.append("next: the same command again measures what there was no time for")
+    if not any(selftest.find_problem(machine, threads) for threads in machine.threads):
+        lines.append("next: dlperf predict FILE.py:CALLABLE, dlperf report FILE.py:CALLABLE -o DIR, dlperf run script.py; dlperf machine show has the details")
+    return "\n".join(lines)
+
+
+def self_test_lines(machine: Machine) -> list[str]:
+    """The self-test in lines, the verdict last."""
+    found = []
+    for threads in machine.threads:
+        tests = machine.self_tests_of(threads) if any(test.threads == threads for test in machine.self_tests) else ()
+        found += [f"self-test: {line}" for line in selftest.describe(tests)]
+        problem = selftest.find_problem(machine, threads)
+        factor = machine.interval_factor(threads)
+        wider = f"; intervals are {factor:.1f} times as wide for it" if tests and factor >= 1.05 else ""
+        found.append(f"self-test: {problem}" if problem else f"self-test with {threads} thread{'s' * (threads != 1)}: passed{wider}")
+    return found
 
 
 def summarize(machine: Machine) -> Summary:
@@ -246,32 +297,30 @@ def was_busy(machine: Machine, threads: int) -> bool:
 def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
     """Why a machine file should not be trusted here, one line each; empty if it can be.
 
-    What decides is whether it is of this machine, complete, measured on a machine that was mostly quiet, and able to predict its own kernels from one another.
-    How far samples spread does not: curves go by the least of them, and on a virtual machine the others tell of its neighbours.
+    What decides is whether it is of this machine, complete, and passed its self-test. How far samples spread, how busy the machine was, and how well kernels
+    are predicted from one another does not (:func:`find_remarks`): the self-test shows what comes of it.
     """
     found = find_mismatches(machine, cpu, versions)
     if not machine.complete:
-        found.append("the calibration did not finish; dlperf calibrate resumes it")
+        found.append("the calibration did not finish; the same dlperf calibrate goes on with it")
     held = {"kernels": machine.kernels, "memory bandwidth": machine.bandwidths}
     if not any(held.values()):
         return [*found, "it holds no measurements; run dlperf calibrate"]
     found += [f"it holds no {name}; dlperf calibrate adds it" for name, part in held.items() if not part]
     found += [f"it holds no costs {', '.join(names)}; dlperf calibrate adds them" for names in machine.missing_costs().values()]
-    for threads in machine.threads:
-        if was_busy(machine, threads):
-            found.append(busy_line(machine, threads))
-        for family, error in machine.held_out_errors(threads).items():
-            if error > WORST_HELD_OUT_FRAC:
-                found.append(
-                    f"{family} with {threads} thread(s): predicting each kernel from the others is off by {format_percent(error)}; "
-                    "calibrate anew when the machine is quiet"
-                )
-    return found
+    return found + [problem for threads in machine.threads if (problem := selftest.find_problem(machine, threads))]
 
 
 def find_remarks(machine: Machine) -> list[str]:
     """What a reader of a machine file may want to know though it does not speak against it, one line each."""
-    found = [busy_line(machine, threads) for threads in machine.threads if machine.busy_groups(threads) and not was_busy(machine, threads)]
+    found = [busy_line(machine, threads) for threads in machine.threads if machine.busy_groups(threads)]
+    found += [f"{coverage_line(machine, threads)}" for threads in machine.threads if machine.n_left_out(threads)]
+    found += [
+        f"{family} with {threads} thread(s): predicting each kernel from the others is off by {format_percent(error)}"
+        for threads in machine.threads
+        for family, error in machine.held_out_errors(threads).items()
+        if error > WORST_HELD_OUT_FRAC
+    ]
     return [*found, *(f"it says itself: {note}" for note in machine.notes if "were running" in note)]
 
 

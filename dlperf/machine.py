@@ -25,7 +25,7 @@ from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 
-SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 1, 20
+SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 2, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 COLD_COSTS, FAR_COSTS = ("cold/", "churn/", "varied/"), "far/"
@@ -160,11 +160,49 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How many of a calibration's planned points of a group of kernels were measured with so many threads."""
+
+    group: str
+    threads: int
+    n_measured: int
+    n_planned: int
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """A training step of a network drawn at random, predicted by the file and timed right after the calibration.
+
+    `predicted_s`, with its 90 % interval `low_s`..`high_s`, rests on the machine file alone; `measured_s` is the median step.
+    """
+
+    name: str
+    threads: int
+    seed: int
+    predicted_s: float
+    low_s: float
+    high_s: float
+    measured_s: float
+
+    @property
+    def error_frac(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def half_widths(self) -> float:
+        """How many half widths of its interval the measured step lies from the predicted one, by logarithms."""
+        end_s = self.high_s if self.measured_s > self.predicted_s else self.low_s
+        return math.log(self.measured_s / self.predicted_s) / math.log(end_s / self.predicted_s)
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything known of one machine.
 
     `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the plan that are
-    finished (a calibration resumes after them), `notes` what the measuring noticed, such as a busy neighbour.
+    finished (a calibration resumes after them), `coverage` how many of their points were measured, `notes` what the measuring noticed, such as a busy
+    neighbour, and `self_tests` how well the file predicted steps of networks that were timed in the end. It is `complete` if no planned point is left out.
     """
 
     cpu: Cpu
@@ -181,6 +219,8 @@ class Machine:
     curves: tuple[Curve, ...] = ()
     footprints: tuple[Footprint, ...] = ()
     sharings: tuple[Sharing, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    self_tests: tuple[SelfTest, ...] = ()
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -278,6 +318,20 @@ class Machine:
             if curve.threads == threads:
                 errors[curve.family].extend(curve.held_out_fracs)
         return {name: math.fsum(values) / len(values) for name, values in sorted(errors.items()) if len(values) >= _LEAST_HELD_OUT}
+
+    def n_left_out(self, threads: int) -> int:
+        """How many planned points there was no time for."""
+        return sum(one.n_planned - one.n_measured for one in self.coverage if one.threads == threads)
+
+    def self_tests_of(self, threads: int) -> tuple[SelfTest, ...]:
+        """The self-tests at the measured thread count nearest to `threads`."""
+        counts = {test.threads for test in self.self_tests}
+        nearest = min(counts, key=lambda t: (abs(math.log(t / threads)), t), default=threads)
+        return tuple(test for test in self.self_tests if test.threads == nearest)
+
+    def interval_factor(self, threads: int) -> float:
+        """Interval calibration factor: how many times as wide intervals have to be to contain all steps of the self-test; at least 1."""
+        return max([1.0, *(test.half_widths for test in self.self_tests_of(threads))])
 
     def footprint_bytes(self, name: str) -> int:
         """The named footprint in bytes; 0 where it was not measured."""
@@ -384,6 +438,8 @@ class Machine:
             ],
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
             "sharings": [sharing_to_json(sharing) for sharing in self.sharings],
+            "coverage": [vars(one) for one in self.coverage],
+            "self_tests": [vars(test) for test in self.self_tests],
             "kernels": kernels, "tensors": table.to_json(),
         }  # fmt: skip
 
@@ -422,6 +478,17 @@ class Machine:
         for number, row in enumerate(footprints):
             check_number(f"footprints[{number}].bytes", row["bytes"])
         sharings = [sharing_from_json(row, f"sharings[{number}]") for number, row in enumerate(data.get("sharings", ()))]  # earlier versions have none
+        coverage = []
+        for number, row in enumerate(data["coverage"]):
+            for name in ("threads", "n_measured", "n_planned"):
+                check_number(f"coverage[{number}].{name}", row[name], positive=name == "threads")
+            coverage.append(Coverage(check_text(f"coverage[{number}].group", row["group"]), row["threads"], row["n_measured"], row["n_planned"]))
+        self_tests = []
+        for number, row in enumerate(data["self_tests"]):
+            for name in ("threads", "predicted_s", "low_s", "high_s", "measured_s"):
+                check_number(f"self_tests[{number}].{name}", row[name], positive=True)
+            check_number(f"self_tests[{number}].seed", row["seed"])
+            self_tests.append(SelfTest(**{**row, "name": check_text(f"self_tests[{number}].name", row["name"])}))
         kernels = []
         for number, row in enumerate(data["kernels"]):
             where = f"kernels[{number}]"
@@ -433,7 +500,7 @@ class Machine:
             kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
             footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
             sharings=tuple(sharings), complete=data["complete"] is True, notes=tuple(data["notes"]), versions=dict(data["versions"]),
-            created=check_text("created", data["created"]),
+            created=check_text("created", data["created"]), coverage=tuple(coverage), self_tests=tuple(self_tests),
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import torch
 from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
 from dlperf.machine import Bandwidth, Cost
 from microbench.plan import log_sizes
-from microbench.stream import repeats_of
+from microbench.stream import largest_set, repeats_of
 
 _CALL_BYTES = 2**22
 """A call goes over so many bytes or its set once, whichever is more: at 100 GB/s some 40 times as long as the call itself."""
@@ -72,24 +72,26 @@ def update(set_bytes: int) -> tuple[Callable[[], object], int]:
 
 
 def working_sets(mode: str, caches_bytes: tuple[int, int, int]) -> list[int]:
-    """Bytes of the sets: a few well inside each cache that the processor has, and one that is four times the last."""
+    """Bytes of the sets: a few well inside each cache that the processor has, and one that stands for DRAM."""
     sizes: list[int] = []
-    inner = 4 * 2**10
-    for size in caches_bytes:
+    inner, largest = 4 * 2**10, largest_set(mode, max(caches_bytes))
+    for size in (min(size, largest) for size in caches_bytes):
         if size > 2 * inner:
             sizes += log_sizes(2 * inner, size // 2, 0.5 if mode == "quick" else 1.0)
             inner = size
-    return sorted({*sizes, max(4 * max(caches_bytes), 2**26)})
+    return sorted({*sizes, largest})
 
 
 def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()) -> tuple[list[Bandwidth], list[Cost]]:
     """The cache bandwidths by kernel and set, and the seconds per FLOP of additions and of products by dtype (``ceiling/add/float32``, ...)."""
     repeats = repeats_of(mode, 0, 9)
     bandwidths = []
-    for set_bytes in working_sets(mode, caches_bytes):
+    sets = working_sets(mode, caches_bytes)
+    for place, set_bytes in enumerate(sets):
+        own = clock.part(1 / (len(sets) - place + 1))  # the arithmetic below counts as one set
         for name, make, moved in _memory_kernels(set_bytes, threads):
             call, n_elements = make()
-            bandwidths.append(Bandwidth(name, threads, set_bytes, moved * n_elements, _sample(call, repeats_of(mode, set_bytes, 9), clock)))
+            bandwidths.append(Bandwidth(name, threads, set_bytes, moved * n_elements, _sample(call, repeats_of(mode, set_bytes, 9), own)))
     costs = []
     half_bytes = (caches_bytes[0] or _DEFAULT_L1_BYTES) // 2
     for dtype in DTYPES:

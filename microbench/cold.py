@@ -216,12 +216,16 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
     more is taken off: a step's are priced one by one.
     """
     bench = _Bench(quick=mode == "quick", n_samples=5, clock=clock)
-    for n_bytes in COLD_BYTES[:: 2 if bench.quick else 1]:
+    amounts, steps = COLD_BYTES[: -1 if bench.quick else None], _steps()
+    left = len(amounts) + len(steps)
+    for n_bytes in amounts:
+        bench.clock, left = clock.part(1 / left), left - 1
         product = _product(n_bytes)
         bench.take_all(_Work("cold", n_bytes, product, product))
         fresh: Call = lambda n_bytes=n_bytes: churn(n_bytes)  # type: ignore[misc]  # noqa: E731
         bench.take_once_a_step(_Work("churn", n_bytes, fresh, fresh))
-    for step in _steps():
+    for step in steps:
+        bench.clock, left = clock.part(1 / left), left - 1
         with Operators() as operators:
             step(True, operators.note)
         whole, unfinished = (partial(step, is_whole, _unheard) for is_whole in (True, False))
@@ -366,7 +370,9 @@ class _Bench:
 def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> list[list[float]]:
     """Seconds that calls, one right after the other, take more after other work than without it, for each of them."""
     taken: dict[bool, list[list[tuple[float, bool]]]] = {cold: [[] for _ in calls] for cold in (False, True)}
-    for _ in range(2 * n_samples):
+    for turn in range(2 * n_samples):
+        if turn and clock.is_late:
+            break
         for cold, found in taken.items():
             for call in reversed(calls):  # each then finds itself the warmer the sooner it is called
                 call()

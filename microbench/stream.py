@@ -34,6 +34,8 @@ start at the same place of their pages alias in the store buffer, which costs up
 
 _LARGE_BYTES = 2**27
 """Sets beyond it are swept less often: one sweep takes tens of milliseconds."""
+_QUICK_BYTES = 2**27
+"""The largest set of a quick calibration. A step's tensors seldom lie farther apart, and a virtual machine's part of a last cache of 480 MiB is far smaller."""
 
 
 def arrays(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -65,12 +67,22 @@ def working_sets(mode: str, last_cache_bytes: int, name: str = "triad") -> list[
     The triad, after whose sweep bytes are priced, is also measured in between, unless quick: a virtual machine's part of the last cache ends anywhere below
     its size. The other kernels, of which the roofs alone are asked, are not; when quick they are measured on the largest set alone.
     """
-    largest = max(4 * last_cache_bytes, 2**26)
+    largest = largest_set(mode, last_cache_bytes)
     if name != "triad":
         return [largest] if mode == "quick" else [*log_sizes(12 * 2**10, 2**24, 0.5), largest]
     if mode == "quick":
         return [*log_sizes(12 * 2**10, 2**24, 0.5), largest]
     return [*log_sizes(12 * 2**10, 2**24, 1.5), *log_sizes(2**24, largest, 1.5)[1:]]
+
+
+def largest_set(mode: str, last_cache_bytes: int) -> int:
+    """Bytes of the set that stands for DRAM: four times the last cache (STREAM's rule), at least 64 MiB, and no more than a quick calibration has time for.
+
+    >>> largest_set("full", 2**25) == largest_set("quick", 480 * 2**20) == 2**27
+    True
+    """
+    largest = max(4 * last_cache_bytes, 2**26)
+    return min(largest, _QUICK_BYTES) if mode == "quick" else largest
 
 
 def repeats_of(mode: str, set_bytes: int, usual: int) -> Repeats:
@@ -84,14 +96,17 @@ def repeats_of(mode: str, set_bytes: int, usual: int) -> Repeats:
 def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()) -> tuple[list[Bandwidth], list[Cost]]:
     """The sweeps of all kernels; and how much longer than at best those usually took whose set a core's own caches do not hold."""
     found, above = [], []
+    sets = {name: working_sets(mode, caches_bytes[2], name) for name in STREAM_BYTES_PER_ELEMENT}
+    left = sum(map(len, sets.values()))
     for name, n_arrays in STREAM_BYTES_PER_ELEMENT.items():
         floor = Sampler(kernel(name, 1), Repeats(1e-3, 5), clock)
         take_turns([floor])
         call_s = floor.result().median
-        for working_set in working_sets(mode, caches_bytes[2], name):
+        for working_set in sets[name]:
             n = working_set // (n_arrays * _ITEM_BYTES)
             repeats = repeats_of(mode, working_set, 10)
-            sampler = Sampler(kernel(name, n), repeats, clock)
+            sampler = Sampler(kernel(name, n), repeats, clock.part(1 / left))
+            left -= 1
             sampler.warm_up()
             take_turns([sampler])
             raw = sampler.result()

@@ -22,7 +22,7 @@ from dlperf import host
 from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
-from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
+from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Coverage, Kernel, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Op, Trace
 from microbench.plan import MODES, Group
@@ -37,7 +37,8 @@ BUSY_SWITCHES = 25
 """Fewer than so many in a group say nothing: a group may last a few milliseconds."""
 _UNSTEADY_FRAC = 0.2
 """Share of a group's kernels that may be measured on a slow core alone before the group is said not to be trusted."""
-_SYSTEM_WEIGHT = 150  # progress of a group of costs, in kernels
+SAVE_EVERY_S = 0.5
+"""How often the file is written while groups of kernels follow each other quickly; what is told by then is written in the end, however that comes."""
 _SHARING_WEIGHT = 50
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
 _CRASHES = {int(number) for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)}
@@ -92,7 +93,7 @@ def calibrate(
                     if groups:
                         job = {
                             "threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine),
-                            "asks": choose is not None,
+                            "asks": choose is not None, "measured": _measured_places(machine, count, mode, {name for name, _ in groups}),
                         }  # fmt: skip
                         machine = _run_workers(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
                 if shared:
@@ -101,7 +102,7 @@ def calibrate(
                     machine = _run_workers(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
         except KeyboardInterrupt:
             raise Interrupted(_what_is_kept(path, len(finished))) from None
-    machine = replace(machine, complete=True)
+    machine = replace(machine, complete=not any(machine.n_left_out(count) for count in {one.threads for one in machine.coverage}))
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
     if n_busy > 0:
@@ -168,7 +169,7 @@ def _done_name(mode: str, threads: int, group: str) -> str:
 
 def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace], mends: bool) -> list[tuple[str, int]]:
     """The groups still to measure, each with its weight in the progress bar; where it `mends`, what was measured on a busy machine, too."""
-    planned: list[tuple[str, int]] = [(name, _SYSTEM_WEIGHT) for name in SYSTEM_GROUPS]
+    planned: list[tuple[str, int]] = [(name, 0) for name in SYSTEM_GROUPS]
     kernels: list[Group] = planned_groups(mode, machine.cpu.flags)
     planned += [(group.name, len(group.points)) for group in kernels]
     exact = [trace_group(trace, mode) for trace in traces]
@@ -178,12 +179,27 @@ def _missing(machine: Machine, threads: int, mode: str, traces: Sequence[Trace],
     done = set(machine.groups)
     if mends:
         done -= {_done_name(m, threads, name) for m in MODES for name, _ in planned if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
+    # What there was no time for comes now.
+    cut_short = {one.group for one in machine.coverage if one.threads == threads and one.n_measured < one.n_planned}
+    done -= {_done_name(m, threads, name) for m in MODES for name in cut_short} if mends else set()
     # A file whose costs were cut out, or that an older version made, lacks what its groups should have left.
     cut = {group.split()[0] for group in machine.missing_costs(threads=threads)} & set(SYSTEM_GROUPS)
     done -= {_done_name(m, threads, name) for m in MODES for name in cut}
-    missing = [(name, weight) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)]
+    measured = _measured_places(machine, threads, mode, cut_short)
+    missing = [
+        (name, weight - len(measured.get(name, ()))) for name, weight in planned if not any(_done_name(m, threads, name) in done for m in deep_enough)
+    ]
     # What was never measured comes first, what is to be mended after it.
     return sorted(missing, key=lambda row: any(_done_name(m, threads, row[0]) in machine.groups for m in deep_enough))
+
+
+def _measured_places(machine: Machine, threads: int, mode: str, names: set[str]) -> dict[str, list[int]]:
+    """The places, by group, of the points that a group of these names has already, where it was cut short for want of time; others are measured anew."""
+    cut_short = {one.group for one in machine.coverage if one.threads == threads and one.n_measured < one.n_planned} & names
+    cut_short = {name for name in cut_short if _done_name(mode, threads, name) in machine.groups}
+    cut_short -= {name for name in cut_short if any(note.startswith(_busy(name, threads)) for note in machine.notes)}
+    groups = [group for group in planned_groups(mode, machine.cpu.flags) if group.name in cut_short]
+    return {group.name: [place for place, point in enumerate(group.points) if machine.exact(point.op.signature, threads)] for group in groups}
 
 
 def _note_neighbours(machine: Machine) -> Machine:
@@ -279,18 +295,18 @@ def _run_worker(
         process.stdin.flush()
         what = f"{threads} thread{'s' if threads > 1 else ''}: "
         bar.begin(what + names[0])
-        ahead, reported, group = dict(weights), 0, names[0]
+        ahead, group, now_s = dict(weights), names[0], time.monotonic
+        saved_s = now_s()
         for line in process.stdout:
             if not line.endswith("\n"):
                 break  # the worker died while it wrote
             message = json.loads(line)
             if "progress" in message:
-                reported += message["progress"]
                 bar.update(message["progress"])
                 continue
-            if "again" in message:
-                group = message["again"]
-                bar.begin(f"{what}{group}, sample {message['sample']}")
+            if "now" in message:
+                group = message["now"]
+                bar.begin(f"{what}{group}")
                 continue
             if "wants" in message and choose is not None:
                 pool = {name: points for name, points in further_points(job["mode"], machine.cpu.flags).items() if name in weights}
@@ -300,17 +316,15 @@ def _run_worker(
                 continue
             if "failed" in message:
                 raise WorkFailed(f"{message['failed']}; {_what_is_kept(path, len(finished))}")
-            bar.update(ahead.pop(message["group"], reported) - reported)  # a group may tell more than once
-            reported = 0
+            bar.update(ahead.pop(message["group"], 0) if module == "microbench.workers" else 0)  # a group of kernels has told each of its points
             part = Machine.from_json(message["part"])
             if message["group"] in spoilt:
                 part = replace(part, kernels=tuple(_with_earlier(kernel, before.exact(kernel.op.signature, threads)) for kernel in part.kernels))
-            machine = _merge(machine, part, message, job["mode"], threads)
-            machine.save(path)
+            machine = _merge(machine, part, message, job["mode"], threads, len(job.get("measured", {}).get(message["group"], ())))
             finished.add(_done_name(job["mode"], threads, message["group"]))
-            if ahead:
-                group = next(iter(ahead))
-                bar.begin(what + group)
+            if now_s() - saved_s >= SAVE_EVERY_S:  # writing a file of some MB beside the measuring process disturbs it
+                machine.save(path)
+                saved_s = now_s()
         if process.wait() == 130:
             raise KeyboardInterrupt
         if -process.returncode in _CRASHES:
@@ -318,6 +332,8 @@ def _run_worker(
         if process.returncode != 0:
             raise WorkFailed(f"the measuring process ended with status {process.returncode}; {_what_is_kept(path, len(finished))}")
     finally:
+        if finished:
+            machine.save(path)
         if process.stdin is not None:
             process.stdin.close()
         if process.poll() is None:
@@ -353,18 +369,19 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
     return [Cost(f"{name}/{message['group']}", threads, Samples((value,))) for name, value in (usual | {MEAN: mean}).items()]
 
 
-def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int) -> Machine:
+def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, threads: int, n_before: int = 0) -> Machine:
+    """The machine with what a message tells of a group of which `n_before` points were measured before."""
     group = message["group"]
-    notes = [note for note in machine.notes if not note.startswith((_busy(group, threads), f"{group} with {threads} thread(s):"))]
+    notes = [note for note in machine.notes if not note.startswith(_busy(group, threads))]
     switches_per_s = message["switches"] / message["seconds"]
     if message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S:
         notes.append(f"{_busy(group, threads)} the core was taken away {switches_per_s:.0f} times a second")
     n_kernels = len(part.kernels)
     if message["unsteady"] > _UNSTEADY_FRAC * n_kernels:
         notes.append(f"{_busy(group, threads)} {message['unsteady']} of {n_kernels} kernels never had the core's full pace")
-    if message["left_out"]:
-        n_planned = n_kernels + message["left_out"]
-        notes.append(f"{message['group']} with {threads} thread(s): {message['left_out']} of {n_planned} points left out for want of time")
+    coverage = {(one.group, one.threads): one for one in machine.coverage}
+    if n_kernels:
+        coverage[group, threads] = Coverage(group, threads, n_before + n_kernels, n_before + n_kernels + message["left_out"])
     if message["refused"]:
         notes.append(f"{message['group']}: not measured: {'; '.join(sorted(set(message['refused'])))}")
     bandwidths: dict[tuple[str, int, int], Bandwidth] = {(b.kernel, b.threads, b.working_set_bytes): b for b in (*machine.bandwidths, *part.bandwidths)}
@@ -373,6 +390,7 @@ def _merge(machine: Machine, part: Machine, message: dict[str, Any], mode: str, 
     costs: dict[tuple[str, int], Cost] = {(c.name, c.threads): c for c in (*machine.costs, *part.costs, *_factors(part.kernels, message, threads))}
     return replace(
         machine.with_kernels(part.kernels), bandwidths=tuple(bandwidths.values()), costs=tuple(costs.values()),
-        footprints=tuple(footprints.values()), sharings=tuple(sharings.values()),
+        footprints=tuple(footprints.values()), sharings=tuple(sharings.values()), coverage=tuple(coverage.values()),
         groups=tuple(dict.fromkeys((*machine.groups, _done_name(mode, threads, group)))), notes=tuple(dict.fromkeys(notes)),
+        self_tests=tuple(test for test in machine.self_tests if test.threads != threads),  # the file is another now
     )  # fmt: skip

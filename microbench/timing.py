@@ -79,7 +79,7 @@ def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
 
 @dataclass
 class Timing:
-    """A group of kernels being timed: call :meth:`take` until nothing is :attr:`lacking`, then ask for the :meth:`result`.
+    """A group of kernels being timed: :meth:`take` places until none is :attr:`lacking`, then ask for the :meth:`result`.
 
     A neighbour on the same core slows it down for parts of a second to minutes, and the place of the operands in the caches matters, too: samples taken
     in a row share both. So a pass takes one sample of each kernel, in memory of its own, and the passes are to be some time apart.
@@ -100,19 +100,21 @@ class Timing:
         """More points for the passes to come, which nobody misses where there is no time for them."""
         self.group = replace(self.group, points=(*self.group.points, *points))
 
-    @property
-    def lacking(self) -> Sequence[int]:
-        """Places of the points that the next pass takes: all of them at first, later those of the first that want more samples, and those that came on top."""
-        if self._n_passes == 0:
-            return range(len(self.group.points))
-        if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
-            return ()  # what there is no memory for any more would be wanted for ever
-        new = [place for place in range(self._n_planned, len(self.group.points)) if place not in self._taken and place not in self._refused]
-        return [place for place, taken in self._taken.items() if taken.wants(self.group.repeats.n_samples)] + new
+    def unsampled(self, most_rank: float = math.inf) -> list[int]:
+        """Places of the points without any sample, of those of a rank up to `most_rank`."""
+        points = enumerate(self.group.points)
+        return [place for place, point in points if point.rank <= most_rank and place not in self._taken and place not in self._refused]
 
-    def take(self, progress: Callable[[int], None], allowance_s: float = math.inf) -> None:
-        """The next pass, in about `allowance_s` at most. `progress` is told of each point that is done."""
-        order = list(self.lacking)  # those without an undisturbed sample first
+    @property
+    def lacking(self) -> list[int]:
+        """Places of the points without any sample, and of those that want more."""
+        if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
+            return []  # what there is no memory for any more would be wanted for ever
+        return self.unsampled() + [place for place, taken in self._taken.items() if taken.wants(self.group.repeats.n_samples)]
+
+    def take(self, places: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf) -> None:
+        """A sample of each of these points, in about `allowance_s` at most. `progress` is told of each that is done."""
+        order = list(places)  # those without an undisturbed sample first
         random.Random(self._n_passes).shuffle(order)  # any part of a rank covers its space
         order.sort(key=lambda place: (len(self._taken[place].clean) if place in self._taken else 0, self.group.points[place].rank))
         self._n_passes += 1
@@ -161,7 +163,7 @@ class Timing:
 def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> Timed:
     """All passes over a group, one after the other."""
     timing = Timing(group, threads, clock)
-    timing.take(progress)
-    while timing.lacking:
-        timing.take(lambda _: None)
+    timing.take(timing.lacking, progress)
+    while places := timing.lacking:
+        timing.take(places, lambda _: None)
     return timing.result()

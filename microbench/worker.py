@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dlperf import host
 from dlperf.child_process import read_job
-from dlperf.clock import Pace, Samples, involuntary_switches, quantile
+from dlperf.clock import Clock, Pace, Samples, involuntary_switches, quantile
 from dlperf.machine import EXACT, FRAMEWORK_UNREST, PACE, SPELLS, Bandwidth, Cost, Machine
 from dlperf.trace import Trace, own_operations
+from microbench.budget import Budget
 from microbench.job import Say, do_job
 from microbench.plan import Group, Point, repeats
 from microbench.timing import Timed, Timing
@@ -71,38 +71,43 @@ _FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
 PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
-BUDGET_S = {"quick": 14.0, "full": 275.0, "thorough": 1700.0}
+BUDGET_S = {"quick": 10.5, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
+SHARES = {"framework": 0.25, "memory": 0.05, "threads": 0.03, "stream": 0.05, "ceilings": 0.05, "loader": 0.07, "loop": 0.02, "ddp": 0.02}
+"""Part of the budget that may go into the repeated samples of a group of costs, so that none takes the time of another."""
+LEAST_FRAC = 0.4
+"""Part of the budget that the least designs of all families, which come first, may take together."""
 _DEAR = {"conv": 3.0, "conv_backward": 3.0, "gemm": 1.5, "bmm": 1.5, "attention": 3.0, "recurrent": 4.0}
 """How much longer than elementwise kernels those of a family take to measure, for sharing out the time."""
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 """How long a worker looks at the core's pace before it measures."""
 
 
-def _weight(group: Group) -> float:
-    return sum(_DEAR.get(point.family, 1.0) for point in group.points)
+def _weight(points: Iterable[Point]) -> float:
+    return sum(_DEAR.get(point.family, 1.0) for point in points)
 
 
 _FAST = 0.1
 """Quantile of looks at the core's pace that stands for the state in which least samples were taken."""
-_FIRST_FRAC = 0.6
-"""Part of the time left that the first pass over the kernels may take; where time is short, later ones are cut first."""
+_FIRST_FRAC = 0.8
+"""Part of the time left that the first samples of all kernels may take; where time is short, later ones are cut first."""
 
 
 @dataclass
 class _Spent:
     """What a group's passes took so far."""
 
+    now: Callable[[], float]
     switches: int = 0
     seconds: float = 0.0
 
     def __enter__(self) -> None:
         self.switches -= involuntary_switches()
-        self.seconds -= time.perf_counter()
+        self.seconds -= self.now()
 
     def __exit__(self, *_: object) -> None:
         self.switches += involuntary_switches()
-        self.seconds += time.perf_counter()
+        self.seconds += self.now()
 
 
 def framework_unrest(usual_s: float, while_measured: Sequence[float]) -> float:
@@ -124,7 +129,7 @@ def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
 
 AGAIN = {"quick": 0, "full": 3, "thorough": 8}
 """In how many of the further passes over the kernels that is measured once more which goes by what neighbours leave of a shared cache."""
-SYSTEM_GROUPS = ("framework", "memory", "threads", "stream", "ceilings", "loader", "loop", "ddp")
+SYSTEM_GROUPS = tuple(SHARES)
 
 
 def trace_group(trace: Trace, mode: str) -> Group:
@@ -135,13 +140,15 @@ def trace_group(trace: Trace, mode: str) -> Group:
     return Group(f"{own_operations(trace)} ops {digest})", tuple(Point(EXACT, op) for op in distinct.values()), repeats(mode))
 
 
-def run(job: dict[str, Any], say: Say) -> None:
+def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
 
-    First every group once, then all groups of kernels again and again, as long as they lack samples and time is left: a neighbour who had the core, or the
+    First come the least designs of all families, then the groups of costs, each in its share of the time, then the other kernels; so whenever the time is over,
+    or somebody ends it, every family has a curve over its whole range. All kernels are then sampled again and again, as long as they lack samples and time is
+    left: a neighbour who had the core, or the
     shared cache, during one pass is seldom still there half a minute later. What code and operands cost that left the caches is measured in several passes,
-    too. The results of a group of kernels come after its first pass, and once more in the end. Between the first pass and the others a job that `asks` wants
-    to know which further points to take: the answer is a line on stdin, places by group.
+    too. A group of kernels tells its results after each of its first samples, and once more in the end. Before the passes a job that `asks` wants
+    to know which further points to take: the answer is a line on stdin, places by group. Points that the job's `measured` names, places by group, are left out.
     """
     import torch
 
@@ -151,21 +158,31 @@ def run(job: dict[str, Any], say: Say) -> None:
     torch.set_num_threads(n_threads)
     torch.manual_seed(0)
     cpu = host.this_cpu()
-    pace = settled_pace(mode, job["pace_s"])
+    pace = pace or settled_pace(mode, job["pace_s"])
     clock = pace.clock()
+    budget = Budget(BUDGET_S[mode], pace.now)
+    least = budget.part(LEAST_FRAC)
+    retention_of_data = lambda own: stream.measure_retention(n_threads, mode, cpu.caches_bytes, own)  # noqa: E731
 
-    def sweeps() -> tuple[list[Bandwidth], list[Cost]]:
-        bandwidths, costs = stream.measure(n_threads, mode, cpu.caches_bytes, clock)
-        return bandwidths, [*costs, *stream.measure_retention(n_threads, mode, cpu.caches_bytes, clock)]
+    def sweeps(own: Clock) -> tuple[list[Bandwidth], list[Cost]]:
+        bandwidths, costs = stream.measure(n_threads, mode, cpu.caches_bytes, own.part(0.8))
+        return bandwidths, [*costs, *retention_of_data(own)]
 
-    system: dict[str, Callable[[], tuple[list[Bandwidth], list[Cost]]]] = {
-        "framework": lambda: ([], framework.measure(n_threads, mode, clock)),
-        "memory": lambda: ([], [*memory.measure(n_threads, mode, clock), *memory.measure_retention(n_threads, mode, clock)]),
-        "threads": lambda: ([], threads.measure(n_threads, mode, clock)),
+    def pages(own: Clock) -> list[Cost]:
+        return [*memory.measure(n_threads, mode, own.part(0.6)), *memory.measure_retention(n_threads, mode, own)]
+
+    system: dict[str, Callable[[Clock], tuple[list[Bandwidth], list[Cost]]]] = {
+        "framework": lambda own: ([], framework.measure(n_threads, mode, own)),
+        "memory": lambda own: ([], pages(own)),
+        "threads": lambda own: ([], threads.measure(n_threads, mode, own)),
         "stream": sweeps,
-        "ceilings": lambda: ceilings.measure(n_threads, mode, cpu.caches_bytes, clock),
-        "loop": lambda: ([], loop.measure(n_threads, mode, clock)),
-        "ddp": lambda: ([], ddp.measure(n_threads, mode, clock)),
+        "ceilings": lambda own: ceilings.measure(n_threads, mode, cpu.caches_bytes, own),
+        "loop": lambda own: ([], loop.measure(n_threads, mode, own)),
+        "ddp": lambda own: ([], ddp.measure(n_threads, mode, own)),
+    }
+    again: dict[str, Callable[[Clock], Mapping[str, Samples]]] = {
+        "framework": lambda own: cold.measure(mode, own),
+        "stream": lambda own: {cost.name: cost.samples for cost in retention_of_data(own)},
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()
@@ -173,16 +190,13 @@ def run(job: dict[str, Any], say: Say) -> None:
         group = trace_group(Trace.load(Path(path)), mode)
         groups[group.name] = group
         exact.add(group.name)
-
-    begun = time.perf_counter()
-    timings: dict[str, Timing] = {}
-    spent = {name: _Spent() for name in job["groups"]}
+    timings = {name: Timing(_without(groups[name], job["measured"].get(name, ())), n_threads, clock) for name in job["groups"] if name in groups}
+    spent = {name: _Spent(pace.now) for name in job["groups"]}
     while_measured: list[float] = []
-    again: dict[str, Callable[[], Mapping[str, Samples]]] = {
-        "framework": lambda: cold.measure(mode, clock),
-        "stream": lambda: {cost.name: cost.samples for cost in stream.measure_retention(n_threads, mode, cpu.caches_bytes, clock)},
-    }
     system_costs: dict[str, list[Cost]] = {}
+
+    def own_clock(name: str) -> Clock:
+        return clock.within(SHARES[name] * BUDGET_S[mode])
 
     def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = ()) -> None:
         footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
@@ -199,60 +213,73 @@ def run(job: dict[str, Any], say: Say) -> None:
         factor = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(usual_s, while_measured),)))] if while_measured else []
         return factor + spells
 
-    def left_s() -> float:
-        return max(0.0, BUDGET_S[mode] - (time.perf_counter() - begun))
+    def take(ahead: dict[str, list[int]], time_left: Budget, what: str = "", progress: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+        """A sample of each of these places of groups; the groups share the time left by how long their kernels take. The names of groups, as they are done."""
+        weights = {name: 0.0 if name in exact else _weight(timings[name].group.points[place] for place in places) for name, places in ahead.items()}
+        for name, places in ahead.items():
+            say({"now": name + what})
+            of_all = math.fsum(weights.values())
+            weight = weights.pop(name)
+            with spent[name]:
+                timings[name].take(places, progress, math.inf if name in exact else time_left.part(weight / of_all).left_s() if of_all else 0.0)
+            yield name
 
-    def take(ahead: Sequence[str], frac: float, progress: Callable[[int], None]) -> None:
-        """A pass over the first of these groups of kernels, in its part of `frac` of the time left."""
-        weights = [_weight(groups[name]) for name in ahead if name not in exact]
-        with spent[ahead[0]]:
-            timings[ahead[0]].take(progress, math.inf if ahead[0] in exact else frac * left_s() * weights[0] / sum(weights))
+    def first_samples(most_rank: float, time_left: Budget) -> None:
+        ahead = {name: places for name, timing in timings.items() if (places := timing.unsampled(0 if name in exact else most_rank))}
+        for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
+            tell(name, timings[name].result())
 
     def affordable() -> int:
         """Points that there is time for beyond the planned ones, if they take as long as those did."""
         seconds = sum(spent[name].seconds for name in timings)
         n_points = sum(len(timing.group.points) for timing in timings.values())
-        return min(FURTHER[mode], int(_FURTHER_FRAC * left_s() * n_points / seconds)) if seconds > 0 else 0
+        return min(FURTHER[mode], int(_FURTHER_FRAC * budget.left_s() * n_points / seconds)) if seconds > 0 else 0
 
-    for place, name in enumerate(job["groups"]):
-        if name in groups:
-            timings[name] = Timing(groups[name], n_threads, clock)
-            take([other for other in job["groups"][place:] if other in groups], _FIRST_FRAC, lambda n_points: say({"progress": n_points}))
-            tell(name, timings[name].result())
-        elif name == "loader":
-            with spent[name]:
-                costs, refused = loader.measure(n_threads, mode, clock)
-            tell(name, Timed(refused=tuple(refused)), costs=costs)
-        else:
-            n_looks = len(pace.looks)
-            with spent[name]:
-                bandwidths, costs = system[name]()
-            system_costs[name] = costs
-            if name == "framework":
-                while_measured += list(pace.looks)[n_looks:]
-                costs = [*costs, *unrest()]
-            tell(name, bandwidths=bandwidths, costs=costs)
+    first_samples(0, least)
+    for name in job["groups"]:
+        if name in timings:
+            continue
+        say({"now": name})
+        n_looks = len(pace.looks)
+        with spent[name]:
+            if name == "loader":
+                costs, refused = loader.measure(n_threads, mode, own_clock(name))
+                bandwidths: list[Bandwidth] = []
+            else:
+                (bandwidths, costs), refused = system[name](own_clock(name)), []
+        system_costs[name] = costs
+        if name == "framework":
+            while_measured += list(pace.looks)[n_looks:]
+            costs = [*costs, *unrest()]
+        tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
+    first_samples(math.inf, budget.part(_FIRST_FRAC))
     if job["asks"] and (n_further := affordable()):
         say({"wants": n_further})
         more = further_points(mode, cpu.flags)
         for name, places in read_job().items():
             timings[name].extend([more[name][place] for place in places])
     number = 1
-    while lacking := [name for name in timings if timings[name].lacking and (name in exact or left_s() > 0)]:
+    while lacking := {name: places for name, timing in timings.items() if (places := timing.lacking) and (name in exact or budget.left_s() > 0)}:
         number += 1
-        lacking = lacking[::-1] if number % 2 == 0 else lacking  # time runs out on others each time
+        if number % 2 == 0:
+            lacking = dict(reversed(lacking.items()))  # time runs out on others each time
         for name in sorted(again.keys() & system_costs) if number <= 1 + AGAIN[mode] else ():
-            say({"again": name, "sample": number})
+            say({"now": f"{name}, sample {number}"})
             with spent[name]:
-                system_costs[name] = cold.joined(system_costs[name], again[name]())
-        for place, name in enumerate(lacking):
-            say({"again": name, "sample": number})
-            take(lacking[place:], 1.0, lambda _: None)
+                system_costs[name] = cold.joined(system_costs[name], again[name](own_clock(name)))
+        for _ in take(lacking, budget, f", sample {number}"):
+            pass
     at_last = unrest()  # of all looks, which the whole calibration took
     for name in again.keys() & system_costs:
         tell(name, costs=[*system_costs[name], *at_last])
     for name, timing in timings.items():
         tell(name, timing.result(), costs=at_last)
+
+
+def _without(group: Group, places: Sequence[int]) -> Group:
+    """The group without the points at these places."""
+    measured = set(places)
+    return replace(group, points=tuple(point for place, point in enumerate(group.points) if place not in measured))
 
 
 if __name__ == "__main__":

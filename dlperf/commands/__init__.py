@@ -5,6 +5,7 @@ Every command takes the parsed arguments and returns an :class:`Answer`; heavy m
 from __future__ import annotations
 
 import os
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from dlperf.commands.inputs import (
     make_folder,
     predict_aloud,
     read_or_record,
+    repeat_self_test,
     resolve,
     run_calibration,
     split_batch,
@@ -42,7 +44,7 @@ from dlperf.files import check_writable, schema_of
 
 def calibrate(args: Namespace) -> Answer:
     """Measure this machine."""
-    from dlperf.inspection import summarize
+    from dlperf.inspection import conclude, summarize
 
     path = Path(args.output) if args.output else machine_path(args)
     if not args.output and not args.machine:
@@ -50,9 +52,9 @@ def calibrate(args: Namespace) -> Answer:
     check_writable(path, args.force)
     threads = args.threads or default_threads(use_threads(None))
     traces = [read_or_record(args, target, size) for spec in args.targets for target, size in split_batch(spec)]
+    begin = time.monotonic()
     machine = replace(run_calibration(path, args.mode, threads, traces, args.force, args.workers), path=str(path))
-    summary = summarize(machine)
-    return Answer(summary.to_text(), summary.to_json())
+    return Answer(conclude(machine, time.monotonic() - begin), summarize(machine).to_json())
 
 
 def machine(args: Namespace) -> Answer:
@@ -71,12 +73,18 @@ def machine(args: Namespace) -> Answer:
     if args.action == "show":
         summary = inspection.summarize(file)
         return Answer(summary.to_text(), summary.to_json())
-    problems = inspection.find_problems(file, host.this_cpu(), host.versions())
+    cpu, versions = host.this_cpu(), host.versions()
+    if file.kernels and not inspection.find_mismatches(file, cpu, versions):
+        file = repeat_self_test(file)
+    problems = inspection.find_problems(file, cpu, versions)
     verdict = "cannot be trusted here" if problems else "can be trusted here"
     remarks = inspection.find_remarks(file)
-    text = "\n".join([f"{file.path}: {verdict}", *(f"  {problem}" for problem in problems), *(f"  note: {remark}" for remark in remarks)])
+    tests = inspection.self_test_lines(file)
+    lines = [*(f"  {problem}" for problem in problems), *(f"  {line}" for line in tests), *(f"  note: {remark}" for remark in remarks)]
+    text = "\n".join([f"{file.path}: {verdict}", *dict.fromkeys(lines)])
     data = {
         "schema": "dlperf.machine-check", "schema_version": 1, "machine": file.path, "trusted": not problems, "problems": problems, "remarks": remarks,
+        "self_tests": [{**vars(test), "error_frac": test.error_frac} for test in file.self_tests],
     }  # fmt: skip
     return Answer(text, data, status=1 if problems else 0)
 

@@ -1,6 +1,7 @@
 """What commands work on, as the user named it: threads, targets, machine files; and what is said while they work."""
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from argparse import Namespace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlperf.errors import DlperfError, Interrupted
+from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, kind_of, schema_of
 
 if TYPE_CHECKING:
@@ -162,17 +163,37 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
 def run_calibration(
     path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False, workers: Sequence[int] = ()
 ) -> Machine:
-    """Measure this machine (:func:`microbench.suite.calibrate`), and learn from the measurements how exact they make a prediction."""
-    from dlperf.predictors.book import learn
-    from dlperf.predictors.sampling import where_curves_err
-    from microbench.suite import calibrate
+    """Measure this machine (:func:`microbench.suite.calibrate`), learn from the measurements how exact they make a prediction, and test the file on steps."""
+    from dlperf import selftest
 
-    machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err)
-    try:
-        machine = learn(machine)
-    except KeyboardInterrupt:
-        raise Interrupted(f"{path} keeps everything that was measured; the same command learns its curves, which was not finished") from None
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(selftest.Process(count)) for count in dict.fromkeys(threads)]  # they import torch while the measuring process does
+        from dlperf.predictors.book import learn
+        from dlperf.predictors.sampling import where_curves_err
+        from microbench.suite import calibrate
+
+        machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err)
+        tested = {test.threads for test in machine.self_tests}
+        try:
+            machine = learn(machine)
+            machine.save(path)
+            machine = selftest.run(machine, [process for process in started if process.threads not in tested])
+        except KeyboardInterrupt:
+            raise Interrupted(f"{path} keeps everything that was measured; the same command ends with its self-test, which was not finished") from None
+        except WorkFailed as error:
+            warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
     machine.save(path)
+    return machine
+
+
+def repeat_self_test(machine: Machine) -> Machine:
+    """The machine with a self-test of this moment, which its file keeps where it can be written."""
+    from dlperf import selftest
+
+    with contextlib.ExitStack() as stack:
+        machine = selftest.run(machine, [stack.enter_context(selftest.Process(threads)) for threads in machine.threads])
+    with contextlib.suppress(WorkFailed):
+        machine.save(machine.path)
     return machine
 
 
@@ -201,12 +222,14 @@ def make_folder(folder: Path) -> None:
 
 
 def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]:
-    """Where the machine file does not speak of this machine or this trace, a line each."""
-    from dlperf import host, inspection
+    """Where the machine file does not speak of this machine or this trace, or failed its self-test, a line each."""
+    from dlperf import host, inspection, selftest
 
     doubts = [*inspection.find_mismatches(machine, host.this_cpu(), host.versions()), *inspection.find_missing_dtypes(machine, trace)]
     if not machine.complete:
         doubts.append(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
+    if problem := selftest.find_problem(machine, threads):
+        doubts.append(problem)
     if inspection.was_busy(machine, nearest := machine.nearest_threads(threads)):
         doubts.append(f"{machine.path}: {inspection.busy_line(machine, nearest)}")
     return doubts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,15 @@ from dlperf.machine import COLD_COSTS, EXACT, FAR_COSTS, PAGE_RETENTION, RETENTI
 from dlperf.predictors.description import stacked
 from dlperf.predictors.families import Description, describe
 from dlperf.predictors.parts import parts
-from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness
+from dlperf.predictors.surface import Array, Smoothness, Surface, find_smoothness, one_blas_thread
 from dlperf.roofs import LEVELS, Roofs, roofs_of
 from dlperf.trace import Op
 
 _ENOUGH_POINTS = 3
 """A curve through fewer says less of a shape than that of a related regime; a calibration short of time has every kernel's ends and middle first."""
+_SPAN, _NEAR, _CALLS = 64.0, 8.0, 4.0
+"""A key whose largest kernel has so many times the work of its smallest tells its call from its work; another speaks of so many times more or less work than
+it was measured with, and its call takes at most so many usual ones."""
 _KEPT, _DESCRIBED = "_books", "_described_kernels"
 
 
@@ -71,6 +75,7 @@ class Book:
     threads: int
     _surfaces: dict[tuple[str, ...], Surface] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
+    _works: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> dict[tuple[str, ...], list[tuple[Description, Kernel]]]:
@@ -78,23 +83,65 @@ class Book:
         return _described(self.machine, self.threads)
 
     def resolve(self, description: Description) -> tuple[str, ...] | None:
-        """The first of the description's keys of which the machine has enough points, or else that of most; None if it has none of them."""
+        """The first of the description's keys of which the machine has enough points, near in size or over a range; or else that of most, None if it has none.
+
+        Kernels of one size leave open what of their time is call and what is work, so of one many times as large, or small, they say less than a relative's.
+        """
         keys = [key for key in (description.key, *description.fallbacks) if key in self.kernels]
-        most = max(keys, key=lambda key: len(self.kernels[key]), default=None)
-        return next((key for key in keys if len(self.kernels[key]) >= _ENOUGH_POINTS), most)
+        speaking = [key for key in keys if self._spans(key) or self._is_near(key, description)] or keys
+        most = max(speaking, key=lambda key: len(self.kernels[key]), default=None)
+        return next((key for key in speaking if len(self.kernels[key]) >= _ENOUGH_POINTS), most)
+
+    def _work(self, key: tuple[str, ...]) -> tuple[float, float]:
+        """The least and the most work of a key's kernels, in what its terms count."""
+        if key not in self._works:
+            work = [sum(description.terms[1:]) for description, _ in self.kernels[key]]
+            self._works[key] = min(work), max(work)
+        return self._works[key]
+
+    def _spans(self, key: tuple[str, ...]) -> bool:
+        """Whether a key's kernels differ so much in work that what a call takes, and what its work, follows from them."""
+        least, most = self._work(key)
+        return most >= _SPAN * least
+
+    def _is_near(self, key: tuple[str, ...], description: Description) -> bool:
+        """Whether the work lies about where a key's kernels were measured."""
+        least, most = self._work(key)
+        return least <= _NEAR * sum(description.terms[1:]) and sum(description.terms[1:]) <= _NEAR * most
 
     def surface(self, key: tuple[str, ...]) -> Surface:
         """The fitted surface of a measured key."""
         if key not in self._surfaces:
             curve = self._curves.get(key)
             smoothness = None if curve is None else Smoothness(curve.scales, curve.signal, curve.noise)
-            self._surfaces[key] = Surface.fit(*self.points(key), smoothness)
+            self._surfaces[key] = Surface.fit(*self.points(key), smoothness, self.most_call_s(key))
         return self._surfaces[key]
 
     def points(self, key: tuple[str, ...]) -> tuple[Array, Array, Array]:
         """Places (n, d), terms (n, q) and seconds (n,) of a key's kernels."""
         rows = self.kernels[key]
         return *stacked([description for description, _ in rows]), np.array([kernel.samples.minimum for _, kernel in rows], dtype=float)
+
+    def most_call_s(self, key: tuple[str, ...]) -> float:
+        """The most that a call can take, in seconds, whatever its work.
+
+        The shortest of a key's kernels bounds it. Where these are all of about one size, they leave open what is call and what is work: then a call takes at
+        most a few times what calls of the same family take that were measured down to tiny sizes.
+        """
+        rows = self.kernels[key]
+        least_s = min(kernel.samples.minimum for _, kernel in rows)
+        if self._spans(key):
+            return least_s
+        return min(least_s, _CALLS * self._calls_s.get(rows[0][1].family, self.cost_s("boxed_call") + self.cost_s("native_call")) or math.inf)
+
+    @cached_property
+    def _calls_s(self) -> dict[str, float]:
+        """Seconds of a usual call by family: the median of the shortest kernels of its keys that were measured down to tiny sizes."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for key, rows in self.kernels.items():
+            if self._spans(key):
+                found[rows[0][1].family].append(min(kernel.samples.minimum for _, kernel in rows))
+        return {family: statistics.median(values) for family, values in found.items()}
 
     @cached_property
     def _curves(self) -> dict[tuple[str, ...], Curve]:
@@ -207,8 +254,7 @@ class Book:
         at = [cost for cost in self.machine.costs if cost.name.startswith(f"{what}/") and cost.threads == self.threads]
         found = sorted((float(cost.name.partition("/")[2]), cost.seconds) for cost in at)
         pauses, factors = np.array([(0.0, 1.0), *found]).T
-        # Halfway between the rising curves just above and just below: one point that a busy moment raised raises no other as far.
-        return pauses, (np.maximum.accumulate(factors) + np.minimum.accumulate(factors[::-1])[::-1]) / 2
+        return pauses, _rising(factors)
 
     def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
         """For each amount of bytes the place in LEVELS of the nearest memory that holds it."""
@@ -240,7 +286,7 @@ class Book:
         curves = {}
         for name, points in found.items():
             points.sort()
-            seconds = np.maximum.accumulate([second for _, second in points])
+            seconds = _rising(np.array([second for _, second in points]))
             # A quarter of the least amount of bytes measured leaves the call's own code where it is; so does no other operator.
             nothing = 0.0 if name.startswith("varied/") else points[0][0] - 2.0
             curves[name] = ([nothing, *(place for place, _ in points)], [0.0, *map(float, seconds)])
@@ -276,6 +322,16 @@ class Book:
         return float(shared_s / (dram_s - shared_s)) if dram_s > shared_s else 0.0
 
 
+def _rising(values: Array) -> Array:
+    """Halfway between the rising curves just above and just below: one point that a busy moment raised raises no other as far.
+
+    >>> [float(value) for value in _rising(np.array([1.0, 4.0, 2.0, 8.0]))]
+    [1.0, 3.0, 3.0, 8.0]
+    """
+    halfway: Array = (np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]) / 2
+    return halfway
+
+
 def _cold_place(kind: str, amount: float) -> float:
     """Where an amount lies on a curve of costs: bytes by their logarithm, code by its size."""
     return amount if kind == "varied" else math.log2(amount)
@@ -306,6 +362,7 @@ def book_of(machine: Machine, threads: int) -> Book:
     return books[nearest]
 
 
+@one_blas_thread
 def learn(machine: Machine) -> Machine:
     """The machine with the smoothness and the held-out errors of all its curves: the last part of a calibration.
 
@@ -315,9 +372,9 @@ def learn(machine: Machine) -> Machine:
     for threads in machine.threads:
         book = Book(replace(machine, curves=()), threads)
         for key, rows in book.kernels.items():
-            points = book.points(key)
-            smoothness = find_smoothness(*points)
-            held_out = Surface.fit(*points, smoothness).held_out
+            points, most_call_s = book.points(key), book.most_call_s(key)
+            smoothness = find_smoothness(*points, most_call_s)
+            held_out = Surface.fit(*points, smoothness, most_call_s).held_out
             drawn = [place for place, (_, kernel) in enumerate(rows) if kernel.family != EXACT]
             family = rows[drawn[0]][1].family if drawn else EXACT
             fracs = tuple(float(abs(np.expm1(held_out[place]))) for place in drawn) if len(held_out) else ()

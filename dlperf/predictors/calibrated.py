@@ -26,6 +26,7 @@ from dlperf.predictors.book import Book, Passed, PricedKernel, book_of
 from dlperf.predictors.description import Description, stacked
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.paging import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
+from dlperf.predictors.surface import one_blas_thread
 from dlperf.roofs import LEVELS
 from dlperf.spread import kernels_part, spells_of
 from dlperf.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
@@ -49,6 +50,7 @@ class Calibrated:
 
     name = "calibrated"
 
+    @one_blas_thread
     def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
         """The price list. Raises DlperfError where the file holds no kernels or no memory bandwidth."""
         if not machine.kernels:
@@ -323,7 +325,7 @@ def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysi
     The error of each curve is that of its Gaussian process, made as wide as its held-out points ask for: ops of near places err alike, ops of
     far places and of different curves each by themselves. An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
     quadrature: the spread of processes and of hours, the steps that malloc may come to, and seconds in which the core is as fast or as slow as one of twenty
-    was during the calibration.
+    was during the calibration. All errors of curves are wider by the file's interval calibration factor, which its self-test gives.
     """
     if total <= 0:
         return 1.0, 1.0
@@ -343,7 +345,7 @@ def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysi
     for key, members in by_curve.items():
         seconds = np.array(list(members.values()))
         variance_s2 += float(seconds @ book.surface(key).covariance(*stacked(list(members))) @ seconds)
-    half = _Z90 * math.sqrt(variance_s2) / total
+    half = book.machine.interval_factor(book.threads) * _Z90 * math.sqrt(variance_s2) / total
     replay = analysis.replay
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)

@@ -13,13 +13,14 @@ from dlperf.machine import Machine
 from dlperf.predictors.book import Book
 from dlperf.predictors.description import stacked
 from dlperf.predictors.families import Description, describe
-from dlperf.predictors.surface import Surface, find_smoothness
+from dlperf.predictors.surface import Surface, find_smoothness, one_blas_thread
 from dlperf.trace import Op
 
 _UNKNOWN = 1.0
 """What is assumed of a curve with too few points to hold any out: they come first."""
 
 
+@one_blas_thread
 def where_curves_err(machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int) -> dict[str, list[int]]:
     """The places, by group, of the `n_ops` operations of a `pool` that the curves are likely to miss by most.
 
@@ -51,8 +52,8 @@ def _errors(book: Book, key: tuple[str, ...], descriptions: Sequence[Description
     """Standard deviation of the logarithm of what a curve says at each place."""
     if key not in book.kernels:
         return [_UNKNOWN] * len(descriptions)
-    points = book.points(key)
-    surface = Surface.fit(*points, find_smoothness(*points))
+    points, most_call_s = book.points(key), book.most_call_s(key)
+    surface = Surface.fit(*points, find_smoothness(*points, most_call_s), most_call_s)
     if not len(surface.held_out):
         return [_UNKNOWN] * len(descriptions)
     return [float(value) for value in np.sqrt(np.diag(surface.covariance(*stacked(descriptions))))]

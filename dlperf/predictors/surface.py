@@ -10,10 +10,13 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 from scipy.linalg.lapack import dpotri
 from scipy.optimize import nnls
+from threadpoolctl import threadpool_limits
 
 from dlperf.predictors.description import Description
 
 Array = npt.NDArray[np.float64]
+one_blas_thread = threadpool_limits.wrap(limits=1, user_api="blas")
+"""Decorates what fits curves: their matrices are so small that a team of BLAS threads waits for itself, ten to twenty times as long on two cores."""
 
 REACH = 1.5
 """How far, in octaves, a point may lie outside the measured range of a coordinate and still count as interpolated."""
@@ -77,17 +80,22 @@ class Surface:
     points were measured to know."""
     least_s: float = 0.0
     """The shortest time measured: what an op costs that has none of the work the terms count (an empty tensor)."""
+    most_correction: float = math.inf
+    """The largest logarithmic residual of a point: nothing is slower than its terms say by more than what was measured was."""
 
     @classmethod
-    def fit(cls, places: Array, terms: Array, times_s: Array, smoothness: Smoothness | None = None) -> Surface:
-        """Fit to points: places (n, d) in octaves, terms (n, q) non-negative, times (n,) in seconds, positive."""
-        weights, residuals = _first_approximation(terms, times_s)
+    def fit(cls, places: Array, terms: Array, times_s: Array, smoothness: Smoothness | None = None, most_call_s: float = math.inf) -> Surface:
+        """Fit to points: places (n, d) in octaves, terms (n, q) non-negative, times (n,) in seconds, positive.
+
+        `most_call_s` bounds the weight of the first term, the call, in seconds.
+        """
+        weights, residuals = _first_approximation(terms, times_s, most_call_s)
         places = _with_length(places, terms, weights)
         smooth = smoothness if smoothness is not None and len(smoothness.scales) == places.shape[1] else default_smoothness(places, residuals)
         covariance = smooth.covariance(places, places)
         factor, coefficients, spread = _solve(covariance, residuals, np.full(len(residuals), smooth.noise))
         if len(times_s) < 3:
-            return cls(places, weights, smooth, coefficients, np.zeros(0), factor, float("nan"), float(times_s.min()))
+            return cls(places, weights, smooth, coefficients, np.zeros(0), factor, float("nan"), float(times_s.min()), float(residuals.max()))
         # A point that the others contradict was disturbed while it was measured: it counts with as much noise as it seems to have.
         surprise = np.abs(coefficients) * np.sqrt(spread)
         noise = smooth.noise * np.maximum(1.0, surprise / _SURPRISE)
@@ -99,7 +107,7 @@ class Surface:
             ordered = np.sort(np.abs(coefficients * spread) / np.sqrt(np.maximum(usual, smooth.noise**2)))
             # Of n + 1 exchangeable points a new one lies below the k-th of the others with probability k / (n + 1) (Vovk et al. 2005).
             sharpness = float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1]) / _Z_WANTED
-        return cls(places, weights, smooth, coefficients, -coefficients * spread, factor, sharpness, float(times_s.min()))
+        return cls(places, weights, smooth, coefficients, -coefficients * spread, factor, sharpness, float(times_s.min()), float(residuals.max()))
 
     def covariance(self, places: Array, terms: Array) -> Array:
         """Covariance (m, m) of the errors of ln t at different places (m, d) with their terms (m, q): the process's own given the points (ibid., eq. 2.26)
@@ -122,10 +130,13 @@ class Surface:
         return len(description.place) == self.places.shape[1] - 1 and len(description.terms) == len(self.weights)
 
     def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Times (m,) in seconds, and whether each place lies within the measured range."""
+        """Times (m,) in seconds, and whether each place lies within the measured range.
+
+        A time is at most what the terms say times the slowness that was measured, wherever the place lies.
+        """
         base = terms @ self.weights
         correction = self.smoothness.covariance(_with_length(places, terms, self.weights), self.places) @ self.coefficients
-        times = np.where(base > 0, base * np.exp(correction), self.least_s)
+        times = np.where(base > 0, base * np.exp(np.minimum(correction, self.most_correction)), self.least_s)
         measured = self.places[:, :-1]
         inside: npt.NDArray[np.bool_] = np.all((places >= measured.min(axis=0) - REACH) & (places <= measured.max(axis=0) + REACH), axis=1)
         return times, inside
@@ -136,11 +147,15 @@ def _with_length(places: Array, terms: Array, weights: Array) -> Array:
     return np.hstack([places, np.log2(np.maximum(terms @ weights, 1e-12))[:, None]])
 
 
-def _first_approximation(terms: Array, times_s: Array) -> tuple[Array, Array]:
-    """Weights of the terms (q,), and what they leave: ln(t / (terms . weights)) (n,)."""
+def _first_approximation(terms: Array, times_s: Array, most_call_s: float) -> tuple[Array, Array]:
+    """Weights of the terms (q,), that of the call at most `most_call_s`, and what they leave: ln(t / (terms . weights)) (n,)."""
     scale = np.maximum(terms.max(axis=0), 1e-300)
-    weights, _ = nnls(terms / scale / times_s[:, None], np.ones(len(times_s)))
+    scaled, wanted = terms / scale / times_s[:, None], np.ones(len(times_s))
+    weights, _ = nnls(scaled, wanted)
     weights = weights / scale
+    if weights[0] > most_call_s and len(weights) > 1:
+        work, _ = nnls(scaled[:, 1:], np.maximum(wanted - most_call_s / times_s, 0.0))
+        weights = np.array([most_call_s, *(work / scale[1:])])
     base = terms @ weights
     # A point that no term explains (all its weights came out 0) stands for itself.
     return weights, np.log(times_s / np.where(base > 0, base, times_s))
@@ -162,12 +177,12 @@ def default_smoothness(places: Array, residuals: Array) -> Smoothness:
     return Smoothness((3.0,) * places.shape[1], max(_LEAST_SIGNAL, float(np.std(residuals))), 0.07)
 
 
-def find_smoothness(places: Array, terms: Array, times_s: Array) -> Smoothness:
+def find_smoothness(places: Array, terms: Array, times_s: Array, most_call_s: float = math.inf) -> Smoothness:
     """The smoothness under which the points are predicted best from one another: least mean absolute held-out error.
 
     A coordinate at a time, twice around; a scale is left as it is where another makes no difference of a hundredth.
     """
-    weights, residuals = _first_approximation(terms, times_s)
+    weights, residuals = _first_approximation(terms, times_s, most_call_s)
     places = _with_length(places, terms, weights)
     best = default_smoothness(places, residuals)
     if len(times_s) < 6:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
 from dlperf.cluster import KINDS, Collective, Interference, Reduction
 from dlperf.units import KIB, MIB
-from microbench.network.budget import Budget
+from microbench.budget import Budget
 from microbench.network.links import grown_s, shares
 from microbench.network.passes import Passes
 from microbench.network.team import Group, Team

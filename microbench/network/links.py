@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dlperf.cluster import PING_PONG, SEND, TRAIN, Link, Message
 from dlperf.units import KIB, MIB
-from microbench.network.budget import Budget
+from microbench.budget import Budget
 from microbench.network.passes import Passes
 from microbench.network.team import Group, Team
 

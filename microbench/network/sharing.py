@@ -14,7 +14,7 @@ from dlperf.clock import Clock, Samples
 from dlperf.machine import Cpu
 from dlperf.sharing import Sharing
 from microbench import kinds
-from microbench.network.budget import Budget
+from microbench.budget import Budget
 from microbench.network.team import Team
 from microbench.workers import batch_of, resources, time_window, warm_s, window_s_of
 

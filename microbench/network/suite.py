@@ -21,8 +21,8 @@ from dlperf import host
 from dlperf.cluster import Cluster, Link
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable
+from microbench.budget import Budget
 from microbench.network import collectives, links
-from microbench.network.budget import Budget
 from microbench.network.collectives import measure_collectives, measure_interference, measure_reductions
 from microbench.network.links import measure_links
 from microbench.network.passes import Passes

@@ -13,8 +13,8 @@ from dlperf.clock import Clock, Samples
 from dlperf.cluster import Cluster, Rank
 from dlperf.machine import Cpu
 from dlperf.sharing import Sharing
+from microbench.budget import Budget
 from microbench.network import suite
-from microbench.network.budget import Budget
 from microbench.network.sharing import LEAST_ROUNDS, MOST_ROUNDS, measure_sharings, sharing_ranks
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 0, 0))

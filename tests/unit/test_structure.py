@@ -18,7 +18,7 @@ TORCH = (
     "dlperf.runner", "dlperf.reproduce.cardwell_kernels", "dlperf.validation.peer_worker",
     "dlperf.validation.rank_process", "dlperf.validation.rank_training",
     "dlperf.explanation.parameters", "dlperf.explanation.transformations", "dlperf.explanation.widths", "dlperf.explanation.trial_process",
-    "dlperf.residence.process", "dlperf.tuning.trial_process",
+    "dlperf.residence.process", "dlperf.selftest.process", "dlperf.tuning.trial_process",
 )  # fmt: skip
 """The modules of dlperf (with what lies below them) that import torch when they are imported."""
 TORCH_INSIDE = ("dlperf.commands",)
@@ -46,7 +46,7 @@ ORDER = (
     ("dlperf.recorder",),
     ("dlperf.loader_sampling",),
     ("dlperf.stopwatch",),
-    ("dlperf.report", "dlperf.inspection", "dlperf.reproduce"),
+    ("dlperf.report", "dlperf.selftest", "dlperf.inspection", "dlperf.reproduce"),
     ("dlperf.validation", "dlperf.explanation", "dlperf.tuning", "dlperf.scaling"),
     ("dlperf.runner",),
     ("dlperf.commands",),
