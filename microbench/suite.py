@@ -48,14 +48,14 @@ Choose = Callable[[Machine, int, Mapping[str, Sequence[Op]], int], Mapping[str, 
 
 def calibrate(
     path: str | Path, *, mode: str = "full", threads: Sequence[int] = (1,), traces: Sequence[Trace] = (), workers: Sequence[int] = (), force: bool = False,
-    progress: bool | None = None, choose: Choose | None = None,
+    progress: bool | None = None, choose: Choose | None = None, refused: Callable[[Machine], bool] = lambda _: False,
 ) -> Machine:  # fmt: skip
     """Measure this machine into `path`: create the file, resume an interrupted one, or extend a finished one.
 
     `threads` are the thread counts, each in a process of its own; `traces` add their steps' exact operations. `workers` are numbers of processes with one
     thread each: what they cost one another when all of them work at once, the operations of `traces` included. What is finished stays in the file
     whatever happens. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere). `choose` says which further points to take,
-    beyond those of the plan.
+    beyond those of the plan. A file of this machine that is `refused` is measured anew.
 
     Raises DlperfError for an unknown mode, threads below 1, a file of another machine, of another torch or not of dlperf (without `force`);
     WorkFailed when a worker dies or the disk refuses; Interrupted, which says what was kept, on Ctrl-C.
@@ -68,6 +68,9 @@ def calibrate(
             if count < 1:
                 raise DlperfError(f"{name} is {count}; it must be at least 1")
     machine = _start(path, mode, force)
+    if refused(machine):
+        narrate(f"{path} failed its self-test; measuring anew")
+        machine = _fresh(mode)
     n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:
         narrate(f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for each other")
@@ -127,9 +130,14 @@ def narrate(text: str) -> None:
     tqdm.write(f"dlperf: {text}", file=sys.stderr)
 
 
+def _fresh(mode: str) -> Machine:
+    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return Machine(host.this_cpu(), mode=mode, versions=host.versions(), created=created)
+
+
 def _start(path: Path, mode: str, force: bool) -> Machine:
     check_writable(path, force)
-    fresh = Machine(host.this_cpu(), mode=mode, versions=host.versions(), created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
+    fresh = _fresh(mode)
     if not path.exists() or path.stat().st_size == 0:
         return fresh
     found = schema_of(path)
@@ -316,7 +324,8 @@ def _run_worker(
                 continue
             if "failed" in message:
                 raise WorkFailed(f"{message['failed']}; {_what_is_kept(path, len(finished))}")
-            bar.update(ahead.pop(message["group"], 0) if module == "microbench.workers" else 0)  # a group of kernels has told each of its points
+            weight = ahead.pop(message["group"], 0)
+            bar.update(weight if module == "microbench.workers" else 0)  # the others have told each of their points
             part = Machine.from_json(message["part"])
             if message["group"] in spoilt:
                 part = replace(part, kernels=tuple(_with_earlier(kernel, before.exact(kernel.op.signature, threads)) for kernel in part.kernels))

@@ -172,7 +172,10 @@ def run_calibration(
         from dlperf.predictors.sampling import where_curves_err
         from microbench.suite import calibrate
 
-        machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err)
+        machine = calibrate(
+            path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err,
+            refused=lambda file: any(selftest.has_failed(file.self_tests_of(count)) for count in file.threads),
+        )  # fmt: skip
         tested = {test.threads for test in machine.self_tests}
         try:
             machine = learn(machine)

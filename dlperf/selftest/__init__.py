@@ -131,4 +131,4 @@ def find_problem(machine: Machine, threads: int) -> str:
     if not has_failed(tests):
         return ""
     worst = max(tests, key=lambda test: abs(math.log(test.predicted_s / test.measured_s)))
-    return f"{name} failed its self-test ({describe([worst])[0]}); predictions may be as far off. dlperf calibrate --force measures anew"
+    return f"{name} failed its self-test ({describe([worst])[0]}); predictions may be as far off. dlperf calibrate measures it anew"

@@ -113,7 +113,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(monkeypatch: pytes
     monkeypatch.setattr(worker, "settled_pace", lambda *_: Pace(best_s=1.0))
     monkeypatch.setattr(worker, "AGAIN", {"full": 1})
     said: list[dict[str, Any]] = []
-    job = {"threads": 1, "mode": "full", "groups": ["framework", "stream", "few"], "traces": [], "pace_s": 1.0, "asks": False}
+    job = {"threads": 1, "mode": "full", "groups": ["framework", "stream", "few"], "traces": [], "pace_s": 1.0, "asks": False, "measured": {}}
     worker.run(job, said.append)
     assert sorted(calls) == ["cold", "first cold", "retention", "retention"]
     told = {message["group"]: Machine.from_json(message["part"]).costs for message in said if "group" in message}  # the last word of each

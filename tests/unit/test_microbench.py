@@ -303,10 +303,10 @@ def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() ->
     whole = time_group(relus(40, 4), 1, lambda _: None, Ticks(1e-3).clock())
     assert (len(whole.kernels), whole.n_left_out) == (40, 0)
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
-    timing.take(lambda _: None, allowance_s=0.0)  # some points are always measured
+    timing.take(timing.lacking, lambda _: None, allowance_s=0.0)  # some points are always measured
     assert (len(timing.result().kernels), timing.result().n_left_out) == (12, 28)
     timing = Timing(relus(40, 4), 1, Ticks(1e-3).clock())
-    timing.take(lambda _: None, allowance_s=0.1)
+    timing.take(timing.lacking, lambda _: None, allowance_s=0.1)
     short = timing.result()
     assert 12 <= len(short.kernels) < 20
     assert {kernel.op.inputs[0].numel % 2 for kernel in short.kernels} == {0}
@@ -315,28 +315,28 @@ def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() ->
 def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
     ticks = Ticks(1e-3)
     timing = Timing(relus(40, 3), 1, ticks.clock())
-    seen: list[int] = []
-    timing.take(seen.append, 0.05)
+    timing.take(timing.lacking, lambda _: None, 0.05)
     first = timing.result()
     ticks.step_s = 2e-3  # later somebody else has the core
     while timing.lacking:
-        timing.take(seen.append)
+        timing.take(timing.lacking, lambda _: None)
     whole = timing.result()
-    assert [kernel.op for kernel in whole.kernels] == [kernel.op for kernel in first.kernels]
+    early = {kernel.op for kernel in first.kernels}
     assert all(kernel.samples.values == pytest.approx((1e-3,)) for kernel in first.kernels)
-    assert all(kernel.samples.values == pytest.approx((1e-3, 2e-3, 2e-3)) for kernel in whole.kernels)
-    assert all(wholes_s == pytest.approx((1e-3, 2e-3, 2e-3)) for wholes_s in whole.wholes_s)
-    assert len(whole.wholes_s) == len(whole.kernels)
-    assert sum(seen) == 3 * len(whole.kernels)
+    for kernel, wholes_s in zip(whole.kernels, whole.wholes_s):  # what there was no time for at first is taken later
+        values_s = (1e-3, 2e-3, 2e-3) if kernel.op in early else (2e-3, 2e-3)  # two that agree are enough
+        assert kernel.samples.values == pytest.approx(values_s)
+        assert wholes_s == pytest.approx(values_s)
+    assert (0 < len(early) < 40, len(whole.kernels), whole.n_left_out) == (True, 40, 0)
 
 
 def test_points_on_top_are_taken_by_the_next_pass_and_missed_by_nobody() -> None:
     timing = Timing(Group("some", tuple(Point("one", relu(64 + n)) for n in range(13)), Repeats(sample_s=1e-5, n_samples=1)), 1, Clock(switches=lambda: 0))
-    timing.take(lambda _: None)
+    timing.take(timing.lacking, lambda _: None)
     timing.extend([Point("one", relu(200)), Point("one", Op("aten.no_such.default", ()))])
     assert list(timing.lacking) == [13, 14]
     assert timing.result().n_left_out == 0
-    timing.take(lambda _: None)
+    timing.take(timing.lacking, lambda _: None)
     assert not timing.lacking
     assert (len(timing.result().kernels), len(timing.result().refused)) == (14, 1)
 
@@ -369,9 +369,9 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     timing._taken[1] = _Taken([(1e-3, True), (1e-3, False), (2e-3, False)], n_calls=1)
     timing._n_passes = 3
     assert list(timing.lacking) == [0, 1]
-    timing.take(lambda _: None)
+    timing.take(timing.lacking, lambda _: None)
     assert list(timing.lacking) == [0]
-    timing.take(lambda _: None)
+    timing.take(timing.lacking, lambda _: None)
     assert list(timing.lacking) == []
     samples = timing.result().kernels[0].samples
     assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3, 1e-3)), 3)
@@ -387,7 +387,7 @@ def test_where_time_is_short_kernels_without_an_undisturbed_sample_come_first() 
     for place in range(40):
         timing._taken[place] = _Taken([(1e-3, place % 5 == 0)], n_calls=1)
     timing._n_passes = 1
-    timing.take(lambda _: None, allowance_s=0.01)
+    timing.take(timing.lacking, lambda _: None, allowance_s=0.01)
     again = [place for place, taken in timing._taken.items() if len(taken.pairs) > 1]
     assert 0 < len(again) <= 8
     assert {place % 5 for place in again} == {0}
@@ -411,7 +411,7 @@ def test_a_kernel_that_was_always_disturbed_takes_what_it_would_without(n_both: 
 
 def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     timing = Timing(relus(2, 3), 1, Ticks(1e-3).clock())
-    timing.take(lambda _: None)
+    timing.take(timing.lacking, lambda _: None)
 
     def build(op: Op) -> None:
         raise MemoryError(op.name)
@@ -419,7 +419,7 @@ def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(monkeypatch: pyte
     monkeypatch.setattr("microbench.replay.build", build)
     n_passes = 1
     while timing.lacking:
-        timing.take(lambda _: None)
+        timing.take(timing.lacking, lambda _: None)
         n_passes += 1
     assert n_passes == 2 * 3
     assert [len(kernel.samples.values) for kernel in timing.result().kernels] == [1, 1]
@@ -430,7 +430,7 @@ def test_long_calls_are_sampled_every_other_time(wanted: int, taken: int) -> Non
     ticks = Ticks(1.0)
     timing = Timing(relus(1, wanted, 1e-3), 1, ticks.clock())
     while timing.lacking:
-        timing.take(lambda _: None)
+        timing.take(timing.lacking, lambda _: None)
         ticks.step_s *= 1.1  # no two agree
     assert len(timing.result().kernels[0].samples.values) == taken
 

@@ -1,0 +1,165 @@
+"""A quick calibration of machines that exist only as a clock: what kernels, costs and operators take is made up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from dlperf import host
+from dlperf.clock import Clock, Pace, Samples
+from dlperf.machine import Cost, Cpu, Machine
+from dlperf.predictors.book import Book, learn
+from dlperf.trace import Op
+from microbench import ceilings, cold, ddp, framework, loader, loop, memory, replay, stream, threads, worker
+
+CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), 2**34)
+LARGE = Cpu("Made-up CPU", 2, (2**15, 2**21, 480 * 2**20), 2**34)
+BUDGET_S = worker.BUDGET_S["quick"]
+
+
+@dataclass
+class Simulation:
+    """Time passes in kernels: `call_s` each and `byte_s` for each byte of their operands; `pace` says how many times as long at a moment."""
+
+    call_s: float = 2e-6
+    byte_s: float = 1e-10
+    pace: Callable[[float], float] = lambda _: 1.0
+    time_s: float = 0.0
+    slept_s: float = 0.0
+
+    def now(self) -> float:
+        self.time_s += 1e-7  # a look at the clock
+        return self.time_s + self.slept_s
+
+    def spend(self, seconds: float) -> None:
+        self.time_s += seconds * self.pace(self.time_s)
+
+    def build(self, op: Op, grad: bool = False) -> Callable[[], object]:
+        n_bytes = sum(spec.numel * spec.item_bytes for spec in op.inputs)
+        return lambda: self.spend(self.call_s + n_bytes * self.byte_s)
+
+
+@dataclass
+class Told:
+    """What the measuring process told: the machine that its groups make, the points that each left out, and the groups of costs."""
+
+    machine: Machine = field(default_factory=lambda: Machine(CPU))
+    left_out: dict[str, int] = field(default_factory=dict)
+    costs: list[str] = field(default_factory=list)
+
+    def say(self, message: dict[str, Any]) -> None:
+        if "group" in message:
+            part = Machine.from_json(message["part"])
+            self.machine = self.machine.with_kernels(part.kernels)
+            if part.kernels:
+                self.left_out[message["group"]] = message["left_out"]
+            else:
+                self.costs.append(message["group"])
+
+
+def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
+    """The plan on simulated kernels. Every group of costs takes as long as it may, and a hundred calls of the framework first."""
+
+    def greedy(own: Clock) -> list[Cost]:
+        for _ in range(100):
+            simulation.spend(simulation.call_s)
+        while not own.is_late:
+            simulation.spend(1e-3)
+        return [Cost("made-up", 1, Samples((1.0,)))]
+
+    monkeypatch.setattr(host, "this_cpu", lambda: CPU)
+    for module in (framework, memory, threads, loop, ddp):
+        monkeypatch.setattr(module, "measure", lambda *arguments: greedy(arguments[-1]))
+    monkeypatch.setattr(memory, "measure_retention", lambda *arguments: [])
+    monkeypatch.setattr(stream, "measure_retention", lambda *arguments: [])
+    monkeypatch.setattr(stream, "measure", lambda *arguments: ([], greedy(arguments[-1])))
+    monkeypatch.setattr(ceilings, "measure", lambda *arguments: ([], greedy(arguments[-1])))
+    monkeypatch.setattr(loader, "measure", lambda *arguments: (greedy(arguments[-1]), []))
+    monkeypatch.setattr(cold, "measure", lambda *arguments: {})
+    monkeypatch.setattr(replay, "build", simulation.build)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    groups = [group.name for group in worker.planned_groups("quick", CPU.flags)]
+    job = {"threads": 1, "mode": "quick", "groups": [*worker.SYSTEM_GROUPS, *groups], "traces": [], "pace_s": math.inf, "asks": False, "measured": {}}
+    told = Told()
+    worker.run(job, told.say, Pace(simulation.now, lambda: 0, lambda seconds: None, best_s=1e-6))
+    return told
+
+
+def assert_balanced(told: Told, simulation: Simulation) -> None:
+    """Every group of costs is there, and every family has a curve over its whole range."""
+    assert set(worker.SYSTEM_GROUPS) <= set(told.costs)
+    planned = {group.name: group for group in worker.planned_groups("quick", CPU.flags)}
+    assert set(told.left_out) == set(planned)
+    for name, group in planned.items():
+        least = [point for point in group.points if point.rank == 0]
+        measured = [point for point in least if told.machine.exact(point.op.signature, 1)]
+        assert len(measured) >= min(len(least), max(12, 0.9 * len(least))), name
+    assert told.machine.kernels
+    book = Book(learn(told.machine), 1)
+    for key in (("relu", "1", "float32", "flat"), ("threshold_backward", "2", "float32", "flat")):
+        assert {64, 2**20} <= {kernel.op.inputs[0].numel for _, kernel in book.kernels[key]}
+    small = Op("aten.threshold_backward.default", (relu := book.kernels["threshold_backward", "2", "float32", "flat"][0][1].op.inputs[0],) * 2 + (0,))
+    assert relu.numel <= 2**20
+    (seconds, _) = book.kernel_s(small) or (math.inf, "")
+    assert seconds < 2 * (simulation.call_s + 2 * small.inputs[0].nbytes * simulation.byte_s) * 1.3
+
+
+def test_a_usual_machine_has_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation()
+    told = calibrate(simulation, monkeypatch)
+    assert_balanced(told, simulation)
+    assert not any(told.left_out.values())
+    assert simulation.now() < 1.2 * BUDGET_S
+
+
+def test_calls_that_take_ten_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(call_s=2e-5)
+    told = calibrate(simulation, monkeypatch)
+    assert_balanced(told, simulation)
+    assert simulation.now() < 1.2 * BUDGET_S
+
+
+def test_a_machine_that_takes_ten_times_as_long_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(call_s=2e-5, byte_s=1e-9)
+    told = calibrate(simulation, monkeypatch)
+    assert set(worker.SYSTEM_GROUPS) <= set(told.costs)
+    for group in worker.planned_groups("quick", CPU.flags):  # some points are left out, of no family all but a few
+        assert len(group.points) - told.left_out[group.name] >= min(12, len(group.points)), group.name
+    assert simulation.now() < 2 * BUDGET_S
+
+
+@pytest.mark.parametrize("when_s", [1.0, 3.0, 5.0])
+def test_a_core_that_slows_down(monkeypatch: pytest.MonkeyPatch, when_s: float) -> None:
+    simulation = Simulation(pace=lambda time_s: 1.13 if time_s > when_s else 1.0)
+    told = calibrate(simulation, monkeypatch)
+    assert_balanced(told, simulation)
+    assert simulation.now() < 1.2 * BUDGET_S
+
+
+@pytest.mark.parametrize("when_s", [1.0, 3.0, 5.0])
+def test_a_clock_that_jumps(monkeypatch: pytest.MonkeyPatch, when_s: float) -> None:
+    simulation = Simulation()
+
+    def pace(time_s: float) -> float:
+        if time_s > when_s:
+            simulation.slept_s = 5.0  # the machine stood still
+        return 1.0
+
+    simulation.pace = pace
+    told = calibrate(simulation, monkeypatch)
+    assert simulation.slept_s
+    assert_balanced(told, simulation)
+    assert simulation.now() < 1.2 * BUDGET_S + 5.0
+
+
+def test_a_last_cache_of_480_mib_asks_for_no_larger_sets() -> None:
+    for module in (stream, ceilings):
+        sets = module.working_sets("quick", LARGE.caches_bytes[2] if module is stream else LARGE.caches_bytes)
+        assert max(sets) == 2**27
+        assert len(sets) <= 16
+    assert max(stream.working_sets("full", LARGE.caches_bytes[2])) == 4 * LARGE.caches_bytes[2]
