@@ -32,7 +32,8 @@ MICROBENCH_MAY = (
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
     ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values", "dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
-    ("dlperf.entries", "dlperf.files", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
+    ("dlperf.records", "dlperf.files", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
+    ("dlperf.operators",),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
     ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs", "dlperf.spread"),
@@ -221,7 +222,7 @@ HELP = """
 import sys
 from dlperf.cli import main
 status = main(sys.argv[1:])
-heavy = {"torch", "pandas", "numpy", "matplotlib", "microbench"} & set(sys.modules)
+heavy = {"torch", "pandas", "numpy", "matplotlib", "msgspec", "microbench"} & set(sys.modules)
 print(f"status {status}, heavy {sorted(heavy)}")
 """
 
