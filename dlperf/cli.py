@@ -110,12 +110,14 @@ def _parser() -> _Parser:
     measure.add_argument("target", metavar="TARGET", help=_TARGET)
     measure.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
     measure.add_argument("--memory", action="store_true", help="also count the most memory that three steps add to a fresh process")
+    measure.add_argument("--no-trace", action="store_true", help="leave the trace of the step out of the file; report then asks for the target")
     _output(measure, "measurement file to write")
     _common(measure)
     _what(measure)
 
     report = command("report", "predicted against actual, per layer")
     report.add_argument("targets", metavar="TARGET|MEASUREMENT", nargs="+", help=f"{_TARGET}; or a measurement file. TARGET@BATCH gives one its own batch size")
+    report.add_argument("--measured", metavar="FILE", help="compare with this measurement of TARGET, which may be a trace file, instead of measuring now")
     report.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors to compare (default: all)")
     report.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
     report.add_argument("--format", type=formats, default=None, metavar="FORMAT,...",
@@ -219,6 +221,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "names no file to write; give -o FILE (or --json -)")
         if args.output == "-":
             args.output, args.json = None, "-"
+    if args.command == "report" and args.measured is not None and len(args.targets) > 1:
+        _fail(args, f"--measured {args.measured} is of one target, not of {len(args.targets)}; name one")
     if args.command == "validate":
         problem = check_validate(args)
         if problem:

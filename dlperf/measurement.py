@@ -93,7 +93,7 @@ class Measurement:
 
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, whole or not at all."""
-        files.write_json(path, self.to_json())
+        files.write_json(path, self.to_json(), indent=1 if self.trace is None else None)
 
     @classmethod
     def load(cls, path: str | Path) -> Measurement:

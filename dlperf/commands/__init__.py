@@ -121,7 +121,7 @@ def measure(args: Namespace) -> Answer:
     from dlperf import stopwatch
     from dlperf.report import measurement_to_text
 
-    measurement = stopwatch.measure_target(target, seconds=args.seconds)
+    measurement = stopwatch.measure_target(target, seconds=args.seconds, with_trace=not args.no_trace)
     if args.memory:
         from dlperf.residence import measure_peak_memory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import cnn_measurement
+from report_cases import cnn_measurement, cnn_trace
 
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
@@ -104,3 +104,20 @@ def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
 def test_phases_by_name() -> None:
     times = small().layers[0]
     assert [times.phase(name) for name in ("forward", "backward", "optimizer")] == [times.forward, times.backward, None]
+
+
+def test_a_measurement_contains_its_trace(tmp_path: Path) -> None:
+    measurement = replace(cnn_measurement(), trace=cnn_trace())
+    measurement.save(tmp_path / "m.json")
+    assert Measurement.load(tmp_path / "m.json").trace == cnn_trace()
+    data = json.loads((tmp_path / "m.json").read_text())
+    del data["trace"]  # as older versions wrote it
+    assert Measurement.from_json(data).trace is None
+    for damage, message in (
+        ({"batch_size": 31}, r"trace\.batch_size is 31; expected that of the measurement, 32"),
+        ({"inference": True}, r"trace\.inference is true; expected that of the measurement, False"),
+        ({"ops": [["aten.mm.default"]]}, r"trace\.ops\[0\] is .*; expected a list of 9 entries"),
+        ({"arrivals": [[7, 0]]}, r"trace\.arrivals\[0\]\.parameter is 7; expected one of the 0 parameters"),
+    ):
+        with pytest.raises(DlperfError, match=message):
+            Measurement.from_json({**data, "trace": {**cnn_trace().to_json(), **damage}})
