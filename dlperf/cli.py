@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
+from dlperf.text import say, visible
 from dlperf.validate_options import add_validate, check_validate
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, loader, names, seconds, shape, size
 from dlperf.version import VERSION
@@ -255,7 +256,7 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
 
 
 def _fail(args: argparse.Namespace, message: str) -> NoReturn:
-    print(f"dlperf {args.command}: error: {message}", file=sys.stderr)
+    say(f"dlperf {args.command}: error: {message}")
     raise SystemExit(UNUSABLE)
 
 
@@ -335,7 +336,7 @@ def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) 
 
         write_json(args.json, answer.data, indent=answer.indent)
     if args.json != "-" and answer.text:
-        print(answer.text)
+        print(visible(answer.text))
     return answer.status
 
 
@@ -373,7 +374,7 @@ def _short_warnings(debug: bool) -> Iterator[None]:
     if not debug:
 
         def one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-            return f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n"
+            return visible(f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n")
 
         warnings.formatwarning = one_line
     try:
@@ -406,7 +407,7 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
         line = f"{name}: internal error: {type(error).__name__}: {error}; --debug shows where"
     if line:
         with contextlib.suppress(OSError):
-            print(_one_line(line), file=sys.stderr)
+            say(_one_line(line))
     return status
 
 

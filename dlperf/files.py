@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.text import visible
 
 T = TypeVar("T")
 
@@ -141,8 +142,9 @@ def check_writable(path: str | Path, force: bool = False) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a file as a whole or not at all (temporary file, then rename); ``-`` is stdout.
 
-    Raises WorkFailed when the disk refuses; a file that stood there before is then unharmed.
+    Control characters become escape sequences. Raises WorkFailed when the disk refuses; a file that stood there before is then unharmed.
     """
+    text = visible(text)
     if str(path) == "-":
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()

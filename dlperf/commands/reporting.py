@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dlperf import child_process
 from dlperf.commands.inputs import (
     Answer,
+    check_ops,
     is_trace,
     load_or_make_machine,
     narrate,
@@ -23,6 +24,7 @@ from dlperf.commands.inputs import (
 )
 from dlperf.errors import DlperfError
 from dlperf.files import schema_of
+from dlperf.text import say
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
@@ -82,7 +84,7 @@ def _report_measurement(args: Namespace, path: str) -> Report:
     measurement = Measurement.load(path)
     if measurement.trace is None:
         raise DlperfError(f"{path}: contains no trace of its step, and its target is not run; name it yourself: dlperf report TARGET --measured {path}")
-    return _report_against(args, measurement, measurement.trace)
+    return _report_against(args, measurement, check_ops(path, measurement.trace, "trace."))
 
 
 def _report_measured(args: Namespace, spec: str) -> Report:
@@ -145,5 +147,5 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
         if done.returncode:
             raise child_process.failure(done.returncode, child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr)
         for line in done.stderr.splitlines():
-            print(line, file=sys.stderr)
+            say(line)
         return Measurement.load(out)

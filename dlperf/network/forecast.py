@@ -89,6 +89,9 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
     Raises DlperfError where the file holds no such link.
     """
     fits = {link.distance: fit_link(link) for link in cluster.links}
+    if unknown := [fit.distance for fit in fits.values() if fit.latency_s == fit.s_per_byte == 0]:
+        line = f"the messages of link {unknown[0]} tell neither latency nor bandwidth; expected single ping-pongs of two sizes up to 8 KiB, or above"
+        raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
     inside = [fits[distance] for distance in DISTANCES[:2] if distance in fits]
     sums = [r.samples.median / r.n_bytes for r in cluster.reductions]
     reduce_s_per_byte = min(sums, default=0.0)

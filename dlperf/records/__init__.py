@@ -59,6 +59,8 @@ def convert(data: object, record: type[T]) -> T:
     """The record that JSON data contain. Raises DlperfError naming the first unfit entry, its value and what is expected there."""
     try:
         return msgspec.convert(data, record)
+    except UnicodeEncodeError:
+        _refuse_surrogates(data)
     except msgspec.ValidationError as error:
         message = str(error)
     raise DlperfError(_explain(data, record, message))
@@ -92,6 +94,15 @@ def shown(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     text = ascii(value[:60]) if isinstance(value, str) else ascii(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _refuse_surrogates(data: Any, entry: str = "") -> None:
+    """Refuse the first text with half of a surrogate pair, which is no character."""
+    if isinstance(data, str) and any("\ud800" <= letter <= "\udfff" for letter in data):
+        refuse(entry, data, "text of whole characters")
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        _refuse_surrogates(key, f"{entry or 'the file'}'s key")
+        _refuse_surrogates(value, f"{entry}[{key}]" if isinstance(data, list) else f"{entry}.{key}".lstrip("."))
 
 
 # -- from msgspec's messages to dlperf's ------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter
 
-from dlperf.report.table import printable, shorten
+from dlperf.report.table import shorten
+from dlperf.text import printable
 from dlperf.units import format_seconds
 
 INK, DIM, GRID = "#1c2024", "#5b6570", "#d8dde3"

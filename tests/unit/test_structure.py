@@ -31,7 +31,8 @@ MICROBENCH_MAY = (
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.values", "dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
+    ("dlperf.version", "dlperf.errors", "dlperf.text", "dlperf.units", "dlperf.values"),
+    ("dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
     ("dlperf.records", "dlperf.files", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
     ("dlperf.operators",),
     ("dlperf.trace", "dlperf.sharing"),
@@ -183,6 +184,14 @@ def test_no_public_function_is_shadowed_by_a_module() -> None:
 
     modules = {path.stem for path in (ROOT / "dlperf").iterdir()}
     assert not modules & set(dlperf.__all__)
+
+
+def test_csv_is_written_in_one_place(source: Path) -> None:
+    """Where cells that a spreadsheet would take for formulas are made safe."""
+    if module_name(source).startswith("dlperf") and module_name(source) != "dlperf.text":
+        text = source.read_text(encoding="utf-8")
+        assert ".to_csv(index" not in text
+        assert not [target for target in imports(ast.parse(text)) if target == "csv"]
 
 
 def test_predictors_are_registered() -> None:
