@@ -202,7 +202,7 @@ class Communication:
         for other, _, event in others:
             if (event.kind, event.peer) != (first.kind, first.peer):
                 a, b = (f"{e.kind}{'' if e.peer is None else f' with root {e.peer}'}" for e in (first, event))
-                raise DlperfError(f"call {number} on group {group} is {a} on rank {rank} and {b} on rank {other}; the recording does not fit together")
+                raise DlperfError(f"call {number} on group {group} is {a} on rank {rank} and {b} on rank {other}; expected one call on all ranks")
         return Meeting(first.kind, group, tuple(launches), len(launches) == len(self.groups[group]))
 
     # -- as a file ------------------------------------------------------------------------------------------------
@@ -214,7 +214,13 @@ class Communication:
     @classmethod
     def load(cls, path: str | Path) -> Communication:
         """Read a trace. Raises DlperfError naming the file and the entry where it is missing, truncated, newer, damaged or no such trace."""
-        return replace(files.load(path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Record it again."), path=str(path))
+
+        def read(data: dict[str, Any]) -> Communication:
+            found = replace(cls.from_json(data), path=str(path))
+            _ = found.meetings  # which must fit together
+            return found
+
+        return files.load(path, SCHEMA, SCHEMA_VERSION, read, "Record it again.")
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON data."""

@@ -23,6 +23,7 @@ from dlperf.commands.inputs import (
     load_point,
     machine_path,
     make_folder,
+    naming_unfit_kernels,
     predict_aloud,
     read_or_record,
     resolve,
@@ -60,7 +61,9 @@ def machine(args: Namespace) -> Answer:
     from dlperf import host, inspection
 
     if args.action == "diff":
-        difference = inspection.compare_machines(*(load_machine(args, file) for file in args.files))
+        machines = [load_machine(args, file) for file in args.files]
+        with naming_unfit_kernels(*machines):
+            difference = inspection.compare_machines(*machines)
         return Answer(difference.to_text(), difference.to_json())
     if args.action == "show" and args.files and schema_of(args.files) == CLUSTER:
         from dlperf.network import summarize_cluster
@@ -69,7 +72,8 @@ def machine(args: Namespace) -> Answer:
         return Answer(page.to_text(), page.to_json())
     file = load_machine(args, args.files)
     if args.action == "show":
-        summary = inspection.summarize(file)
+        with naming_unfit_kernels(file):
+            summary = inspection.summarize(file)
         return Answer(summary.to_text(), summary.to_json())
     problems = inspection.find_problems(file, host.this_cpu(), host.versions())
     verdict = "cannot be trusted here" if problems else "can be trusted here"

@@ -1,9 +1,10 @@
 """What commands work on, as the user named it: threads, targets, machine files; and what is said while they work."""
 from __future__ import annotations
 
+import contextlib
 import os
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,12 +124,18 @@ def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
     return trace
 
 
-def check_kernels(machine: Machine) -> None:
-    """Raises DlperfError naming the kernel of a machine file whose arguments are not those that its operator takes."""
-    from dlperf.predictors.families import describe
+@contextlib.contextmanager
+def naming_unfit_kernels(*machines: Machine) -> Iterator[None]:
+    """Where the work on machine files fails: raises DlperfError naming the kernel whose arguments are not those that its operator takes, if there is one."""
+    try:
+        yield
+    except _UNFIT:
+        from dlperf.predictors.families import describe
 
-    for number, kernel in enumerate(machine.kernels):
-        _check_op(f"{machine.path}: kernels[{number}].op", kernel.op, describe, "Recalibrate, or edit the file.")
+        for machine in machines:
+            for number, kernel in enumerate(machine.kernels):
+                _check_op(f"{machine.path}: kernels[{number}].op", kernel.op, describe, "Recalibrate, or edit the file.")
+        raise
 
 
 def _check_op(entry: str, op: Op, formula: Callable[[Op], object], way_out: str) -> None:
@@ -258,11 +265,8 @@ def predict_here(recorded: Trace, machine: Machine, threads: int, predictor: str
     """A prediction, extrapolated where the machine file is of another machine or torch than this."""
     from dlperf.prediction import predict as predict_trace
 
-    try:
+    with naming_unfit_kernels(machine):
         prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
-    except _UNFIT:
-        check_kernels(machine)
-        raise
     return prediction.elsewhere() if is_elsewhere(machine) else prediction
 
 

@@ -1,6 +1,7 @@
 """Traces as data: tensors, signatures, files."""
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -201,3 +202,28 @@ def test_every_dtype_of_torch_has_a_size() -> None:
 
     dtypes = {one for name in dir(torch) if isinstance(one := getattr(torch, name), torch.dtype)}
     assert {str(one).removeprefix("torch."): one.itemsize for one in dtypes}.items() <= ITEM_BYTES.items()
+
+
+@pytest.mark.parametrize(
+    ("argument", "entry"),
+    [
+        (math.nan, "args[1] is nan"), ({"float": "one"}, "args[1] is {'float': 'one'}"), ({"colour": "red"}, "args[1] is {'colour': 'red'}"),
+        (2**70, "args[1] is 1180591620717411303424"), ([1, [2, {"tensor": True}]], "args[1][1][1]['tensor'] is true"),
+        ([1, {"tensor": -1}], "args[1][1]['tensor'] is -1"), ({}, "args[1] is {}"), (functools.reduce(lambda inner, _: [inner], range(20), 1), "[[[[[[[[["),
+    ],
+)  # fmt: skip
+def test_what_is_no_argument_is_named(argument: Any, entry: str) -> None:
+    data = full_trace().to_json()
+    data["ops"][1][1] = [1, argument]
+    with pytest.raises(DlperfError, match=r"ops\[1\]\.args\[1\].* is .*; expected ") as error:
+        Trace.from_json(data)
+    assert entry in str(error.value)
+    data["ops"][1][1], data["ops"][1][2] = [], {"alpha": argument}
+    with pytest.raises(DlperfError, match=r"ops\[1\]\.kwargs\['alpha'\].* is .*; expected "):
+        Trace.from_json(data)
+
+
+def test_text_is_of_whole_characters() -> None:
+    for change, entry in (({"notes": ["a", "\ud800"]}, r"notes\[1\] is '\\ud800'"), ({"\udfff": 1}, r"the file's key is '\\udfff'")):
+        with pytest.raises(DlperfError, match=f"{entry}; expected text of whole characters"):
+            Trace.from_json({**full_trace().to_json(), **change})
