@@ -89,9 +89,6 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
     Raises DlperfError where the file holds no such link.
     """
     fits = {link.distance: fit_link(link) for link in cluster.links}
-    if unknown := [fit.distance for fit in fits.values() if fit.latency_s == fit.s_per_byte == 0]:
-        line = f"the messages of link {unknown[0]} tell neither latency nor bandwidth; expected single ping-pongs of two sizes up to 8 KiB, or above"
-        raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
     inside = [fits[distance] for distance in DISTANCES[:2] if distance in fits]
     sums = [r.samples.median / r.n_bytes for r in cluster.reductions]
     reduce_s_per_byte = min(sums, default=0.0)
@@ -184,6 +181,9 @@ def collective_s(
 def _uniform_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals, ranks_per_node: int, between_nodes: bool, what_if: LinkFactors) -> Reals:
     path = find_path(cluster, between_nodes)
     as_measured = law_s(cluster.backend, kind, sizes, ranks, path)
+    if not np.all(as_measured > 0):
+        line = "the messages of its links tell neither latency nor bandwidth; expected single ping-pongs of two sizes up to 8 KiB, or above"
+        raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
     changed = law_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
     excess = (_ratio(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path) - 1) * as_measured
     own = np.clip(excess, 0.0, _local_excess_s(cluster, kind, sizes, ranks)) if between_nodes else np.zeros(sizes.shape)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, inspect
 
 from dlperf.errors import DlperfError
+from dlperf.text import visible
 
 MOST = 2**53
 """Limit of sizes, counts and products of dimensions: a float holds every whole number below it."""
@@ -58,9 +59,9 @@ class SharingRecord(PositiveSamplesRecord, gc=False, kw_only=True):
 def convert(data: object, record: type[T]) -> T:
     """The record that JSON data contain. Raises DlperfError naming the first unfit entry, its value and what is expected there."""
     try:
-        return msgspec.convert(data, record)
+        return msgspec.convert(data, record, str_keys=True)  # as all keys of JSON are text
     except UnicodeEncodeError:
-        _refuse_surrogates(data)
+        return convert(_with_visible_text(data), record)
     except msgspec.ValidationError as error:
         message = str(error)
     raise DlperfError(_explain(data, record, message))
@@ -96,13 +97,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _refuse_surrogates(data: Any, entry: str = "") -> None:
-    """Refuse the first text with half of a surrogate pair, which is no character."""
-    if isinstance(data, str) and any("\ud800" <= letter <= "\udfff" for letter in data):
-        refuse(entry, data, "text of whole characters")
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
-        _refuse_surrogates(key, f"{entry or 'the file'}'s key")
-        _refuse_surrogates(value, f"{entry}[{key}]" if isinstance(data, list) else f"{entry}.{key}".lstrip("."))
+def _with_visible_text(data: Any) -> Any:
+    """The data with halves of surrogate pairs, which are no characters and stop msgspec, as escape sequences."""
+    if isinstance(data, dict):
+        return {visible(key): _with_visible_text(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_with_visible_text(value) for value in data]
+    return visible(data) if isinstance(data, str) else data
 
 
 # -- from msgspec's messages to dlperf's ------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def _first_unfit(data: Any, record: Any, path: list[Any], values: dict[str, Any]
     """The key of an object with free names at whose value the conversion fails; msgspec does not tell."""
     for key, value in values.items():
         try:
-            msgspec.convert(_replaced(data, path, {key: value}), record)
+            msgspec.convert(_replaced(data, path, {key: value}), record, str_keys=True)
         except msgspec.ValidationError:
             return key
     return next(iter(values))
@@ -182,10 +183,11 @@ def _expected(kind: Any, value: Any) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number and kind.le is not None and value > kind.le:
             return f"{what} of at most {kind.le:,}" if isinstance(kind, inspect.IntType) else f"{what} of at most {kind.le:g}"
-        least = kind.ge if kind.ge == 0 or isinstance(kind, inspect.IntType) else None
-        if least is not None:
-            return f"{what} of at least {least:g}"
-        return f"{what} greater than 0" if kind.ge == LEAST_S or kind.gt == 0 else what
+        if kind.ge is None or kind.ge < -1:
+            return what
+        if 0 < kind.ge < 1 and not (is_number and value > 0):
+            return f"{what} greater than 0"
+        return f"{what} of at least {kind.ge:g}"
     if isinstance(kind, inspect.StrType):
         too_long = isinstance(value, str) and kind.max_length is not None and len(value) > kind.max_length
         return f"text of at most {kind.max_length:,} characters" if too_long else "text that is not empty" if kind.min_length else "text"

@@ -20,7 +20,7 @@ from dlperf.records import (
 
 Distance = Literal["socket", "node", "network"]
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
-BytesPerSecond = Annotated[float, Meta(gt=0, le=1e18)]
+BytesPerSecond = Annotated[float, Meta(ge=1e-3, le=1e18)]
 Ranks = Annotated[int, Meta(ge=1, le=2**24)]
 SeveralRanks = Annotated[int, Meta(ge=2, le=2**24)]
 

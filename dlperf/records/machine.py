@@ -18,7 +18,7 @@ from dlperf.records import (
 )
 from dlperf.records.trace import TensorRecord
 
-Octaves = Annotated[float, Meta(gt=0, le=1e6)]
+Octaves = Annotated[float, Meta(ge=1e-9, le=1e6)]
 Error = Annotated[float, Meta(ge=0, le=1e12)]
 
 

@@ -229,6 +229,7 @@ def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], val
         (lambda data: data.update(versions="x"), "versions is 'x'; expected an object"),
         (lambda data: data["kernels"][2].update(family=[]), r"kernels\[2\]\.family is \[\]; expected text that is not empty"),
         (lambda data: data["kernels"][2].update(samples_s=[10**400]), r"kernels\[2\]\.samples_s\[0\] is 10+\.\.\.; expected a finite number of at most 1e\+06"),
+        (lambda data: data["kernels"][2].update(samples_s=[5e-324]), r"samples_s\[0\] is 5e-324; expected a finite number of at least 1e-15"),
         (lambda data: data["costs"][1].update(name=7), r"costs\[1\]\.name is 7; expected text"),
         (lambda data: data["costs"][1].update(samples_s=[1e308]), r"costs\[1\]\.samples_s\[0\] is 1e\+308; expected a finite number of at most 1e\+06"),
     ],
