@@ -20,6 +20,7 @@ from dlperf.report.writing import render
 from dlperf.text import csv_text, frame_to_csv, printable, say, visible
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r"
+CONTROLS = "\x1b\x07\x9b\u202e\ud800\r"
 SEEN = r"\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r"
 
 
@@ -49,7 +50,7 @@ def test_the_command_line_obeys_no_name_of_a_file(tmp_path: Path, capsys: pytest
     assert r"\x1b[2J" in (line := capsys.readouterr().err)
     path.write_text(json.dumps({**data, EVIL: 1, "groups": [EVIL, 1]}))
     main(["machine", "show", str(path)])
-    assert not set(out + line + capsys.readouterr().err) & set(EVIL[:1] + EVIL[15:])
+    assert not set(out + line + capsys.readouterr().err) & set(CONTROLS)
 
 
 @pytest.mark.parametrize("form", ["text", "md", "html", "csv"])
@@ -57,7 +58,7 @@ def test_a_report_of_evil_names_is_shown_whole(form: str, tmp_path: Path) -> Non
     write_text(tmp_path / "out", render([compare(*cases.hostile(f"{EVIL}a\nb"))], form))
     found = (tmp_path / "out").read_text()
     assert r"\x1b" in found.replace("\\\\x1b", r"\x1b")
-    assert not set(found) & set("\x1b\x07\x9b\u202e\r")
+    assert not set(found) & set(CONTROLS)
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+a", "-x", "@sum", '=cmd|" /C calc"!A0', "\t=1"])
