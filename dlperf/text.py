@@ -1,4 +1,4 @@
-"""Text that is safe to show: control characters become visible, cells of CSV files are no formulas."""
+"""Text that is safe to show: control characters are visible, cells of CSV are no formulas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but line breaks and tabs, marks of writing direction, halves of surrogate pairs: what a terminal obeys or cannot encode."""
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal obeys or cannot encode.
+
+Control characters but line breaks and tabs, marks of writing direction, halves of surrogate pairs.
+"""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -44,7 +49,7 @@ def say(line: str) -> None:
     print(visible(line), file=sys.stderr, flush=True)
 
 
-# -- CSV --------------------------------------------------------------------------------------------------------------
+# -- CSV ------------------------------------------------------------------------------------------
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -73,11 +78,13 @@ def frame_to_csv(frame: pd.DataFrame, float_format: str | None = None) -> str:
 
 
 def _safe_cell(value: Any) -> Any:
-    """The value of a cell; text that a spreadsheet would take for a formula with an apostrophe before it."""
+    """The value of a cell; an apostrophe precedes text that a spreadsheet takes for a formula."""
     if not isinstance(value, str):
         return value
     text = visible(value)
-    return f"'{text}" if text.startswith(_FORMULA) and not all(map(_is_number, text.split())) else text
+    return (
+        f"'{text}" if text.startswith(_FORMULA) and not all(map(_is_number, text.split())) else text
+    )
 
 
 def _is_number(text: str) -> bool:

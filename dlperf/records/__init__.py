@@ -1,7 +1,8 @@
 """The formats of dlperf's files as typed records, and the conversion of JSON data to them.
 
-A record (a msgspec Struct) describes a format once: the names, types and limits of its entries. Checks that join several entries, such as references,
-stand with the data classes that are made of the records, and call :func:`refuse`, so that both kinds of error read alike.
+A record (a msgspec Struct) describes a format once: the names, types and limits of its entries.
+Checks that join several entries, such as references, stand with the data classes that are made of
+the records. They call :func:`refuse`, so that both kinds of error read alike.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class SharingRecord(PositiveSamplesRecord, gc=False, kw_only=True):
 
 
 def convert(data: object, record: type[T]) -> T:
-    """The record that JSON data contain. Raises DlperfError naming the first unfit entry, its value and what is expected there."""
+    """The record that JSON data contain.
+
+    Raises DlperfError naming the first unfit entry, its value and what is expected.
+    """
     try:
         return msgspec.convert(data, record, str_keys=True)  # as all keys of JSON are text
     except UnicodeEncodeError:
@@ -79,7 +83,7 @@ def refuse(entry: str, value: object, expected: str) -> NoReturn:
 
 
 def check_unique(entry: str, names: Sequence[object]) -> None:
-    """Refuse a repeated name; `entry` is that of a name by its place, such as ``layers[{}].name``."""
+    """Refuse a repeated name; `entry` is that of a name, such as ``layers[{}].name``."""
     if len(set(names)) < len(names):
         place = next(place for place, name in enumerate(names) if name in names[:place])
         refuse(entry.format(place), names[place], "each of them once")
@@ -98,7 +102,7 @@ def shown(value: object) -> str:
 
 
 def _with_visible_text(data: Any) -> Any:
-    """The data with halves of surrogate pairs, which are no characters and stop msgspec, as escape sequences."""
+    """The data with halves of surrogate pairs, which stop msgspec, as escape sequences."""
     if isinstance(data, dict):
         return {visible(key): _with_visible_text(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -106,7 +110,7 @@ def _with_visible_text(data: Any) -> Any:
     return visible(data) if isinstance(data, str) else data
 
 
-# -- from msgspec's messages to dlperf's ------------------------------------------------------------------------------
+# -- from msgspec's messages to dlperf's ----------------------------------------------------------
 
 _PLACE = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
@@ -114,7 +118,10 @@ _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*?)`")
 
 
 def _explain(data: Any, record: Any, message: str) -> str:
-    """The line for a message of msgspec: the path leads to the entry's value and, through the record's types, to what is expected."""
+    """The line for a message of msgspec.
+
+    Its path leads to the entry's value and, through the record's types, to what is expected.
+    """
     kind, entry, value, path = inspect.type_info(record), "", data, list[Any]()
     place = _PLACE.search(message)
     for name, number in _STEP.findall(place.group(1)) if place else ():
@@ -139,7 +146,8 @@ def _explain(data: Any, record: Any, message: str) -> str:
         kind = _not_null(kind)
         entry = f"{entry}.{found.group(2)}".lstrip(".")
         if "unknown" in found.group(1):
-            return f"{entry} is unknown; expected one of {', '.join(field.encode_name for field in kind.fields)}"
+            known = ", ".join(field.encode_name for field in kind.fields)
+            return f"{entry} is unknown; expected one of {known}"
         return f"{entry} is missing; expected {_expected(_field(kind, found.group(2)).type, None)}"
     return f"{entry.lstrip('.') or 'the file'} is {shown(value)}; expected {_expected(kind, value)}"
 
@@ -150,11 +158,15 @@ def _field(kind: Any, name: str) -> Any:
 
 def _not_null(kind: Any) -> Any:
     """The type that a value other than null has."""
-    return next(one for one in kind.types if not isinstance(one, inspect.NoneType)) if isinstance(kind, inspect.UnionType) else kind
+    return (
+        next(one for one in kind.types if not isinstance(one, inspect.NoneType))
+        if isinstance(kind, inspect.UnionType)
+        else kind
+    )
 
 
 def _first_unfit(data: Any, record: Any, path: list[Any], values: dict[str, Any]) -> str:
-    """The key of an object with free names at whose value the conversion fails; msgspec does not tell."""
+    """The key of an object with free names at whose value the conversion fails."""
     for key, value in values.items():
         try:
             msgspec.convert(_replaced(data, path, {key: value}), record, str_keys=True)
@@ -182,18 +194,36 @@ def _expected(kind: Any, value: Any) -> str:
         what = "a whole number" if isinstance(kind, inspect.IntType) else "a finite number"
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number and kind.le is not None and value > kind.le:
-            return f"{what} of at most {kind.le:,}" if isinstance(kind, inspect.IntType) else f"{what} of at most {kind.le:g}"
+            return (
+                f"{what} of at most {kind.le:,}"
+                if isinstance(kind, inspect.IntType)
+                else f"{what} of at most {kind.le:g}"
+            )
         if kind.ge is None or kind.ge < -1:
             return what
         if 0 < kind.ge < 1 and not (is_number and value > 0):
             return f"{what} greater than 0"
         return f"{what} of at least {kind.ge:g}"
     if isinstance(kind, inspect.StrType):
-        too_long = isinstance(value, str) and kind.max_length is not None and len(value) > kind.max_length
-        return f"text of at most {kind.max_length:,} characters" if too_long else "text that is not empty" if kind.min_length else "text"
-    if isinstance(kind, (inspect.ListType, inspect.TupleType)) or (isinstance(kind, inspect.StructType) and kind.array_like):
+        too_long = (
+            isinstance(value, str) and kind.max_length is not None and len(value) > kind.max_length
+        )
+        return (
+            f"text of at most {kind.max_length:,} characters"
+            if too_long
+            else "text that is not empty"
+            if kind.min_length
+            else "text"
+        )
+    if isinstance(kind, (inspect.ListType, inspect.TupleType)) or (
+        isinstance(kind, inspect.StructType) and kind.array_like
+    ):
         return f"a list{_length(kind)}"
-    names = {inspect.BoolType: "true or false", inspect.NoneType: "null", inspect.AnyType: "a value"}
+    names = {
+        inspect.BoolType: "true or false",
+        inspect.NoneType: "null",
+        inspect.AnyType: "a value",
+    }
     return names.get(type(kind), "an object")
 
 

@@ -1,4 +1,4 @@
-"""What is shown of names and notes that somebody else chose: control characters are seen, and cells of CSV are no formulas."""
+"""Names and notes of files: control characters are seen, and cells of CSV are no formulas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_control_characters_are_seen() -> None:
     assert printable("a\n\tb") == r"a\n\tb"
 
 
-def test_files_and_stderr_show_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_stderr_show_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_text(tmp_path / "page.html", f"<p>{EVIL}</p>")
     assert (tmp_path / "page.html").read_bytes() == f"<p>{SEEN}</p>".encode()
     write_text("-", EVIL)
@@ -37,7 +39,9 @@ def test_files_and_stderr_show_control_characters(tmp_path: Path, capsys: pytest
     assert capsys.readouterr() == (f"{SEEN}\n", f"{SEEN}\n")
 
 
-def test_the_command_line_obeys_no_name_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_obeys_no_name_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine = cases.machine()
     path = tmp_path / "machine.json"
     replace(machine, cpu=replace(machine.cpu, model=EVIL), notes=(EVIL,)).save(path)
@@ -63,10 +67,22 @@ def test_a_report_of_evil_names_is_shown_whole(form: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("cell", ["=1+1", "+a", "-x", "@sum", '=cmd|" /C calc"!A0', "\t=1"])
 def test_text_cells_are_no_formulas(cell: str) -> None:
-    rows = [{"name": cell, "seconds": -1.5, "count": -2, "gains": "-0.1 +0.2", "note": None, "more": "a=b"}]
+    rows = [
+        {
+            "name": cell,
+            "seconds": -1.5,
+            "count": -2,
+            "gains": "-0.1 +0.2",
+            "note": None,
+            "more": "a=b",
+        }
+    ]
     for text in (csv_text(list(rows[0]), rows), frame_to_csv(pd.DataFrame(rows))):
         _, found = csv.reader(io.StringIO(text))
         assert found == [f"'{cell}", "-1.5", "-2", "-0.1 +0.2", "", "a=b"]
-    layers = [row["layer"] for row in csv.DictReader(io.StringIO(reports_to_csv([compare(*cases.hostile(cell))])))]
+    layers = [
+        row["layer"]
+        for row in csv.DictReader(io.StringIO(reports_to_csv([compare(*cases.hostile(cell))])))
+    ]
     assert f"'{cell}" in layers
     assert cell not in layers
