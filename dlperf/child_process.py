@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.text import say
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
@@ -26,7 +27,7 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         is_ours = isinstance(error, DlperfError)
-        print(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()), file=sys.stderr)
+        say(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()))
         return UNUSABLE if is_ours and not isinstance(error, WorkFailed) else FAILED
     print(answer, file=out, flush=True)
     return 0

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
+from dlperf.text import say, visible
 from dlperf.validate_options import add_validate, check_validate
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, loader, names, seconds, shape, size
 from dlperf.version import VERSION
@@ -110,12 +111,14 @@ def _parser() -> _Parser:
     measure.add_argument("target", metavar="TARGET", help=_TARGET)
     measure.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
     measure.add_argument("--memory", action="store_true", help="also count the most memory that three steps add to a fresh process")
+    measure.add_argument("--no-trace", action="store_true", help="leave the trace of the step out of the file; report then asks for the target")
     _output(measure, "measurement file to write")
     _common(measure)
     _what(measure)
 
     report = command("report", "predicted against actual, per layer")
     report.add_argument("targets", metavar="TARGET|MEASUREMENT", nargs="+", help=f"{_TARGET}; or a measurement file. TARGET@BATCH gives one its own batch size")
+    report.add_argument("--measured", metavar="FILE", help="compare with this measurement of TARGET, which may be a trace file, instead of measuring now")
     report.add_argument("--predictor", type=names, metavar="NAME,NAME", help="predictors to compare (default: all)")
     report.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
     report.add_argument("--format", type=formats, default=None, metavar="FORMAT,...",
@@ -219,6 +222,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             _fail(args, "names no file to write; give -o FILE (or --json -)")
         if args.output == "-":
             args.output, args.json = None, "-"
+    if args.command == "report" and args.measured is not None and len(args.targets) > 1:
+        _fail(args, f"--measured {args.measured} is of one target, not of {len(args.targets)}; name one")
     if args.command == "validate":
         problem = check_validate(args)
         if problem:
@@ -251,7 +256,7 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
 
 
 def _fail(args: argparse.Namespace, message: str) -> NoReturn:
-    print(f"dlperf {args.command}: error: {message}", file=sys.stderr)
+    say(f"dlperf {args.command}: error: {message}")
     raise SystemExit(UNUSABLE)
 
 
@@ -331,7 +336,7 @@ def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) 
 
         write_json(args.json, answer.data, indent=answer.indent)
     if args.json != "-" and answer.text:
-        print(answer.text)
+        print(visible(answer.text))
     return answer.status
 
 
@@ -369,7 +374,7 @@ def _short_warnings(debug: bool) -> Iterator[None]:
     if not debug:
 
         def one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-            return f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n"
+            return visible(f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n")
 
         warnings.formatwarning = one_line
     try:
@@ -402,7 +407,7 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
         line = f"{name}: internal error: {type(error).__name__}: {error}; --debug shows where"
     if line:
         with contextlib.suppress(OSError):
-            print(_one_line(line), file=sys.stderr)
+            say(_one_line(line))
     return status
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dlperf.entries import check_number
 from dlperf.errors import DlperfError
+from dlperf.records import PositiveSamplesRecord, SamplesRecord
 
 try:
     import resource
@@ -390,22 +390,11 @@ def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, cloc
 # -- files ---------------------------------------------------------------------------------------------------------------
 
 
-_LONGEST_S = 1e6
-"""No measured seconds, and no measured factor, are more."""
-
-
 def samples_to_json(samples: Samples) -> dict[str, Any]:
     """Samples as JSON data of their own, or a part of a larger entry's."""
     return {"samples_s": [float(f"{value:.6g}") for value in samples.values], "disturbed": samples.n_disturbed}
 
 
-def samples_from_json(row: dict[str, Any], where: str, positive: bool = False) -> Samples:
-    """The samples that :func:`samples_to_json` wrote. Raises DlperfError that names the entry, called `where`, which no measurement can have made."""
-    values = row["samples_s"]
-    if not isinstance(values, list) or not values:
-        raise DlperfError(f"{where}.samples_s is {values!r}; expected a list of seconds")
-    for place, value in enumerate(values):
-        check_number(f"{where}.samples_s[{place}]", value, positive)
-        if value > _LONGEST_S:
-            raise DlperfError(f"{where}.samples_s[{place}] is {value!r}; no sample lasts {_LONGEST_S:.0e} s, and no factor is as large")
-    return Samples(tuple(float(v) for v in values), row["disturbed"])
+def samples_from_record(record: SamplesRecord | PositiveSamplesRecord) -> Samples:
+    """The samples that :func:`samples_to_json` wrote."""
+    return Samples(tuple(record.samples_s), record.disturbed)

@@ -7,24 +7,22 @@ holds the two numbers of each link instead.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_args
 
-from dlperf.clock import Samples
+from dlperf import files
+from dlperf.clock import Samples, samples_from_record, samples_to_json
 from dlperf.errors import DlperfError
-from dlperf.files import read_json, write_json
-from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
+from dlperf.records import check_unique, convert, refuse
+from dlperf.records.cluster import ClusterRecord, Distance, InterferenceRecord, Kind, LinkRecord
+from dlperf.sharing import Sharing, sharing_from_record, sharing_to_json
 
 SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 1
-DISTANCES = ("socket", "node", "network")
+DISTANCES: tuple[str, ...] = get_args(Distance)
 """Where the other end of a link is: on the same socket, on another socket of the same node, on another node (host name)."""
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+KINDS: tuple[str, ...] = get_args(Kind)
 PING_PONG, TRAIN, SEND = "ping_pong", "train", "send"
-_FIELDS = ("schema", "schema_version", "created", "versions", "backend", "threads", "mode", "groups", "complete", "notes", "ranks", "links", "collectives",
-           "reductions", "interferences", "sharings")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class Cluster:
 
     def save(self, path: str | Path) -> None:
         """Write the cluster file, whole or not at all."""
-        write_json(path, self.to_json())
+        files.write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -183,13 +181,7 @@ class Cluster:
         Raises DlperfError naming the file, the entry and the way out: missing, truncated, an unknown field or distance, a value that is no
         time or rate, no link at all.
         """
-        data = read_json(path, SCHEMA, SCHEMA_VERSION)
-        try:
-            return replace(cls.from_json(data), path=str(path))
-        except DlperfError as error:
-            raise DlperfError(f"{path}: {error}. Measure again, or edit the file.") from error
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}). Measure again, or edit the file.") from error
+        return replace(files.load(path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Measure again, or edit the file."), path=str(path))
 
     def to_json(self) -> dict[str, Any]:
         """The cluster as JSON data."""
@@ -199,14 +191,14 @@ class Cluster:
             "ranks": [{"host": rank.host, "socket": rank.socket, "system": rank.system} for rank in self.ranks],
             "links": [_link_to_json(link) for link in self.links],
             "collectives": [
-                {"kind": c.kind, "bytes": c.n_bytes, "ranks": c.n_ranks, "ranks_per_node": c.ranks_per_node, **_samples_to_json(c.samples)}
+                {"kind": c.kind, "bytes": c.n_bytes, "ranks": c.n_ranks, "ranks_per_node": c.ranks_per_node, **samples_to_json(c.samples)}
                 for c in self.collectives
             ],
-            "reductions": [{"bytes": r.n_bytes, **_samples_to_json(r.samples)} for r in self.reductions],
+            "reductions": [{"bytes": r.n_bytes, **samples_to_json(r.samples)} for r in self.reductions],
             "interferences": [
                 {
                     "kernel": i.kernel, "threads": i.threads, "bytes": i.n_bytes, "ranks": i.n_ranks, "ranks_per_node": i.ranks_per_node,
-                    **{name: _samples_to_json(getattr(i, name)) for name in _SERIES},
+                    **{name: samples_to_json(getattr(i, name)) for name in _SERIES},
                 }
                 for i in self.interferences
             ],
@@ -216,123 +208,45 @@ class Cluster:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cluster:
         """The cluster that :meth:`to_json` wrote, or that a person did: only `links` must be there. Raises DlperfError naming the entry."""
-        if unknown := sorted(set(data) - set(_FIELDS)):
-            raise DlperfError(f"holds {unknown[0]!r}, which no cluster file has; known are {', '.join(_FIELDS)}")
-        links = _rows(data, "links", _link_from_json)
-        if not links and not data.get("groups") and data.get("mode", "hand-written") == "hand-written":
-            raise DlperfError("links is empty; write at least one with distance, latency_s and bandwidth_bytes_per_s")
-        distances = [link.distance for link in links]
-        for distance in distances:
-            if distances.count(distance) > 1:
-                raise DlperfError(f"links holds {distance!r} twice; keep one")
-        backend = data.get("backend", "gloo")
-        if backend not in ("gloo", "nccl"):
-            raise DlperfError(f"backend is {backend!r}; known are gloo, nccl")
+        record = convert(data, ClusterRecord)
+        if not record.links and not record.groups and record.mode == "hand-written":
+            refuse("links", record.links, "at least one, with distance, latency_s and bandwidth_bytes_per_s")
+        check_unique("links[{}].distance", [link.distance for link in record.links])
+        for place, row in enumerate(record.collectives):
+            if row.ranks_per_node > row.ranks:
+                refuse(f"collectives[{place}].ranks_per_node", row.ranks_per_node, f"at most its {row.ranks} ranks")
         return cls(
-            links=links, collectives=_rows(data, "collectives", _collective_from_json), reductions=_rows(data, "reductions", _reduction_from_json),
-            interferences=_rows(data, "interferences", _interference_from_json), ranks=_rows(data, "ranks", _rank_from_json), backend=backend,
-            threads=_whole(data.get("threads", 1), "threads", 1), mode=data.get("mode", "hand-written"), groups=tuple(data.get("groups", ())),
-            complete=bool(data.get("complete", False)), notes=tuple(data.get("notes", ())), versions=dict(data.get("versions", {})),
-            created=data.get("created", ""), sharings=_rows(data, "sharings", sharing_from_json),
+            links=tuple(_link_from_record(link, f"links[{place}]") for place, link in enumerate(record.links)),
+            collectives=tuple(Collective(c.kind, c.bytes, c.ranks, c.ranks_per_node, samples_from_record(c)) for c in record.collectives),
+            reductions=tuple(Reduction(row.bytes, samples_from_record(row)) for row in record.reductions),
+            interferences=tuple(map(_interference_from_record, record.interferences)),
+            ranks=tuple(Rank(rank.host, rank.socket, rank.system) for rank in record.ranks), backend=record.backend, threads=record.threads,
+            mode=record.mode, groups=tuple(record.groups), complete=record.complete, notes=tuple(record.notes), versions=record.versions,
+            created=record.created,
+            sharings=tuple(sharing_from_record(row, f"sharings[{place}]") for place, row in enumerate(record.sharings)),
         )  # fmt: skip
 
 
 _SERIES = ("alone", "together", "collective_alone", "collective_together")
-_T = TypeVar("_T")
-
-
-def _rows(data: dict[str, Any], name: str, read: Callable[[dict[str, Any], str], _T]) -> tuple[_T, ...]:
-    rows = data.get(name, [])
-    if not isinstance(rows, list):
-        raise DlperfError(f"{name} is {rows!r}; expected a list")
-    for place, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise DlperfError(f"{name}[{place}] is {row!r}; expected an object")
-    return tuple(read(row, f"{name}[{place}]") for place, row in enumerate(rows))
 
 
 def _link_to_json(link: Link) -> dict[str, Any]:
     sheet = {name: value for name in ("latency_s", "bandwidth_bytes_per_s") if (value := getattr(link, name)) is not None}
     messages = [
-        {"what": m.what, "bytes": m.n_bytes, "pairs": m.n_pairs, "messages": m.n_messages, **_samples_to_json(m.samples)} for m in link.messages
+        {"what": m.what, "bytes": m.n_bytes, "pairs": m.n_pairs, "messages": m.n_messages, **samples_to_json(m.samples)} for m in link.messages
     ]
     return {"distance": link.distance, **sheet, **({"messages": messages} if messages else {})}
 
 
-def _link_from_json(row: dict[str, Any], where: str) -> Link:
-    distance = _one_of(row.get("distance"), f"{where}.distance", DISTANCES)
-    for name in row:
-        if name not in ("distance", "latency_s", "bandwidth_bytes_per_s", "messages"):
-            raise DlperfError(f"{where} holds {name!r}; a link has distance, latency_s and bandwidth_bytes_per_s, and messages where it was measured")
-    messages = _rows(row, "messages", lambda one, place: _message_from_json(one, f"{where}.{place}"))
-    latency, bandwidth = row.get("latency_s"), row.get("bandwidth_bytes_per_s")
-    if latency is not None:
-        _number(latency, f"{where}.latency_s")
-    if bandwidth is not None:
-        _number(bandwidth, f"{where}.bandwidth_bytes_per_s", positive=True)
-    if not messages:
-        for name, value in (("latency_s", latency), ("bandwidth_bytes_per_s", bandwidth)):
-            if value is None:
-                raise DlperfError(f"{where} ({distance}) has neither messages nor {name}; write both latency_s and bandwidth_bytes_per_s")
-    return Link(distance, messages, latency, bandwidth)
+def _link_from_record(record: LinkRecord, entry: str) -> Link:
+    if not record.messages:
+        for name in ("latency_s", "bandwidth_bytes_per_s"):
+            if getattr(record, name) is None:
+                raise DlperfError(f"{entry} ({record.distance}) has neither messages nor {name}; expected both latency_s and bandwidth_bytes_per_s")
+    messages = tuple(Message(m.what, m.bytes, m.pairs, m.messages, samples_from_record(m)) for m in record.messages)
+    return Link(record.distance, messages, record.latency_s, record.bandwidth_bytes_per_s)
 
 
-def _message_from_json(row: dict[str, Any], where: str) -> Message:
-    what = _one_of(row["what"], f"{where}.what", (PING_PONG, TRAIN, SEND))
-    n_bytes, n_pairs = _whole(row["bytes"], f"{where}.bytes", 0), _whole(row["pairs"], f"{where}.pairs", 1)
-    return Message(what, n_bytes, n_pairs, _whole(row["messages"], f"{where}.messages", 1), _samples_from_json(row, where))
-
-
-def _collective_from_json(row: dict[str, Any], where: str) -> Collective:
-    kind = _one_of(row["kind"], f"{where}.kind", KINDS)
-    n_ranks = _whole(row["ranks"], f"{where}.ranks", 2)
-    per_node = _whole(row["ranks_per_node"], f"{where}.ranks_per_node", 1)
-    if per_node > n_ranks:
-        raise DlperfError(f"{where}.ranks_per_node is {per_node}, more than its {n_ranks} ranks")
-    return Collective(kind, _whole(row["bytes"], f"{where}.bytes", 0), n_ranks, per_node, _samples_from_json(row, where))
-
-
-def _reduction_from_json(row: dict[str, Any], where: str) -> Reduction:
-    return Reduction(_whole(row["bytes"], f"{where}.bytes", 1), _samples_from_json(row, where))
-
-
-def _interference_from_json(row: dict[str, Any], where: str) -> Interference:
-    numbers = [_whole(row[name], f"{where}.{name}", 1) for name in ("threads", "bytes", "ranks", "ranks_per_node")]
-    series = [_samples_from_json(row[name], f"{where}.{name}") for name in _SERIES]
-    return Interference(row["kernel"], *numbers, *series)  # type: ignore[arg-type]
-
-
-def _rank_from_json(row: dict[str, Any], where: str) -> Rank:
-    if not isinstance(row["host"], str) or not row["host"]:
-        raise DlperfError(f"{where}.host is {row['host']!r}; expected a host name")
-    return Rank(row["host"], _whole(row.get("socket", -1), f"{where}.socket", -1), str(row.get("system", "")))
-
-
-def _samples_to_json(samples: Samples) -> dict[str, Any]:
-    return {"samples_s": [float(f"{value:.6g}") for value in samples.values], "disturbed": samples.n_disturbed}
-
-
-def _samples_from_json(row: dict[str, Any], where: str) -> Samples:
-    values = row["samples_s"]
-    if not isinstance(values, list) or not values:
-        raise DlperfError(f"{where}.samples_s is {values!r}; expected a list of seconds")
-    for place, value in enumerate(values):
-        _number(value, f"{where}.samples_s[{place}]", positive=True)
-    return Samples(tuple(float(value) for value in values), _whole(row.get("disturbed", 0), f"{where}.disturbed", 0))
-
-
-def _one_of(value: Any, where: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise DlperfError(f"{where} is {value!r}; known are {', '.join(known)}")
-    return str(value)
-
-
-def _whole(value: Any, where: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DlperfError(f"{where} is {value!r}; it must be a whole number of at least {least}")
-    return value
-
-
-def _number(value: Any, where: str, positive: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (positive and value == 0):
-        raise DlperfError(f"{where} is {value!r}; it must be a finite {'positive' if positive else 'non-negative'} number")
+def _interference_from_record(record: InterferenceRecord) -> Interference:
+    series = (samples_from_record(getattr(record, name)) for name in _SERIES)
+    return Interference(record.kernel, record.threads, record.bytes, record.ranks, record.ranks_per_node, *series)

@@ -5,19 +5,20 @@ exposed communication and waiting for others.
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from dlperf import files
 from dlperf.errors import DlperfError
-from dlperf.files import read_json, write_json
+from dlperf.records import convert, refuse
+from dlperf.records.communication import CommunicationRecord, EventRecord, Kind, StepRecord
 
 SCHEMA, SCHEMA_VERSION = "dlperf.communication", 1
 LAUNCH, WAIT = "launch", "wait"
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "send", "recv", "barrier")
+KINDS: tuple[str, ...] = get_args(Kind)
 MESSAGES = ("send", "recv")
 """The kinds that join two ranks; the others are collectives of their whole group."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -131,17 +132,17 @@ class Communication:
     def __post_init__(self) -> None:
         n = len(self.steps)
         if not n:
-            raise DlperfError("ranks is empty; a trace of communication has one rank at least")
+            refuse("ranks", [], "one rank at least")
         if len(self.hosts) != n:
-            raise DlperfError(f"hosts names {len(self.hosts)} hosts for {n} ranks; it has one for each")
+            refuse("hosts", list(self.hosts), f"one host name for each of the {n} ranks")
         if not self.groups or self.groups[0] != tuple(range(n)):
-            raise DlperfError(f"groups[0] is the world; it must hold the ranks 0 to {n - 1}")
+            refuse("groups", [list(group) for group in self.groups], f"the world first, with the ranks 0 to {n - 1}")
         for place, group in enumerate(self.groups):
             if not group or len(set(group)) != len(group) or not set(group) <= set(range(n)):
-                raise DlperfError(f"groups[{place}] is {list(group)}; it must hold some of the ranks 0 to {n - 1}, each once")
+                refuse(f"groups[{place}]", list(group), f"some of the ranks 0 to {n - 1}, each once")
         for rank, steps in enumerate(self.steps):
             if len(steps) != len(self.steps[0]):
-                raise DlperfError(f"rank {rank} has {len(steps)} steps and rank 0 has {len(self.steps[0])}; all have the same")
+                raise DlperfError(f"ranks[{rank}].steps has {len(steps)} steps; expected {len(self.steps[0])}, as ranks[0] has")
             self._check_rank(rank, steps)
 
     def _check_rank(self, rank: int, steps: tuple[Step, ...]) -> None:
@@ -149,21 +150,21 @@ class Communication:
         newest = -1
         for place, step in enumerate(steps):
             if place and step.begin_s < steps[place - 1].end_s:
-                raise DlperfError(f"rank {rank}, step {place} begins before the one before it ends")
+                refuse(f"ranks[{rank}].steps[{place}].begin_s", step.begin_s, f"at least the end of the step before, {steps[place - 1].end_s}")
             for number, event in enumerate(step.events):
-                where = f"rank {rank}, step {place}, event {number} ({event.op} of {event.kind})"
+                where = f"ranks[{rank}].steps[{place}].events[{number}]"
                 if number and event.at_s < step.events[number - 1].until_s:
-                    raise DlperfError(f"{where} begins before the one before it ends")
+                    refuse(f"{where}.at_s", event.at_s, f"at least the end of the event before, {step.events[number - 1].until_s}")
                 if event.group >= len(self.groups) or rank not in self.groups[event.group]:
-                    raise DlperfError(f"{where} is in group {event.group}, which rank {rank} is no part of")
+                    refuse(f"{where}.group", event.group, f"the number of a group with rank {rank}")
                 if event.peer is not None and event.peer not in self.groups[event.group]:
-                    raise DlperfError(f"{where} has peer {event.peer}, which is no part of group {event.group}")
+                    refuse(f"{where}.peer", event.peer, f"a rank of group {event.group}")
                 if event.op == LAUNCH:
                     if event.call <= newest:
-                        raise DlperfError(f"{where} has call {event.call}, which was launched before; calls are numbered in the order of their launches")
+                        refuse(f"{where}.call", event.call, f"more than {newest}: calls are numbered in the order of their launches")
                     launched.add(newest := event.call)
                 elif event.call not in launched:
-                    raise DlperfError(f"{where} waits for call {event.call}, which was not launched before")
+                    refuse(f"{where}.call", event.call, "a call that was launched before")
 
     @property
     def n_ranks(self) -> int:
@@ -201,25 +202,25 @@ class Communication:
         for other, _, event in others:
             if (event.kind, event.peer) != (first.kind, first.peer):
                 a, b = (f"{e.kind}{'' if e.peer is None else f' with root {e.peer}'}" for e in (first, event))
-                raise DlperfError(f"call {number} on group {group} is {a} on rank {rank} and {b} on rank {other}; the recording does not fit together")
+                raise DlperfError(f"call {number} on group {group} is {a} on rank {rank} and {b} on rank {other}; expected one call on all ranks")
         return Meeting(first.kind, group, tuple(launches), len(launches) == len(self.groups[group]))
 
     # -- as a file ------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON, whole or not at all."""
-        write_json(path, self.to_json(), indent=None)
+        files.write_json(path, self.to_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> Communication:
         """Read a trace. Raises DlperfError naming the file and the entry where it is missing, truncated, newer, damaged or no such trace."""
-        data = read_json(path, SCHEMA, SCHEMA_VERSION)
-        try:
-            return replace(cls.from_json(data), path=str(path))
-        except DlperfError as error:
-            raise DlperfError(f"{path}: {error}; record it again") from error
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}); record it again") from error
+
+        def read(data: dict[str, Any]) -> Communication:
+            found = replace(cls.from_json(data), path=str(path))
+            _ = found.meetings  # which must fit together
+            return found
+
+        return files.load(path, SCHEMA, SCHEMA_VERSION, read, "Record it again.")
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON data."""
@@ -233,20 +234,18 @@ class Communication:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Communication:
         """The trace that :meth:`to_json` wrote. Raises DlperfError naming the entry that no recording can have made."""
-        for place, row in enumerate(data["ranks"]):
-            if row["rank"] != place:
-                raise DlperfError(f"ranks[{place}] is rank {row['rank']!r}; ranks stand in order, none is left out")
-        if any(not isinstance(host, str) or not host for host in data["hosts"]):
-            raise DlperfError(f"hosts is {data['hosts']!r}; it has a host name for each rank")
+        record = convert(data, CommunicationRecord)
+        for place, row in enumerate(record.ranks):
+            if row.rank != place:
+                refuse(f"ranks[{place}].rank", row.rank, f"{place}: ranks stand in order, none is left out")
         return cls(
-            hosts=tuple(data["hosts"]), groups=tuple(tuple(_whole(rank, f"groups[{n}]") for rank in group) for n, group in enumerate(data["groups"])),
+            hosts=tuple(record.hosts), groups=tuple(map(tuple, record.groups)),
             steps=tuple(
-                tuple(step_from_json(step, f"ranks[{rank}].steps[{place}]") for place, step in enumerate(row["steps"]))
-                for rank, row in enumerate(data["ranks"])
+                tuple(_step_from_record(step, f"ranks[{rank}].steps[{place}]") for place, step in enumerate(row.steps))
+                for rank, row in enumerate(record.ranks)
             ),
-            script=str(data.get("script", "")), backend=str(data.get("backend", "gloo")), threads=_whole(data.get("threads", 1), "threads", 1),
-            machine=str(data.get("machine", "")), notes=tuple(data.get("notes", ())), versions=dict(data.get("versions", {})),
-            created=str(data.get("created", "")),
+            script=record.script, backend=record.backend, threads=record.threads, machine=record.machine, notes=tuple(record.notes),
+            versions=record.versions, created=record.created,
         )  # fmt: skip
 
 
@@ -264,37 +263,19 @@ def step_to_json(step: Step) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def step_from_json(row: dict[str, Any], where: str = "step") -> Step:
+def step_from_json(row: dict[str, Any]) -> Step:
     """The step that :func:`step_to_json` wrote. Raises DlperfError naming the entry that is none."""
-    begin_s, end_s = _time(row["begin_s"], f"{where}.begin_s"), _time(row["end_s"], f"{where}.end_s")
-    if end_s < begin_s:
-        raise DlperfError(f"{where} ends at {end_s} s and begins at {begin_s} s")
-    if not isinstance(row["first"], bool):
-        raise DlperfError(f"{where}.first is {row['first']!r}; it must be true or false")
-    return Step(begin_s, end_s, tuple(_event_from_json(event, f"{where}.events[{n}]") for n, event in enumerate(row["events"])), row["first"])
+    return _step_from_record(convert(row, StepRecord), "step")
 
 
-def _event_from_json(row: dict[str, Any], where: str) -> Event:
-    for name, known in (("op", (LAUNCH, WAIT)), ("kind", KINDS)):
-        if row[name] not in known:
-            raise DlperfError(f"{where}.{name} is {row[name]!r}; known are {', '.join(known)}")
-    at_s, until_s = _time(row["at_s"], f"{where}.at_s"), _time(row["until_s"], f"{where}.until_s")
-    if until_s < at_s:
-        raise DlperfError(f"{where} lasts until {until_s} s and begins at {at_s} s")
-    peer, done = row.get("peer"), row.get("done_s")
-    return Event(
-        row["op"], _whole(row["call"], f"{where}.call"), row["kind"], _whole(row["bytes"], f"{where}.bytes"), _whole(row["group"], f"{where}.group"),
-        at_s, until_s, None if peer is None else _whole(peer, f"{where}.peer"), None if done is None else _time(done, f"{where}.done_s"),
-    )  # fmt: skip
+def _step_from_record(record: StepRecord, entry: str) -> Step:
+    if record.end_s < record.begin_s:
+        refuse(f"{entry}.end_s", record.end_s, f"at least begin_s, {record.begin_s}")
+    events = tuple(_event_from_record(event, f"{entry}.events[{place}]") for place, event in enumerate(record.events))
+    return Step(record.begin_s, record.end_s, events, record.first)
 
 
-def _whole(value: Any, where: str, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DlperfError(f"{where} is {value!r}; it must be a whole number of at least {least}")
-    return value
-
-
-def _time(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise DlperfError(f"{where} is {value!r}; it must be a finite number of seconds")
-    return float(value)
+def _event_from_record(e: EventRecord, entry: str) -> Event:
+    if e.until_s < e.at_s:
+        refuse(f"{entry}.until_s", e.until_s, f"at least at_s, {e.at_s}")
+    return Event(e.op, e.call, e.kind, e.bytes, e.group, e.at_s, e.until_s, e.peer, e.done_s)

@@ -6,10 +6,23 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.text import visible
+
+T = TypeVar("T")
+
+
+def load(path: str | Path, schema: str, version: int, from_json: Callable[[dict[str, Any]], T], way_out: str) -> T:
+    """What `from_json` makes of a file. Raises DlperfError in one line: the file, what is wrong with it, and the way out."""
+    data = read_json(path, schema, version)
+    try:
+        return from_json(data)
+    except DlperfError as error:
+        raise DlperfError(f"{path}: {error}. {way_out}") from error
 
 
 def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
@@ -24,22 +37,34 @@ def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DlperfError(f"{path}: is no {schema} file (not text)") from error
     try:
-        data = json.loads(text)
+        data = _decode(text)
     except json.JSONDecodeError as error:
         raise DlperfError(f"{path}: is truncated or no JSON (line {error.lineno}: {error.msg}); make it again") from error
     except RecursionError as error:
         raise DlperfError(f"{path}: is no {schema} file (nested too deeply)") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise DlperfError(f"{path}: is no {schema} file (a number is too long); make it again") from error
     if not isinstance(data, dict) or data.get("schema") != schema:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise DlperfError(f"{path}: is no {schema} file (schema is {found!r})")
+        raise DlperfError(f"{path}: is no {schema} file (schema is {found!a:.60})")
     found = data.get("schema_version")
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise DlperfError(f"{path}: schema_version is {found!r}; expected a whole number up to {version}")
+        raise DlperfError(f"{path}: schema_version is {found!a:.60}; expected a whole number up to {version}")
     if found > version:
-        raise DlperfError(f"{path}: schema_version is {found}, this dlperf reads up to {version}; update dlperf or make the file again")
+        raise DlperfError(f"{path}: schema_version is {found!s:.60}, this dlperf reads up to {version}; update dlperf or make the file again")
     if found < version:
         raise DlperfError(f"{path}: schema_version is {found}, this dlperf writes {version}; make the file again")
     return data
+
+
+def _decode(text: str) -> Any:
+    """The data of a JSON text, fast; what msgspec refuses (NaN, or no JSON at all) is left to the standard library, which tells where."""
+    import msgspec  # here: the command line's help needs no file
+
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return json.loads(text)
 
 
 def schema_of(path: str | Path) -> str | None:
@@ -117,8 +142,9 @@ def check_writable(path: str | Path, force: bool = False) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a file as a whole or not at all (temporary file, then rename); ``-`` is stdout.
 
-    Raises WorkFailed when the disk refuses; a file that stood there before is then unharmed.
+    Control characters become escape sequences. Raises WorkFailed when the disk refuses; a file that stood there before is then unharmed.
     """
+    text = visible(text)
     if str(path) == "-":
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()

@@ -166,7 +166,7 @@ def condense(notes: Sequence[str]) -> list[str]:
 def coverage_line(machine: Machine, threads: int) -> str:
     """How many of the planned points were measured, and which groups lack some.
 
-    >>> from dlperf.machine import Coverage
+    >>> from dlperf.verification import Coverage
     >>> coverage_line(Machine(Cpu("", 1), coverage=(Coverage("gemm", 1, 4, 6), Coverage("rows", 1, 9, 9))), 1)
     '13 of 15 planned points with 1 thread; there was no time for 2 of gemm'
     """

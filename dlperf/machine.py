@@ -18,12 +18,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dlperf.clock import Samples, quantile, samples_from_json, samples_to_json
-from dlperf.entries import check_list, check_name, check_number, check_text
+from msgspec import structs
+
+from dlperf import files
+from dlperf.clock import Samples, quantile, samples_from_record, samples_to_json
 from dlperf.errors import DlperfError
-from dlperf.files import read_json, write_json
-from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
-from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
+from dlperf.operators import Op, TensorTable, arguments_from_json, op_to_json, tensors_from_records
+from dlperf.records import convert, refuse
+from dlperf.records.machine import KernelRecord, MachineRecord
+from dlperf.sharing import Sharing, sharing_from_record, sharing_to_json
+from dlperf.verification import Coverage, SelfTest
 
 SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 2, 20
 EXACT = "exact"
@@ -157,43 +161,6 @@ class Footprint:
 
     name: str
     n_bytes: int
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How many of a calibration's planned points of a group of kernels were measured with so many threads."""
-
-    group: str
-    threads: int
-    n_measured: int
-    n_planned: int
-
-
-@dataclass(frozen=True)
-class SelfTest:
-    """A training step of a network drawn at random, predicted by the file and timed right after the calibration.
-
-    `predicted_s`, with its 90 % interval `low_s`..`high_s`, rests on the machine file alone; `measured_s` is the median step.
-    """
-
-    name: str
-    threads: int
-    seed: int
-    predicted_s: float
-    low_s: float
-    high_s: float
-    measured_s: float
-
-    @property
-    def error_frac(self) -> float:
-        """Predicted over measured, less 1."""
-        return self.predicted_s / self.measured_s - 1.0
-
-    @property
-    def half_widths(self) -> float:
-        """How many half widths of its interval the measured step lies from the predicted one, by logarithms."""
-        end_s = self.high_s if self.measured_s > self.predicted_s else self.low_s
-        return math.log(self.measured_s / self.predicted_s) / math.log(end_s / self.predicted_s)
 
 
 @dataclass(frozen=True)
@@ -391,7 +358,7 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Write the machine file, whole or not at all."""
-        write_json(path, self.to_json(), indent=None)
+        files.write_json(path, self.to_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
@@ -399,13 +366,7 @@ class Machine:
 
         Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer schema, negative or NaN values.
         """
-        data = read_json(path, SCHEMA, SCHEMA_VERSION)
-        try:
-            return replace(cls.from_json(data), path=str(path))
-        except DlperfError as error:
-            raise DlperfError(f"{path}: {error}. Recalibrate, or edit the file.") from error
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}). Recalibrate.") from error
+        return replace(files.load(path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Recalibrate, or edit the file."), path=str(path))
 
     def to_json(self) -> dict[str, Any]:
         """The machine as JSON data."""
@@ -446,62 +407,37 @@ class Machine:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:
         """The machine that :meth:`to_json` wrote. Raises DlperfError naming the entry that no measurement can have made."""
-        tensors = TensorTable.from_json(data["tensors"])
-        cpu = data["cpu"]
-        n_physical_cores = cpu.get("n_physical_cores", 0)
-        sizes = {f"caches_bytes[{place}]": size for place, size in enumerate(check_list("cpu.caches_bytes", cpu["caches_bytes"], 3))}
-        for name, value in {"n_cores": cpu["n_cores"], "memory_bytes": cpu["memory_bytes"], "n_physical_cores": n_physical_cores, **sizes}.items():
-            check_number(f"cpu.{name}", value, positive=name == "n_cores")
-        bandwidths = []
-        for number, row in enumerate(data["bandwidths"]):
-            where = f"bandwidths[{number}]"
-            for name in ("threads", "working_set_bytes", "moved_bytes"):
-                check_number(f"{where}.{name}", row[name], positive=True)
-            bandwidths.append(
-                Bandwidth(row["kernel"], row["threads"], row["working_set_bytes"], row["moved_bytes"], samples_from_json(row, where, positive=True))
-            )
-        costs = []
-        for number, row in enumerate(data["costs"]):
-            where = f"costs[{number}]"
-            check_number(f"{where}.threads", row["threads"], positive=True)
-            costs.append(Cost(check_name(f"{where}.name", row["name"], (*COLD_COSTS, FAR_COSTS)), row["threads"], samples_from_json(row, where)))
-        curves = []
-        for number, row in enumerate(data["curves"]):
-            for name in ("scales", "held_out_fracs"):
-                for place, value in enumerate(row[name]):
-                    check_number(f"curves[{number}].{name}[{place}]", value, positive=name == "scales")
-            for name in ("threads", "signal", "noise"):
-                check_number(f"curves[{number}].{name}", row[name], positive=True)
-            family, key = check_text(f"curves[{number}].family", row["family"]), tuple(check_list(f"curves[{number}].key", row["key"], 1))
-            curves.append(Curve(key, family, row["threads"], tuple(row["scales"]), row["signal"], row["noise"], tuple(row["held_out_fracs"])))
-        footprints = data["footprints"]
-        for number, row in enumerate(footprints):
-            check_number(f"footprints[{number}].bytes", row["bytes"])
-        sharings = [sharing_from_json(row, f"sharings[{number}]") for number, row in enumerate(data.get("sharings", ()))]  # earlier versions have none
-        coverage = []
-        for number, row in enumerate(data["coverage"]):
-            for name in ("threads", "n_measured", "n_planned"):
-                check_number(f"coverage[{number}].{name}", row[name], positive=name == "threads")
-            coverage.append(Coverage(check_text(f"coverage[{number}].group", row["group"]), row["threads"], row["n_measured"], row["n_planned"]))
-        self_tests = []
-        for number, row in enumerate(data["self_tests"]):
-            for name in ("threads", "predicted_s", "low_s", "high_s", "measured_s"):
-                check_number(f"self_tests[{number}].{name}", row[name], positive=True)
-            check_number(f"self_tests[{number}].seed", row["seed"])
-            self_tests.append(SelfTest(**{**row, "name": check_text(f"self_tests[{number}].name", row["name"])}))
-        kernels = []
-        for number, row in enumerate(data["kernels"]):
-            where = f"kernels[{number}]"
-            check_number(f"{where}.threads", row["threads"], positive=True)
-            op = op_from_json([*row["op"], [], "forward", "", -1, False, []], tensors)
-            kernels.append(Kernel(op, check_text(f"{where}.family", row["family"]), row["threads"], samples_from_json(row, where, positive=True)))
+        record = convert(data, MachineRecord)
+        cpu, tensors = record.cpu, tensors_from_records(record.tensors)
+        for number, row in enumerate(record.costs):
+            _check_cost_name(f"costs[{number}].name", row.name)
+
+        def kernel(entry: str, row: KernelRecord) -> Kernel:
+            op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
+            return Kernel(op, row.family, row.threads, samples_from_record(row))
+
         return cls(
-            cpu=Cpu(cpu["model"], cpu["n_cores"], tuple(cpu["caches_bytes"]), cpu["memory_bytes"], tuple(cpu["flags"]), cpu["family"], n_physical_cores),
-            kernels=tuple(kernels), bandwidths=tuple(bandwidths), costs=tuple(costs), curves=tuple(curves),
-            footprints=tuple(Footprint(row["name"], round(row["bytes"])) for row in footprints), mode=data["mode"], groups=tuple(data["groups"]),
-            sharings=tuple(sharings), complete=data["complete"] is True, notes=tuple(data["notes"]), versions=dict(data["versions"]),
-            created=check_text("created", data["created"]), coverage=tuple(coverage), self_tests=tuple(self_tests),
+            cpu=Cpu(cpu.model, cpu.n_cores, cpu.caches_bytes, cpu.memory_bytes, tuple(cpu.flags), cpu.family, cpu.n_physical_cores),
+            kernels=tuple(kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)),
+            bandwidths=tuple(Bandwidth(b.kernel, b.threads, b.working_set_bytes, b.moved_bytes, samples_from_record(b)) for b in record.bandwidths),
+            costs=tuple(Cost(cost.name, cost.threads, samples_from_record(cost)) for cost in record.costs),
+            curves=tuple(
+                Curve(tuple(c.key), c.family, c.threads, tuple(c.scales), c.signal, c.noise, tuple(c.held_out_fracs)) for c in record.curves
+            ),
+            footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints), mode=record.mode, groups=tuple(record.groups),
+            sharings=tuple(sharing_from_record(row, f"sharings[{number}]") for number, row in enumerate(record.sharings)),
+            complete=record.complete, notes=tuple(record.notes), versions=record.versions, created=record.created,
+            coverage=tuple(Coverage(**structs.asdict(row)) for row in record.coverage),
+            self_tests=tuple(SelfTest(**structs.asdict(row)) for row in record.self_tests),
         )  # fmt: skip
+
+
+def _check_cost_name(entry: str, name: str) -> None:
+    """Refuse the name of a point of a cost's curve that does not end in what was measured and an amount."""
+    if name.startswith((*COLD_COSTS, FAR_COSTS)):
+        _, *what, amount = name.split("/")
+        if len(what) != 1 or not (amount.isascii() and amount.isdigit()) or not 0 < int(amount[:20]) < 2**53:
+            refuse(entry, name, f"text that ends in what was measured and after how much of it, as in {COLD_COSTS[0]}next/1048576")
 
 
 def default_path() -> Path:

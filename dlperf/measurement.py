@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlperf.clock import Samples
+from dlperf import files
+from dlperf.clock import Samples, samples_from_record
 from dlperf.errors import DlperfError
-from dlperf.files import read_json, write_json
+from dlperf.records import PositiveSamplesRecord, SamplesRecord, check_unique, convert, refuse
+from dlperf.records.measurement import MeasurementRecord
+from dlperf.trace import Trace, trace_from_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +46,7 @@ class Measurement:
     instrumented pass, the instrument's own cost subtracted. `repeat` holds the total of an independent repetition, if
     one was made: the two medians' distance is the repeatability floor. `noise` says what was seen (disturbed samples, faults).
     `peak_memory_bytes` is the most that three steps add to a fresh process (:func:`dlperf.residence.measure_peak_memory`), None where it was not asked for.
+    `trace` is the recorded step, so that a prediction needs no code; None where it was not recorded.
     """
 
     target: str
@@ -57,6 +61,7 @@ class Measurement:
     versions: dict[str, str] = field(default_factory=dict)
     machine: str = ""
     peak_memory_bytes: int | None = None
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward", "total"):
@@ -88,18 +93,12 @@ class Measurement:
 
     def save(self, path: str | Path) -> None:
         """Write the measurement as JSON, whole or not at all."""
-        write_json(path, self.to_json())
+        files.write_json(path, self.to_json(), indent=1 if self.trace is None else None)
 
     @classmethod
     def load(cls, path: str | Path) -> Measurement:
         """Read a measurement. Raises DlperfError naming the file and what is wrong with it."""
-        data = read_json(path, SCHEMA, SCHEMA_VERSION)
-        try:
-            return cls.from_json(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}); measure again") from error
-        except DlperfError as error:
-            raise DlperfError(f"{path}: {error}; measure again") from error
+        return files.load(path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Measure again.")
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as JSON data."""
@@ -107,24 +106,32 @@ class Measurement:
             "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "target": self.target, "batch_size": self.batch_size, "threads": self.threads,
             "inference": self.inference, "peak_memory_bytes": self.peak_memory_bytes,
             "machine": self.machine, "versions": dict(self.versions), "notes": list(self.notes), "noise": dict(self.noise),
-            "step": {name: _to_json(samples) for name, samples in self.step.items()}, "repeat": _to_json(self.repeat),
+            "step": {name: _to_json(self.step[name]) for name in STEP_PHASES if name in self.step}, "repeat": _to_json(self.repeat),
             "layers": [
                 {"layer": t.layer, "type": t.type, "forward": _to_json(t.forward), "backward": _to_json(t.backward), "optimizer": _to_json(t.optimizer)}
                 for t in self.layers
             ],
+            "trace": None if self.trace is None else self.trace.to_json(),
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Measurement:
         """The measurement that :meth:`to_json` wrote."""
-        step = {name: samples for name, row in data["step"].items() if (samples := _from_json(row)) is not None}
+        record = convert(data, MeasurementRecord)
+        check_unique("layers[{}].layer", [row.layer for row in record.layers])
+        phases = {name: _from_record(getattr(record.step, name)) for name in STEP_PHASES}
+        trace = None if record.trace is None else trace_from_record(record.trace, "trace.")
+        for name in ("batch_size", "inference") if trace is not None else ():
+            if getattr(trace, name) != getattr(record, name):
+                refuse(f"trace.{name}", getattr(trace, name), f"that of the measurement, {getattr(record, name)}")
         return cls(
-            target=data["target"], batch_size=data["batch_size"], threads=data["threads"], step=step,
+            target=record.target, batch_size=record.batch_size, threads=record.threads,
+            step={name: samples for name, samples in phases.items() if samples is not None},
             layers=tuple(
-                LayerTimes(r["layer"], r["type"], _from_json(r["forward"]), _from_json(r["backward"]), _from_json(r["optimizer"])) for r in data["layers"]
+                LayerTimes(r.layer, r.type, _from_record(r.forward), _from_record(r.backward), _from_record(r.optimizer)) for r in record.layers
             ),
-            inference=data["inference"], repeat=_from_json(data["repeat"]), noise=data["noise"], notes=tuple(data["notes"]),
-            versions=data["versions"], machine=data["machine"], peak_memory_bytes=data.get("peak_memory_bytes"),
+            inference=record.inference, repeat=_from_record(record.repeat), noise=record.noise, notes=tuple(record.notes), versions=record.versions,
+            machine=record.machine, peak_memory_bytes=record.peak_memory_bytes, trace=trace,
         )  # fmt: skip
 
 
@@ -134,5 +141,5 @@ def _to_json(samples: Samples | None) -> dict[str, Any] | None:
     return {"median_s": float(f"{samples.median:.6g}"), "samples_s": [float(f"{v:.6g}") for v in samples.values], "disturbed": samples.n_disturbed}
 
 
-def _from_json(row: dict[str, Any] | None) -> Samples | None:
-    return None if row is None else Samples(tuple(row["samples_s"]), row["disturbed"])
+def _from_record(record: SamplesRecord | PositiveSamplesRecord | None) -> Samples | None:
+    return None if record is None else samples_from_record(record)

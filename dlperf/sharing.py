@@ -5,9 +5,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from dlperf.clock import Samples, samples_from_json, samples_to_json
-from dlperf.entries import check_number
+from dlperf.clock import Samples, samples_from_record, samples_to_json
 from dlperf.errors import DlperfError
+from dlperf.records import SharingRecord, refuse
 
 PREPARATION = "preparation"
 """Not a resource: from the start of the workers' processes until all of them have imported torch and made an optimizer."""
@@ -47,15 +47,12 @@ def sharing_to_json(sharing: Sharing) -> dict[str, Any]:
     return {"work": sharing.work, "workers": sharing.workers, **samples_to_json(sharing.samples), "alone": samples_to_json(sharing.alone)}
 
 
-def sharing_from_json(row: dict[str, Any], where: str) -> Sharing:
-    """What :func:`sharing_to_json` wrote. Raises DlperfError that names the entry, called `where`, which no measurement can have made."""
-    check_number(f"{where}.workers", row["workers"], positive=True)
-    if row["workers"] != int(row["workers"]):
-        raise DlperfError(f"{where}.workers is {row['workers']!r}; it must be a whole number")
-    if not isinstance(row["work"], str) or not row["work"]:
-        raise DlperfError(f"{where}.work is {row['work']!r}; expected the name of a kind of work")
-    together, alone = samples_from_json(row, where, positive=True), samples_from_json(row["alone"], f"{where}.alone", positive=True)
-    return Sharing(row["work"], int(row["workers"]), together, alone)
+def sharing_from_record(record: SharingRecord, entry: str) -> Sharing:
+    """The sharing of a file's `entry`. Raises DlperfError for samples that are no pairs."""
+    together, alone = samples_from_record(record), samples_from_record(record.alone)
+    if len(together.values) != len(alone.values):
+        refuse(f"{entry}.samples_s", record.samples_s, f"as many samples as alone, {len(alone.values)}: they are taken in pairs")
+    return Sharing(record.work, record.workers, together, alone)
 
 
 def operations_of(target: str, batch_size: int, inference: bool) -> str:

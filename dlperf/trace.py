@@ -5,159 +5,39 @@ operations calibrated, where its code is not.
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, get_args
 
+from dlperf import files
 from dlperf.errors import DlperfError
-from dlperf.files import read_json, write_json
+from dlperf.operators import (
+    ITEM_BYTES,
+    Argument,
+    Op,
+    Symbol,
+    TensorSpec,
+    TensorTable,
+    op_from_record,
+    op_to_json,
+    tensor_numbered,
+    tensors_from_records,
+    tensors_in,
+)
+from dlperf.records import check_unique, convert, refuse
+from dlperf.records.trace import Phase, TraceRecord
+
+__all__ = [
+    "ITEM_BYTES", "LOSS", "PHASES", "SCHEMA", "SCHEMA_VERSION", "Argument", "Layer", "Op", "OptimizerInfo", "Parameter", "Storage", "Symbol",
+    "TensorSpec", "TensorTable", "Trace", "op_to_json", "own_operations", "tensors_in", "trace_from_record",
+]  # fmt: skip
 
 SCHEMA, SCHEMA_VERSION = "dlperf.trace", 1
-PHASES = ("zero_grad", "forward", "backward", "optimizer")
+PHASES: tuple[str, ...] = get_args(Phase)
 LOSS = "(loss)"
 """The row under which the work of the loss stands."""
-
-ITEM_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
-    "complex64": 8, "complex128": 16, "complex32": 4, "qint8": 1, "quint8": 1, "qint32": 4,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape, strides (in elements), dtype and storage of a tensor.
-
-    `storage` is the index of its memory in :attr:`Trace.storages`, -1 where no trace holds it.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str = "float32"
-    storage: int = -1
-
-    @classmethod
-    def contiguous(cls, *shape: int, dtype: str = "float32", storage: int = -1) -> TensorSpec:
-        """A row-major tensor.
-
-        >>> TensorSpec.contiguous(2, 3).strides
-        (3, 1)
-        """
-        strides, step = [], 1
-        for size in reversed(shape):
-            strides.append(step)
-            step *= max(size, 1)
-        return cls(tuple(shape), tuple(reversed(strides)), dtype, storage)
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one element."""
-        return ITEM_BYTES.get(self.dtype, 4)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that reading every distinct element once moves; broadcast dimensions (stride 0) count once."""
-        return math.prod(n for n, s in zip(self.shape, self.strides) if s != 0 or n == 0) * self.item_bytes
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps."""
-        step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size != 1 and stride != step:
-                return False
-            step *= size
-        return True
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the elements fill their memory without gaps or overlap, in any order of dimensions."""
-        step = 1
-        for stride, size in sorted((s, n) for n, s in zip(self.shape, self.strides) if n != 1):
-            if stride != step:
-                return False
-            step *= size
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """An argument of an op that is a torch constant: kind ``dtype``, ``device``, ``layout`` or ``memory_format``, and its name."""
-
-    kind: str
-    name: str
-
-
-Argument = Union[None, bool, int, float, str, TensorSpec, Symbol, "tuple[Argument, ...]"]
-
-
-def tensors_in(argument: Any) -> Iterator[TensorSpec]:
-    """The tensors in a nested argument, in order."""
-    if isinstance(argument, TensorSpec):
-        yield argument
-    elif isinstance(argument, tuple):
-        for item in argument:
-            yield from tensors_in(item)
-
-
-@dataclass(frozen=True)
-class Op:
-    """One call of an aten operator.
-
-    `name` is the overload's full name (``aten.addmm.default``), `args` and `kwargs` are what it was called with,
-    in the order of its schema. `layer` is the qualified name of the module that it belongs to; where it served
-    several at once (a foreach or fused optimizer), `shares` gives each one's fraction. `node` numbers the autograd
-    node that ran it in the backward (-1 elsewhere); `grad` says that autograd recorded it.
-    """
-
-    name: str
-    args: tuple[Argument, ...] = ()
-    kwargs: tuple[tuple[str, Argument], ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-    phase: str = "forward"
-    layer: str = ""
-    node: int = -1
-    grad: bool = False
-    shares: tuple[tuple[str, float], ...] = ()
-
-    @cached_property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """Every tensor among the arguments, in order."""
-        return tuple(tensors_in(self.args)) + tuple(tensors_in(tuple(value for _, value in self.kwargs)))
-
-    @property
-    def packet(self) -> str:
-        """The operator without its overload.
-
-        >>> Op("aten.add.Tensor").packet
-        'aten.add'
-        """
-        return self.name.rsplit(".", 1)[0]
-
-    @cached_property
-    def signature(self) -> str:
-        """What decides the op's time, as text: name and arguments without storages. Equal ops have equal signatures."""
-        return f"{self.name}({_describe(self.args)}|{','.join(f'{k}={_describe(v)}' for k, v in self.kwargs)})"
-
-
-def _describe(argument: Argument) -> str:
-    if isinstance(argument, TensorSpec):
-        strides = "" if argument.is_contiguous else ":" + "x".join(map(str, argument.strides))
-        return f"{argument.dtype}[{'x'.join(map(str, argument.shape))}{strides}]"
-    if isinstance(argument, tuple):
-        return "(" + ",".join(map(_describe, argument)) + ")"
-    if isinstance(argument, Symbol):
-        return argument.name
-    return repr(argument)
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -262,18 +142,12 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON, whole or not at all."""
-        write_json(path, self.to_json(), indent=None)
+        files.write_json(path, self.to_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read a trace. Raises DlperfError naming the file where it is missing, truncated, newer or not a trace."""
-        data = read_json(path, SCHEMA, SCHEMA_VERSION)
-        try:
-            return cls.from_json(data)
-        except DlperfError as error:
-            raise DlperfError(f"{path}: {error}; record it again") from error
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DlperfError(f"{path}: is damaged ({type(error).__name__}: {error}); record it again") from error
+        """Read a trace. Raises DlperfError naming the file, the entry and the way out."""
+        return files.load(path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Record it again.")
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON data; tensors stand once in a table and are referred to by number."""
@@ -301,105 +175,73 @@ class Trace:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Trace:
         """The trace that :meth:`to_json` wrote. Raises DlperfError naming the entry that no recording can have made."""
-        tensors = TensorTable.from_json(data["tensors"])
-        for number, spec in enumerate(tensors):
-            if spec.storage >= len(data["storages"]):
-                raise DlperfError(f"tensors[{number}] lies in storage {spec.storage}, of which there are {len(data['storages'])}")
-        for number, (n_bytes, *_) in enumerate(data["storages"]):
-            if isinstance(n_bytes, bool) or not isinstance(n_bytes, int) or n_bytes < 0:
-                raise DlperfError(f"storages[{number}] has {n_bytes!r} bytes; sizes are whole and not negative")
-        layers = tuple(
-            Layer(
-                row["name"], row["type"], row["leaf"], tuple((name, count) for name, count in row["callers"]),
-                tuple(tensors[i] for i in row["inputs"]), tuple(tensors[i] for i in row["outputs"]),
-                tuple((name, tensors[i]) for name, i in row["parameters"]),
-            )
-            for row in data["layers"]
-        )  # fmt: skip
-        optimizer = data["optimizer"]
-        parameters = tuple(Parameter(name, layer, tensors[i], trained, sparse) for name, layer, i, trained, sparse in data.get("parameters", ()))
-        for place, (index, n_ops) in enumerate(data.get("arrivals", ())):
-            if not 0 <= index < len(parameters) or not 0 <= n_ops <= len(data["ops"]):
-                raise DlperfError(f"arrivals[{place}] is of parameter {index} after {n_ops} ops; there are {len(parameters)} and {len(data['ops'])}")
-        return cls(
-            target=data["target"], batch_size=data["batch_size"], layers=layers, ops=tuple(op_from_json(row, tensors) for row in data["ops"]),
-            storages=tuple(Storage(*row) for row in data["storages"]), optimizer=OptimizerInfo(**optimizer) if optimizer else None,
-            inference=data["inference"], recorded_on=data["recorded_on"], notes=tuple(data["notes"]), versions=data["versions"],
-            parameters=parameters, buffers=tuple((name, tensors[i]) for name, i in data.get("buffers", ())),
-            arrivals=tuple((index, n_ops) for index, n_ops in data.get("arrivals", ())),
-        )  # fmt: skip
+        return trace_from_record(convert(data, TraceRecord))
 
 
-class TensorTable:
-    """Distinct tensors numbered in order of first use, so that JSON names each one once."""
+def trace_from_record(record: TraceRecord, where: str = "") -> Trace:
+    """The trace of a record; `where` precedes the entries in errors. Raises DlperfError for references and names that do not fit together."""
+    tensors = tensors_from_records(record.tensors, where)
+    for number, spec in enumerate(tensors):
+        if spec.storage >= len(record.storages):
+            refuse(f"{where}tensors[{number}].storage", spec.storage, f"one of the {len(record.storages)} storages")
+    n_ops = len(record.ops)
+    for number, storage in enumerate(record.storages):
+        for name, place, most in (("born", storage.born, n_ops - 1), ("dies", storage.dies, n_ops)):
+            if place is not None and place > most:
+                refuse(f"{where}storages[{number}].{name}", place, f"an operator's number, of which there are {n_ops}")
 
-    def __init__(self) -> None:
-        self._index: dict[TensorSpec, int] = {}
+    def found(numbers: Sequence[int], entry: str) -> tuple[TensorSpec, ...]:
+        return tuple(tensor_numbered(number, tensors, f"{where}{entry}[{place}]") for place, number in enumerate(numbers))
 
-    def add(self, spec: TensorSpec) -> int:
-        """The number of `spec`, a new one at its first sight."""
-        return self._index.setdefault(spec, len(self._index))
-
-    def to_json(self) -> list[Any]:
-        """``[shape, strides or null if they are those of a row-major tensor, dtype, storage]`` for each tensor."""
-        return [
-            [list(t.shape), None if t.strides == TensorSpec.contiguous(*t.shape).strides else list(t.strides), t.dtype, t.storage] for t in self._index
-        ]
-
-    @staticmethod
-    def from_json(rows: list[Any]) -> list[TensorSpec]:
-        """The tensors in order of their numbers. Raises DlperfError for sizes that no tensor has."""
-        for number, (shape, strides, *_) in enumerate(rows):
-            if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape):
-                raise DlperfError(f"tensors[{number}] has shape {shape}; sizes are whole and not negative")
-            if strides is not None and len(strides) != len(shape):
-                raise DlperfError(f"tensors[{number}] has shape {shape} and strides {strides}; they must be of one length")
-        return [
-            TensorSpec.contiguous(*shape, dtype=dtype, storage=storage) if strides is None else TensorSpec(tuple(shape), tuple(strides), dtype, storage)
-            for shape, strides, dtype, storage in rows
-        ]
-
-
-def op_to_json(op: Op, table: TensorTable) -> list[Any]:
-    """An op as a JSON row; its tensors go to `table`."""
-    return [
-        op.name, [_argument_to_json(a, table) for a in op.args], {k: _argument_to_json(v, table) for k, v in op.kwargs},
-        [table.add(t) for t in op.outputs], op.phase, op.layer, op.node, op.grad, [list(s) for s in op.shares],
-    ]  # fmt: skip
-
-
-def op_from_json(row: list[Any], tensors: list[TensorSpec]) -> Op:
-    """The op that :func:`op_to_json` wrote."""
-    name, args, kwargs, outputs, phase, layer, node, grad, shares = row
-    return Op(
-        name, tuple(_argument_from_json(a, tensors) for a in args), tuple((k, _argument_from_json(v, tensors)) for k, v in kwargs.items()),
-        tuple(tensors[i] for i in outputs), phase, layer, node, grad, tuple((layer_name, share) for layer_name, share in shares),
+    check_unique(f"{where}layers[{{}}].name", [layer.name for layer in record.layers])
+    layers = tuple(
+        Layer(
+            row.name, row.type, row.leaf, tuple((caller.name, caller.count) for caller in row.callers),
+            found(row.inputs, f"layers[{n}].inputs"), found(row.outputs, f"layers[{n}].outputs"),
+            tuple(zip([p.name for p in row.parameters], found([p.tensor for p in row.parameters], f"layers[{n}].parameters"))),
+        )
+        for n, row in enumerate(record.layers)
+    )  # fmt: skip
+    check_unique(f"{where}parameters[{{}}].name", [row.name for row in record.parameters])
+    specs = found([row.tensor for row in record.parameters], "parameters")
+    parameters = tuple(Parameter(row.name, row.layer, spec, row.trained, row.sparse) for row, spec in zip(record.parameters, specs))
+    for place, arrival in enumerate(record.arrivals):
+        if arrival.parameter >= len(parameters):
+            refuse(f"{where}arrivals[{place}].parameter", arrival.parameter, f"one of the {len(parameters)} parameters")
+        if arrival.n_ops > n_ops:
+            refuse(f"{where}arrivals[{place}].n_ops", arrival.n_ops, f"at most the number of operators, {n_ops}")
+    _check_layers(record, where)
+    optimizer = record.optimizer
+    return Trace(
+        target=record.target, batch_size=record.batch_size, layers=layers,
+        ops=tuple(op_from_record(row, tensors, f"{where}ops[{n}]") for n, row in enumerate(record.ops)),
+        storages=tuple(Storage(row.n_bytes, row.born, row.dies, row.kind) for row in record.storages),
+        optimizer=None if optimizer is None else OptimizerInfo(optimizer.type, optimizer.implementation, optimizer.n_tensors),
+        inference=record.inference, recorded_on=record.recorded_on, notes=tuple(record.notes), versions=record.versions, parameters=parameters,
+        buffers=tuple(zip([row.name for row in record.buffers], found([row.tensor for row in record.buffers], "buffers"))),
+        arrivals=tuple((arrival.parameter, arrival.n_ops) for arrival in record.arrivals),
     )  # fmt: skip
 
 
-def _argument_to_json(argument: Argument, table: TensorTable) -> Any:
-    if isinstance(argument, TensorSpec):
-        return {"tensor": table.add(argument)}
-    if isinstance(argument, Symbol):
-        return {argument.kind: argument.name}
-    if isinstance(argument, tuple):
-        return [_argument_to_json(a, table) for a in argument]
-    if isinstance(argument, float) and not math.isfinite(argument):
-        return {"float": repr(argument)}
-    return argument
+def _check_layers(record: TraceRecord, where: str) -> None:
+    """Refuse the name of a layer that the trace does not contain.
 
-
-def _argument_from_json(value: Any, tensors: list[TensorSpec]) -> Argument:
-    if isinstance(value, list):
-        return tuple(_argument_from_json(v, tensors) for v in value)
-    if isinstance(value, dict):
-        ((kind, name),) = value.items()
-        if kind == "tensor":
-            return tensors[name]
-        return float(name) if kind == "float" else Symbol(kind, name)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"an argument is {value!r}")
+    A parameter may belong to a module that is never called; traces of older versions do not name their parameters.
+    """
+    known = {"", LOSS, *(layer.name for layer in record.layers)}
+    owners = known | {parameter.layer for parameter in record.parameters}
+    expected = "a layer of the trace"
+    for number, layer in enumerate(record.layers):
+        for place, caller in enumerate(layer.callers):
+            if caller.name not in known:
+                refuse(f"{where}layers[{number}].callers[{place}].name", caller.name, expected)
+    for number, op in enumerate(record.ops):
+        if op.phase == "forward" or record.parameters:
+            for place, share in enumerate(op.shares):
+                if share.layer not in owners:
+                    refuse(f"{where}ops[{number}].shares[{place}].layer", share.layer, expected)
+            if op.layer not in owners:
+                refuse(f"{where}ops[{number}].layer", op.layer, expected)
 
 
 def own_operations(trace: Trace) -> str:

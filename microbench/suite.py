@@ -22,9 +22,10 @@ from dlperf import host
 from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, schema_of
-from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Coverage, Kernel, Machine
+from dlperf.machine import LONG_UNREST, MEAN, PACE, SCHEMA, UNREST, Bandwidth, Cost, Kernel, Machine
 from dlperf.sharing import PREPARATION, operations_of
 from dlperf.trace import Op, Trace
+from dlperf.verification import Coverage
 from microbench.plan import MODES, Group
 from microbench.progress import Progress, progress_of
 from microbench.worker import SYSTEM_GROUPS, environment, further_points, planned_groups, trace_group

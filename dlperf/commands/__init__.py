@@ -24,6 +24,7 @@ from dlperf.commands.inputs import (
     load_point,
     machine_path,
     make_folder,
+    naming_unfit_kernels,
     predict_aloud,
     read_or_record,
     repeat_self_test,
@@ -62,7 +63,9 @@ def machine(args: Namespace) -> Answer:
     from dlperf import host, inspection
 
     if args.action == "diff":
-        difference = inspection.compare_machines(*(load_machine(args, file) for file in args.files))
+        machines = [load_machine(args, file) for file in args.files]
+        with naming_unfit_kernels(*machines):
+            difference = inspection.compare_machines(*machines)
         return Answer(difference.to_text(), difference.to_json())
     if args.action == "show" and args.files and schema_of(args.files) == CLUSTER:
         from dlperf.network import summarize_cluster
@@ -71,7 +74,8 @@ def machine(args: Namespace) -> Answer:
         return Answer(page.to_text(), page.to_json())
     file = load_machine(args, args.files)
     if args.action == "show":
-        summary = inspection.summarize(file)
+        with naming_unfit_kernels(file):
+            summary = inspection.summarize(file)
         return Answer(summary.to_text(), summary.to_json())
     cpu, versions = host.this_cpu(), host.versions()
     if file.kernels and not inspection.find_mismatches(file, cpu, versions):
@@ -129,7 +133,7 @@ def measure(args: Namespace) -> Answer:
     from dlperf import stopwatch
     from dlperf.report import measurement_to_text
 
-    measurement = stopwatch.measure_target(target, seconds=args.seconds)
+    measurement = stopwatch.measure_target(target, seconds=args.seconds, with_trace=not args.no_trace)
     if args.memory:
         from dlperf.residence import measure_peak_memory
 

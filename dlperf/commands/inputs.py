@@ -3,24 +3,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.files import check_writable, kind_of, schema_of
+from dlperf.text import say
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
     from dlperf.measurement import Measurement
     from dlperf.prediction import Prediction
     from dlperf.targets import Target
-    from dlperf.trace import Trace
+    from dlperf.trace import Op, Trace
 
 BATCH_SIZE = 32
+_UNFIT = (DlperfError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
+"""What a formula of an operator raises for arguments that the operator does not take."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Answer:
 
 def narrate(line: str) -> None:
     """Tell the user on stderr what is going on."""
-    print(f"dlperf: {line}", file=sys.stderr, flush=True)
+    say(f"dlperf: {line}")
 
 
 def warn(line: str) -> None:
@@ -94,7 +96,7 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
         return trace
     from dlperf.trace import Trace
 
-    trace = Trace.load(spec)
+    trace = check_ops(spec, Trace.load(spec))
     asked = batch_size or args.batch_size
     if asked not in (None, trace.batch_size):
         raise DlperfError(f"{spec}: was recorded at batch size {trace.batch_size}, not {asked}; record it anew with dlperf trace --batch-size {asked}")
@@ -103,6 +105,44 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
     if args.input:
         raise DlperfError(f"{spec}: --input {','.join(map(str, args.input))} is for a bare nn.Module; a trace file has its shapes")
     return trace
+
+
+def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
+    """The trace of a file. Raises DlperfError naming the operator whose arguments are not those that it takes."""
+    from dlperf import work
+    from dlperf.predictors.families import describe
+    from dlperf.predictors.parts import parts
+
+    def check(op: Op) -> None:
+        work.op_flops(op)
+        work.op_bytes(op)
+        for part in parts(op):
+            describe(part)
+
+    for number, op in enumerate(trace.ops):
+        _check_op(f"{path}: {where}ops[{number}]", op, check, "Record it again.")
+    return trace
+
+
+@contextlib.contextmanager
+def naming_unfit_kernels(*machines: Machine) -> Iterator[None]:
+    """Where the work on machine files fails: raises DlperfError naming the kernel whose arguments are not those that its operator takes, if there is one."""
+    try:
+        yield
+    except _UNFIT:
+        from dlperf.predictors.families import describe
+
+        for machine in machines:
+            for number, kernel in enumerate(machine.kernels):
+                _check_op(f"{machine.path}: kernels[{number}].op", kernel.op, describe, "Recalibrate, or edit the file.")
+        raise
+
+
+def _check_op(entry: str, op: Op, formula: Callable[[Op], object], way_out: str) -> None:
+    try:
+        formula(op)
+    except _UNFIT as error:
+        raise DlperfError(f"{entry} is {op.signature:.80}; expected the arguments of {op.name:.60}. {way_out}") from error
 
 
 def check_predictors(names: Sequence[str]) -> None:
@@ -250,7 +290,8 @@ def predict_here(recorded: Trace, machine: Machine, threads: int, predictor: str
     """A prediction, extrapolated where the machine file is of another machine or torch than this."""
     from dlperf.prediction import predict as predict_trace
 
-    prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
+    with naming_unfit_kernels(machine):
+        prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
     return prediction.elsewhere() if is_elsewhere(machine) else prediction
 
 

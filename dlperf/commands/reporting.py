@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 from dlperf import child_process
 from dlperf.commands.inputs import (
     Answer,
+    check_ops,
     is_trace,
     load_or_make_machine,
     narrate,
     predict_aloud,
     predict_here,
     read_or_record,
-    resolve,
     split_batch,
     use_threads,
 )
 from dlperf.errors import DlperfError
 from dlperf.files import schema_of
+from dlperf.text import say
 
 if TYPE_CHECKING:
     from dlperf.machine import Machine
@@ -45,7 +46,9 @@ def report(args: Namespace) -> Answer:
     status = 0
     try:
         for spec in args.targets:
-            if schema_of(spec) == "dlperf.measurement":
+            if args.measured is not None:
+                reports.append(_report_measured(args, spec))
+            elif schema_of(spec) == "dlperf.measurement":
                 reports.append(_report_measurement(args, spec))
             else:
                 for target, size in split_batch(spec):
@@ -75,11 +78,33 @@ def _report_target(args: Namespace, spec: str, batch_size: int | None, threads: 
 
 
 def _report_measurement(args: Namespace, path: str) -> Report:
-    from dlperf import recorder
+    """The report of a measurement file, predicted from its own trace: what it names as its target is text from a file and is not run."""
     from dlperf.measurement import Measurement
 
     measurement = Measurement.load(path)
-    recorded = recorder.record_target(resolve(args, measurement.target, measurement.batch_size, measurement.inference))
+    if measurement.trace is None:
+        raise DlperfError(f"{path}: contains no trace of its step, and its target is not run; name it yourself: dlperf report TARGET --measured {path}")
+    return _report_against(args, measurement, check_ops(path, measurement.trace, "trace."))
+
+
+def _report_measured(args: Namespace, spec: str) -> Report:
+    """The report of a target, or a trace file, beside the measurement that --measured names."""
+    from dlperf.measurement import Measurement
+
+    measurement = Measurement.load(args.measured)
+    ((target, asked),) = split_batch(spec)[:1]
+    size = asked or args.batch_size
+    if size not in (None, measurement.batch_size):
+        raise DlperfError(f"{args.measured}: was measured at batch size {measurement.batch_size}, not {size}; leave the batch size out, or measure again")
+    if args.inference and not measurement.inference:
+        raise DlperfError(f"{args.measured}: is of a training step; leave --inference out, or measure again")
+    recorded = read_or_record(Namespace(**{**vars(args), "inference": measurement.inference}), target, measurement.batch_size)
+    if recorded.inference != measurement.inference:
+        raise DlperfError(f"{spec}: is a forward pass and {args.measured} a training step; record the step with dlperf trace")
+    return _report_against(args, measurement, recorded)
+
+
+def _report_against(args: Namespace, measurement: Measurement, recorded: Trace) -> Report:
     machine = load_or_make_machine(args, measurement.threads)
     return _compare(_predict_all(args, recorded, machine, measurement.threads), measurement)
 
@@ -116,11 +141,11 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "measurement.json")
         command = [sys.executable, "-m", "dlperf", "measure", spec, "--batch-size", str(batch_size), "--threads", str(threads)]
-        command += ["--seconds", str(args.seconds), "--json", out, *(["--inference"] if args.inference else [])]
+        command += ["--seconds", str(args.seconds), "--no-trace", "--json", out, *(["--inference"] if args.inference else [])]
         command += ["--input", ",".join(map(str, args.input))] if args.input else []
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             raise child_process.failure(done.returncode, child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr)
         for line in done.stderr.splitlines():
-            print(line, file=sys.stderr)
+            say(line)
         return Measurement.load(out)

@@ -1,8 +1,6 @@
 """Explanations as JSON (schema ``dlperf.explanation``) and CSV; times in seconds, memory in bytes, gains as fractions of samples per second."""
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +10,7 @@ from dlperf.explanation import Explanation
 from dlperf.explanation.agreement import agreement_of
 from dlperf.explanation.breakdown import PARTS
 from dlperf.explanation.variants import Suggestion
+from dlperf.text import csv_text
 
 SCHEMA, SCHEMA_VERSION = "dlperf.explanation", 1
 MOST_EXPENSES = 20
@@ -111,8 +110,4 @@ def suggestions_to_csv(explanation: Explanation) -> str:
 def _csv(explanation: Explanation, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     trace = explanation.prediction.trace
     own = {"target": trace.target, "batch_size": trace.batch_size, "threads": explanation.prediction.threads}
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [*_OWN, *columns], extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, **own} for row in rows)
-    return buffer.getvalue()
+    return csv_text([*_OWN, *columns], ({**row, **own} for row in rows))

@@ -8,7 +8,8 @@ from dlperf.explanation.advice import Advice
 from dlperf.explanation.agreement import agreement_of
 from dlperf.explanation.breakdown import PARTS, Breakdown, LayerParts
 from dlperf.explanation.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE, Suggestion
-from dlperf.report.table import Column, format_error, printable
+from dlperf.report.table import Column, format_error
+from dlperf.text import printable
 from dlperf.units import format_bytes, format_percent, format_seconds
 
 MEANINGS = {

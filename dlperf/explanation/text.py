@@ -18,8 +18,9 @@ from dlperf.explanation.tables import (
 )
 from dlperf.explanation.variants import PAYS, Suggestion
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import format_table, printable, table_width, terminal_width
+from dlperf.report.table import format_table, table_width, terminal_width
 from dlperf.report.text import coverage_remarks, wrap
+from dlperf.text import printable
 from dlperf.units import format_percent, format_seconds
 
 

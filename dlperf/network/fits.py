@@ -6,6 +6,7 @@ is usual. Every fit is weighted relatively (`scipy.optimize.curve_fit` with the 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -73,6 +74,7 @@ def level_s(n_bytes: int, samples: Samples) -> float:
     return quantile(samples.values, LOW) if n_bytes <= SHORT_BYTES else samples.median
 
 
+@functools.lru_cache(maxsize=64)
 def fit_link(link: Link) -> LinkFit:
     """The parameters of a link; numbers from a data sheet, where it has them, stand above fitted ones."""
     messages = [message for message in link.messages if message.what == PING_PONG]

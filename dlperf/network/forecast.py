@@ -181,6 +181,9 @@ def collective_s(
 def _uniform_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals, ranks_per_node: int, between_nodes: bool, what_if: LinkFactors) -> Reals:
     path = find_path(cluster, between_nodes)
     as_measured = law_s(cluster.backend, kind, sizes, ranks, path)
+    if not np.all(as_measured > 0):
+        line = "the messages of its links tell neither latency nor bandwidth; expected single ping-pongs of two sizes up to 8 KiB, or above"
+        raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
     changed = law_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
     excess = (_ratio(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path) - 1) * as_measured
     own = np.clip(excess, 0.0, _local_excess_s(cluster, kind, sizes, ranks)) if between_nodes else np.zeros(sizes.shape)

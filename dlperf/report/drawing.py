@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter
 
-from dlperf.report.table import printable, shorten
+from dlperf.report.table import shorten
+from dlperf.text import printable, visible
 from dlperf.units import format_seconds
 
 INK, DIM, GRID = "#1c2024", "#5b6570", "#d8dde3"
@@ -59,7 +60,7 @@ def to_png(figure: Figure, dpi: int = 150, description: str = "") -> bytes:
     logger.setLevel(logging.ERROR)
     try:
         with own_style():
-            figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": "dlperf", "Description": description})
+            figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": "dlperf", "Description": visible(description)})
     finally:
         logger.setLevel(level)
     return buffer.getvalue()

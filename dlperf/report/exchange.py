@@ -10,6 +10,7 @@ import pandas as pd
 
 from dlperf import host
 from dlperf.hierarchy import LEVELS
+from dlperf.text import frame_to_csv
 
 if TYPE_CHECKING:
     from dlperf.report.comparison import Report
@@ -34,7 +35,7 @@ def reports_to_csv(reports: Sequence[Report]) -> str:
         frame["created"] = report.created
         frame["command"] = report.command
         frames.append(frame)
-    return str(pd.concat(frames, ignore_index=True).to_csv(index=False, lineterminator="\n"))
+    return frame_to_csv(pd.concat(frames, ignore_index=True))
 
 
 def reports_to_json(reports: Sequence[Report]) -> dict[str, Any]:

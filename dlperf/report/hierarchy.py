@@ -14,7 +14,8 @@ from dlperf.laws.hierarchy import fma_fraction, mixed_flops_per_s
 from dlperf.report.drawing import DIM, INK, PointLabel, circumstances, label_points, new_figure, plain
 from dlperf.report.roofline import LEVEL_STYLES
 from dlperf.report.rows import phases_of
-from dlperf.report.table import Column, printable
+from dlperf.report.table import Column
+from dlperf.text import printable
 from dlperf.units import format_percent, format_seconds, format_si
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from dlperf.report.outline import FOLDED, Line
 from dlperf.report.rows import BOTH, MEASURED, PREDICTED, Times
-from dlperf.report.table import Column, format_error, format_time, printable
+from dlperf.report.table import Column, format_error, format_time
+from dlperf.text import printable
 from dlperf.units import format_si
 
 

@@ -48,15 +48,6 @@ def table_width() -> int | None:
     return terminal_width() if is_terminal or os.environ.get("COLUMNS") else None
 
 
-def printable(name: str) -> str:
-    """A name without line breaks, control characters and other surprises for a terminal.
-
-    >>> printable("a\\x1b[1mb")
-    'a?[1mb'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
-
-
 def shorten(text: str, width: int) -> str:
     """At most `width` characters, the middle left out.
 

@@ -9,7 +9,8 @@ from dlperf.report.accuracy import PhaseAccuracy
 from dlperf.report.layers import error_columns, layer_columns
 from dlperf.report.outline import FOLDED, REST, Line, outline
 from dlperf.report.rows import phases_of, root_of, rows_of
-from dlperf.report.table import Column, format_error, format_table, printable, table_width, terminal_width
+from dlperf.report.table import Column, format_error, format_table, table_width, terminal_width
+from dlperf.text import printable
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds
 

@@ -19,6 +19,7 @@ from dlperf.errors import DlperfError, check_type
 from dlperf.runner.exchange import FAILED_LIMIT_S, Exchange, World
 from dlperf.runner.main_script import check_script, run_as_main
 from dlperf.runner.session import Session
+from dlperf.text import say, visible
 
 if TYPE_CHECKING:
     from torch import nn
@@ -189,7 +190,7 @@ def _report(
     if outputs.report is not None:
         write_text(outputs.report, to_document(findings, outputs.report.suffix))
     elif outputs.json != "-":
-        print(f"\n{findings.to_text()}", flush=True)
+        print(f"\n{visible(findings.to_text())}", flush=True)
 
 
 def _name_of(command: Sequence[str], module: bool) -> str:
@@ -197,7 +198,7 @@ def _name_of(command: Sequence[str], module: bool) -> str:
 
 
 def _say(line: str, error: BaseException | None = None, debug: bool = False) -> None:
-    print(f"dlperf: {line}", file=sys.stderr, flush=True)
+    say(f"dlperf: {line}")
     if debug and error is not None:
         traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
 

@@ -19,6 +19,7 @@ from dlperf.runner.epoch_log import EpochLog, EpochTimes
 from dlperf.runner.forecast import Outlook, Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of
 from dlperf.runner.looks import Moment
 from dlperf.runner.loops import Loop, enclosing_loops, innermost_length
+from dlperf.text import say, visible
 from dlperf.units import format_seconds
 
 _RENEW_S = 1.0
@@ -41,12 +42,13 @@ class StderrLine:
     def show(self, text: str) -> None:
         """The line as it is now."""
         if self.is_terminal:
+            text = visible(text)
             width = os.get_terminal_size(sys.stderr.fileno()).columns
             sys.stderr.write(f"\r\x1b[K{text[: max(1, width - 3)]}  ")
             sys.stderr.flush()
             self._open = True
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def close(self) -> None:
         """What comes next stands on a line of its own."""

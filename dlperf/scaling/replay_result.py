@@ -1,12 +1,11 @@
 """A replayed trace of communication as data: the step on another cluster, beside the recorded one."""
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dlperf.scaling.result import SCHEMA, SCHEMA_VERSION, CollectiveTime
+from dlperf.text import csv_text
 
 
 @dataclass(frozen=True)
@@ -132,11 +131,5 @@ class Replay:
 
     def to_csv(self) -> str:
         """One line for each number of ranks, SI units; a trace knows no batch size."""
-        buffer = io.StringIO()
-        names = [column.name for column in fields(ReplayRow)]
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["target", "batch_size", "threads", "scaling", "recorded_step_s", *names])
-        for row in self.rows:
-            own = [self.target, "", self.threads, "weak", self.recorded_step_s]
-            writer.writerow([*own, *("" if getattr(row, name) is None else getattr(row, name) for name in names)])
-        return buffer.getvalue()
+        own = {"target": self.target, "batch_size": "", "threads": self.threads, "scaling": "weak", "recorded_step_s": self.recorded_step_s}
+        return csv_text([*own, *(column.name for column in fields(ReplayRow))], ({**asdict(row), **own} for row in self.rows))

@@ -1,12 +1,11 @@
 """A scaling forecast as data: rows over numbers of ranks, and how they are written."""
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dlperf.laws.ridgeline import Rates
+from dlperf.text import csv_text
 
 SCHEMA, SCHEMA_VERSION = "dlperf.scaling", 1
 
@@ -101,11 +100,6 @@ class Scaling:
 
     def to_csv(self) -> str:
         """One line for each number of ranks, SI units; `own_batch_size` is the rank's."""
-        buffer = io.StringIO()
-        names = [column.name for column in fields(Row)]
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["target", "batch_size", "threads", "scaling", *("own_batch_size" if name == "batch_size" else name for name in names)])
-        for row in self.rows:
-            own = [self.target, self.batch_size, self.threads, self.scaling]
-            writer.writerow([*own, *("" if getattr(row, name) is None else getattr(row, name) for name in names)])
-        return buffer.getvalue()
+        own = {"target": self.target, "batch_size": self.batch_size, "threads": self.threads, "scaling": self.scaling}
+        names = ["own_batch_size" if column.name == "batch_size" else column.name for column in fields(Row)]
+        return csv_text([*own, *names], ({**asdict(row), "own_batch_size": row.batch_size, **own} for row in self.rows))

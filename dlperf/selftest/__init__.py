@@ -20,10 +20,11 @@ from typing import Any
 
 from dlperf import child_process
 from dlperf.allocator import policy_of
-from dlperf.machine import Machine, SelfTest
+from dlperf.machine import Machine
 from dlperf.prediction import predict
 from dlperf.trace import Trace
 from dlperf.units import format_percent, format_seconds
+from dlperf.verification import SelfTest
 
 WORST_FACTOR = 1.5
 """A file that is off by more in any step of its self-test, up or down, has failed it."""

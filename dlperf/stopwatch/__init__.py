@@ -129,6 +129,7 @@ def default_loss(output: Any) -> torch.Tensor:
 def measure(
     model: nn.Module, inputs: Any, *, loss: Callable[[Any], Any] | None = None, optimizer: Any = None, inference: bool = False, seconds: float = 4.0,
     target: str = "", batch_size: int | None = None, clock: Clock = Clock(), with_layers: bool = True,
+    with_trace: bool = True,
 ) -> Measurement:  # fmt: skip
     """Time one training step of a model, or its forward, as a whole and, unless `with_layers` is false, layer by layer.
 
@@ -136,7 +137,8 @@ def measure(
     mean), `optimizer` defaults to SGD(lr=0.01). `seconds` is what the measuring takes for steps that are short beside it; a
     few steps of each kind are always taken. The samples are of steps (layers: summed over a layer's calls in
     a step), those during which the core was lost are dropped (:func:`dlperf.clock.undisturbed`), and the hooks' own cost is
-    subtracted from the layers. Rows of layers add up to the step less zero_grad, but for noise and for what overlaps with the clock.
+    subtracted from the layers. With `with_trace` the step is recorded afterwards, under fake tensors, into the measurement's trace; where that fails, a
+    note contains the reason. Rows of layers add up to the step less zero_grad, but for noise and for what overlaps with the clock.
 
     Parameters, buffers, gradients, optimizer state, random states, flags and attributes are afterwards as before.
 
@@ -150,7 +152,7 @@ def measure(
         raise DlperfError(f"{target or type(model).__name__} lies on the meta device, which has no data to compute with; build it on the CPU to measure it")
     if not inference:
         _check_trainable(model, optimizer)
-    loss = loss or default_loss
+    loss, own_optimizer = loss or default_loss, optimizer
     snapshot = Snapshot(model, optimizer, loss, inputs)
     try:
         if model.training == inference:
@@ -160,12 +162,24 @@ def measure(
             snapshot.adopt(optimizer)
         step = _Step(model, inputs, loss, optimizer, inference, clock)
         with torch.set_grad_enabled(not inference), _failures(target or type(model).__name__):
-            return (_measure if with_layers else _measure_whole)(step, snapshot, seconds, target or type(model).__name__, batch_size)
+            found = (_measure if with_layers else _measure_whole)(step, snapshot, seconds, target or type(model).__name__, batch_size)
     finally:
         snapshot.restore()
+    return _with_trace(found, model, inputs, loss, own_optimizer) if with_trace else found
 
 
-def measure_target(target: Target, *, seconds: float = 4.0, with_layers: bool = True) -> Measurement:
+def _with_trace(found: Measurement, model: nn.Module, inputs: Any, loss: Callable[[Any], Any], optimizer: Any) -> Measurement:
+    """The measurement with the trace of its step; with a note where the step cannot be recorded."""
+    from dlperf.recorder import record  # here: a wrapped script must not wait for it
+
+    try:
+        trace = record(model, inputs, loss=loss, optimizer=optimizer, inference=found.inference, target=found.target, batch_size=found.batch_size)
+    except DlperfError as error:
+        return replace(found, notes=(*found.notes, f"the measurement contains no trace: {error}"))
+    return replace(found, trace=trace)
+
+
+def measure_target(target: Target, *, seconds: float = 4.0, with_layers: bool = True, with_trace: bool = False) -> Measurement:
     """Build a target on real tensors and measure it; see :func:`measure`.
 
     The core's pace (:class:`dlperf.clock.Pace`) is looked at around every step, and a note says so where it was slow. Steps on a slow core count like all
@@ -181,7 +195,7 @@ def measure_target(target: Target, *, seconds: float = 4.0, with_layers: bool = 
     built = target.build()
     found = measure(
         built.model, built.inputs, loss=built.loss, optimizer=built.optimizer, inference=target.inference, seconds=seconds,
-        target=target.spec, batch_size=target.batch_size, with_layers=with_layers, clock=Clock(pace.now, switches),
+        target=target.spec, batch_size=target.batch_size, with_layers=with_layers, with_trace=with_trace, clock=Clock(pace.now, switches),
     )  # fmt: skip
     ratio = pace.usual_s / pace.best_s
     slow = (f"the core took {ratio:.2f} times its best for a fixed piece of work, on average: others used it, too",) if ratio > SLOW else ()

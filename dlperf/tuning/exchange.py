@@ -1,11 +1,10 @@
 """Tunings as JSON (schema ``dlperf.tuning``) and CSV; times in seconds, memory in bytes."""
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
 from dlperf import host
+from dlperf.text import csv_text
 from dlperf.tuning import Tuning
 from dlperf.tuning.grid import Configuration, Row
 
@@ -49,8 +48,4 @@ def tuning_to_json(tuning: Tuning) -> dict[str, Any]:
 def tuning_to_csv(tuning: Tuning) -> str:
     """One line a configuration, in order of merit."""
     rows = tuning_to_json(tuning)["rows"]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text(list(rows[0]), rows)

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table, printable, table_width, terminal_width
+from dlperf.report.table import Column, format_table, table_width, terminal_width
 from dlperf.report.text import wrap
+from dlperf.text import printable
 from dlperf.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
 from dlperf.tuning.grid import EPOCH, INTERPOLATED, Row
 from dlperf.units import format_bytes, format_percent, format_seconds

@@ -15,6 +15,7 @@ from dlperf.report.drawing import ACTUAL_COLOR, DIM, PHASE_COLORS, new_figure, o
 from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_error, format_table, table_width
 from dlperf.report.writing import check_folder, make_folder
+from dlperf.text import frame_to_csv
 from dlperf.units import MIB, format_bytes, format_percent, format_seconds, format_si
 from dlperf.validation.distributed import KINDS, LINK_BOUND_FRAC, DistributedStudy, Row, Verdict
 from dlperf.validation.distributed_runs import ALL_REDUCE_BYTES
@@ -272,7 +273,7 @@ def study_to_csv(study: DistributedStudy) -> str:
             for run, pair in enumerate(row.pairs, 1)
         ]
     )  # fmt: skip
-    return str(frame.to_csv(index=False, lineterminator="\n"))
+    return frame_to_csv(frame)
 
 
 def write_study(study: DistributedStudy, folder: str | Path, force: bool = False) -> list[Path]:

@@ -14,6 +14,8 @@ from dlperf.errors import DlperfError, WorkFailed
 from dlperf.files import read_json, schema_of, write_json, write_text
 from dlperf.host import available_cores, this_cpu, versions
 from dlperf.prediction import Prediction
+from dlperf.records import convert
+from dlperf.records.archive import AllReducesRecord, StepRunRecord
 from dlperf.report.writing import slug
 from dlperf.trace import Trace
 from dlperf.units import KIB, MIB, parse_rate
@@ -36,6 +38,7 @@ _START_S, _WATCH_S, _WARM_STEPS = 3.0, 5.0, 8
 """What a run takes besides, roughly, which only the study's own length is told from: ranks to start and to meet, ``dlperf run`` to judge what it watched, and
 steps that are not kept."""
 _SCHEMA = "dlperf.distributed_run"
+Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 Launch = Callable[[Sequence[str], int, str], None]
 """Runs Python with so many words on each of so many ranks behind links of a rate (or UNSHAPED); raises WorkFailed where a rank fails."""
@@ -143,8 +146,7 @@ class Bench:
         path = self._path("all-reduces", f"{n} ranks at {rate}", f"run {run}, {self.seconds:g} s")
 
         def get() -> dict[int, float]:
-            found = self._measured(path, order, n, rate)["all_reduce_s"]
-            return {int(size): float(seconds) for size, seconds in found.items()}
+            return self._measured(path, order, n, rate, AllReducesRecord).all_reduce_s
 
         return Piece(f"all-reduces, {n} ranks at {rate}", f"run {run}: all-reduces, {n} ranks, {_links(rate)}", path, expected_s, get)
 
@@ -157,8 +159,8 @@ class Bench:
         path = self._path(f"steps-{case.label}", f"{case.target}, {n} ranks at {rate}", f"run {run}, ops {case.ops}, {self.seconds:g} s")
 
         def get() -> StepRun:
-            found = self._measured(path, order, n, rate)
-            return StepRun(float(found["step_s"]), float(found["compute_s"]), float(found["first_step_s"]), tuple(map(int, found["bucket_bytes"])))
+            found = self._measured(path, order, n, rate, StepRunRecord)
+            return StepRun(found.step_s, found.compute_s, found.first_step_s, tuple(found.bucket_bytes))
 
         text = f"run {run}: {case.label}, {n} ranks, {_links(rate)}"
         return Piece(f"{case.label} at {rate}", text, path, _start_s(n) + n_steps * (step_s + case.compute_s), get)
@@ -190,7 +192,12 @@ class Bench:
         expected_s = _start_s(n) + _WATCH_S + RECORDED_STEPS * (case.compute_s + wire_s(case.gradient_bytes, n, rate))
         return Piece(f"recording of {case.label} at {rate}", f"run {run}: recording {case.label}, {n} ranks, {_links(rate)}", path, expected_s, get)
 
-    def _measured(self, path: Path, order: dict[str, Any], n: int, rate: str) -> dict[str, Any]:
+    def _measured(self, path: Path, order: dict[str, Any], n: int, rate: str, record: type[Answer]) -> Answer:
+        def load(found: Path) -> dict[str, Any]:
+            data = read_json(found, _SCHEMA, 1)
+            convert(data, record)  # a damaged file is measured anew
+            return data
+
         def take() -> dict[str, Any]:
             with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
                 places = {name: str(Path(folder) / name) for name in ("meeting", "answer")}
@@ -203,7 +210,7 @@ class Bench:
             what = {"ranks": n, "rate": rate, "order": order}
             write_json(path, {"schema": _SCHEMA, "schema_version": 1, "versions": versions(), "machine": this_cpu().model, **what, **answer})
 
-        return self.archive.keep(path, lambda found: read_json(found, _SCHEMA, 1), take, save)
+        return convert(self.archive.keep(path, load, take, save), record)
 
     def _path(self, kind: str, what: str, detail: str) -> Path:
         where = (*map(str, this_cpu().identity), *(f"{k}={v}" for k, v in sorted(versions().items()) if k in ("torch", "python")), self.hosts)

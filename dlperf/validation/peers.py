@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlperf import child_process
+from dlperf.records import convert
+from dlperf.records.archive import EstimateRecord
 from dlperf.validation.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Truth
 from dlperf.validation.scoring import floor_frac, layer_scores, mape_frac
 
@@ -49,8 +51,9 @@ class PeerEstimate:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PeerEstimate:
         """The estimate that :meth:`to_json` wrote."""
-        layers = tuple((name, forward_s, backward_s) for name, forward_s, backward_s in data["layers"])
-        return cls(data["peer"], data["forward_s"], data["backward_s"], data["optimizer_s"], data["total_s"], layers, data["problem"])
+        record = convert(data, EstimateRecord)
+        layers = tuple((layer.name, layer.forward_s, layer.backward_s) for layer in record.layers)
+        return cls(record.peer, record.forward_s, record.backward_s, record.optimizer_s, record.total_s, layers, record.problem)
 
 
 def ask_peers(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from dlperf.report.table import Column, format_error, format_time
+from dlperf.text import frame_to_csv
 from dlperf.validation.ablation import Ablation
 from dlperf.validation.cases import CaseScore
 from dlperf.validation.scoring import LayerGroup, Summary
@@ -167,4 +168,4 @@ def _csv(study: Study, name: str) -> str:
     frame["machine"] = study.provenance.machine
     frame["versions"] = "; ".join(f"{name} {version}" for name, version in sorted(study.provenance.versions.items()))
     frame["created"] = study.provenance.created
-    return str(frame.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+    return frame_to_csv(frame, "%.6g")

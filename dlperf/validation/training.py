@@ -8,6 +8,8 @@ from statistics import median
 from typing import Any
 
 from dlperf.laws.threads import delta_frac
+from dlperf.records import convert
+from dlperf.records.archive import RowRecord
 from dlperf.validation.study import Provenance
 
 SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 1
@@ -84,7 +86,9 @@ class Row:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Row:
         """The row that ``asdict`` gave."""
-        return cls(**{**data, "pairs": tuple(Pair(**pair) for pair in data["pairs"])})
+        record = convert(data, RowRecord)
+        pairs = tuple(Pair(pair.predicted, pair.measured) for pair in record.pairs)
+        return cls(record.kind, record.case, pairs, record.unit, record.network, record.workers)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dlperf.report.drawing import ACTUAL_COLOR, DIM, PHASE_COLORS, new_figure, o
 from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_error, format_table, table_width
 from dlperf.report.writing import check_folder, make_folder
+from dlperf.text import frame_to_csv
 from dlperf.units import format_bytes, format_seconds
 from dlperf.validation.tables import percent
 from dlperf.validation.training import KINDS, Forecasts, Row, TrainingStudy
@@ -151,5 +152,5 @@ def write_study(study: TrainingStudy, folder: str | Path, force: bool = False) -
             for run, pair in enumerate(row.pairs, 1)
         ]
     )  # fmt: skip
-    write_text(folder / "training.csv", frame.to_csv(index=False, lineterminator="\n"))
+    write_text(folder / "training.csv", frame_to_csv(frame))
     return [folder / "training.md", folder / "training.csv", *written]

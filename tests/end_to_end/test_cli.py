@@ -232,6 +232,69 @@ def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_
     assert "report.txt" not in names
 
 
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+SIDE_EFFECT = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+import torch
+
+def net(batch_size):
+    return torch.nn.Linear(8, 2), (torch.zeros(batch_size, 8),), torch.sum
+"""
+
+
+def test_a_report_of_a_measurement_file_runs_no_code_of_its_target(dlperf: Callable, machine_file: Path, tmp_path: Path) -> None:
+    script, path = tmp_path / "script.py", tmp_path / "measurement.json"
+    ran = script.with_suffix(".ran")
+    script.write_text(SIDE_EFFECT)
+    common = ("--machine", machine_file, *ROOFLINE)
+    assert dlperf("measure", f"{script}:net", "-o", path, "--threads", "1", "--seconds", "0.05").status == 0
+    ran.unlink()
+    done = dlperf("report", path, *common, "--json", "-")
+    assert done.status == 0, done.err
+    data = json.loads(done.out)
+    assert (data["target"], [row["layer"] for row in data["layers"]]) == (f"{script}:net", ["Linear", "(loss)"])
+    assert not ran.exists()
+
+    change_json(path, trace=None)
+    done = dlperf("report", path, *common)
+    assert (done.status, done.line) == (
+        2, f"dlperf report: error: {path}: contains no trace of its step, and its target is not run; name it yourself: dlperf report TARGET --measured {path}"
+    )  # fmt: skip
+    assert not ran.exists()
+
+    own = dlperf("report", f"{script}:net", "--measured", path, *common, "--json", "-")  # the user names the code
+    assert own.status == 0, own.err
+    assert json.loads(own.out)["layers"] == data["layers"]
+    assert ran.exists()
+
+
+def test_a_measurement_is_compared_with_a_trace_file(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+    path, trace = tmp_path / "measurement.json", tmp_path / "trace.json"
+    dlperf("measure", net, "-o", path, "--no-trace", "--threads", "1", "--seconds", "0.05", "--batch-size", "4")
+    assert json.loads(path.read_text())["trace"] is None
+    common = ("--measured", path, "--machine", machine_file, *ROOFLINE)
+    for options, words in (
+        (("--batch-size", "4"), ""),
+        (("--batch-size", "8"), "was recorded at batch size 8, not 4"),
+        (("--batch-size", "4", "--inference"), f"{trace}: is a forward pass and {path} a training step"),
+    ):
+        dlperf("trace", net, "-o", trace, *options)
+        done = dlperf("report", trace, *common)
+        assert (done.status, words in done.err) == (2 if words else 0, True), done.err
+    for arguments, words in (
+        ((f"{net}@8", *common), "was measured at batch size 4, not 8"),
+        ((net, "--inference", *common), "is of a training step"),
+        ((net, net, *common), "is of one target, not of 2"),
+        ((path, *common), "is a measurement, no target"),
+    ):
+        done = dlperf("report", *arguments)
+        assert (done.status, words in done.line) == (2, True), done.err
+
+
 def test_what_a_model_prints_while_it_is_measured_is_no_data(dlperf: Callable, targets_file: Path) -> None:
     done = dlperf("measure", f"{targets_file}:chatty", "--json", "-", "--threads", "1", "--seconds", "0.05")
     assert done.status == 0

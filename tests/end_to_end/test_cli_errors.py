@@ -304,3 +304,26 @@ def test_epochs_that_cannot_be_forecast(
     done = dlperf("predict", f"{targets_file}:net", "--machine", machine_file, "--predictor", "roofline", "--threads", "1", "--samples", "100", *words)
     assert done.status == status
     assert names in done.line
+
+
+def test_an_operator_without_its_arguments_is_named(dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert dlperf("trace", f"{targets_file}:net", "-o", path).status == 0
+    data = json.loads(path.read_text())
+    number = next(number for number, op in enumerate(data["ops"]) if op[0] == "aten.addmm.default")
+    data["ops"][number][1] = []
+    path.write_text(json.dumps(data))
+    done = dlperf("predict", path, "--machine", machine_file, "--threads", "1")
+    assert done.status == 2
+    line = f"{path}: ops[{number}] is aten.addmm.default(()|); expected the arguments of aten.addmm.default. Record it again."
+    assert done.line == f"dlperf predict: error: {line}"
+
+
+def test_a_kernel_without_its_arguments_is_named(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+    data = json.loads(machine_file.read_text())
+    data["kernels"][1]["op"][1][0] = None
+    machine_file.write_text(json.dumps(data))
+    line = f"{machine_file}: kernels[1].op is aten.mm.default((None,float32[512x512])|); expected the arguments of aten.mm.default."
+    for command in (("machine", "show", machine_file), ("predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1")):
+        done = dlperf(*command)
+        assert (done.status, done.line) == (2, f"dlperf {command[0]}: error: {line} Recalibrate, or edit the file.")

@@ -154,3 +154,9 @@ def test_a_token_bucket_spares_the_wires_time_alone() -> None:
     assert burst_of(shaped, True, LinkFactors(0.5)).stored_s == pytest.approx(2**17 * 19e-9, rel=1e-3)
     assert burst_of(shaped, False).stored_s == burst_of(SHEET, True).stored_s == 0
     assert [Burst(3.0, 0.5).spared_s(n_bytes, 1.0) for n_bytes in (1, 4, 100)] == [0.0, 1.0, 2.0]  # measured after a rest of 1 s
+
+
+def test_messages_of_one_size_tell_no_link() -> None:
+    link = Link("network", (Message("ping_pong", 1024, 1, 1, Samples((1e-4,))),))
+    with pytest.raises(DlperfError, match="the messages of its links tell neither latency nor bandwidth"):
+        collective_s(Cluster((link,), path="c.json"), "all_reduce", 1024, 2)

@@ -80,29 +80,29 @@ def test_calls_that_cannot_belong_together_are_refused() -> None:
 @pytest.mark.parametrize(
     ("place", "value", "line"),
     [
-        (["ranks", 1, "steps"], [], "rank 1 has 0 steps and rank 0 has 2; all have the same"),
-        (["ranks"], [], "ranks is empty"),
-        (["ranks", 1, "rank"], 3, "ranks[1] is rank 3; ranks stand in order, none is left out"),
-        (["hosts"], ["a"], "hosts names 1 hosts for 2 ranks"),
-        (["hosts"], ["a", ""], "hosts is ['a', '']; it has a host name for each rank"),
-        (["groups"], [[0]], "groups[0] is the world; it must hold the ranks 0 to 1"),
-        (["groups"], [[0, 1], [1, 1]], "groups[1] is [1, 1]; it must hold some of the ranks 0 to 1, each once"),
-        (["groups"], [[0, 1], [2]], "groups[1] is [2]; it must hold some of the ranks 0 to 1, each once"),
-        (["ranks", 0, "steps", 0, "events", 0, "op"], "go", "ranks[0].steps[0].events[0].op is 'go'; known are launch, wait"),
-        (["ranks", 0, "steps", 0, "events", 0, "kind"], "gossip", "ranks[0].steps[0].events[0].kind is 'gossip'; known are all_reduce"),
-        (["ranks", 0, "steps", 0, "events", 0, "bytes"], -1, "ranks[0].steps[0].events[0].bytes is -1; it must be a whole number of at least 0"),
-        (["ranks", 0, "steps", 0, "events", 0, "group"], 4, "rank 0, step 0, event 0 (launch of all_reduce) is in group 4, which rank 0 is no part of"),
-        (["ranks", 0, "steps", 1, "events", 2, "peer"], 7, "rank 0, step 1, event 2 (launch of send) has peer 7, which is no part of group 0"),
-        (["ranks", 0, "steps", 0, "events", 0, "at_s"], "soon", "ranks[0].steps[0].events[0].at_s is 'soon'; it must be a finite number of seconds"),
-        (["ranks", 0, "steps", 0, "events", 0, "until_s"], 0.1, "ranks[0].steps[0].events[0] lasts until 0.1 s and begins at 0.2 s"),
-        (["ranks", 0, "steps", 0, "events", 1, "at_s"], 0.205, "rank 0, step 0, event 1 (wait of all_reduce) begins before the one before it ends"),
-        (["ranks", 0, "steps", 0, "events", 1, "call"], 9, "rank 0, step 0, event 1 (wait of all_reduce) waits for call 9, which was not launched before"),
-        (["ranks", 0, "steps", 1, "events", 0, "call"], 0, "has call 0, which was launched before"),
-        (["ranks", 0, "steps", 1, "begin_s"], 5.5, "rank 0, step 1 begins before the one before it ends"),
-        (["ranks", 0, "steps", 0, "end_s"], 1.0, "ranks[0].steps[0] ends at 1.0 s and begins at 5.0 s"),
-        (["ranks", 0, "steps", 0, "first"], 1, "ranks[0].steps[0].first is 1; it must be true or false"),
-        (["ranks", 0, "steps", 0, "events"], None, "is damaged (TypeError"),
-        (["threads"], 0, "threads is 0; it must be a whole number of at least 1"),
+        (["ranks", 1, "steps"], [], "ranks[1].steps has 0 steps; expected 2, as ranks[0] has"),
+        (["ranks"], [], "ranks is []; expected one rank at least"),
+        (["ranks", 1, "rank"], 3, "ranks[1].rank is 3; expected 1: ranks stand in order, none is left out"),
+        (["hosts"], ["a"], "hosts is ['a']; expected one host name for each of the 2 ranks"),
+        (["hosts"], ["a", ""], "hosts[1] is ''; expected text that is not empty"),
+        (["groups"], [[0]], "groups is [[0]]; expected the world first, with the ranks 0 to 1"),
+        (["groups"], [[0, 1], [1, 1]], "groups[1] is [1, 1]; expected some of the ranks 0 to 1, each once"),
+        (["groups"], [[0, 1], [2]], "groups[1] is [2]; expected some of the ranks 0 to 1, each once"),
+        (["ranks", 0, "steps", 0, "events", 0, "op"], "go", "ranks[0].steps[0].events[0].op is 'go'; expected one of launch, wait"),
+        (["ranks", 0, "steps", 0, "events", 0, "kind"], "gossip", "events[0].kind is 'gossip'; expected one of all_gather, all_reduce, "),
+        (["ranks", 0, "steps", 0, "events", 0, "bytes"], -1, "ranks[0].steps[0].events[0].bytes is -1; expected a whole number of at least 0"),
+        (["ranks", 0, "steps", 0, "events", 0, "group"], 4, "ranks[0].steps[0].events[0].group is 4; expected the number of a group with rank 0"),
+        (["ranks", 0, "steps", 1, "events", 2, "peer"], 7, "ranks[0].steps[1].events[2].peer is 7; expected a rank of group 0"),
+        (["ranks", 0, "steps", 0, "events", 0, "at_s"], "soon", "ranks[0].steps[0].events[0].at_s is 'soon'; expected a finite number"),
+        (["ranks", 0, "steps", 0, "events", 0, "until_s"], 0.1, "ranks[0].steps[0].events[0].until_s is 0.1; expected at least at_s, 0.2"),
+        (["ranks", 0, "steps", 0, "events", 1, "at_s"], 0.205, "events[1].at_s is 0.205; expected at least the end of the event before, 0.21"),
+        (["ranks", 0, "steps", 0, "events", 1, "call"], 9, "ranks[0].steps[0].events[1].call is 9; expected a call that was launched before"),
+        (["ranks", 0, "steps", 1, "events", 0, "call"], 0, "ranks[0].steps[1].events[0].call is 0; expected more than 0"),
+        (["ranks", 0, "steps", 1, "begin_s"], 5.5, "ranks[0].steps[1].begin_s is 5.5; expected at least the end of the step before, 6.0"),
+        (["ranks", 0, "steps", 0, "end_s"], 1.0, "ranks[0].steps[0].end_s is 1.0; expected at least begin_s, 5.0"),
+        (["ranks", 0, "steps", 0, "first"], 1, "ranks[0].steps[0].first is 1; expected true or false"),
+        (["ranks", 0, "steps", 0, "events"], None, "ranks[0].steps[0].events is null; expected a list"),
+        (["threads"], 0, "threads is 0; expected a whole number of at least 1"),
     ],
     ids=str,
 )  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path, place: list[str | int], va
         Communication.load(path)
     assert str(error.value).startswith(f"{path}: ")
     assert line in str(error.value)
-    assert "record it again" in str(error.value)
+    assert ". Record it again." in str(error.value)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -181,3 +181,21 @@ def test_deeply_nested_json_is_no_traceback(tmp_path: Path) -> None:
     with pytest.raises(DlperfError):
         read_json(path, "dlperf.machine", 1)
     assert schema_of(path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "is no dlperf.machine file (nested too deeply)"),
+        ('{"schema": "dlperf.machine", "schema_version": 1' + "0" * 5000 + "}", "is no dlperf.machine file (a number is too long); make it again"),
+        ('{"schema": "\\ud800\\u001b[2J"}', r"is no dlperf.machine file (schema is '\ud800\x1b[2J')"),
+        ('{"schema": "dlperf.machine", "schema_version": 1e999}', "schema_version is inf; expected a whole number up to 1"),
+        ('{"schema": "dlperf.machine", "schema_version": 1' + "0" * 4000 + "}", f"schema_version is 1{'0' * 59}, this dlperf reads up to 1"),
+    ],
+)
+def test_what_cannot_be_read_is_one_short_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(DlperfError) as error:
+        read_json(tmp_path / "m.json", "dlperf.machine", 1)
+    assert str(error.value).startswith(f"{tmp_path / 'm.json'}: {message}")
+    assert len(str(error.value)) < len(str(tmp_path)) + 200

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import cnn_measurement
+from report_cases import cnn_measurement, cnn_trace
 
 from dlperf.clock import Samples
 from dlperf.errors import DlperfError
@@ -74,15 +74,21 @@ def test_short_numbers_survive_exactly(tmp_path: Path) -> None:
     [
         (lambda d: d.update(schema_version=9), "schema_version is 9"),
         (lambda d: d.update(schema="dlperf.trace"), "is no dlperf.measurement file"),
-        (lambda d: d["step"].pop("total"), "the step has no 'total' samples; measure again"),
-        (lambda d: d["step"]["total"].update(samples_s=[]), "none was taken; measure again"),
-        (lambda d: d["step"]["total"].update(samples_s=[-1.0]), "-1.0 is no measured value"),
-        (lambda d: d["step"]["total"].update(samples_s=[math.nan]), "nan is no measured value"),
-        (lambda d: d["step"]["total"].update(samples_s=["x"]), "is damaged"),
-        (lambda d: d["layers"][0]["forward"].pop("disturbed"), "is damaged"),
-        (lambda d: d["layers"][0].pop("type"), "is damaged"),
-        (lambda d: d.pop("step"), "is damaged"),
-        (lambda d: d.update(layers=3), "is damaged"),
+        (lambda d: d["step"].pop("total"), r"step\.total is missing; expected an object\. Measure again\."),
+        (lambda d: d["step"]["total"].update(samples_s=[]), r"step\.total\.samples_s is \[\]; expected a list of at least 1\. Measure again\."),
+        (lambda d: d["step"]["total"].update(samples_s=[-1.0]), r"samples_s\[0\] is -1\.0; expected a finite number greater than 0"),
+        (lambda d: d["step"]["total"].update(samples_s=[math.nan]), r"samples_s\[0\] is nan; expected a finite number"),
+        (lambda d: d["step"]["total"].update(samples_s=["x"]), r"step\.total\.samples_s\[0\] is 'x'; expected a finite number"),
+        (lambda d: d["layers"][0]["forward"].update(disturbed=-1), r"layers\[0\]\.forward\.disturbed is -1; expected a whole number"),
+        (lambda d: d["layers"][0].pop("type"), r"layers\[0\]\.type is missing"),
+        (lambda d: d.pop("step"), "step is missing"),
+        (lambda d: d.update(layers=3), "layers is 3; expected a list"),
+        (lambda d: d.update(layers=2 * d["layers"]), r"layers\[2\]\.layer is 'fc'; expected each of them once"),
+        (lambda d: d.update(inference="abc"), "inference is 'abc'; expected true or false"),
+        (lambda d: d.update(batch_size=True), "batch_size is true; expected a whole number of at least 1"),
+        (lambda d: d.update(batch_size=1.5), r"batch_size is 1\.5; expected a whole number of at least 1"),
+        (lambda d: d.update(batch_size=1e308), r"batch_size is 1e\+308; expected a whole number of at most 9,007,199,254,740,992"),
+        (lambda d: d.update(noise={"a": 1.0, "b": math.nan}), r"noise\['b'\] is nan; expected a finite number"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
@@ -98,3 +104,20 @@ def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
 def test_phases_by_name() -> None:
     times = small().layers[0]
     assert [times.phase(name) for name in ("forward", "backward", "optimizer")] == [times.forward, times.backward, None]
+
+
+def test_a_measurement_contains_its_trace(tmp_path: Path) -> None:
+    measurement = replace(cnn_measurement(), trace=cnn_trace())
+    measurement.save(tmp_path / "m.json")
+    assert Measurement.load(tmp_path / "m.json").trace == cnn_trace()
+    data = json.loads((tmp_path / "m.json").read_text())
+    del data["trace"]  # as older versions wrote it
+    assert Measurement.from_json(data).trace is None
+    for damage, message in (
+        ({"batch_size": 31}, r"trace\.batch_size is 31; expected that of the measurement, 32"),
+        ({"inference": True}, r"trace\.inference is true; expected that of the measurement, False"),
+        ({"ops": [["aten.mm.default"]]}, r"trace\.ops\[0\] is .*; expected a list of 9 entries"),
+        ({"arrivals": [[7, 0]]}, r"trace\.arrivals\[0\]\.parameter is 7; expected one of the 0 parameters"),
+    ):
+        with pytest.raises(DlperfError, match=message):
+            Measurement.from_json({**data, "trace": {**cnn_trace().to_json(), **damage}})

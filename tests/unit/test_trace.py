@@ -1,6 +1,7 @@
 """Traces as data: tensors, signatures, files."""
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -138,21 +139,31 @@ def damage(data: dict[str, Any], *path: Any, value: Any) -> None:
         (("schema_version",), 99, "schema_version is 99"),
         (("schema_version",), "1", "schema_version is '1'"),
         (("schema",), "dlperf.machine", "is no dlperf.trace file"),
-        (("batch_size",), 0, "batch size is 0"),
-        (("batch_size",), "4", "damaged"),
-        (("ops", 0, 4), "sideways", "phase 'sideways'"),
-        (("ops", 0), ["aten.relu.default"], "damaged"),
-        (("ops",), None, "damaged"),
-        (("ops", 2, 1, 0), {"tensor": 99}, "damaged"),
-        (("ops", 2, 1, 0), {"one": 1, "two": 2}, "damaged"),
-        (("tensors", 0, 0), [-4, 3], r"tensors\[0\] has shape \[-4, 3\]"),
-        (("tensors", 0, 0), [4.5, 3], r"tensors\[0\] has shape"),
-        (("tensors", 1, 1), [1], r"tensors\[1\] has shape .* and strides"),
-        (("tensors", 0, 3), 7, r"tensors\[0\] lies in storage 7, of which there are 4"),
-        (("storages", 2, 0), -32, r"storages\[2\] has -32 bytes"),
-        (("storages", 2), [1, 2, 3, "", 5], "damaged"),
-        (("layers", 0, "inputs"), [99], "damaged"),
-        (("optimizer",), {"kind": "SGD"}, "damaged"),
+        (("batch_size",), 0, "batch_size is 0; expected a whole number of at least 1"),
+        (("batch_size",), "4", "batch_size is '4'; expected a whole number"),
+        (("ops", 0, 4), "sideways", r"ops\[0\]\.phase is 'sideways'; expected one of backward, forward, optimizer, zero_grad"),
+        (("ops", 0), ["aten.relu.default"], r"ops\[0\] is .*; expected a list of 9 entries"),
+        (("ops",), None, "ops is null; expected a list"),
+        (("ops", 2, 1, 0), {"tensor": 99}, r"ops\[2\]\.args\[0\]\['tensor'\] is 99; expected the number of a tensor"),
+        (("ops", 2, 1, 0), {"one": 1, "two": 2}, r"ops\[2\]\.args\[0\] is .*; expected an operator's argument"),
+        (("tensors", 0, 0), [-4, 3], r"tensors\[0\]\.shape\[0\] is -4; expected a whole number of at least 0"),
+        (("tensors", 0, 0), [4.5, 3], r"tensors\[0\]\.shape\[0\] is 4\.5; expected a whole number"),
+        (("tensors", 1, 1), [1], r"tensors\[1\]\.strides is \[1\]; expected as many as the shape has sizes, 2"),
+        (("tensors", 0, 3), 7, r"tensors\[0\]\.storage is 7; expected one of the 4 storages"),
+        (("storages", 2, 0), -32, r"storages\[2\]\.n_bytes is -32; expected a whole number"),
+        (("storages", 2), [1, 2, 3, "", 5], r"storages\[2\] is .*; expected a list of 4 entries"),
+        (("layers", 0, "inputs"), [99], r"layers\[0\]\.inputs\[0\] is 99; expected the number of a tensor"),
+        (("optimizer",), {"kind": "SGD"}, r"optimizer\.type is missing"),
+        (("tensors", 0, 2), "float33", r"tensors\[0\]\.dtype is 'float33'; expected the name of a torch dtype"),
+        (("tensors", 0, 0), [2**30, 2**30], r"tensors\[0\]\.shape is \[1073741824, 1073741824\]; expected a tensor of less than 2\^53 bytes"),
+        (("tensors", 0, 0), [2**70, 1], r"tensors\[0\]\.shape\[0\] is 1180591620717411303424; expected a whole number of at most"),
+        (("layers", 1, "name"), "Net", r"layers\[1\]\.name is 'Net'; expected each of them once"),
+        (("layers", 1, "name"), "", r"layers\[1\]\.name is ''; expected text that is not empty"),
+        (("layers", 1, "callers", 0, 0), "x" * 99, r"callers\[0\]\.name is 'x{59}\.\.\.; expected a layer of the trace"),
+        (("ops", 0, 5), "\x1b[31m", r"ops\[0\]\.layer is '\\x1b\[31m'; expected a layer of the trace"),
+        (("storages", 2, 2), 4, r"storages\[2\]\.dies is 4; expected an operator's number, of which there are 3"),
+        (("storages", 2, 1), 3, r"storages\[2\]\.born is 3; expected an operator's number"),
+        (("versions",), {"torch": "2", "python": 3}, r"versions\['python'\] is 3; expected text"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
@@ -170,16 +181,48 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
     since_later = ("parameters", "buffers", "arrivals")  # files of older versions lack them
     for key in [key for key in data if key not in ("schema", "schema_version", *since_later)]:
         (tmp_path / "t.json").write_text(json.dumps({name: value for name, value in data.items() if name != key}))
-        with pytest.raises(DlperfError, match=f"damaged .*{key}"):
+        with pytest.raises(DlperfError, match=f"{key} is missing; expected "):
             Trace.load(tmp_path / "t.json")
 
 
 def test_arrivals_of_gradients_survive_a_file_and_are_checked(tmp_path: Path) -> None:
     weight = Parameter("fc.weight", "fc", TensorSpec.contiguous(3), sparse=True)
-    trace = replace(full_trace(), parameters=(weight,), buffers=(("mean", TensorSpec.contiguous(2)),), arrivals=((0, 1),))
+    other = Parameter("gc.weight", "gc", TensorSpec.contiguous(3))
+    trace = replace(full_trace(), parameters=(weight, other), buffers=(("mean", TensorSpec.contiguous(2)),), arrivals=((0, 1),))
     trace.save(tmp_path / "t.json")
     assert Trace.load(tmp_path / "t.json") == trace
     data = trace.to_json()
-    data["arrivals"] = [[1, 1]]
-    with pytest.raises(DlperfError, match=r"arrivals\[0\] is of parameter 1 after 1 ops; there are 1"):
+    data["arrivals"] = [[2, 1]]
+    with pytest.raises(DlperfError, match=r"arrivals\[0\]\.parameter is 2; expected one of the 2 parameters"):
         Trace.from_json(data)
+
+
+def test_every_dtype_of_torch_has_a_size() -> None:
+    import torch
+
+    dtypes = {one for name in dir(torch) if isinstance(one := getattr(torch, name), torch.dtype)}
+    assert {str(one).removeprefix("torch."): one.itemsize for one in dtypes}.items() <= ITEM_BYTES.items()
+
+
+@pytest.mark.parametrize(
+    ("argument", "entry"),
+    [
+        (math.nan, "args[1] is nan"), ({"float": "one"}, "args[1] is {'float': 'one'}"), ({"colour": "red"}, "args[1] is {'colour': 'red'}"),
+        (2**70, "args[1] is 1180591620717411303424"), ([1, [2, {"tensor": True}]], "args[1][1][1]['tensor'] is true"),
+        ([1, {"tensor": -1}], "args[1][1]['tensor'] is -1"), ({}, "args[1] is {}"), (functools.reduce(lambda inner, _: [inner], range(20), 1), "[[[[[[[[["),
+    ],
+)  # fmt: skip
+def test_what_is_no_argument_is_named(argument: Any, entry: str) -> None:
+    data = full_trace().to_json()
+    data["ops"][1][1] = [1, argument]
+    with pytest.raises(DlperfError, match=r"ops\[1\]\.args\[1\].* is .*; expected ") as error:
+        Trace.from_json(data)
+    assert entry in str(error.value)
+    data["ops"][1][1], data["ops"][1][2] = [], {"alpha": argument}
+    with pytest.raises(DlperfError, match=r"ops\[1\]\.kwargs\['alpha'\].* is .*; expected "):
+        Trace.from_json(data)
+
+
+def test_halves_of_surrogate_pairs_are_shown() -> None:
+    with pytest.raises(DlperfError, match=r"batch_size is '.*ud800'; expected a whole number of at least 1"):
+        Trace.from_json({**full_trace().to_json(), "batch_size": "\ud800"})

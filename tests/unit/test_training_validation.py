@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from calibrated_cases import machine as made_up
 
-from dlperf.errors import WorkFailed
+from dlperf.errors import DlperfError, WorkFailed
 from dlperf.validate_options import PARTS
 from dlperf.validation import distributed_study, training_page
 from dlperf.validation.archive import Archive
@@ -141,3 +141,16 @@ def test_a_run_that_fails_keeps_nothing(bench: Answers) -> None:
 
 def test_the_command_line_knows_the_parts() -> None:
     assert {"--training": tuple(KINDS), "--distributed": distributed_study.PARTS} == PARTS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pairs": []}, r"pairs is \[\]; expected a list of at least 1"),
+        ({"pairs": [{"predicted": 1.0, "measured": 0.0}]}, r"pairs\[0\]\.measured is 0\.0; expected a finite number greater than 0"),
+        ({"workers": "two"}, "workers is 'two'; expected a whole number of at least 1 or null"),
+    ],
+)
+def test_a_damaged_row_is_refused(change, message) -> None:
+    with pytest.raises(DlperfError, match=message):
+        Row.from_json({**json.loads(json.dumps(asdict(ROWS[1]))), **change})
