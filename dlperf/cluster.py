@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlperf.clock import Samples
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
@@ -126,8 +127,8 @@ class Interference:
         return lost * self.collective_together.median / self.n_bytes
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, repr=False)
+class Cluster(Displayed, by="dlperf.report.summaries"):
     """Everything known of the links between ranks.
 
     `backend` is that of torch.distributed, `threads` what each rank computed with, `mode` the depth (``quick``, ``full``, ``hand-written``),

@@ -2,7 +2,6 @@
 
 Nothing here imports torch. A machine file keeps raw samples and provenance; fits are made when it is used: a better predictor needs no new measurement.
 """
-
 from __future__ import annotations
 
 import math
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dlperf.clock import Samples, quantile, samples_from_json, samples_to_json
+from dlperf.display import Displayed
 from dlperf.entries import check_list, check_name, check_number, check_text
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
@@ -159,8 +159,8 @@ class Footprint:
     n_bytes: int
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, repr=False)
+class Machine(Displayed, by="dlperf.report.summaries"):
     """Everything known of one machine.
 
     `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the plan that are

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlperf.clock import Samples
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
 
@@ -34,8 +35,8 @@ class LayerTimes:
         return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[name]
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(Displayed, by="dlperf.report.summaries"):
     """A step of a target, measured.
 
     `step` holds, for ``zero_grad``, ``forward`` (loss included), ``backward``, ``optimizer`` and ``total``, the samples

@@ -53,6 +53,16 @@ def use_threads(threads: int | None) -> int:
     return int(torch.get_num_threads())
 
 
+def threads_for(args: Namespace, machine: Machine) -> int:
+    """The thread count asked for, else torch's own where the machine file holds it, else the nearest that it holds."""
+    if args.threads is not None:
+        return int(args.threads)
+    from dlperf.thread_count import usual_threads
+
+    use_threads(None)  # torch's own number is that of a process that has imported it
+    return usual_threads(machine)
+
+
 def warn_of_threads(threads: int) -> None:
     """Warn of more threads than cores."""
     from dlperf.host import available_cores

@@ -24,6 +24,7 @@ from dlperf.runner.watcher import Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
 from dlperf.stopwatch.snapshot import Snapshot
+from dlperf.terminal import fit, text_width
 
 if TYPE_CHECKING:
     from dlperf.cluster import Cluster
@@ -265,26 +266,27 @@ class Findings:
 
     # -- as text and data -----------------------------------------------------------------------------------------
 
-    def to_text(self) -> str:
-        """The report for people: layers, loading, forecast, notes."""
-        body = self._body()
-        ranks = self.rank_lines()
+    def to_text(self, width: int | None = None) -> str:
+        """The report for people: layers, loading, forecast, notes; `width` columns wide (default: the terminal's)."""
+        width = text_width() if width is None else width
+        body = self._body(width)
+        ranks = self.rank_lines(width)
         alone = [f"{_ALONE}\n"] if ranks and self.report is not None else []
         notes = [note for note in dict.fromkeys([*self.notes, *self.measurement.notes]) if note not in body]
-        return "\n".join([*alone, body, "", *self.run_lines(), *ranks, *(f"note: {note}" for note in notes)])
+        return fit("\n".join([*alone, body, "", *self.run_lines(), *ranks, *(f"note: {note}" for note in notes)]), width)
 
-    def rank_lines(self) -> list[str]:
+    def rank_lines(self, width: int | None = None) -> list[str]:
         """The table of the ranks and that of their step; none for one rank, and where the ranks could not be put together, which is a note."""
         if self.team is None or self.team.trace is None:
             return []
-        return ["", *self.team.lines(), "", *([] if self.parallel_step is None else [*self.parallel_step.lines(), ""])]
+        return ["", *self.team.lines(width), "", *([] if self.parallel_step is None else [*self.parallel_step.lines(width), ""])]
 
-    def _body(self) -> str:
+    def _body(self, width: int) -> str:
         if self.report is not None:
-            return self.report.to_text()
+            return self.report.to_text(width)
         from dlperf.report import measurement_to_text
 
-        return measurement_to_text(self.measurement)
+        return measurement_to_text(self.measurement, width)
 
     def run_lines(self) -> list[str]:
         """What was watched, the forecasts and what became of them, one sentence a line."""

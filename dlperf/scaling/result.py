@@ -6,6 +6,7 @@ import io
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dlperf.display import Displayed
 from dlperf.laws.ridgeline import Rates
 
 SCHEMA, SCHEMA_VERSION = "dlperf.scaling", 1
@@ -57,8 +58,8 @@ class Row:
     ridgeline: str | None
 
 
-@dataclass(frozen=True)
-class Scaling:
+@dataclass(frozen=True, repr=False)
+class Scaling(Displayed, by="dlperf.scaling.text"):
     """The forecast of a target over numbers of ranks. `sigma` and `link_sigma` are the spreads that the slowest of n follows from.
 
     `rates` are what one rank of the largest number can do, which divide the Ridgeline plane; None where they are not known, or one rank is alone.
