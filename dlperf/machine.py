@@ -5,10 +5,8 @@ Nothing here imports torch. A machine file keeps raw samples and provenance; fit
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,8 @@ from dlperf.display import Displayed
 from dlperf.entries import check_list, check_name, check_number, check_text
 from dlperf.errors import DlperfError
 from dlperf.files import read_json, write_json
+from dlperf.machine_path import default_path as default_path
+from dlperf.machine_path import find_path
 from dlperf.sharing import Sharing, sharing_from_json, sharing_to_json
 from dlperf.trace import Op, TensorTable, op_from_json, op_to_json
 
@@ -340,11 +340,12 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         write_json(path, self.to_json(), indent=None)
 
     @classmethod
-    def load(cls, path: str | Path) -> Machine:
-        """Read a machine file.
+    def load(cls, path: str | Path | None = None) -> Machine:
+        """Read a machine file, by default the one that the command line finds.
 
         Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer schema, negative or NaN values.
         """
+        path = find_path(path)
         data = read_json(path, SCHEMA, SCHEMA_VERSION)
         try:
             return replace(cls.from_json(data), path=str(path))
@@ -435,16 +436,3 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             sharings=tuple(sharings), complete=data["complete"] is True, notes=tuple(data["notes"]), versions=dict(data["versions"]),
             created=check_text("created", data["created"]),
         )  # fmt: skip
-
-
-def default_path() -> Path:
-    """This machine's file in the user's data folder (``DLPERF_MACHINE`` names another)."""
-    if named := os.environ.get("DLPERF_MACHINE"):
-        return Path(named)
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "dlperf" / "machine.json"

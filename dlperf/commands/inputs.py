@@ -160,13 +160,9 @@ def default_cache(name: str) -> Path:
 
 def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
     """The machine file asked for, or this machine's. Raises DlperfError naming the command that makes it."""
-    from dlperf.machine import Machine, default_path
+    from dlperf.machine import Machine
 
-    path = Path(path) if path else machine_path(args)
-    if not path.exists():
-        where = "" if path == default_path() else f" -o {path}"
-        raise DlperfError(f"{path}: there is no such machine file; dlperf calibrate{where} makes it (with --quick in less than a minute)")
-    return Machine.load(path)
+    return Machine.load(path or args.machine or None)
 
 
 def run_calibration(

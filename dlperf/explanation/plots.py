@@ -10,10 +10,17 @@ from dlperf.explanation import Explanation
 from dlperf.explanation.breakdown import LayerParts
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
+    BLUE,
     DIM,
+    GREEN,
     GRID,
     INK,
+    ORANGE,
     PREDICTOR_COLORS,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
     circumstances,
     new_figure,
     own_style,
@@ -25,9 +32,9 @@ from dlperf.report.drawing import (
 
 MOST_LAYERS = 24
 _LOOK = {
-    "compute": ("#0b3c5d", ""), "L1": ("#328cc1", ""), "L2": ("#6fb1d8", "...."), "L3": ("#a9d0e8", ""), "DRAM": ("#d9822b", ""),
-    "overhead": ("#8d99a6", ""), "page-faults": ("#b03a2e", "////"), "network": ("#4f7942", ""), "unpriced": ("#ffffff", "xxxx"),
-    "optimizer": ("#e8c872", "\\\\\\\\"),
+    "compute": (BLUE, ""), "L1": (SKY, ""), "L2": (SKY, "...."), "L3": (GREEN, ""), "DRAM": (ORANGE, ""),
+    "overhead": ("#999999", ""), "page-faults": (VERMILLION, "////"), "network": (PURPLE, ""), "unpriced": ("#ffffff", "xxxx"),
+    "optimizer": (YELLOW, "\\\\\\\\"),
 }  # fmt: skip
 
 

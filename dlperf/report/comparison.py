@@ -218,7 +218,7 @@ def compare(prediction: Prediction | Sequence[Prediction], measurement: Measurem
     `created` defaults to now. Raises DlperfError for an argument of another type, and where they do not speak of the same step: another batch
     size or thread count, training against inference, or no prediction at all. Another target's name is a warning in the report.
     """
-    predictions = tuple(prediction) if isinstance(prediction, Sequence) else (prediction,)
+    predictions = tuple(prediction) if isinstance(prediction, (list, tuple)) else (prediction,)
     if not predictions:
         raise DlperfError("compare: no prediction given; pass one, or several in a list")
     warnings = []

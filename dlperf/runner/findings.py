@@ -19,7 +19,7 @@ from dlperf.inspection import find_mismatches
 from dlperf.measurement import STEP_PHASES, Measurement
 from dlperf.runner.forecast import typical_s
 from dlperf.runner.seeking import is_sharded
-from dlperf.runner.watched import WatchedStep
+from dlperf.runner.watched import FEWEST, WatchedStep
 from dlperf.runner.watcher import Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from dlperf.trace import Trace
 
 _ALONE = "step and layers: predicted for one rank on its own, measured with what they wait for the others; the distributed step is compared below them"
-_FEWEST = 2  # plain steps below which there is nothing to say
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,17 @@ class Findings:
         cluster: Cluster | None = None,
     ) -> None:  # fmt: skip
         watched = watcher.watched
-        if watched is None or len(watched.plain) < _FEWEST:
+        if watched is None or len(watched.plain) < FEWEST:
             raise DlperfError(why_nothing(watcher))
         self.machine = machine
         self.name = name or watched.root_type
         self.notes = list(watched.notes)
         self._watched, self._log, self._live = watched, watcher.epochs, live
         self.team, self._cluster = team, cluster
+        n_layered, plan = len(watched.layered), watcher.plan
+        if watcher.epochs.n_steps < plan.n_steps and n_layered < plan.layered:
+            timed = f"layers were timed in {n_layered} of {plan.layered} steps"
+            self.notes.append(f"the training ended early, {timed}: {_steps_seen(watcher)}")
         self.notes += [] if team is None else team.remarks
         if live is not None:
             self.notes += live.notes
@@ -330,9 +333,15 @@ def why_nothing(watcher: Watcher) -> str:
     if watcher.reason is not None:
         return f"no training to watch: {watcher.reason}"
     if watcher.watched is None:
-        return "no training was found: no optimizer of torch.optim stepped twice the parameters of a module called in training mode"
-    n = len(watcher.watched.plain)
-    return f"the training of {watcher.watched.root_type} ended too early: {n} steps after warm-up, at least {_FEWEST} are needed"
+        return f"no training was found: no optimizer of torch.optim stepped twice the parameters of a module called in training mode ({_steps_seen(watcher)})"
+    return f"the training of {watcher.watched.root_type} ended too early: {_steps_seen(watcher)}"
+
+
+def _steps_seen(watcher: Watcher) -> str:
+    """How many optimizer steps were seen, and how many are needed."""
+    n, plan = watcher.epochs.n_steps, watcher.plan
+    seen = f"{n} optimizer step{'s were' if n != 1 else ' was'} seen"
+    return f"{seen}, at least {plan.n_least} are needed, {plan.n_steps} with the times of layers"
 
 
 def inputs_of(model: nn.Module, seen: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[Any, ...] | dict[str, Any]:

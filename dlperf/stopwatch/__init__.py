@@ -28,6 +28,7 @@ from dlperf.measurement import LayerTimes, Measurement
 from dlperf.stopwatch.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
 from dlperf.stopwatch.snapshot import Snapshot
+from dlperf.targets import check_device
 from dlperf.thread_count import usual_threads_of_file
 from dlperf.trace import LOSS
 
@@ -145,13 +146,14 @@ def measure(
 
     Raises DlperfError for an argument of another type, where there is nothing to train or the loss is no scalar, WorkFailed where the model raises.
     """
-    _check_arguments(model, loss, optimizer, seconds, target)
+    _check_arguments(model, inputs, loss, optimizer, seconds, target)
     if batch_size is None:
         batch_size = batch_size_of(inputs)
     check_count("batch_size", batch_size)
     if threads is None:
         threads = usual_threads_of_file(default_path())
     check_count("threads", threads)
+    check_device(target or type(model).__name__, model, inputs)
     if any(leaf.device.type == "meta" for leaf in (*model.parameters(), *pytree.tree_leaves(inputs)) if isinstance(leaf, torch.Tensor)):
         raise DlperfError(f"{target or type(model).__name__} lies on the meta device, which has no data to compute with; build it on the CPU to measure it")
     if not inference:
@@ -202,10 +204,13 @@ def batch_size_of(inputs: Any) -> int:
     return 1
 
 
-def _check_arguments(model: object, loss: object, optimizer: object, seconds: object, target: object) -> None:
+def _check_arguments(model: object, inputs: object, loss: object, optimizer: object, seconds: object, target: object) -> None:
     """What would otherwise fail somewhere inside, or be blamed on the model."""
     check_type("measure", "model", model, nn.Module, "an instance, not its class or its name")
     check_type("measure", "target", target, str, "a name for reports")
+    if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
+        what = "None" if inputs is None else f"of type {type(inputs).__name__}"
+        raise DlperfError(f"measure: the inputs are {what}; expected a tuple of positional or a dict of keyword arguments")
     if not isinstance(seconds, Real) or isinstance(seconds, bool):
         raise DlperfError(f"seconds is {seconds!r:.60} (of type {type(seconds).__name__}); it must be a number of more than 0")
     if not 0 < float(seconds) < math.inf:

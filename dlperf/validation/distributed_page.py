@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlperf.files import write_bytes, write_text
-from dlperf.report.drawing import ACTUAL_COLOR, DIM, PHASE_COLORS, new_figure, own_style, plain, seconds_axis, to_png
+from dlperf.report.drawing import ACTUAL_COLOR, BLUE, DIM, GREEN, ORANGE, PURPLE, SKY, new_figure, own_style, plain, seconds_axis, to_png
 from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_error, format_table
 from dlperf.report.writing import check_folder, make_folder
@@ -27,7 +27,7 @@ NOTE = (
     "the runs, fresh starts of all ranks (of shares and gains without the division); no error below it means anything. Links as they are repeat only to a "
     "factor, so no bar stands there. Seconds of a step are those of the slowest rank, the median over steps that all ranks begin together."
 )
-_COLORS = (PHASE_COLORS["backward"], PHASE_COLORS["forward"], "#7a9a3a", "#8a5a9a", "#5b6570")
+_COLORS = (ORANGE, BLUE, GREEN, PURPLE, SKY)
 
 
 def _yes(value: bool | None) -> str:

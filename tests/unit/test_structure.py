@@ -33,7 +33,7 @@ MICROBENCH_MAY = (
 ORDER = (
     ("dlperf.version", "dlperf.errors", "dlperf.units", "dlperf.terminal", "dlperf.display", "dlperf.values", "dlperf.run_options", "dlperf.scale_options",
      "dlperf.validate_options"),
-    ("dlperf.entries", "dlperf.files", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
+    ("dlperf.entries", "dlperf.files", "dlperf.machine_path", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
     ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs", "dlperf.spread", "dlperf.thread_count"),
