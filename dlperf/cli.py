@@ -106,7 +106,7 @@ def _parser() -> _Parser:
     _common(predict)
     _what(predict)
 
-    measure = command("measure", "time a step and its layers")
+    measure = command("measure", "time per step and its layers")
     measure.add_argument("target", metavar="TARGET", help=_TARGET)
     measure.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
     measure.add_argument("--memory", action="store_true", help="also count the most memory that three steps add to a fresh process")

@@ -11,7 +11,6 @@ from dlperf.explanation.breakdown import LayerParts
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     BLUE,
-    DIM,
     GREEN,
     GRID,
     INK,
@@ -68,12 +67,16 @@ def breakdown_figure(explanation: Explanation) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     _stack(below, rows)
     below.set_yticks(range(len(rows)), [plain(row.layer, 32) for row in rows])
+    for place, row in enumerate(rows):  # of a bar too short to be seen the number is left
+        text = seconds_text(row.total_s)
+        below.annotate(text, (row.total_s, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5)
+    below.margins(x=0.12)
+    below.set_xlim(left=0)
     below.invert_yaxis()
     below.tick_params(axis="y", length=0)
     seconds_axis(below.xaxis)
     below.grid(axis="x", color=GRID)
-    if n_left:
-        below.set_xlabel(f"{n_left} cheaper layers are left out", color=DIM)
+    below.set_xlabel("time per step" + (f" ({n_left} shorter layers are left out)" if n_left else ""))
     return figure
 
 

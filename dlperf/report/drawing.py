@@ -148,6 +148,27 @@ def label_points(
     return placed
 
 
+def label_lines(ax: Any, lines: Sequence[tuple[float, str]]) -> None:
+    """Each horizontal line's text in the right margin, moved as far as it takes not to cover another.
+
+    `lines` are heights and texts, the highest first. Call it when the limits of the axes stand.
+    """
+    ax.figure.draw_without_rendering()
+    points_per_pixel = 72 / ax.figure.dpi
+    frame = ax.get_window_extent()
+    free = frame.height * points_per_pixel + 8.0
+    for height, text in lines:
+        size = 10.5 * (1 + text.count("\n"))
+        own = (ax.transData.transform((1.0, height))[1] - frame.y0) * points_per_pixel
+        middle = min(own, free - size / 2)
+        free = middle - size / 2 - 1.0
+        ax.annotate(
+            text, (1.0, own / (frame.height * points_per_pixel)), xycoords="axes fraction",
+            xytext=(16, middle - own), textcoords="offset points", ha="left", va="center",
+            fontsize=8, annotation_clip=False, arrowprops={**_LEADER, "shrinkB": 0},
+        )  # fmt: skip
+
+
 _Place = tuple[float, float, str, str]
 """Offset in points, and the horizontal and vertical alignment there."""
 _LEADER = {"arrowstyle": "-", "color": DIM, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3}

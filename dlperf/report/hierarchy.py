@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from dlperf.hierarchy import Ceiling, LayerTraffic
 from dlperf.laws.hierarchy import fma_fraction, mixed_flops_per_s
-from dlperf.report.drawing import ACTUAL_COLOR, BLUE, DIM, GREEN, INK, VERMILLION, PointLabel, circumstances, label_points, new_figure
+from dlperf.report.drawing import ACTUAL_COLOR, BLUE, DIM, GREEN, INK, VERMILLION, PointLabel, circumstances, label_lines, label_points, new_figure
 from dlperf.report.roofline import LEVEL_STYLES, named
 from dlperf.report.rows import phases_of
 from dlperf.report.table import Column, printable
@@ -126,7 +126,7 @@ def hierarchy_figure(report: Report) -> Figure | None:
     handles += [axes[0].plot([], [], linestyle="", label=text)[0] for text in texts]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) // _LEGEND_ROWS, handlelength=2.6, columnspacing=1.0)
     figure.suptitle(circumstances(report.target, report.batch_size, report.measurement.threads, prediction.machine.cpu.model), fontsize=10.5)
-    _label_lines(axes[-1], lines)
+    label_lines(axes[-1], [(line.flops_per_s, line.text) for line in lines])
     for ax, panel in zip(axes, panels):
         _number(ax, panel, numbers)
     return figure
@@ -149,24 +149,6 @@ def _lines(traffic: Sequence[LayerTraffic], ceilings: Sequence[Ceiling]) -> list
             mix = float(mixed_flops_per_s(alpha, c.fma_flops_per_s, c.other_flops_per_s))
             found.append(_Line(mix, f"this step's mix: {format_percent(alpha)} FMA\n{format_si(mix, 'FLOP/s')}", (0, (1.5, 1.5)), 1.2))
     return sorted(found, key=lambda line: -line.flops_per_s)
-
-
-def _label_lines(ax: Any, lines: Sequence[_Line]) -> None:
-    """Each roof's text in the right margin at its height, moved as far as it takes not to cover another."""
-    ax.figure.draw_without_rendering()
-    points_per_pixel = 72 / ax.figure.dpi
-    frame = ax.get_window_extent()
-    free = frame.height * points_per_pixel + 8.0
-    arrow = {"arrowstyle": "-", "color": DIM, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0}
-    for line in lines:
-        height = 10.5 * (1 + line.text.count("\n"))
-        own = (ax.transData.transform((1.0, line.flops_per_s))[1] - frame.y0) * points_per_pixel
-        middle = min(own, free - height / 2)
-        free = middle - height / 2 - 1.0
-        ax.annotate(
-            line.text, (1.0, own / (frame.height * points_per_pixel)), xycoords="axes fraction", xytext=(16, middle - own), textcoords="offset points",
-            ha="left", va="center", fontsize=8, annotation_clip=False, arrowprops=arrow,
-        )  # fmt: skip
 
 
 def _draw(ax: Any, dots: Dots) -> None:

@@ -97,11 +97,11 @@ def layers_figure(report: Report) -> Figure:
             ax.set_xticks([])
             continue
         if is_log:
-            ax.set_xlabel("time a step (logarithmic)")
+            ax.set_xlabel("time per step (logarithmic)")
             ax.set_xlim(max(min(values), 1e-4 * max(values)) / 2, 1.3 * max(values))
             log_seconds_axis(ax.xaxis)
         else:
-            ax.set_xlabel("time a step")
+            ax.set_xlabel("time per step")
             ax.set_xlim(0, 1.04 * max(ax.get_xlim()[1], 1e-9))
             ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, min_n_ticks=2))
             seconds_axis(ax.xaxis)
@@ -184,8 +184,8 @@ def scatter_figure(report: Report) -> Figure:
                     points.append((times.actual_s, times.predicted_s, phase, number, row.layer))
                 elif times.has_work:
                     n_zero += 1
-    ax.set_xlabel("measured time a step")
-    ax.set_ylabel("predicted time a step")
+    ax.set_xlabel("measured time per step")
+    ax.set_ylabel("predicted time per step")
     ax.set_title(_circumstances(report) + (f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else ""))
     if not points:
         ax.text(0.5, 0.5, "no layer is known on both sides", ha="center", va="center", transform=ax.transAxes, color=DIM)
@@ -279,7 +279,7 @@ def time_figure(report: Report) -> Figure:
     ax.set_ylim(y - 1.0, -0.7)
     ax.set_xlim(0, 1.12 * longest_s if longest_s else 1.0)
     ax.tick_params(axis="y", length=0)
-    ax.set_xlabel("time a step")
+    ax.set_xlabel("time per step")
     seconds_axis(ax.xaxis)
     ax.grid(axis="x", color=GRID)
     handles = [Patch(facecolor=colors[k], hatch=hatches[k], edgecolor=_edge(colors[k]), linewidth=0.4, label=plain(k)) for k in names]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from dlperf import hierarchy
@@ -18,6 +17,7 @@ from dlperf.report.drawing import (
     PointLabel,
     circumstances,
     group_points,
+    label_lines,
     label_points,
     new_figure,
     number_list,
@@ -110,13 +110,9 @@ def roofline_figure(report: Report) -> Figure | None:
         (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=LEVEL_STYLES[level], linewidth=1.3, zorder=2)
         line.set_label(f"{level}  {format_si(rate, 'B/s')}")
         handles.append(line)
-    texts = []
-    for number, (dtype, rate) in enumerate(peaks.items()):
+    for number, rate in enumerate(peaks.values()):
         start = rate / max(roofs.values())
         ax.plot([start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2)
-        name = f"{dtype} {format_si(rate, 'FLOP/s')}"
-        place: dict[str, Any] = {"xytext": (-3, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
-        texts.append(ax.annotate(name, (x_high, rate), fontsize=8, annotation_clip=False, **place))
     for phase in phases_of(report.inference):
         mine = [point for point in points if point.phase == phase]
         if mine:
@@ -145,7 +141,8 @@ def roofline_figure(report: Report) -> Figure | None:
         PointLabel(*places[group[0]], textwrap.fill(number_list(numbers[points[one].layer] for one in group), 16))
         for group in group_points(ax, places)
     ]  # fmt: skip
-    label_points(ax, labels, places + _covered(ax, texts), size=7.5)
+    label_lines(ax, [(rate, f"{dtype} {format_si(rate, 'FLOP/s')}") for dtype, rate in peaks.items()])
+    label_points(ax, labels, places, size=7.5)
     if not points:
         ax.text(0.5, 0.5, "no measured layer has FLOPs and bytes to draw", ha="center", va="center", transform=ax.transAxes, color=DIM)
     return figure
@@ -163,11 +160,3 @@ def _longest(report: Report, points: list[Point]) -> tuple[list[Point], dict[str
 def named(layer: str, kind: str, width: int) -> str:
     """A layer's name and type for a legend."""
     return plain(layer if layer == kind else f"{layer}  {kind}", width)
-
-
-def _covered(ax: Any, texts: list[Any]) -> list[tuple[float, float]]:
-    """Points under texts, dense enough that no label fits between them."""
-    ax.figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in texts]
-    pixels = [(x, y) for box in boxes for x in np.arange(box.x0, box.x1, 6) for y in (box.y0, (box.y0 + box.y1) / 2, box.y1)]
-    return [tuple(ax.transData.inverted().transform(pixel)) for pixel in pixels]

@@ -59,6 +59,7 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
             ax.set_xscale("log", base=2)
             ax.set_ylabel(title)
             ax.grid(axis="y", color=GRID)
+        above.margins(y=0.12)
         above.set_ylim(bottom=0)
         below.set_yscale("log")
         below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

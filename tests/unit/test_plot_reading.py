@@ -51,8 +51,11 @@ def test_every_point_of_a_roofline_is_named_in_the_plot_and_in_the_legend(make: 
     n_drawn = min(n_layers, MAX_LAYERS)
     assert numbers_in([text.get_text() for text in texts]) == legend_numbers(figure) == set(range(1, n_drawn + 1))
     assert (f"the {MAX_LAYERS} longest of {n_layers} layers" in ax.get_title()) == (n_layers > MAX_LAYERS)
-    # no label lies on another
+    # no label lies on another, and the legend is all there
     figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= ax.get_window_extent().x1
+    assert legend.y0 >= 0
     boxes = [Text.get_window_extent(text) for text in texts]  # without the lines that lead to points
     assert not [1 for i, box in enumerate(boxes) for other in boxes[:i] if box.overlaps(other)]
 
