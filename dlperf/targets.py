@@ -31,6 +31,9 @@ CPU_ONLY = (
     "leave the model and its inputs on the CPU (recording allocates no memory there)"
 )
 
+_NO_CUDA = ("compiled with cuda", "support for cuda", "no cuda gpus", "nvidia driver")
+"""What torch says to a builder that asks for a GPU where there is none."""
+
 SHORT_NAMES = {
     "mlp": "mlp", "lenet": "lenet", "cnn-small": "cnn_small", "cnn-medium": "cnn_medium", "cnn-large": "cnn_large", "fc4096": "fc4096",
     "dlrm-bottom": "dlrm_bottom", "dlrm-top": "dlrm_top",
@@ -93,8 +96,10 @@ class Target:
         except DlperfError:
             raise
         except Exception as error:
-            hint = f"; {CPU_ONLY}" if "cuda" in str(error).lower() else ""
-            raise WorkFailed(f"target {self.spec}: its builder raises {type(error).__name__}: {_first_line(error)}{hint}") from error
+            text = f"target {self.spec}: its builder raises {type(error).__name__}: {_first_line(error)}"
+            if any(words in str(error).lower() for words in _NO_CUDA):
+                raise DlperfError(f"{text}; {CPU_ONLY}") from error
+            raise WorkFailed(text) from error
         except SystemExit as error:
             raise WorkFailed(f"target {self.spec}: its builder called sys.exit({error.code!r})") from error
         built = _as_built(self.spec, made, self.inference)

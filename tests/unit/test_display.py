@@ -19,7 +19,7 @@ from dlperf.scaling import replay_trace
 from dlperf.terminal import text_width
 from dlperf.tuning.grid import Axes, Wish
 
-SCREEN = 90
+SCREEN = 70
 """Lines; pages without tables have at most SHORT."""
 SHORT = 20
 NAME = "<b>a</b>"

@@ -66,15 +66,18 @@ def test_torchs_own_number_is_known_without_torch() -> None:
     assert torch_threads() == torch.get_num_threads()
 
 
-def test_predict_measure_and_the_command_line_take_the_same(own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = held(1)
+@pytest.mark.parametrize(("counts", "expected"), [((1,), 1), ((1, 2, 4), 2)])
+def test_predict_measure_and_the_command_line_take_the_same(
+    own: int, counts: tuple[int, ...], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = held(*counts)
     found.save(tmp_path / "machine.json")
     monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "machine.json"))
     trace = dlperf.record(NET, INPUTS, loss=torch.sum)
     prediction = dlperf.predict(trace, found, predictor="roofline")
     measurement = dlperf.measure(NET, INPUTS, loss=torch.sum, seconds=0.01)
     asked = type("Asked", (), {"threads": None})()
-    assert (prediction.threads, measurement.threads, threads_for(asked, found)) == (1, 1, 1)
+    assert (prediction.threads, measurement.threads, threads_for(asked, found)) == (expected,) * 3
     assert dlperf.compare(prediction, measurement).warnings == ()
     assert torch.get_num_threads() == own  # as it was
 
