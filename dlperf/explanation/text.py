@@ -71,8 +71,13 @@ def one_line(explanation: Explanation) -> str:
 
 
 def page(explanation: Explanation) -> str:
-    """The step's parts and the changes that would pay."""
-    return explanation_to_text(explanation)
+    """The step's parts and the changes that would pay, without layers and remarks."""
+    width, paying = text_width(), explanation.advice.with_verdict(PAYS)
+    parts = format_table(parts_columns(explanation.breakdown), width)
+    gains = f"changes that would pay\n{format_table(gains_columns(explanation, paying), width)}"
+    changes = gains if paying else "no change that was considered would pay"
+    head = f"{heading(explanation)}\n{step_line(explanation)}"
+    return fit("\n\n".join([head, f"what the step is made of\n{parts}", changes]), width)
 
 
 def explanation_to_text(explanation: Explanation, width: int | None = None) -> str:

@@ -54,7 +54,7 @@ SHORT_ONES = {
 TABLES = {
     "prediction": (lambda: cases.wide(400)[0], "smaller"), "report": (lambda: compare(*cases.wide(400)), "smaller"),
     "tuning": (lambda: tuning.found(Axes((1, 2), (8, 64)), Wish()), "batch size"), "scaling": (scaling.ask, "efficiency"),
-    "replay": (replay, "replayed"), "explanation": (explanation, "by layer"),
+    "replay": (replay, "replayed"), "explanation": (explanation, "changes that would pay"),
 }  # fmt: skip
 
 
