@@ -107,7 +107,7 @@ def _parser() -> _Parser:
     _common(predict)
     _what(predict)
 
-    measure = command("measure", "time a step and its layers")
+    measure = command("measure", "time per step and its layers")
     measure.add_argument("target", metavar="TARGET", help=_TARGET)
     measure.add_argument("--seconds", type=seconds, default=4.0, metavar="S", help="how long to time the step (4)")
     measure.add_argument("--memory", action="store_true", help="also count the most memory that three steps add to a fresh process")
@@ -185,7 +185,7 @@ def _common(parser: argparse.ArgumentParser, threads: bool = True, batch_size: b
     if batch_size:
         parser.add_argument("--batch-size", type=count, metavar="B", help="samples of a step (32)")
     if threads:
-        parser.add_argument("--threads", type=count, metavar="T", help="threads (default: torch's own number)")
+        parser.add_argument("--threads", type=count, metavar="T", help="threads (default: torch's own number if the machine file holds it, else its nearest)")
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON; - is stdout")
     parser.add_argument("--force", action="store_true", help="replace what dlperf did not write, and a machine file of another machine or torch")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

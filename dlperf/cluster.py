@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from dlperf import files
 from dlperf.clock import Samples, samples_from_record, samples_to_json
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError
 from dlperf.records import check_unique, convert, refuse
 from dlperf.records.cluster import ClusterRecord, Distance, InterferenceRecord, Kind, LinkRecord
@@ -124,8 +125,8 @@ class Interference:
         return lost * self.collective_together.median / self.n_bytes
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, repr=False)
+class Cluster(Displayed, by="dlperf.report.summaries"):
     """Everything known of the links between ranks.
 
     `backend` is that of torch.distributed, `threads` what each rank computed with, `mode` the depth (``quick``, ``full``, ``hand-written``),

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError, check_count
 from dlperf.loading import LoaderCosts, SampledLoader, has_costs, period, pipeline_s, sample_bytes
 from dlperf.loop import Loop, accumulation_s, first_step_s, pause_s, update_s, visit_s
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from dlperf.prediction import Prediction
 
 
-@dataclass(frozen=True)
-class Epoch:
+@dataclass(frozen=True, repr=False)
+class Epoch(Displayed, by="dlperf.report.summaries"):
     """A forecast, in seconds. `epoch_s` is one epoch (training and validation), `total_s` all of them with everything around:
 
         epoch_s = steps_s + loop_s + loading_s + evaluation_s + pauses_s + averaging_s + waiting_s

@@ -2,14 +2,11 @@
 
 Nothing here imports torch. A machine file keeps raw samples and provenance; fits are made when it is used: a better predictor needs no new measurement.
 """
-
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -22,7 +19,10 @@ from msgspec import structs
 
 from dlperf import files
 from dlperf.clock import Samples, quantile, samples_from_record, samples_to_json
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError
+from dlperf.machine_path import default_path as default_path
+from dlperf.machine_path import find_path
 from dlperf.operators import Op, TensorTable, arguments_from_json, op_to_json, tensors_from_records
 from dlperf.records import convert, refuse
 from dlperf.records.machine import KernelRecord, MachineRecord
@@ -163,8 +163,8 @@ class Footprint:
     n_bytes: int
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, repr=False)
+class Machine(Displayed, by="dlperf.report.summaries"):
     """Everything known of one machine.
 
     `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the plan that are
@@ -361,11 +361,12 @@ class Machine:
         files.write_json(path, self.to_json(), indent=None)
 
     @classmethod
-    def load(cls, path: str | Path) -> Machine:
-        """Read a machine file.
+    def load(cls, path: str | Path | None = None) -> Machine:
+        """Read a machine file, by default the one that the command line finds.
 
         Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer schema, negative or NaN values.
         """
+        path = find_path(path)
         return replace(files.load(path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Recalibrate, or edit the file."), path=str(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -438,16 +439,3 @@ def _check_cost_name(entry: str, name: str) -> None:
         _, *what, amount = name.split("/")
         if len(what) != 1 or not (amount.isascii() and amount.isdigit()) or not 0 < int(amount[:20]) < 2**53:
             refuse(entry, name, f"text that ends in what was measured and after how much of it, as in {COLD_COSTS[0]}next/1048576")
-
-
-def default_path() -> Path:
-    """This machine's file in the user's data folder (``DLPERF_MACHINE`` names another)."""
-    if named := os.environ.get("DLPERF_MACHINE"):
-        return Path(named)
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "dlperf" / "machine.json"

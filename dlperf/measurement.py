@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf import files
 from dlperf.clock import Samples, samples_from_record
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError
 from dlperf.records import PositiveSamplesRecord, SamplesRecord, check_unique, convert, refuse
 from dlperf.records.measurement import MeasurementRecord
@@ -37,8 +38,8 @@ class LayerTimes:
         return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[name]
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(Displayed, by="dlperf.report.summaries"):
     """A step of a target, measured.
 
     `step` holds, for ``zero_grad``, ``forward`` (loss included), ``backward``, ``optimizer`` and ``total``, the samples

@@ -13,10 +13,12 @@ import pandas as pd
 
 from dlperf import hierarchy, predictors, work
 from dlperf.allocator import POLICIES, policy_of
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError, check_count, check_type
 from dlperf.files import write_json
 from dlperf.machine import Machine
 from dlperf.predictors.base import Prices
+from dlperf.thread_count import usual_threads
 from dlperf.trace import LOSS, Trace
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ class Step:
     peak_memory_bytes: int | None
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Displayed, by="dlperf.report.summaries"):
     """What a predictor says of a trace on a machine. `workers` is how many processes run such a step at once (:func:`dlperf.contention.beside`).
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
@@ -283,15 +285,17 @@ def predict(
 ) -> Prediction:
     """Predict a recorded step on a measured machine without running it.
 
-    `threads` defaults to the least number that the machine file holds. `malloc` is the policy of memory that the process is started with, one of
-    :data:`dlperf.allocator.POLICIES`. `point` is a measurement of the network for the predictors that rest on one (``viebke-a``, ``viebke-b``).
+    `threads` defaults to torch's own number where the machine file holds it, else to the nearest
+    that it holds. `malloc` is the policy of memory that the process is started with, one of
+    :data:`dlperf.allocator.POLICIES`. `point` is a measurement of the network for the predictors
+    that rest on one (``viebke-a``, ``viebke-b``).
     Raises DlperfError for an argument of another type, an unknown predictor or policy, threads below 1, where the machine file lacks what the predictor
     needs, or for a point of another network.
     """
     for name, value, kind, way in (("trace", trace, Trace, "dlperf.record makes one"), ("machine", machine, Machine, "Machine.load(path) reads one")):
         check_type("predict", name, value, kind, way)
     if threads is None:
-        threads = min(machine.threads, default=1)
+        threads = usual_threads(machine)
     check_count("threads", threads)
     check_type("predict", "predictor", predictor, str, f"one of {', '.join(predictors.names())}")
     check_type("predict", "malloc", malloc, str, f"one of {', '.join(POLICIES)}")

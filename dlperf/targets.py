@@ -25,6 +25,15 @@ from torch import nn
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.files import kind_of, schema_of
 
+CPU_DEVICES = ("cpu", "meta")
+CPU_ONLY = (
+    "dlperf records, measures and predicts steps on the CPU, none on an accelerator; "
+    "leave the model and its inputs on the CPU (recording allocates no memory there)"
+)
+
+_NO_CUDA = ("compiled with cuda", "support for cuda", "no cuda gpus", "nvidia driver")
+"""What torch says to a builder that asks for a GPU where there is none."""
+
 SHORT_NAMES = {
     "mlp": "mlp", "lenet": "lenet", "cnn-small": "cnn_small", "cnn-medium": "cnn_medium", "cnn-large": "cnn_large", "fc4096": "fc4096",
     "dlrm-bottom": "dlrm_bottom", "dlrm-top": "dlrm_top",
@@ -87,7 +96,10 @@ class Target:
         except DlperfError:
             raise
         except Exception as error:
-            raise WorkFailed(f"target {self.spec}: its builder raises {type(error).__name__}: {_first_line(error)}") from error
+            text = f"target {self.spec}: its builder raises {type(error).__name__}: {_first_line(error)}"
+            if any(words in str(error).lower() for words in _NO_CUDA):
+                raise DlperfError(f"{text}; {CPU_ONLY}") from error
+            raise WorkFailed(text) from error
         except SystemExit as error:
             raise WorkFailed(f"target {self.spec}: its builder called sys.exit({error.code!r})") from error
         built = _as_built(self.spec, made, self.inference)
@@ -154,6 +166,15 @@ def first_batch_size(inputs: tuple[Any, ...] | dict[str, Any]) -> int:
     return next((max(1, int(tensor.shape[0])) for tensor in tensors_of(inputs) if tensor.dim() > 0), 1)
 
 
+def check_device(name: str, model: nn.Module, inputs: Any) -> None:
+    """Raise DlperfError for a model or inputs on an accelerator, naming what can be done."""
+    from dlperf.recorder.tape import tensors_of
+
+    for tensor in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
+        if tensor.device.type not in CPU_DEVICES:
+            raise DlperfError(f"{name}: lies on {tensor.device}; {CPU_ONLY}")
+
+
 def check_built(name: str, built: Built, inference: bool) -> None:
     """Raise DlperfError if what a step is made of has the wrong types or nothing in it can be trained."""
     if not isinstance(built.model, nn.Module):
@@ -162,6 +183,7 @@ def check_built(name: str, built: Built, inference: bool) -> None:
         raise DlperfError(f"{name}: the inputs are {_kind(built.inputs)}; expected a tuple of positional or a dict of keyword arguments")
     if isinstance(built.inputs, dict) and not all(isinstance(key, str) for key in built.inputs):
         raise DlperfError(f"{name}: the inputs' keys must be the names of the model's arguments")
+    check_device(name, built.model, built.inputs)
     if inference:
         return
     if not callable(built.loss):

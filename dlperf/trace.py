@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dlperf import files
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError
 from dlperf.operators import (
     ITEM_BYTES,
@@ -96,8 +97,8 @@ class OptimizerInfo:
     n_tensors: int = 0
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, repr=False)
+class Trace(Displayed, by="dlperf.report.summaries"):
     """One step (zero_grad, forward with loss, backward, optimizer) or, with `inference`, one forward pass.
 
     `layers` are in the order of first execution, `ops` in the order of execution. `parameters` and `buffers` (name, tensor) are the model's in the order

@@ -162,7 +162,9 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     clock = pace.clock()
     budget = Budget(BUDGET_S[mode], pace.now)
     least = budget.part(LEAST_FRAC)
-    retention_of_data = lambda own: stream.measure_retention(n_threads, mode, cpu.caches_bytes, own)  # noqa: E731
+
+    def retention_of_data(own: Clock) -> list[Cost]:
+        return stream.measure_retention(n_threads, mode, cpu.caches_bytes, own)
 
     def sweeps(own: Clock) -> tuple[list[Bandwidth], list[Cost]]:
         bandwidths, costs = stream.measure(n_threads, mode, cpu.caches_bytes, own.part(0.8))

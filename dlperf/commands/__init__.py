@@ -31,6 +31,7 @@ from dlperf.commands.inputs import (
     resolve,
     run_calibration,
     split_batch,
+    threads_for,
     use_threads,
     warn,
     warn_of_threads,
@@ -41,6 +42,7 @@ from dlperf.commands.tuning import tune
 from dlperf.commands.validation import validate
 from dlperf.errors import DlperfError
 from dlperf.files import check_writable, schema_of
+from dlperf.terminal import fit
 
 
 def calibrate(args: Namespace) -> Answer:
@@ -55,7 +57,7 @@ def calibrate(args: Namespace) -> Answer:
     traces = [read_or_record(args, target, size) for spec in args.targets for target, size in split_batch(spec)]
     begin = time.monotonic()
     machine = replace(run_calibration(path, args.mode, threads, traces, args.force, args.workers), path=str(path))
-    return Answer(conclude(machine, time.monotonic() - begin), summarize(machine).to_json())
+    return Answer(fit(conclude(machine, time.monotonic() - begin)), summarize(machine).to_json())
 
 
 def machine(args: Namespace) -> Answer:
@@ -66,7 +68,7 @@ def machine(args: Namespace) -> Answer:
         machines = [load_machine(args, file) for file in args.files]
         with naming_unfit_kernels(*machines):
             difference = inspection.compare_machines(*machines)
-        return Answer(difference.to_text(), difference.to_json())
+        return Answer(fit(difference.to_text()), difference.to_json())
     if args.action == "show" and args.files and schema_of(args.files) == CLUSTER:
         from dlperf.network import summarize_cluster
 
@@ -76,7 +78,7 @@ def machine(args: Namespace) -> Answer:
     if args.action == "show":
         with naming_unfit_kernels(file):
             summary = inspection.summarize(file)
-        return Answer(summary.to_text(), summary.to_json())
+        return Answer(fit(summary.to_text()), summary.to_json())
     cpu, versions = host.this_cpu(), host.versions()
     if file.kernels and not inspection.find_mismatches(file, cpu, versions):
         file = repeat_self_test(file)
@@ -90,7 +92,7 @@ def machine(args: Namespace) -> Answer:
         "schema": "dlperf.machine-check", "schema_version": 1, "machine": file.path, "trusted": not problems, "problems": problems, "remarks": remarks,
         "self_tests": [{**vars(test), "error_frac": test.error_frac} for test in file.self_tests],
     }  # fmt: skip
-    return Answer(text, data, status=1 if problems else 0)
+    return Answer(fit(text), data, status=1 if problems else 0)
 
 
 def trace(args: Namespace) -> Answer:
@@ -102,7 +104,7 @@ def trace(args: Namespace) -> Answer:
     what = f"a {'forward pass' if recorded.inference else 'training step'} at batch size {recorded.batch_size}"
     sizes = f"{len(recorded.layers)} layers, {recorded.n_parameters:,} parameters, {len(recorded.ops)} ops"
     text = f"{recorded.target}: {what}, {sizes}, recorded on {recorded.recorded_on}"
-    return Answer(text + (f"; written to {args.output}" if args.output else ""), recorded.to_json(), indent=None)
+    return Answer(fit(text + (f"; written to {args.output}" if args.output else "")), recorded.to_json(), indent=None)
 
 
 def predict(args: Namespace) -> Answer:
@@ -112,7 +114,7 @@ def predict(args: Namespace) -> Answer:
     check_predictors([args.predictor])
     machine, point = load_machine(args), load_point(args)
     recorded = read_or_record(args, args.target)
-    threads = args.threads or (1 if args.workers else use_threads(None))
+    threads = 1 if args.workers else threads_for(args, machine)
     prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, point)
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
     if args.workers:
@@ -127,7 +129,10 @@ def measure(args: Namespace) -> Answer:
     _check_outputs(args)
     if is_trace(args.target):
         raise DlperfError(f"{args.target}: a trace file has no code to run; measure the target it was recorded from")
-    threads = use_threads(args.threads)
+    from dlperf.thread_count import usual_threads_of_file
+
+    use_threads(args.threads)
+    threads = use_threads(args.threads or usual_threads_of_file(machine_path(args)))
     warn_of_threads(threads)
     target = resolve(args, args.target)
     from dlperf import stopwatch

@@ -8,7 +8,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.commands.inputs import Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, resolve, use_threads, warn_of_threads
+from dlperf.commands.inputs import Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, resolve, threads_for, warn_of_threads
 from dlperf.errors import DlperfError
 from dlperf.version import VERSION
 
@@ -33,7 +33,7 @@ def explain(args: Namespace) -> Answer:
     if recorded and args.trial:
         raise DlperfError(f"{args.target}: a trace file has no code to try changes on; name the target it was recorded from")
     machine = load_machine(args)
-    threads = args.threads or use_threads(None)
+    threads = threads_for(args, machine)
     if args.trial:
         warn_of_threads(threads)
     trace = read_or_record(args, args.target)

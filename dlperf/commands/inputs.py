@@ -56,6 +56,16 @@ def use_threads(threads: int | None) -> int:
     return int(torch.get_num_threads())
 
 
+def threads_for(args: Namespace, machine: Machine) -> int:
+    """The thread count asked for, else torch's own where the machine file holds it, else the nearest that it holds."""
+    if args.threads is not None:
+        return int(args.threads)
+    from dlperf.thread_count import usual_threads
+
+    use_threads(None)  # torch's own number is that of a process that has imported it
+    return usual_threads(machine)
+
+
 def warn_of_threads(threads: int) -> None:
     """Warn of more threads than cores."""
     from dlperf.host import available_cores
@@ -191,13 +201,9 @@ def default_cache(name: str) -> Path:
 
 def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
     """The machine file asked for, or this machine's. Raises DlperfError naming the command that makes it."""
-    from dlperf.machine import Machine, default_path
+    from dlperf.machine import Machine
 
-    path = Path(path) if path else machine_path(args)
-    if not path.exists():
-        where = "" if path == default_path() else f" -o {path}"
-        raise DlperfError(f"{path}: there is no such machine file; dlperf calibrate{where} makes it (with --quick in less than a minute)")
-    return Machine.load(path)
+    return Machine.load(path or args.machine or None)
 
 
 def run_calibration(

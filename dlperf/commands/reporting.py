@@ -20,6 +20,7 @@ from dlperf.commands.inputs import (
     predict_here,
     read_or_record,
     split_batch,
+    threads_for,
     use_threads,
 )
 from dlperf.errors import DlperfError
@@ -41,7 +42,7 @@ def report(args: Namespace) -> Answer:
 
     if args.output is not None:
         writing.check_folder(args.output, args.force)
-    threads = use_threads(args.threads)
+    use_threads(args.threads)
     reports: list[Report] = []
     status = 0
     try:
@@ -52,7 +53,7 @@ def report(args: Namespace) -> Answer:
                 reports.append(_report_measurement(args, spec))
             else:
                 for target, size in split_batch(spec):
-                    reports.append(_report_target(args, target, size, threads))
+                    reports.append(_report_target(args, target, size))
     except KeyboardInterrupt:
         if not reports:
             raise
@@ -67,11 +68,12 @@ def report(args: Namespace) -> Answer:
     return Answer(text, reports_to_json(reports), status)
 
 
-def _report_target(args: Namespace, spec: str, batch_size: int | None, threads: int) -> Report:
+def _report_target(args: Namespace, spec: str, batch_size: int | None) -> Report:
     if is_trace(spec):
         raise DlperfError(f"{spec}: a trace file has no code to measure; name the target it was recorded from, or a measurement file")
     recorded = read_or_record(args, spec, batch_size)  # before anything slow: a target that does not work is known at once
-    machine = load_or_make_machine(args, threads)
+    machine = load_or_make_machine(args, use_threads(None))
+    threads = threads_for(args, machine)
     predictions = _predict_all(args, recorded, machine, threads)
     narrate(f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process of its own")
     return _compare(predictions, measure_apart(args, spec, recorded.batch_size, threads))

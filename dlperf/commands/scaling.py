@@ -4,7 +4,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from dlperf.commands.inputs import BATCH_SIZE, Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, use_threads, warn
+from dlperf.commands.inputs import BATCH_SIZE, Answer, is_trace, load_machine, narrate, predict_aloud, read_or_record, threads_for, warn
 from dlperf.errors import DlperfError
 from dlperf.scale_options import misuse
 
@@ -45,7 +45,7 @@ def scale(args: Namespace) -> Answer:
         args.ranks, batch_size, args.scaling or "weak", args.ranks_per_node or scaling.ranks_per_node_of(cluster, args.ranks),
         scaling.hosts_per_system_of(cluster), what_if, options, args.samples,
     )  # fmt: skip
-    threads = args.threads or use_threads(None)
+    threads = threads_for(args, machine)
 
     def predict_at(size: int) -> Prediction:
         return predict_aloud(_trace_at(args, recorded, size), machine, threads, "calibrated")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlperf.display import Displayed
 from dlperf.explanation.breakdown import Breakdown, break_down
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from dlperf.targets import Target
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Displayed, by="dlperf.explanation.text"):
     """A predicted step, its parts, what could be changed about it and, where they were tried, what the changes brought."""
 
     prediction: Prediction

@@ -10,10 +10,16 @@ from dlperf.explanation import Explanation
 from dlperf.explanation.breakdown import LayerParts
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
-    DIM,
+    BLUE,
+    GREEN,
     GRID,
     INK,
+    ORANGE,
     PREDICTOR_COLORS,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
     circumstances,
     new_figure,
     own_style,
@@ -25,9 +31,9 @@ from dlperf.report.drawing import (
 
 MOST_LAYERS = 24
 _LOOK = {
-    "compute": ("#0b3c5d", ""), "L1": ("#328cc1", ""), "L2": ("#6fb1d8", "...."), "L3": ("#a9d0e8", ""), "DRAM": ("#d9822b", ""),
-    "overhead": ("#8d99a6", ""), "page-faults": ("#b03a2e", "////"), "network": ("#4f7942", ""), "unpriced": ("#ffffff", "xxxx"),
-    "optimizer": ("#e8c872", "\\\\\\\\"),
+    "compute": (BLUE, ""), "L1": (SKY, ""), "L2": (SKY, "...."), "L3": (GREEN, ""), "DRAM": (ORANGE, ""),
+    "overhead": ("#999999", ""), "page-faults": (VERMILLION, "////"), "network": (PURPLE, ""), "unpriced": ("#ffffff", "xxxx"),
+    "optimizer": (YELLOW, "\\\\\\\\"),
 }  # fmt: skip
 
 
@@ -61,12 +67,16 @@ def breakdown_figure(explanation: Explanation) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     _stack(below, rows)
     below.set_yticks(range(len(rows)), [plain(row.layer, 32) for row in rows])
+    for place, row in enumerate(rows):  # of a bar too short to be seen the number is left
+        text = seconds_text(row.total_s)
+        below.annotate(text, (row.total_s, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5)
+    below.margins(x=0.12)
+    below.set_xlim(left=0)
     below.invert_yaxis()
     below.tick_params(axis="y", length=0)
     seconds_axis(below.xaxis)
     below.grid(axis="x", color=GRID)
-    if n_left:
-        below.set_xlabel(f"{n_left} cheaper layers are left out", color=DIM)
+    below.set_xlabel("time per step" + (f" ({n_left} shorter layers are left out)" if n_left else ""))
     return figure
 
 

@@ -18,8 +18,9 @@ from dlperf.explanation.tables import (
 )
 from dlperf.explanation.variants import PAYS, Suggestion
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import format_table, table_width, terminal_width
+from dlperf.report.table import format_table
 from dlperf.report.text import coverage_remarks, wrap
+from dlperf.terminal import fit, text_width
 from dlperf.text import printable
 from dlperf.units import format_percent, format_seconds
 
@@ -64,10 +65,25 @@ def _remarks(explanation: Explanation) -> list[str]:
     return list(dict.fromkeys(remarks))
 
 
+def one_line(explanation: Explanation) -> str:
+    """The target and its predicted step."""
+    trace = explanation.prediction.trace
+    return f"<Explanation {printable(trace.target)}, batch size {trace.batch_size}: {step_line(explanation)}>"
+
+
+def page(explanation: Explanation) -> str:
+    """The step's parts and the changes that would pay, without layers and remarks."""
+    width, paying = text_width(), explanation.advice.with_verdict(PAYS)
+    parts = format_table(parts_columns(explanation.breakdown), width)
+    gains = f"changes that would pay\n{format_table(gains_columns(explanation, paying), width)}"
+    changes = gains if paying else "no change that was considered would pay"
+    head = f"{heading(explanation)}\n{step_line(explanation)}"
+    return fit("\n\n".join([head, f"what the step is made of\n{parts}", changes]), width)
+
+
 def explanation_to_text(explanation: Explanation, width: int | None = None) -> str:
-    """The explanation as plain text, at most `width` columns wide (default: the terminal's, at least 80)."""
-    room = table_width() if width is None else max(80, width)
-    width = terminal_width() if width is None else max(80, width)
+    """The explanation as plain text, at most `width` columns wide (default: the terminal's, 120 where there is none)."""
+    width = text_width() if width is None else width
     advice = explanation.advice
 
     def lines(texts: Sequence[str]) -> str:
@@ -75,29 +91,29 @@ def explanation_to_text(explanation: Explanation, width: int | None = None) -> s
 
     blocks = [
         wrap(heading(explanation), width) + "\n" + wrap(step_line(explanation), width),
-        f"what the step is made of\n{format_table(parts_columns(explanation.breakdown), room)}",
-        f"by layer\n{format_table(layers_columns(explanation.breakdown), room)}",
-        f"the dearest work\n{format_table(expenses_columns(explanation.breakdown), room)}",
+        f"what the step is made of\n{format_table(parts_columns(explanation.breakdown), width)}",
+        f"by layer\n{format_table(layers_columns(explanation.breakdown), width)}",
+        f"the dearest work\n{format_table(expenses_columns(explanation.breakdown), width)}",
     ]
     shown = shown_suggestions(explanation)
     if any(s.verdict == PAYS for s in shown):
         title = "changes that would pay" if len(shown) == len(advice.with_verdict(PAYS)) else "changes that would pay, and others that were tried"
-        blocks.append(f"{title}\n{format_table(gains_columns(explanation, shown), room)}\n\n{lines(how_lines(shown))}")
+        blocks.append(f"{title}\n{format_table(gains_columns(explanation, shown), width)}\n\n{lines(how_lines(shown))}")
     else:
-        table_of_tried = f"\n{format_table(gains_columns(explanation, shown), room)}" if shown else ""
+        table_of_tried = f"\n{format_table(gains_columns(explanation, shown), width)}" if shown else ""
         blocks.append(f"no change that was considered would pay{table_of_tried}")
     if agreement := agreement_line(explanation):
         blocks.append(wrap(agreement, width))
     if considered := considered_lines(advice, shown):
         blocks.append(f"considered as well\n{lines(considered)}")
     if advice.sweep:
-        blocks.append(f"throughput over batch size\n{format_table(sweep_columns(advice), room)}")
+        blocks.append(f"throughput over batch size\n{format_table(sweep_columns(advice), width)}")
     if widths := width_lines(advice):
         blocks.append(f"widths off the multiples of 16\n{lines(widths)}")
     blocks.append(wrap(THRESHOLD_NOTE, min(width, 120)))
     if remarks := _remarks(explanation):
         blocks.append("\n".join(wrap(f"- {remark}", width, "  ") for remark in remarks))
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return fit("\n\n".join(block for block in blocks if block) + "\n", width)
 
 
 def explanation_to_markdown(explanation: Explanation, images: Sequence[str] = ()) -> str:

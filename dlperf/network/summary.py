@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dlperf import terminal
 from dlperf.cluster import Cluster
 from dlperf.network.fits import Band, LinkFit, fit_link
 from dlperf.network.forecast import find_path, law_s
@@ -20,8 +21,8 @@ class ClusterSummary:
     cluster: Cluster
     fits: tuple[LinkFit, ...]
 
-    def to_text(self) -> str:
-        """A page to read."""
+    def to_text(self, width: int | None = None) -> str:
+        """A page to read, at most `width` columns wide (default: the terminal's)."""
         cluster = self.cluster
         state = "written by hand" if cluster.mode == "hand-written" else f"{cluster.mode} measurement, {'complete' if cluster.complete else 'incomplete'}"
         lines = [f"{cluster.path or 'cluster'}: {state}, made {cluster.created or 'at an unknown time'}, backend {cluster.backend}"]
@@ -42,7 +43,7 @@ class ClusterSummary:
             )
         for s in cluster.sharings:
             lines.append(f"{s.work} by {s.workers} ranks of one computer at once: each takes {s.slowdown:.2f} times as long as alone")
-        return "\n".join([*lines, *(f"note: {note}" for note in cluster.notes)])
+        return terminal.fit("\n".join([*lines, *(f"note: {note}" for note in cluster.notes)]), width)
 
     def _collectives_text(self) -> list[str]:
         lines: list[str] = []

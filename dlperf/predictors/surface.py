@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +17,13 @@ from threadpoolctl import threadpool_limits
 from dlperf.predictors.description import Description
 
 Array = npt.NDArray[np.float64]
-one_blas_thread = threadpool_limits.wrap(limits=1, user_api="blas")
-"""Decorates what fits curves: their matrices are so small that a team of BLAS threads waits for itself, ten to twenty times as long on two cores."""
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def one_blas_thread(function: F) -> F:
+    """A function that fits curves, with one thread of BLAS meanwhile: on matrices this small a team waits for itself, twenty times as long on two cores."""
+    limited: F = threadpool_limits.wrap(limits=1, user_api="blas")(function)
+    return limited
 
 REACH = 1.5
 """How far, in octaves, a point may lie outside the measured range of a coordinate and still count as interpolated."""

@@ -62,7 +62,7 @@ def record(
     elif isinstance(inputs, Mapping) and not isinstance(inputs, dict):
         inputs = dict(inputs)
     check_type("record", "target", target, str, "a name for reports")
-    name = target or type(model).__name__
+    name = target or (type(model).__name__ if isinstance(model, nn.Module) else "record")
     if not inference and loss is None:
         loss = mean_of_output
     built = Built(model, inputs, None if inference else loss, None if inference else optimizer)

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from dlperf.laws import ridgeline as law
 from dlperf.laws.roofline import attainable_flops_per_s, attainable_with_network_flops_per_s
-from dlperf.report.drawing import INK, new_figure, plain
+from dlperf.report.drawing import BLUE, GREEN, INK, VERMILLION, new_figure, plain
 from dlperf.report.ridgeline import SERIES, powers
 from dlperf.units import format_si
 
-SYSTEM_STYLES = (("#a03030", "solid"), ("#3c7d3e", (0, (6, 2))), ("#1b6ca8", (0, (4, 1.5, 1, 1.5))), (INK, (0, (1, 1.2))))
+SYSTEM_STYLES = ((VERMILLION, "solid"), (GREEN, (0, (6, 2))), (BLUE, (0, (4, 1.5, 1, 1.5))), (INK, (0, (1, 1.2))))
 _AXES = (("communication arithmetic intensity", "network"), ("operational intensity", "memory"))
 
 

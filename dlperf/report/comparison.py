@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from dlperf.display import Displayed
 from dlperf.errors import DlperfError, check_type
 from dlperf.hierarchy import LEVELS
 from dlperf.measurement import Measurement
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 _TRIPLE = ("predicted_s", "actual_s", "error_frac")
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Displayed, by="dlperf.report.summaries"):
     """One measured step and what one or several predictors said of it.
 
     `predictors` are the names under which the predictions go, each once. `created` is the time of the comparison (ISO 8601, UTC),
@@ -153,9 +154,9 @@ class Report:
         return outline(self.rows[place], root_of(trace), types_of(trace), max_lines)
 
     def to_text(self, width: int | None = None, max_lines: int | None = 60, all_columns: bool = False) -> str:
-        """Plain text, at most `width` columns wide (default: the terminal's, at least 80); layer tables beyond `max_lines` lines are folded.
+        """Plain text, at most `width` columns wide (default: the terminal's, 120 where there is none); layer tables beyond `max_lines` lines are folded.
 
-        What a table has no room for is named below it. Without a terminal (and without `width`), or with `all_columns`, tables are as wide as they are.
+        What a table has no room for is named below it. With `all_columns` tables are as wide as they are.
         """
         from dlperf.report.text import report_to_text
 
@@ -215,9 +216,9 @@ def compare(prediction: Prediction | Sequence[Prediction], measurement: Measurem
     """Put one or several predictions of a step beside its measurement.
 
     `created` defaults to now. Raises DlperfError for an argument of another type, and where they do not speak of the same step: another batch
-    size, training against inference, or no prediction at all. Another thread count or another target's name is a warning in the report.
+    size or thread count, training against inference, or no prediction at all. Another target's name is a warning in the report.
     """
-    predictions = tuple(prediction) if isinstance(prediction, Sequence) else (prediction,)
+    predictions = tuple(prediction) if isinstance(prediction, (list, tuple)) else (prediction,)
     if not predictions:
         raise DlperfError("compare: no prediction given; pass one, or several in a list")
     warnings = []
@@ -234,7 +235,10 @@ def compare(prediction: Prediction | Sequence[Prediction], measurement: Measurem
             sides = f"the prediction is of {kinds[p.trace.inference]}, the measurement of {kinds[measurement.inference]}"
             raise DlperfError(f"compare: {sides}; give both the same")
         if p.threads != measurement.threads:
-            warnings.append(f"predicted for {p.threads} threads, measured with {measurement.threads}")
+            raise DlperfError(
+                f"compare: the prediction is for {p.threads} thread(s), the measurement was taken with {measurement.threads}; "
+                f"give dlperf.predict or dlperf.measure the other's threads"
+            )
         if p.trace.target and measurement.target and p.trace.target != measurement.target:
             warnings.append(f"predicted target {p.trace.target}, measured {measurement.target}")
     predictors: list[str] = []

@@ -1,20 +1,24 @@
-"""What the plots share: a style of their own that leaves the user's alone, colours that survive greyscale, labels that keep clear of each other."""
+"""What the plots share: a style of their own that leaves the user's alone, colours that can be told apart, labels that keep clear of each other."""
 from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 import matplotlib.style
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import EngFormatter
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from dlperf.report.table import shorten
 from dlperf.text import printable, visible
@@ -22,10 +26,16 @@ from dlperf.units import format_seconds
 
 INK, DIM, GRID = "#1c2024", "#5b6570", "#d8dde3"
 PHASE_MARKS = {"forward": "o", "backward": "s", "optimizer": "^"}
-PHASE_COLORS = {"forward": "#0b3c5d", "backward": "#d9822b", "optimizer": "#8fb8de"}
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442"
+)  # fmt: skip
+"""Colours that colour-blind readers can tell apart (Okabe and Ito 2008); with ``ACTUAL_COLOR``, the black."""
+CYCLE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
+"""Those that show as a line on white."""
+PHASE_COLORS = {"forward": BLUE, "backward": ORANGE, "optimizer": GREEN}
 ACTUAL_COLOR = "#23272e"
-PREDICTOR_COLORS = ("#e8a33d", "#7fa8d1", "#f1dfb5", "#b0b7bf", "#d9d9e8")
-"""Falling contrast to the measured bars' dark; hatches tell them apart where colour does not."""
+PREDICTOR_COLORS = (ORANGE, SKY, GREEN, PURPLE, YELLOW)
+"""Lighter than the measured bars' dark; hatches tell them apart where colour does not."""
 PREDICTOR_HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\")
 
 _SETTINGS: dict[str, Any] = {
@@ -100,35 +110,91 @@ class PointLabel:
     left_first: bool = False
 
 
-def label_points(ax: Any, labels: Sequence[PointLabel], points: Sequence[tuple[float, float]], size: float = 8.0) -> set[str]:
-    """Write each label beside its point wherever it covers none of `points` and no earlier label and stays inside the axes; the texts that found a place.
+def label_points(
+    ax: Any, labels: Sequence[PointLabel], points: Sequence[tuple[float, float]], size: float = 8.0
+) -> set[str]:
+    """Write each label where it covers none of `points` and no earlier label; the labels written.
 
-    Call it when the limits of the axes stand. Earlier labels choose first.
+    The nearest free place counts. From a place further away a line leads to the point. A label
+    that finds no place inside the axes is left out. Call it when the limits of the axes stand.
     """
     figure = ax.figure
     renderer = figure.canvas.get_renderer()
     figure.draw_without_rendering()
     frame = ax.get_window_extent(renderer)
-    marks = [tuple(ax.transData.transform(point)) for point in points]
-    taken: list[Any] = []
+    pixels = figure.dpi / 72
+    marks = np.array([ax.transData.transform(point) for point in points]).reshape(-1, 2)
+    taken: list[Bbox] = []
     placed = set()
     for label in labels:
-        own = tuple(ax.transData.transform((label.x, label.y)))
-        for dx, dy, horizontal, vertical in _PLACES[label.left_first]:
-            text = ax.annotate(label.text, (label.x, label.y), xytext=(dx, dy), textcoords="offset points", ha=horizontal, va=vertical, fontsize=size, zorder=5)
+        own = ax.transData.transform((label.x, label.y))
+        others = marks[(marks != own).any(axis=1)]
+        sample = ax.text(label.x, label.y, label.text, fontsize=size)
+        extent = sample.get_window_extent(renderer)
+        sample.remove()
+        for place in (*_PLACES[label.left_first], *_FAR_PLACES):
+            box = _box_at(place, own, extent.width, extent.height, pixels)
+            if not _holds(frame, box) or _covers(box, others) or any(map(box.overlaps, taken)):
+                continue
+            text = ax.annotate(
+                label.text, (label.x, label.y), xytext=place[:2], textcoords="offset points",
+                ha=place[2], va=place[3], fontsize=size, zorder=5,
+                arrowprops=_LEADER if place in _FAR_PLACES else None,
+            )  # fmt: skip
             text.set_in_layout(False)
-            box = text.get_window_extent(renderer)
-            inside = box.x0 >= frame.x0 and box.x1 <= frame.x1 and box.y0 >= frame.y0 and box.y1 <= frame.y1
-            on_marks = any(box.x0 - 4 <= mx <= box.x1 + 4 and box.y0 - 4 <= my <= box.y1 + 4 for mx, my in marks if (mx, my) != own)
-            if inside and not on_marks and not any(box.overlaps(other) for other in taken):
-                taken.append(box.expanded(1.05, 1.1))
-                placed.add(label.text)
-                break
-            text.remove()
+            text.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
+            taken.append(box.padded(1.5 * pixels))
+            placed.add(label.text)
+            break
     return placed
 
 
-def _places(flip: int) -> tuple[tuple[float, float, str, str], ...]:
+def label_lines(ax: Any, lines: Sequence[tuple[float, str]]) -> None:
+    """Each horizontal line's text in the right margin, moved as far as it takes not to cover another.
+
+    `lines` are heights and texts, the highest first. Call it when the limits of the axes stand.
+    """
+    ax.figure.draw_without_rendering()
+    points_per_pixel = 72 / ax.figure.dpi
+    frame = ax.get_window_extent()
+    free = frame.height * points_per_pixel + 8.0
+    for height, text in lines:
+        size = 10.5 * (1 + text.count("\n"))
+        own = (ax.transData.transform((1.0, height))[1] - frame.y0) * points_per_pixel
+        middle = min(own, free - size / 2)
+        free = middle - size / 2 - 1.0
+        ax.annotate(
+            text, (1.0, own / (frame.height * points_per_pixel)), xycoords="axes fraction",
+            xytext=(16, middle - own), textcoords="offset points", ha="left", va="center",
+            fontsize=8, annotation_clip=False, arrowprops={**_LEADER, "shrinkB": 0},
+        )  # fmt: skip
+
+
+_Place = tuple[float, float, str, str]
+"""Offset in points, and the horizontal and vertical alignment there."""
+_LEADER = {"arrowstyle": "-", "color": DIM, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3}
+
+
+def _box_at(place: _Place, own: Any, width: float, height: float, pixels: float) -> Bbox:
+    """The extent of a text of that size at a place relative to its point."""
+    dx, dy, horizontal, vertical = place
+    left = own[0] + dx * pixels - {"left": 0.0, "center": width / 2, "right": width}[horizontal]
+    bottom = own[1] + dy * pixels - {"bottom": 0.0, "center": height / 2, "top": height}[vertical]
+    return Bbox.from_bounds(left, bottom, width, height)
+
+
+def _holds(frame: Any, box: Bbox) -> bool:
+    inside_x = box.x0 >= frame.x0 and box.x1 <= frame.x1
+    return bool(inside_x and box.y0 >= frame.y0 and box.y1 <= frame.y1)
+
+
+def _covers(box: Bbox, marks: Any) -> bool:
+    x, y = marks[:, 0], marks[:, 1]
+    near_x = (box.x0 - 4 <= x) & (x <= box.x1 + 4)
+    return bool((near_x & (box.y0 - 4 <= y) & (y <= box.y1 + 4)).any())
+
+
+def _near_places(flip: int) -> tuple[_Place, ...]:
     ways = ((7, 4), (7, -4), (-7, 4), (-7, -4), (0, 8), (0, -8))
     return tuple(
         (flip * dx * far, dy * far, "center" if not dx else "left" if flip * dx > 0 else "right", "bottom" if dy > 0 else "top")
@@ -137,4 +203,63 @@ def _places(flip: int) -> tuple[tuple[float, float, str, str], ...]:
     )
 
 
-_PLACES = {False: _places(1), True: _places(-1)}
+def _far_places() -> tuple[_Place, ...]:
+    angles = [math.radians(15 * step) for step in range(24)]
+    return tuple(
+        (radius * math.cos(angle), radius * math.sin(angle), "left" if math.cos(angle) > 0 else "right", "center")
+        for radius in (24, 36, 50, 66, 84, 104, 126, 150, 176, 204, 234, 266)
+        for angle in angles
+    )
+
+
+_PLACES = {False: _near_places(1), True: _near_places(-1)}
+_FAR_PLACES = _far_places()
+
+
+def group_points(ax: Any, points: Sequence[tuple[float, float]], reach: float = 7.0) -> list[list[int]]:
+    """Indices of the points that cannot be told apart: within `reach` (1/72 inch) of a group's first."""
+    groups: list[tuple[Any, list[int]]] = []
+    for index, point in enumerate(points):
+        at = ax.transData.transform(point)
+        limit = reach * ax.figure.dpi / 72
+        own = next((members for first, members in groups if math.dist(first, at) <= limit), None)
+        if own is None:
+            groups.append((at, [index]))
+        else:
+            own.append(index)
+    return [members for _, members in groups]
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """Numbers with their runs as ranges.
+
+    >>> number_list([7, 1, 2, 3, 9, 10])
+    '1-3, 7, 9, 10'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts)
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Whether the largest value leaves the others too small to be seen on a linear axis.
+
+    >>> spans_decades([1, 2, 3, 20]), spans_decades([1, 2, 3, 50])
+    (False, True)
+    """
+    positive = sorted(value for value in values if value > 0)
+    return bool(positive) and positive[-1] > 10 * positive[(len(positive) - 1) // 2]
+
+
+def log_seconds_axis(axis: Any) -> None:
+    """A logarithmic axis of seconds; call it when the limits stand."""
+    seconds_axis(axis)
+    axis.set_minor_formatter(NullFormatter())
+    low, high = axis.get_view_interval()
+    if high / low < 30:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 
 from dlperf.hierarchy import Ceiling, LayerTraffic
 from dlperf.laws.hierarchy import fma_fraction, mixed_flops_per_s
-from dlperf.report.drawing import DIM, INK, PointLabel, circumstances, label_points, new_figure, plain
-from dlperf.report.roofline import LEVEL_STYLES
+from dlperf.report.drawing import ACTUAL_COLOR, BLUE, DIM, GREEN, INK, VERMILLION, PointLabel, circumstances, label_lines, label_points, new_figure
+from dlperf.report.roofline import LEVEL_STYLES, named
 from dlperf.report.rows import phases_of
 from dlperf.report.table import Column
 from dlperf.text import printable
@@ -29,7 +28,7 @@ TRAFFIC_NOTE = (
     "Bytes that each level exchanges with its inner neighbour (L1: with the registers), modelled from footprints, reuse distances and the tiling of "
     "contractions; FMA is the share of multiply-adds among floating-point instructions; the lowest measured roof allows the time beside it."
 )
-_COLORS = {"L1": "#c1440e", "L2": "#1b6ca8", "L3": "#3c7d3e", "DRAM": "#23272e"}
+_COLORS = {"L1": VERMILLION, "L2": BLUE, "L3": GREEN, "DRAM": ACTUAL_COLOR}
 _SIZES = {"L1": 11.0, "L2": 8.2, "L3": 5.6, "DRAM": 3.2}
 """Smaller outwards, so that levels that move the same bytes show as rings."""
 _LEGEND_ROWS = 4
@@ -77,7 +76,8 @@ def hierarchy_figure(report: Report) -> Figure | None:
     if not roofs.bandwidths or not roofs.ceilings:
         return None
     phases = [phase for phase in phases_of(report.inference) if phase != "optimizer"]
-    panels = [dots_of(report, phase)[:MAX_LAYERS] for phase in phases]
+    found = [dots_of(report, phase) for phase in phases]
+    panels = [dots[:MAX_LAYERS] for dots in found]
     lines = _lines(prediction.layer_traffic, [c for c in roofs.ceilings if c.dtype in (*ALWAYS_DRAWN, *(t.dtype for t in prediction.layer_traffic))])
     top = max(line.flops_per_s for line in lines) if lines else roofs.ceilings[0].fma_flops_per_s
     drawn = [dots for panel in panels for dots in panel]
@@ -91,13 +91,14 @@ def hierarchy_figure(report: Report) -> Figure | None:
     numbers: dict[str, int] = {}
     for dots in drawn:
         numbers.setdefault(dots.traffic.layer, len(numbers) + 1)
-    for ax, phase, panel in zip(axes, phases, panels):
+    for ax, phase, panel, all_dots in zip(axes, phases, panels, found):
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(x_low, x_high)
         ax.set_ylim(y_low, y_high)
         ax.grid(True)
-        ax.set_title(phase)
+        n_left = len(all_dots) - len(panel)
+        ax.set_title(f"{phase}: the {len(panel)} longest of {len(all_dots)} layers" if n_left else phase)
         ax.set_xlabel("arithmetic intensity (FLOP per byte that the level moves)")
         ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         for roof in roofs.bandwidths:
@@ -119,13 +120,14 @@ def hierarchy_figure(report: Report) -> Figure | None:
         )[0]
         for r in roofs.bandwidths
     ]  # fmt: skip
-    names = [f"{number}  {plain(layer, 30)}" for layer, number in numbers.items()]
+    kinds = {row.layer: row.type for row in report.rows[0]}
+    names = [f"{number}:  {named(layer, kinds[layer], 30)}" for layer, number in numbers.items()]
     # Whole columns: the levels in the first, the layers in the others.
     texts = [" "] * (_LEGEND_ROWS - len(handles)) + names + [" "] * (-len(names) % _LEGEND_ROWS)
     handles += [axes[0].plot([], [], linestyle="", label=text)[0] for text in texts]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) // _LEGEND_ROWS, handlelength=2.6, columnspacing=1.0)
     figure.suptitle(circumstances(report.target, report.batch_size, report.measurement.threads, prediction.machine.cpu.model), fontsize=10.5)
-    _label_lines(axes[-1], lines)
+    label_lines(axes[-1], [(line.flops_per_s, line.text) for line in lines])
     for ax, panel in zip(axes, panels):
         _number(ax, panel, numbers)
     return figure
@@ -150,24 +152,6 @@ def _lines(traffic: Sequence[LayerTraffic], ceilings: Sequence[Ceiling]) -> list
     return sorted(found, key=lambda line: -line.flops_per_s)
 
 
-def _label_lines(ax: Any, lines: Sequence[_Line]) -> None:
-    """Each roof's text in the right margin at its height, moved as far as it takes not to cover another."""
-    ax.figure.draw_without_rendering()
-    points_per_pixel = 72 / ax.figure.dpi
-    frame = ax.get_window_extent()
-    free = frame.height * points_per_pixel + 8.0
-    arrow = {"arrowstyle": "-", "color": DIM, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0}
-    for line in lines:
-        height = 10.5 * (1 + line.text.count("\n"))
-        own = (ax.transData.transform((1.0, line.flops_per_s))[1] - frame.y0) * points_per_pixel
-        middle = min(own, free - height / 2)
-        free = middle - height / 2 - 1.0
-        ax.annotate(
-            line.text, (1.0, own / (frame.height * points_per_pixel)), xycoords="axes fraction", xytext=(16, middle - own), textcoords="offset points",
-            ha="left", va="center", fontsize=8, annotation_clip=False, arrowprops=arrow,
-        )  # fmt: skip
-
-
 def _draw(ax: Any, dots: Dots) -> None:
     """A layer's dots and the line through them."""
     places = {level: x for level in dots.traffic.levels if (x := dots.traffic.intensity(level))}
@@ -184,10 +168,7 @@ def _number(ax: Any, panel: Sequence[Dots], numbers: dict[str, int]) -> None:
     for dots in panel:
         left = min(x for level in dots.traffic.levels if (x := dots.traffic.intensity(level)))
         labels.append(PointLabel(left, dots.flops_per_s, str(numbers[dots.traffic.layer]), left_first=True))
-    before = set(ax.texts)
     label_points(ax, labels, points)
-    for text in set(ax.texts) - before:
-        text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # a number on a roof stays readable
 
 
 def traffic_columns(report: Report) -> list[Column]:

@@ -5,11 +5,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
+    CYCLE,
     DIM,
     GRID,
     INK,
@@ -17,14 +19,17 @@ from dlperf.report.drawing import (
     PHASE_MARKS,
     PREDICTOR_COLORS,
     PREDICTOR_HATCHES,
+    YELLOW,
     PointLabel,
     circumstances,
     label_points,
+    log_seconds_axis,
     new_figure,
     own_style,
     plain,
     seconds_axis,
     seconds_text,
+    spans_decades,
     to_png,
 )
 from dlperf.report.hierarchy import hierarchy_figure
@@ -79,18 +84,27 @@ def layers_figure(report: Report) -> Figure:
     axes = figure.subplots(1, len(phases), sharey=True, squeeze=False)[0]
     for ax, phase in zip(axes, phases):
         spoken = [phase in p.prices.phases for p in report.predictions]
+        times = [row.phase(phase) for rows in by_predictor for name in names if (row := rows.get(name))]
+        values = [v for t in times if t is not None for v in (t.predicted_s, t.actual_s) if v]
+        if is_log := spans_decades(values):
+            ax.set_xscale("log")
         n_drawn = sum(_bars(ax, place, [rows.get(name) for rows in by_predictor], phase, spoken) for place, name in enumerate(names))
         silent = [label for label, p in zip(report.predictors, report.predictions) if phase not in p.prices.phases]
-        ax.set_title(phase + (f"\n(not spoken of by {plain(', '.join(silent), 40)})" if silent else ""))
+        ax.set_title(phase + (f"\n(not predicted by {plain(', '.join(silent), 40)})" if silent else ""))
         ax.tick_params(axis="y", length=0)
         if not n_drawn:
             ax.text(0.5, 0.5, "no time known", ha="center", va="center", transform=ax.transAxes, color=DIM)
             ax.set_xticks([])
             continue
-        ax.set_xlabel("time")
-        ax.set_xlim(0, 1.04 * max(ax.get_xlim()[1], 1e-9))
-        ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, min_n_ticks=2))
-        seconds_axis(ax.xaxis)
+        if is_log:
+            ax.set_xlabel("time per step (logarithmic)")
+            ax.set_xlim(max(min(values), 1e-4 * max(values)) / 2, 1.3 * max(values))
+            log_seconds_axis(ax.xaxis)
+        else:
+            ax.set_xlabel("time per step")
+            ax.set_xlim(0, 1.04 * max(ax.get_xlim()[1], 1e-9))
+            ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, min_n_ticks=2))
+            seconds_axis(ax.xaxis)
         ax.grid(axis="x")
     kinds = {row.layer: row.type for rows in by_predictor for row in rows.values()}
     axes[0].set_yticks(range(len(names)), [plain(name if name == kinds[name] else f"{name}  {kinds[name]}", 42) for name in names])
@@ -125,14 +139,20 @@ def _bars(ax: Any, place: int, rows: list[Row | None], phase: str, spoken: list[
             ax.barh(middle, times.predicted_s, size, color=_color(i), hatch=_hatch(i), edgecolor=INK, linewidth=0.5)
             n_drawn += 1
         elif times.predicted_s is None and times.has_work and spoken[i]:
-            ax.annotate("not predicted", (0, middle), xytext=(3, 0), textcoords="offset points", va="center", fontsize=6, color=DIM)
+            _remark(ax, middle, "not predicted")
     middle = top + (len(rows) + 0.5) * size
     if actual_s:
         ax.barh(middle, actual_s, size, color=ACTUAL_COLOR)
         n_drawn += 1
     elif actual_s is None and has_work:
-        ax.annotate("not measured", (0, middle), xytext=(3, 0), textcoords="offset points", va="center", fontsize=6, color=DIM)
+        _remark(ax, middle, "not measured")
     return n_drawn
+
+
+def _remark(ax: Any, height: float, text: str) -> None:
+    """A text where a bar would begin, whatever the scale of the axis."""
+    at = {"xycoords": ax.get_yaxis_transform(), "xytext": (3, 0), "textcoords": "offset points"}
+    ax.annotate(text, (0, height), va="center", fontsize=6, color=DIM, **at)
 
 
 def _largest_layers(report: Report) -> tuple[list[str], int, float]:
@@ -164,8 +184,8 @@ def scatter_figure(report: Report) -> Figure:
                     points.append((times.actual_s, times.predicted_s, phase, number, row.layer))
                 elif times.has_work:
                     n_zero += 1
-    ax.set_xlabel("measured")
-    ax.set_ylabel("predicted")
+    ax.set_xlabel("measured time per step")
+    ax.set_ylabel("predicted time per step")
     ax.set_title(_circumstances(report) + (f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else ""))
     if not points:
         ax.text(0.5, 0.5, "no layer is known on both sides", ha="center", va="center", transform=ax.transAxes, color=DIM)
@@ -185,10 +205,7 @@ def scatter_figure(report: Report) -> Figure:
     ax.set_xlim(low, high)
     ax.set_ylim(low, high)
     for axis in (ax.xaxis, ax.yaxis):
-        seconds_axis(axis)
-        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        if high / low < 30:
-            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        log_seconds_axis(axis)
     ax.grid(True)
     handles: list[Any] = [
         ax.plot([], [], marker=PHASE_MARKS[phase], color="white" if several else PHASE_COLORS[phase], markeredgecolor=INK, linestyle="", label=phase)[0]
@@ -222,9 +239,8 @@ def time_figure(report: Report) -> Figure:
                 sums.setdefault(kind, 0.0)
     order = sorted(sums, key=lambda kind: -sums[kind])
     shown = order if len(order) <= 8 else order[:7]
-    ramp = matplotlib.colormaps["cividis"]
     names = [*shown, *(["everything else"] if len(order) > len(shown) else [])]
-    colors = {kind: ramp(0.12 + 0.88 * i / max(1, len(names) - 1)) for i, kind in enumerate(names)}
+    colors = dict(zip(names, (*CYCLE, YELLOW, "#999999")))
     hatches = {kind: ("", "///", "", "...", "", "xxx", "", "\\\\\\")[i % 8] for i, kind in enumerate(names)}
 
     bars: list[tuple[str, float]] = []
@@ -239,7 +255,7 @@ def time_figure(report: Report) -> Figure:
             bars.append((f"{phase}, {plain(label, 24)}", y))
             if phase not in prediction.prices.phases or prediction.prices.unspoken:
                 known_s = sum(by_phase.get(phase, {}).values())
-                note = f"{seconds_text(known_s)} for the layers it speaks of" if known_s else "not spoken of"
+                note = f"{seconds_text(known_s)} for the layers it supports" if known_s else "not predicted"
                 ax.annotate(note, (known_s, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5, color=DIM)
             left = 0.0
             kinds = by_phase.get(phase, {})
@@ -263,7 +279,7 @@ def time_figure(report: Report) -> Figure:
     ax.set_ylim(y - 1.0, -0.7)
     ax.set_xlim(0, 1.12 * longest_s if longest_s else 1.0)
     ax.tick_params(axis="y", length=0)
-    ax.set_xlabel("time")
+    ax.set_xlabel("time per step")
     seconds_axis(ax.xaxis)
     ax.grid(axis="x", color=GRID)
     handles = [Patch(facecolor=colors[k], hatch=hatches[k], edgecolor=_edge(colors[k]), linewidth=0.4, label=plain(k)) for k in names]
@@ -281,9 +297,9 @@ def _by_kind(prediction: Prediction) -> dict[str, dict[str, float]]:
     return {phase: dict(kinds) for phase, kinds in found.items()}
 
 
-def _edge(color: tuple[float, ...]) -> str:
+def _edge(color: str) -> str:
     """The colour of edges and hatches that shows on `color`."""
-    red, green, blue = color[:3]
+    red, green, blue = to_rgb(color)
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 

@@ -12,12 +12,26 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from dlperf.laws import ridgeline as law
-from dlperf.report.drawing import DIM, INK, PointLabel, label_points, new_figure, plain
+from dlperf.report.drawing import (
+    ACTUAL_COLOR,
+    BLUE,
+    DIM,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    PointLabel,
+    label_points,
+    new_figure,
+    plain,
+)
 from dlperf.units import format_si
 
 AREA_COLORS = {law.COMPUTE: "#dcebd9", law.MEMORY: "#dbe7f3", law.NETWORK: "#f6e2d3"}
-LINE_COLORS = {law.COMPUTE: "#3c7d3e", law.MEMORY: "#1b6ca8", law.NETWORK: "#c1440e"}
-SERIES = (("o", "#23272e"), ("s", "#d9822b"), ("^", "#1b6ca8"), ("D", "#8a4f9e"), ("v", "#3c7d3e"), ("P", "#a03030"), ("X", "#5b6570"))
+LINE_COLORS = {law.COMPUTE: GREEN, law.MEMORY: BLUE, law.NETWORK: VERMILLION}
+SERIES = (("o", ACTUAL_COLOR), ("s", ORANGE), ("^", BLUE), ("D", PURPLE), ("v", GREEN), ("P", VERMILLION), ("X", SKY))
 """Marks and colours of series, in turn."""
 _PREFIXES = {-1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
 

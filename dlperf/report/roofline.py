@@ -1,15 +1,28 @@
 """The roofline with every level of the memory hierarchy, and a report's layers under it."""
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from dlperf import hierarchy
-from dlperf.report.drawing import DIM, INK, PHASE_COLORS, PHASE_MARKS, PointLabel, circumstances, label_points, new_figure, plain
+from dlperf.report.drawing import (
+    DIM,
+    INK,
+    PHASE_COLORS,
+    PHASE_MARKS,
+    PointLabel,
+    circumstances,
+    group_points,
+    label_lines,
+    label_points,
+    new_figure,
+    number_list,
+    plain,
+)
 from dlperf.report.rows import phases_of
 from dlperf.units import format_si
 
@@ -17,8 +30,9 @@ if TYPE_CHECKING:
     from dlperf.machine import Machine
     from dlperf.report.comparison import Report
 
-MAX_NAMED = 15
-"""Points that may get a number and a line in the legend: those that take longest."""
+MAX_LAYERS = 30
+"""Layers that are drawn: those that take longest. Each has a number and a line in the legend."""
+_LEGEND_ROWS = 26
 
 LEVEL_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
 
@@ -76,13 +90,15 @@ def roofline_figure(report: Report) -> Figure | None:
     if not peaks or not roofs:
         return None
     points, n_without = points_of(report)
+    points, numbers, n_layers = _longest(report, points)
     top = max(peaks.values())
     xs = [point.intensity for point in points] + [top / rate for rate in roofs.values()]
     x_low, x_high = min(xs) / 4, max(xs) * 6
     ys = [point.flops_per_s for point in points] + [min(top, min(roofs.values()) * x_low)]
     y_low, y_high = min(ys) / 2, max([top, *(point.flops_per_s for point in points)]) * 2.5
 
-    figure = new_figure(10.0, 6.0)
+    n_columns = -(-(len(numbers) + 6) // _LEGEND_ROWS)
+    figure = new_figure(8.2 + 1.8 * n_columns, 6.0)
     ax = figure.subplots()
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -94,13 +110,9 @@ def roofline_figure(report: Report) -> Figure | None:
         (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=LEVEL_STYLES[level], linewidth=1.3, zorder=2)
         line.set_label(f"{level}  {format_si(rate, 'B/s')}")
         handles.append(line)
-    texts = []
-    for number, (dtype, rate) in enumerate(peaks.items()):
+    for number, rate in enumerate(peaks.values()):
         start = rate / max(roofs.values())
         ax.plot([start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2)
-        name = f"{dtype} {format_si(rate, 'FLOP/s')}"
-        place: dict[str, Any] = {"xytext": (-3, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
-        texts.append(ax.annotate(name, (x_high, rate), fontsize=8, annotation_clip=False, **place))
     for phase in phases_of(report.inference):
         mine = [point for point in points if point.phase == phase]
         if mine:
@@ -109,32 +121,42 @@ def roofline_figure(report: Report) -> Figure | None:
                 markeredgewidth=0.7, markersize=7, linestyle="", label=f"{phase} of a layer", zorder=4,
             )  # fmt: skip
             handles.append(marks[0])
-    named = points[:MAX_NAMED]
-    numbers: dict[str, int] = {}
-    for point in named:
-        numbers.setdefault(point.layer, len(numbers) + 1)
-    names = {str(number): ax.plot([], [], linestyle="", label=f"{number}  {plain(layer, 34)}")[0] for layer, number in numbers.items()}
-    legend = figure.legend(handles=[*handles, *names.values()], loc="outside right upper", handlelength=2.4)
+    kinds = {row.layer: row.type for row in report.rows[0]}
+    names = [f"{number}:  {named(layer, kinds[layer], 30)}" for layer, number in numbers.items()]
+    handles += [ax.plot([], [], linestyle="", label=name)[0] for name in names]
+    figure.legend(handles=handles, loc="outside right upper", handlelength=2.4, ncols=n_columns)
     ax.set_xlabel("operational intensity (FLOP per byte of operands)")
     ax.set_ylabel("rate (FLOP/s)")
     ax.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
     ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.grid(True)
-    subtitle = f"{n_without} points without FLOPs or bytes are not drawn" if n_without else ""
-    ax.set_title(circumstances(report.target, report.batch_size, threads, machine.cpu.model) + (f"\n{subtitle}" if subtitle else ""))
-    labels = [PointLabel(point.intensity, point.flops_per_s, str(numbers[point.layer])) for point in named]
-    placed = label_points(ax, labels, [(point.intensity, point.flops_per_s) for point in points] + _covered(ax, texts))
-    if len(placed) < len(names):  # a number that found no place among the points explains nothing
-        legend.remove()
-        figure.legend(handles=[*handles, *(handle for text, handle in names.items() if text in placed)], loc="outside right upper", handlelength=2.4)
+    lines = [circumstances(report.target, report.batch_size, threads, machine.cpu.model)]
+    if n_layers > len(numbers):
+        lines.append(f"the {len(numbers)} longest of {n_layers} layers")
+    if n_without:
+        lines.append(f"{n_without} points without FLOPs or bytes are not drawn")
+    ax.set_title("\n".join(lines))
+    places = [(point.intensity, point.flops_per_s) for point in points]
+    labels = [
+        PointLabel(*places[group[0]], textwrap.fill(number_list(numbers[points[one].layer] for one in group), 16))
+        for group in group_points(ax, places)
+    ]  # fmt: skip
+    label_lines(ax, [(rate, f"{dtype} {format_si(rate, 'FLOP/s')}") for dtype, rate in peaks.items()])
+    label_points(ax, labels, places, size=7.5)
     if not points:
         ax.text(0.5, 0.5, "no measured layer has FLOPs and bytes to draw", ha="center", va="center", transform=ax.transAxes, color=DIM)
     return figure
 
 
-def _covered(ax: Any, texts: list[Any]) -> list[tuple[float, float]]:
-    """Points under texts, dense enough that no label fits between them."""
-    ax.figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in texts]
-    pixels = [(x, y) for box in boxes for x in np.arange(box.x0, box.x1, 6) for y in (box.y0, (box.y0 + box.y1) / 2, box.y1)]
-    return [tuple(ax.transData.inverted().transform(pixel)) for pixel in pixels]
+def _longest(report: Report, points: list[Point]) -> tuple[list[Point], dict[str, int], int]:
+    """The points of the layers that take longest, their numbers in the order of execution, and how many layers there are."""
+    longest = list(dict.fromkeys(point.layer for point in points))
+    shown = set(longest[:MAX_LAYERS])
+    in_order = [row.layer for row in report.rows[0] if row.layer in shown]
+    numbers = {layer: number for number, layer in enumerate(in_order, 1)}
+    return [point for point in points if point.layer in shown], numbers, len(longest)
+
+
+def named(layer: str, kind: str, width: int) -> str:
+    """A layer's name and type for a legend."""
+    return plain(layer if layer == kind else f"{layer}  {kind}", width)

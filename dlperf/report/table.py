@@ -1,14 +1,14 @@
 """Columns of text that fit a terminal."""
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlperf.units import format_seconds
+
+_LEAST_TEXT = 8
+"""Characters that a shortened cell keeps."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,6 @@ class Column:
         return max((len(cell) for cell in (self.title, *self.cells)), default=0)
 
 
-def terminal_width() -> int:
-    """Columns of the terminal, at least 80 (80 where there is none)."""
-    return max(80, shutil.get_terminal_size((80, 24)).columns)
-
-
-def table_width() -> int | None:
-    """Characters that a table on stdout may take: the terminal's; None, as many as it needs, where stdout is a file or a pipe (and COLUMNS says nothing).
-
-    While a command works stdout is narration on stderr, so the process's own is asked.
-    """
-    own = sys.__stdout__
-    try:
-        is_terminal = own is not None and own.isatty()
-    except ValueError:  # closed
-        is_terminal = False
-    return terminal_width() if is_terminal or os.environ.get("COLUMNS") else None
 
 
 def shorten(text: str, width: int) -> str:
@@ -61,10 +45,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_table(columns: Sequence[Column], width: int | None, least_first: int = 20) -> str:
-    """The columns side by side in at most `width` characters (None: all of them), the first one shortened where it must be.
+    """The columns side by side in at most `width` characters (None: as wide as they are).
 
-    Columns of the same group and rank come and go together. The first column keeps `least_first` characters as long as the others of rank 0 leave them.
-    What found no room is named below the table; a file, which has room for all, never needs that.
+    Columns of the same group and rank come and go together, those of high rank go first. Where
+    those of rank 0 find no room either, text is shortened in the middle, the widest column first
+    (the first column keeps `least_first` characters as long as it can); then the last ones go.
+    What was left out is named below the table.
     """
     if width is None:
         width = sum(1 + column.width for column in columns)
@@ -73,29 +59,48 @@ def format_table(columns: Sequence[Column], width: int | None, least_first: int 
         more = [column for column in columns if column in chosen or column.rank == rank]
         if _least(more, least_first) <= width:
             chosen = more
-    first, *others = chosen
-    room = width - sum(1 + column.width for column in others)
-    first_width = min(first.width, max(room, 8))
-    widths = [first_width, *(column.width for column in others)]
+    while (widths := _widths(chosen, width, least_first)) is None:
+        last = chosen[-1]
+        chosen = [column for column in chosen[:-1] if not last.group or column.group != last.group]
 
     lines = []
     if any(column.group for column in chosen):
         lines.append(_group_line(chosen, widths))
     titles = [column.title for column in chosen]
-    rows = [titles, *([column.cells[i] for column in chosen] for i in range(len(first.cells)))]
+    n_rows = len(columns[0].cells)
+    rows = [titles, *([column.cells[i] for column in chosen] for i in range(n_rows))]
     for row in rows:
         cells = [shorten(cell, size) for cell, size in zip(row, widths)]
-        text = " ".join(c.ljust(w) if column.align_left else c.rjust(w) for c, w, column in zip(cells, widths, chosen))
+        text = " ".join(
+            c.ljust(w) if column.align_left else c.rjust(w)
+            for c, w, column in zip(cells, widths, chosen)
+        )
         lines.append(text.rstrip())
-    left_out = list(dict.fromkeys(column.group or column.title for column in columns if column not in chosen))
+    left_out = [column.group or column.title for column in columns if column not in chosen]
     if left_out:
-        lines.append(textwrap.fill(f"(left out at {width} columns: {', '.join(left_out)})", width, break_long_words=False))
+        names = ", ".join(dict.fromkeys(left_out))
+        lines.append(textwrap.fill(f"(left out at {width} columns: {names})", width))
     return "\n".join(lines)
 
 
 def _least(columns: Sequence[Column], least_first: int) -> int:
     first, *others = columns
     return min(first.width, least_first) + sum(1 + column.width for column in others)
+
+
+def _widths(columns: Sequence[Column], width: int, least_first: int) -> list[int] | None:
+    """The columns' widths, text shortened until they fit; None where they cannot."""
+    widths = [column.width for column in columns]
+    excess = sum(widths) + len(widths) - 1 - width
+    cut = max(0, min(excess, widths[0] - least_first))
+    widths[0], excess = widths[0] - cut, excess - cut
+    text = [place for place, column in enumerate(columns) if place == 0 or column.align_left]
+    for _ in range(excess):
+        widest = max(text, key=lambda place: widths[place])
+        if widths[widest] <= _LEAST_TEXT:
+            return None
+        widths[widest] -= 1
+    return widths
 
 
 def _group_line(columns: Sequence[Column], widths: Sequence[int]) -> str:

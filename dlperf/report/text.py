@@ -9,7 +9,8 @@ from dlperf.report.accuracy import PhaseAccuracy
 from dlperf.report.layers import error_columns, layer_columns
 from dlperf.report.outline import FOLDED, REST, Line, outline
 from dlperf.report.rows import phases_of, root_of, rows_of
-from dlperf.report.table import Column, format_error, format_table, table_width, terminal_width
+from dlperf.report.table import Column, format_error, format_table
+from dlperf.terminal import fit, text_width
 from dlperf.text import printable
 from dlperf.trace import Trace
 from dlperf.units import format_bytes, format_percent, format_seconds
@@ -25,15 +26,15 @@ MAX_LINES = 60
 
 
 def report_to_text(report: Report, width: int | None = None, max_lines: int | None = MAX_LINES, all_columns: bool = False) -> str:
-    """The report as plain text, at most `width` columns wide (default: the terminal's, at least 80; its tables as wide as they are where there is none).
+    """The report as plain text, at most `width` columns wide (default: the terminal's, 120 where there is none).
 
     With `all_columns` tables are as wide as they are, whatever the width.
 
     With several predictors, the first one's layers in full, then all predictors' errors side by side. A table of more than `max_lines`
     lines is folded (None: never); the sums stay whole.
     """
-    room = None if all_columns else table_width() if width is None else max(80, width)
-    width = terminal_width() if width is None else max(80, width)
+    width = text_width() if width is None else width
+    room = None if all_columns else width
     phases = phases_of(report.inference)
     blocks = [wrap(heading(report), width), _summary(report, width)]
     outlines = [(label, report.outline(label, max_lines)) for label in report.predictors]
@@ -46,7 +47,8 @@ def report_to_text(report: Report, width: int | None = None, max_lines: int | No
     blocks.append(wrap(ACCURACY_NOTE, min(width, 120)))
     blocks += _remarks(report.remarks, width)
     blocks.append("\n".join(wrap(line, width) for line in report.provenance))
-    return "\n\n".join(blocks) + "\n"
+    text = "\n\n".join(blocks) + "\n"
+    return text if all_columns else fit(text, width)
 
 
 ACCURACY_NOTE = (
@@ -58,8 +60,8 @@ ACCURACY_NOTE = (
 
 
 def wrap(text: str, width: int, indent: str = "") -> str:
-    """The text in lines of at most `width` characters, unless a single word is longer; later lines are indented."""
-    return textwrap.fill(printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """The text in lines of at most `width` characters; later lines are indented."""
+    return textwrap.fill(printable(text), width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _remarks(remarks: Sequence[str], width: int) -> list[str]:
@@ -127,8 +129,7 @@ def _folding_note(lines: Sequence[Line]) -> str:
 
 def prediction_to_text(prediction: Prediction, epoch: Epoch | None = None, width: int | None = None, max_lines: int | None = MAX_LINES) -> str:
     """A prediction alone as plain text: layers, step with its 90 % interval, memory, coverage, warnings, and the epoch if one was forecast."""
-    room = table_width() if width is None else max(80, width)
-    width = terminal_width() if width is None else max(80, width)
+    width = text_width() if width is None else width
     trace, step = prediction.trace, prediction.step
     rows = rows_of(prediction, None, prediction.predictor)
     phases = phases_of(trace.inference)
@@ -140,12 +141,12 @@ def prediction_to_text(prediction: Prediction, epoch: Epoch | None = None, width
             f"on {prediction.machine.cpu.model}, predictor {prediction.predictor}",
             width,
         ),
-        format_table(layer_columns(lines, phases, measured=False), room) + _folding_note(lines),
+        format_table(layer_columns(lines, phases, measured=False), width) + _folding_note(lines),
         "\n".join(wrap(f"{name:<12} {value}", width, " " * 13) for name, value in _step_lines(step, prediction, epoch)),
     ]
     remarks = [*coverage_remarks(prediction), *(f"warning: {w}" for w in prediction.warnings), *trace.notes, *prediction.prices.notes]
     blocks += _remarks([*remarks, *(() if epoch is None else epoch.notes)], width)
-    return "\n\n".join(blocks) + "\n"
+    return fit("\n\n".join(blocks) + "\n", width)
 
 
 def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list[tuple[str, str]]:
@@ -166,10 +167,11 @@ def _step_lines(step: Step, prediction: Prediction, epoch: Epoch | None) -> list
         lines.append(("page faults", prediction.page_faults.sentence()))
     if bounds := bound_shares(prediction):
         lines.append(("limited by", ", ".join(f"{name} {100 * share:.0f} %" for name, share in bounds.items())))
-    return lines + ([] if epoch is None else _epoch_lines(epoch))
+    return lines + ([] if epoch is None else epoch_lines(epoch))
 
 
-def _epoch_lines(epoch: Epoch) -> list[tuple[str, str]]:
+def epoch_lines(epoch: Epoch) -> list[tuple[str, str]]:
+    """An epoch and the whole run with their parts, each by its name."""
     parts = [("steps", epoch.steps_s), ("around them", epoch.loop_s), ("loading", epoch.loading_s), ("validation", epoch.evaluation_s)]
     parts += [("checkpoint", epoch.pauses_s), ("averaging", epoch.averaging_s), ("waiting for the slowest worker", epoch.waiting_s)]
     around = [("preparation", epoch.preparation_s), ("first step", epoch.first_step_s), ("workers' start", epoch.start_s), ("test", epoch.test_s)]
@@ -227,8 +229,7 @@ def types_of(trace: Trace) -> dict[str, str]:
 
 def measurement_to_text(measurement: Measurement, width: int | None = None) -> str:
     """A measurement alone as plain text: its layers' medians with their spread, and the step."""
-    room = table_width() if width is None else max(80, width)
-    width = terminal_width() if width is None else max(80, width)
+    width = text_width() if width is None else width
     phases = phases_of(measurement.inference)
     columns = [
         Column("layer", tuple(printable(times.layer) for times in measurement.layers), align_left=True),
@@ -239,6 +240,18 @@ def measurement_to_text(measurement: Measurement, width: int | None = None) -> s
         columns.append(Column("median", tuple("-" if s is None else format_seconds(s.median) for s in samples), phase))
         columns.append(Column("spread", tuple("-" if s is None else f"{100 * s.spread_frac:.0f} %" for s in samples), phase))
     what = "inference" if measurement.inference else "training step"
+    threads = f"{measurement.threads} thread{'s' if measurement.threads != 1 else ''}"
+    where = f"batch size {measurement.batch_size}, {threads}, on {measurement.machine or 'this machine'}"
+    blocks = [wrap(f"{measurement.target or 'model'}: {what}, {where}", width)]
+    if measurement.layers:
+        blocks.append(format_table(columns, width))
+    blocks.append("\n".join(step_lines(measurement)))
+    blocks += _remarks(measurement.notes, width)
+    return fit("\n\n".join(blocks) + "\n", width)
+
+
+def step_lines(measurement: Measurement) -> list[str]:
+    """The measured step by phase, with the spread of its samples; how far a repetition was off; memory."""
     step = [
         f"{name:<12} {format_seconds(samples.median):>8}   (spread {format_percent(samples.spread_frac)}, {len(samples.values)} samples)"
         for name, samples in measurement.step.items()
@@ -247,11 +260,4 @@ def measurement_to_text(measurement: Measurement, width: int | None = None) -> s
         step.append(f"{'repetition':<12} {format_percent(measurement.floor_frac):>8}   (distance of a second measurement of the step)")
     if measurement.peak_memory_bytes is not None:
         step.append(f"{'peak memory':<12} {format_bytes(measurement.peak_memory_bytes):>8}   (the most that three steps of a fresh process add)")
-    threads = f"{measurement.threads} thread{'s' if measurement.threads != 1 else ''}"
-    where = f"batch size {measurement.batch_size}, {threads}, on {measurement.machine or 'this machine'}"
-    blocks = [wrap(f"{measurement.target or 'model'}: {what}, {where}", width)]
-    if measurement.layers:
-        blocks.append(format_table(columns, room))
-    blocks.append("\n".join(step))
-    blocks += _remarks(measurement.notes, width)
-    return "\n\n".join(blocks) + "\n"
+    return step

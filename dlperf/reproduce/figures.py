@@ -17,6 +17,8 @@ from dlperf.report.writing import check_folder, make_folder
 from dlperf.reproduce import cardwell_parallel, ridgeline
 from dlperf.reproduce.tables import Table
 
+_FILE_WIDTH = 1000
+"""Columns of text in a file, which has room for all."""
 _SIZES = tuple(242 * 4**power for power in range(5))
 """SUMMA's sizes between those of Table 2.5."""
 
@@ -108,7 +110,7 @@ def write(tables: Mapping[str, list[Table]], folder: str | Path, force: bool = F
     written = []
     for paper, own in tables.items():
         path = folder / f"{paper}.txt"
-        write_text(path, "dlperf reproduce\n\n" + "\n\n".join(table.to_text() for table in own))
+        write_text(path, "dlperf reproduce\n\n" + "\n\n".join(table.to_text(_FILE_WIDTH) for table in own))
         written.append(path)
         with own_style():
             figures = FIGURES[paper]() if paper in FIGURES else {}

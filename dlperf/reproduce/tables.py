@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlperf.errors import DlperfError
+from dlperf.report.table import Column, format_table
+from dlperf.terminal import fit, text_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +82,35 @@ class Table:
         """How many of them come out the same at the printed precision."""
         return sum(entry.matches is True for row in self.rows for entry in row.entries)
 
-    def to_text(self) -> str:
-        """The table for a terminal: for each quantity the printed and the recomputed number, and ``*`` where they differ.
+    def to_text(self, width: int | None = None) -> str:
+        """The table for a terminal: printed and recomputed numbers, ``*`` where they differ.
 
-        >>> print(Table("A paper", "Table 1", ("x",), ("y",), (Row(("1",), (Entry("2.0", 2.04),)), Row(("2",), (Entry("4.0", 3.9),)))).to_text())
+        >>> rows = Row(("1",), (Entry("2.0", 2.04),)), Row(("2",), (Entry("4.0", 3.9),))
+        >>> print(Table("A paper", "Table 1", ("x",), ("y",), rows).to_text(80))
         A paper: Table 1
-        x  y printed  y recomputed
-        1        2.0           2.0
-        2        4.0          3.9*
+        x y printed y recomputed
+        1       2.0          2.0
+        2       4.0         3.9*
         1 of 2 printed values match
         """
-        only_ours = [all(not row.entries[place].printed for row in self.rows) for place in range(len(self.quantities))]
-        header = list(self.keys)
-        for place, quantity in enumerate(self.quantities):
-            header += [quantity] if only_ours[place] else [f"{quantity} printed", f"{quantity} recomputed"]
-        lines = [header]
-        for row in self.rows:
-            cells = list(row.keys)
-            for place, entry in enumerate(row.entries):
-                recomputed = entry.text + ("*" if entry.matches is False else "")
-                cells += [recomputed] if only_ours[place] else [entry.printed or "-", recomputed]
-            lines.append(cells)
-        widths = [max(len(cells[column]) for cells in lines) for column in range(len(header))]
-        body = [
-            "  ".join(cell.ljust(width) if column < len(self.keys) else cell.rjust(width) for column, (cell, width) in enumerate(zip(cells, widths))).rstrip()
-            for cells in lines
+        width = text_width() if width is None else width
+        columns = [
+            Column(key, tuple(row.keys[place] for row in self.rows), align_left=True)
+            for place, key in enumerate(self.keys)
         ]
-        verdict = [f"{self.n_matches} of {self.n_printed} printed values match"] if self.n_printed else []
-        return "\n".join([f"{self.paper}: {self.title}", *body, *verdict, *self.notes])
+        for place, quantity in enumerate(self.quantities):
+            entries = [row.entries[place] for row in self.rows]
+            ours = tuple(entry.text + "*" * (entry.matches is False) for entry in entries)
+            if any(entry.printed for entry in entries):
+                printed = tuple(entry.printed or "-" for entry in entries)
+                columns.append(Column(f"{quantity} printed", printed))
+                columns.append(Column(f"{quantity} recomputed", ours))
+            else:
+                columns.append(Column(quantity, ours))
+        lines = [f"{self.paper}: {self.title}", format_table(columns, width)]
+        if self.n_printed:
+            lines.append(f"{self.n_matches} of {self.n_printed} printed values match")
+        return fit("\n".join([*lines, *self.notes]), width)
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON data; recomputed numbers are not rounded."""

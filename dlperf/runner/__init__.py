@@ -9,13 +9,16 @@ import os
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dlperf.errors import DlperfError, check_type
+from dlperf.machine_path import default_path, find_path
 from dlperf.runner.exchange import FAILED_LIMIT_S, Exchange, World
 from dlperf.runner.main_script import check_script, run_as_main
 from dlperf.runner.session import Session
@@ -211,7 +214,7 @@ def find_machine(path: str | Path | None) -> Machine | None:
 
     Raises DlperfError for a file that was named and cannot be read.
     """
-    from dlperf.machine import Machine, default_path
+    from dlperf.machine import Machine
 
     place = Path(path) if path is not None else default_path()
     if path is not None or place.exists():
@@ -252,7 +255,7 @@ class profile:
             for x, y in loader: ...
         print(profile.report().to_text())
 
-    The loop must call the model, ``backward``, and an optimizer of torch.optim; after some twenty steps no hook is left but a
+    The loop must call the model, ``backward``, and an optimizer of torch.optim, for 7 steps at least and 19 to time layers; then no hook is left but a
     step counter. `machine` is a Machine or a machine file, by default this machine's file. A loop that raises raises unchanged.
     """
 
@@ -264,13 +267,19 @@ class profile:
         check_type("profile", "model", model, nn.Module, "an instance, the one that the loop calls")
         if machine is not None:
             check_type("profile", "machine", machine, (Machine, str, Path), "a Machine, or a machine file by its path")
+        if isinstance(machine, (str, Path)):
+            find_path(machine)  # a file that is not there is noticed before the loop runs
         self._model, self._machine_or_path = model, machine
         self._watcher: Watcher | None = None
+        self._is_over = False
         self._findings: Findings | None = None
 
     def __enter__(self) -> profile:
         from dlperf.runner.watcher import Watcher
 
+        if self._machine_or_path is None and not default_path().exists():
+            text = f"dlperf: no machine file {default_path()}: the loop is measured, and predicted once dlperf calibrate has made it"
+            warnings.warn(text, stacklevel=2)
         self._watcher = Watcher(self._model)
         self._watcher.install()
         return self
@@ -278,6 +287,7 @@ class profile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._watcher is not None
         self._watcher.remove()
+        self._is_over = True
 
     @property
     def findings(self) -> Findings:
@@ -294,14 +304,28 @@ class profile:
         return self._findings
 
     def _machine(self) -> Machine | None:
-        from dlperf.machine import Machine, default_path
+        from dlperf.machine import Machine
 
         if isinstance(self._machine_or_path, Machine):
             return self._machine_or_path
-        place = Path(self._machine_or_path) if self._machine_or_path is not None else default_path()
-        if self._machine_or_path is None and not place.exists():
+        if self._machine_or_path is None and not default_path().exists():
             return None
-        return Machine.load(place)
+        return Machine.load(self._machine_or_path)
+
+    def __repr__(self) -> str:
+        name = type(self._model).__name__
+        if self._watcher is None:
+            return f"<profile of {name}: nothing was watched; use it in a with statement>"
+        return f"<profile of {name}: {self._watcher.epochs.n_steps} optimizer steps seen>"
+
+    def __str__(self) -> str:
+        try:
+            return self.findings.to_text() if self._is_over else repr(self)
+        except DlperfError as error:
+            return f"{self!r}\n{error}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     @property
     def measurement(self) -> Measurement:

@@ -19,11 +19,12 @@ from dlperf.inspection import find_mismatches
 from dlperf.measurement import STEP_PHASES, Measurement
 from dlperf.runner.forecast import typical_s
 from dlperf.runner.seeking import is_sharded
-from dlperf.runner.watched import WatchedStep
+from dlperf.runner.watched import FEWEST, WatchedStep
 from dlperf.runner.watcher import Watcher
 from dlperf.stopwatch import batch_size_of, cost_factors, first_line, layer_rows
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
 from dlperf.stopwatch.snapshot import Snapshot
+from dlperf.terminal import fit, text_width
 
 if TYPE_CHECKING:
     from dlperf.cluster import Cluster
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from dlperf.trace import Trace
 
 _ALONE = "step and layers: predicted for one rank on its own, measured with what they wait for the others; the distributed step is compared below them"
-_FEWEST = 2  # plain steps below which there is nothing to say
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,17 @@ class Findings:
         cluster: Cluster | None = None,
     ) -> None:  # fmt: skip
         watched = watcher.watched
-        if watched is None or len(watched.plain) < _FEWEST:
+        if watched is None or len(watched.plain) < FEWEST:
             raise DlperfError(why_nothing(watcher))
         self.machine = machine
         self.name = name or watched.root_type
         self.notes = list(watched.notes)
         self._watched, self._log, self._live = watched, watcher.epochs, live
         self.team, self._cluster = team, cluster
+        n_layered, plan = len(watched.layered), watcher.plan
+        if watcher.epochs.n_steps < plan.n_steps and n_layered < plan.layered:
+            timed = f"layers were timed in {n_layered} of {plan.layered} steps"
+            self.notes.append(f"the training ended early, {timed}: {_steps_seen(watcher)}")
         self.notes += [] if team is None else team.remarks
         if live is not None:
             self.notes += live.notes
@@ -265,26 +269,27 @@ class Findings:
 
     # -- as text and data -----------------------------------------------------------------------------------------
 
-    def to_text(self) -> str:
-        """The report for people: layers, loading, forecast, notes."""
-        body = self._body()
-        ranks = self.rank_lines()
+    def to_text(self, width: int | None = None) -> str:
+        """The report for people: layers, loading, forecast, notes; `width` columns wide (default: the terminal's)."""
+        width = text_width() if width is None else width
+        body = self._body(width)
+        ranks = self.rank_lines(width)
         alone = [f"{_ALONE}\n"] if ranks and self.report is not None else []
         notes = [note for note in dict.fromkeys([*self.notes, *self.measurement.notes]) if note not in body]
-        return "\n".join([*alone, body, "", *self.run_lines(), *ranks, *(f"note: {note}" for note in notes)])
+        return fit("\n".join([*alone, body, "", *self.run_lines(), *ranks, *(f"note: {note}" for note in notes)]), width)
 
-    def rank_lines(self) -> list[str]:
+    def rank_lines(self, width: int | None = None) -> list[str]:
         """The table of the ranks and that of their step; none for one rank, and where the ranks could not be put together, which is a note."""
         if self.team is None or self.team.trace is None:
             return []
-        return ["", *self.team.lines(), "", *([] if self.parallel_step is None else [*self.parallel_step.lines(), ""])]
+        return ["", *self.team.lines(width), "", *([] if self.parallel_step is None else [*self.parallel_step.lines(width), ""])]
 
-    def _body(self) -> str:
+    def _body(self, width: int) -> str:
         if self.report is not None:
-            return self.report.to_text()
+            return self.report.to_text(width)
         from dlperf.report import measurement_to_text
 
-        return measurement_to_text(self.measurement)
+        return measurement_to_text(self.measurement, width)
 
     def run_lines(self) -> list[str]:
         """What was watched, the forecasts and what became of them, one sentence a line."""
@@ -328,9 +333,15 @@ def why_nothing(watcher: Watcher) -> str:
     if watcher.reason is not None:
         return f"no training to watch: {watcher.reason}"
     if watcher.watched is None:
-        return "no training was found: no optimizer of torch.optim stepped twice the parameters of a module called in training mode"
-    n = len(watcher.watched.plain)
-    return f"the training of {watcher.watched.root_type} ended too early: {n} steps after warm-up, at least {_FEWEST} are needed"
+        return f"no training was found: no optimizer of torch.optim stepped twice the parameters of a module called in training mode ({_steps_seen(watcher)})"
+    return f"the training of {watcher.watched.root_type} ended too early: {_steps_seen(watcher)}"
+
+
+def _steps_seen(watcher: Watcher) -> str:
+    """How many optimizer steps were seen, and how many are needed."""
+    n, plan = watcher.epochs.n_steps, watcher.plan
+    seen = f"{n} optimizer step{'s were' if n != 1 else ' was'} seen"
+    return f"{seen}, at least {plan.n_least} are needed, {plan.n_steps} with the times of layers"
 
 
 def inputs_of(model: nn.Module, seen: tuple[tuple[Any, ...], Mapping[str, Any]]) -> tuple[Any, ...] | dict[str, Any]:

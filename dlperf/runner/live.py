@@ -364,7 +364,7 @@ def describe(outlook: Outlook, is_epoch: bool = True) -> str:
         return f"{format_seconds(value)} ({format_seconds(low)} .. {format_seconds(high)})"
 
     step_s = outlook.step_s
-    pace = f"{1 / step_s:.3g} steps/s" if step_s else "no time a step"
+    pace = f"{1 / step_s:.3g} steps/s" if step_s else "no time per step"
     if outlook.epoch_s is None or outlook.steps is None:
         why = "the loader has no length" if is_epoch else "no loader or loop tells how many there will be"
         return f"{outlook.after_steps} steps, {pace}, {format_seconds(step_s)} each; {why}"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from dlperf import units
 from dlperf.errors import DlperfError
 from dlperf.laws.buckets import ReducerOptions
-from dlperf.report.table import Column, format_error, format_table, table_width
+from dlperf.report.table import Column, format_error, format_table
 from dlperf.runner.ranks import Team
+from dlperf.terminal import text_width
 
 if TYPE_CHECKING:
     from dlperf.cluster import Cluster
@@ -29,8 +30,8 @@ class ParallelStep:
     predicted: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
 
-    def lines(self) -> list[str]:
-        """The table."""
+    def lines(self, width: int | None = None) -> list[str]:
+        """The table, `width` columns wide (default: the terminal's)."""
         columns = [Column("distributed step", ("whole", "compute", "exposed communication"), align_left=True)]
         if self.predicted is not None:
             columns.append(Column("predicted", tuple(map(units.format_seconds, self.predicted))))
@@ -38,7 +39,7 @@ class ParallelStep:
         if self.predicted is not None:
             errors = (predicted / actual - 1 if actual else None for predicted, actual in zip(self.predicted, self.actual))
             columns.append(Column("error", tuple(map(format_error, errors))))
-        return [format_table(columns, table_width())]
+        return [format_table(columns, text_width() if width is None else width)]
 
     def to_json(self) -> dict[str, Any]:
         """The step as JSON data."""

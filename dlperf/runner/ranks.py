@@ -13,8 +13,9 @@ from dlperf import host, units
 from dlperf.communication import Communication, Step
 from dlperf.errors import DlperfError
 from dlperf.exposure import RankShares, rank_shares
-from dlperf.report.table import Column, format_table, table_width
+from dlperf.report.table import Column, format_table
 from dlperf.runner.recording import WHOLE_RUN, RecordedStep
+from dlperf.terminal import fit, text_width
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -172,8 +173,8 @@ class Team:
 
     # -- as text and data -----------------------------------------------------------------------------------------
 
-    def lines(self) -> list[str]:
-        """The table of the ranks; nothing where there is none."""
+    def lines(self, width: int | None = None) -> list[str]:
+        """The table of the ranks, `width` columns wide (default: the terminal's); nothing where there is none."""
         if self.trace is None:
             return []
         n = sum(not step.first for step in self.trace.steps[0]) or 1
@@ -183,7 +184,8 @@ class Team:
             title = f"{where}: the run from its first call to its last, as one step"
         else:
             title = f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the loop does included"
-        return [title, format_table(columns_of(self.shares), table_width())]
+        width = text_width() if width is None else width
+        return [fit(title, width), format_table(columns_of(self.shares), width)]
 
     def to_json(self) -> dict[str, Any]:
         """The ranks as JSON data."""

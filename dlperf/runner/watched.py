@@ -12,6 +12,9 @@ from dlperf.runner.epoch_log import Loaded
 from dlperf.runner.loss_replay import LossReplay
 from dlperf.stopwatch.probe import LayerProbe, StepTimes
 
+FEWEST = 2
+"""Timed steps below which there is nothing to say."""
+
 
 @dataclass(frozen=True)
 class WatchPlan:
@@ -20,6 +23,16 @@ class WatchPlan:
     warm: int = 3
     plain: int = 8
     layered: int = 6
+
+    @property
+    def n_least(self) -> int:
+        """Optimizer steps that a loop needs: two in which its training is found, warm-up, two that are timed."""
+        return 2 + self.warm + FEWEST
+
+    @property
+    def n_steps(self) -> int:
+        """Optimizer steps until everything was watched."""
+        return 2 + self.warm + self.plain + self.layered
 
 
 @dataclass

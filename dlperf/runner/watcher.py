@@ -29,6 +29,7 @@ from dlperf.runner.recording import Mark
 from dlperf.runner.seeking import Found, Seeker, reducer_options
 from dlperf.runner.watched import Watched, WatchedStep, WatchPlan
 from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, probe_costs
+from dlperf.targets import CPU_DEVICES, CPU_ONLY
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -172,6 +173,10 @@ class Watcher:
 
     def _begin(self, found: Found) -> None:
         """The training is known: from here on only its own calls matter."""
+        device = next((p.device for p in found.root.parameters() if p.device.type not in CPU_DEVICES), None)
+        if device is not None:
+            self.give_up(f"{type(found.root).__name__} lies on {device}; {CPU_ONLY}")
+            return
         self._root, self._optimizer = found.called, found.optimizer
         self.epochs.optimizer = found.optimizer
         self.watched = Watched(found.root, found.optimizer, type(found.root).__name__, type(found.optimizer).__name__, threads=torch.get_num_threads())

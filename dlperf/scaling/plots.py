@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from dlperf.laws.ridgeline import Rates
-from dlperf.report.drawing import DIM, GRID, INK, new_figure, own_style, plain, seconds_axis, to_png
+from dlperf.report.drawing import BLUE, DIM, GREEN, GRID, INK, ORANGE, YELLOW, new_figure, own_style, plain, seconds_axis, to_png
 from dlperf.report.ridgeline import PlanePoint, ridgeline_figure
 from dlperf.scaling.result import Scaling
 
-COMPUTE, EXPOSED, HIDDEN, EFFICIENCY = "#0b3c5d", "#d9822b", "#f1dfb5", "#4f7942"
+COMPUTE, EXPOSED, HIDDEN, EFFICIENCY = BLUE, ORANGE, YELLOW, GREEN
 _MOST_TICKS = 16
 
 

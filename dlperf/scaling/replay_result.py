@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dlperf.display import Displayed
 from dlperf.scaling.result import SCHEMA, SCHEMA_VERSION, CollectiveTime
 from dlperf.text import csv_text
 
@@ -73,8 +74,8 @@ class CallTimes:
     replayed_s: float
 
 
-@dataclass(frozen=True)
-class Replay:
+@dataclass(frozen=True, repr=False)
+class Replay(Displayed, by="dlperf.scaling.replay_text"):
     """A trace replayed over `cluster`. `recorded_step_s` is the slowest rank's median step as recorded, `replayed_step_s` what the replay over the cluster it
     was recorded on gives, both over `n_steps` steps, the first after wrapping left out; their difference is the overhead that is carried over."""
 

@@ -6,19 +6,31 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from dlperf.report.drawing import DIM, INK, new_figure, own_style, plain, seconds_axis, to_png
-from dlperf.report.table import Column, format_table, terminal_width
+from dlperf.report.table import Column, format_table, printable
 from dlperf.scaling.plots import COMPUTE, EXPOSED
 from dlperf.scaling.replay_result import Replay
 from dlperf.scaling.text import FILE_WIDTH, write_files
+from dlperf.terminal import fit, text_width
 from dlperf.units import format_bytes, format_percent, format_seconds
 
 _MOST_ROWS = 16
 WAITING = "#8a8f98"
 
 
+def one_line(found: Replay) -> str:
+    """The recorded step and the replayed one."""
+    times = f"{format_seconds(found.recorded_step_s)} recorded, {format_seconds(found.replayed_step_s)} replayed"
+    return f"<Replay {printable(found.target)}, {len(found.ranks)} rank(s): step {times}>"
+
+
+def page(found: Replay) -> str:
+    """The replayed step and its parts, by rank and by call."""
+    return replay_to_text(found)
+
+
 def replay_to_text(found: Replay, width: int | None = None) -> str:
     """The replay as wide as the terminal."""
-    width = width or terminal_width()
+    width = text_width() if width is None else width
     n = len(found.ranks)
     recorded = f"recorded on {n} rank{'s' * (n != 1)}, {found.n_steps} step{'s' * (found.n_steps != 1)}"
     lines = [f"{found.target}: {recorded}; replayed over {found.cluster or 'a cluster'}"]
@@ -34,7 +46,7 @@ def replay_to_text(found: Replay, width: int | None = None) -> str:
         lines += ["", format_table(_call_columns(found), width)]
     if len(found.calls) > _MOST_ROWS:
         lines.append(f"... and {len(found.calls) - _MOST_ROWS} other sizes; --json has them all")
-    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+    return fit("\n".join([*lines, *(f"note: {note}" for note in found.notes)]), width)
 
 
 def _row_columns(found: Replay) -> list[Column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from dlperf.display import Displayed
 from dlperf.laws.ridgeline import Rates
 from dlperf.text import csv_text
 
@@ -56,8 +57,8 @@ class Row:
     ridgeline: str | None
 
 
-@dataclass(frozen=True)
-class Scaling:
+@dataclass(frozen=True, repr=False)
+class Scaling(Displayed, by="dlperf.scaling.text"):
     """The forecast of a target over numbers of ranks. `sigma` and `link_sigma` are the spreads that the slowest of n follows from.
 
     `rates` are what one rank of the largest number can do, which divide the Ridgeline plane; None where they are not known, or one rank is alone.

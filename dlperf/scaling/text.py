@@ -6,19 +6,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlperf.files import write_bytes, write_text
-from dlperf.report.table import Column, format_table, terminal_width
+from dlperf.report.table import Column, format_table, printable
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.scaling.plots import pngs_of
 from dlperf.scaling.replay_result import Replay
 from dlperf.scaling.result import Scaling
+from dlperf.terminal import fit, text_width
 from dlperf.units import format_bytes, format_percent, format_seconds
 
 FILE_WIDTH = 160
 _MOST_BUCKETS = 8
 
 
+def one_line(found: Scaling) -> str:
+    """The target, the numbers of ranks, and the one with most samples per second."""
+    ranks = ", ".join(str(row.ranks) for row in found.rows)
+    best = f"best {found.best.samples_per_s:.4g} samples/s on {found.best.ranks}"
+    return f"<Scaling {printable(found.target)}, {found.scaling}, ranks {ranks}: {best}>"
+
+
+def page(found: Scaling) -> str:
+    """The step and its parts over the number of ranks."""
+    return scaling_to_text(found)
+
+
 def scaling_to_text(found: Scaling, width: int | None = None) -> str:
     """The forecast as wide as the terminal."""
+    width = text_width() if width is None else width
     per = "per rank" if found.scaling == "weak" else "of all ranks"
     threads = f"{found.threads} thread{'s' * (found.threads != 1)} a rank, {found.ranks_per_node} rank{'s' * (found.ranks_per_node != 1)} a node"
     lines = [f"{found.target}: {found.scaling} scaling, batch size {found.batch_size} {per}, {threads}"]
@@ -27,11 +41,11 @@ def scaling_to_text(found: Scaling, width: int | None = None) -> str:
     sizes = [format_bytes(size) for size in found.buckets_bytes]
     shown = ", ".join(sizes[:_MOST_BUCKETS]) + (f", ... {sizes[-1]}" if len(sizes) > _MOST_BUCKETS else "")
     lines += [f"gradients: {format_bytes(sum(found.buckets_bytes))} in {len(sizes)} bucket{'s' * (len(sizes) != 1)} ({shown})", ""]
-    lines.append(format_table(_columns(found), width or terminal_width()))
+    lines.append(format_table(_columns(found), width))
     best = found.best
     if len(found.rows) > 1:
         lines += ["", f"most samples a second: {best.samples_per_s:.4g} on {best.ranks} rank{'s' * (best.ranks != 1)}"]
-    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+    return fit("\n".join([*lines, *(f"note: {note}" for note in found.notes)]), width)
 
 
 def _columns(found: Scaling) -> list[Column]:

@@ -23,10 +23,13 @@ from torch.utils import _pytree as pytree
 from dlperf import host
 from dlperf.clock import SLOW, Clock, Pace, Samples, minor_faults, undisturbed
 from dlperf.errors import DlperfError, WorkFailed, check_count, check_type
+from dlperf.machine import default_path
 from dlperf.measurement import LayerTimes, Measurement
 from dlperf.stopwatch.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
 from dlperf.stopwatch.sharing import OptimizerShares, parameter_owners, shares_by_bytes, shares_by_timing
 from dlperf.stopwatch.snapshot import Snapshot
+from dlperf.targets import check_device
+from dlperf.thread_count import usual_threads_of_file
 from dlperf.trace import LOSS
 
 if TYPE_CHECKING:
@@ -128,8 +131,7 @@ def default_loss(output: Any) -> torch.Tensor:
 
 def measure(
     model: nn.Module, inputs: Any, *, loss: Callable[[Any], Any] | None = None, optimizer: Any = None, inference: bool = False, seconds: float = 4.0,
-    target: str = "", batch_size: int | None = None, clock: Clock = Clock(), with_layers: bool = True,
-    with_trace: bool = True,
+    target: str = "", batch_size: int | None = None, clock: Clock = Clock(), with_layers: bool = True, with_trace: bool = True, threads: int | None = None,
 ) -> Measurement:  # fmt: skip
     """Time one training step of a model, or its forward, as a whole and, unless `with_layers` is false, layer by layer.
 
@@ -140,14 +142,19 @@ def measure(
     subtracted from the layers. With `with_trace` the step is recorded afterwards, under fake tensors, into the measurement's trace; where that fails, a
     note contains the reason. Rows of layers add up to the step less zero_grad, but for noise and for what overlaps with the clock.
 
-    Parameters, buffers, gradients, optimizer state, random states, flags and attributes are afterwards as before.
+    `threads` is torch's thread count meanwhile; by default the one that :func:`dlperf.predict` takes with this machine's file, torch's own without a file.
+    Parameters, buffers, gradients, optimizer state, random states, flags and attributes are afterwards as before, the thread count too.
 
     Raises DlperfError for an argument of another type, where there is nothing to train or the loss is no scalar, WorkFailed where the model raises.
     """
-    _check_arguments(model, loss, optimizer, seconds, target)
+    _check_arguments(model, inputs, loss, optimizer, seconds, target)
     if batch_size is None:
         batch_size = batch_size_of(inputs)
     check_count("batch_size", batch_size)
+    if threads is None:
+        threads = usual_threads_of_file(default_path())
+    check_count("threads", threads)
+    check_device(target or type(model).__name__, model, inputs)
     if any(leaf.device.type == "meta" for leaf in (*model.parameters(), *pytree.tree_leaves(inputs)) if isinstance(leaf, torch.Tensor)):
         raise DlperfError(f"{target or type(model).__name__} lies on the meta device, which has no data to compute with; build it on the CPU to measure it")
     if not inference:
@@ -161,7 +168,7 @@ def measure(
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             snapshot.adopt(optimizer)
         step = _Step(model, inputs, loss, optimizer, inference, clock)
-        with torch.set_grad_enabled(not inference), _failures(target or type(model).__name__):
+        with _threads(threads), torch.set_grad_enabled(not inference), _failures(target or type(model).__name__):
             found = (_measure if with_layers else _measure_whole)(step, snapshot, seconds, target or type(model).__name__, batch_size)
     finally:
         snapshot.restore()
@@ -195,7 +202,8 @@ def measure_target(target: Target, *, seconds: float = 4.0, with_layers: bool = 
     built = target.build()
     found = measure(
         built.model, built.inputs, loss=built.loss, optimizer=built.optimizer, inference=target.inference, seconds=seconds,
-        target=target.spec, batch_size=target.batch_size, with_layers=with_layers, with_trace=with_trace, clock=Clock(pace.now, switches),
+        target=target.spec, batch_size=target.batch_size, with_layers=with_layers, with_trace=with_trace,
+        clock=Clock(pace.now, switches), threads=torch.get_num_threads(),
     )  # fmt: skip
     ratio = pace.usual_s / pace.best_s
     slow = (f"the core took {ratio:.2f} times its best for a fixed piece of work, on average: others used it, too",) if ratio > SLOW else ()
@@ -210,10 +218,13 @@ def batch_size_of(inputs: Any) -> int:
     return 1
 
 
-def _check_arguments(model: object, loss: object, optimizer: object, seconds: object, target: object) -> None:
+def _check_arguments(model: object, inputs: object, loss: object, optimizer: object, seconds: object, target: object) -> None:
     """What would otherwise fail somewhere inside, or be blamed on the model."""
     check_type("measure", "model", model, nn.Module, "an instance, not its class or its name")
     check_type("measure", "target", target, str, "a name for reports")
+    if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
+        what = "None" if inputs is None else f"of type {type(inputs).__name__}"
+        raise DlperfError(f"measure: the inputs are {what}; expected a tuple of positional or a dict of keyword arguments")
     if not isinstance(seconds, Real) or isinstance(seconds, bool):
         raise DlperfError(f"seconds is {seconds!r:.60} (of type {type(seconds).__name__}); it must be a number of more than 0")
     if not 0 < float(seconds) < math.inf:
@@ -232,6 +243,17 @@ def _check_trainable(model: nn.Module, optimizer: Any) -> None:
         raise DlperfError(f"{type(model).__name__} has no parameter that requires grad; measure its inference, or unfreeze some")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise DlperfError("LBFGS steps with a closure, which holds several forward and backward passes; choose an optimizer that steps without one")
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch computes with `count` threads."""
+    own = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dlperf.display import Displayed
 from dlperf.tuning.grid import PREDICTED, Axes, Configuration, Pace, PaceOf, Row, Wish, ranked, spread_sizes, survey
 from dlperf.tuning.trials import Contest
 
@@ -16,8 +17,8 @@ SPEED_NOTE = "The fastest configuration, not the one that learns best: a larger 
 MEMORY_NOTE = "Memory is what training adds to processes that have imported torch; that import takes some 200 MiB each beside it."
 
 
-@dataclass(frozen=True)
-class Tuning:
+@dataclass(frozen=True, repr=False)
+class Tuning(Displayed, by="dlperf.tuning.text"):
     """What was found for a target. `rows` are all configurations, `best_rows` those that fit, the best first; `contest` what was measured of the best few."""
 
     target: str

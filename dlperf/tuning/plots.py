@@ -5,14 +5,14 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from dlperf.report.drawing import DIM, GRID, INK, PREDICTOR_COLORS, new_figure, own_style, plain, to_png
+from dlperf.report.drawing import CYCLE, DIM, GRID, INK, new_figure, own_style, plain, to_png
 from dlperf.tuning import Tuning
 from dlperf.tuning.grid import PREDICTED, Row
 from dlperf.units import MIB, format_bytes
 
 MOST_LINES = 12
 _MARKS = "osD^vPX*<>ph"
-_COLORS = ("#0b3c5d", "#d9822b", "#4f7942", "#b03a2e", "#328cc1", "#8d99a6", PREDICTOR_COLORS[0], INK)
+_COLORS = (*CYCLE, INK)
 
 
 def _line_of(row: Row) -> tuple[int, int, int]:
@@ -59,6 +59,7 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
             ax.set_xscale("log", base=2)
             ax.set_ylabel(title)
             ax.grid(axis="y", color=GRID)
+        above.margins(y=0.12)
         above.set_ylim(bottom=0)
         below.set_yscale("log")
         below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table, table_width, terminal_width
+from dlperf.report.table import Column, format_table
 from dlperf.report.text import wrap
+from dlperf.terminal import fit, text_width
 from dlperf.text import printable
 from dlperf.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
 from dlperf.tuning.grid import EPOCH, INTERPOLATED, Row
@@ -96,14 +97,23 @@ def contest_lines(tuning: Tuning) -> list[str]:
     return [*lines, *contest.notes]
 
 
+def one_line(tuning: Tuning) -> str:
+    """The proposal for the target."""
+    return f"<Tuning {printable(tuning.target)}: {best_line(tuning)}>"
+
+
+def page(tuning: Tuning) -> str:
+    """The best configurations."""
+    return tuning_to_text(tuning)
+
+
 def tuning_to_text(tuning: Tuning, width: int | None = None) -> str:
     """The best configurations as a table, and what is to be said of them."""
-    room = table_width() if width is None else width
-    width = terminal_width() if width is None else width
-    blocks = [heading(tuning), best_line(tuning), "", format_table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN]), room)]
+    width = text_width() if width is None else width
+    blocks = [heading(tuning), best_line(tuning), "", format_table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN]), width)]
     for line in (*contest_lines(tuning), *remarks(tuning)):
         blocks += ["", wrap(line, width)] if line == SPEED_NOTE else [wrap(line, width)]
-    return "\n".join(blocks)
+    return fit("\n".join(blocks), width)
 
 
 def tuning_to_markdown(tuning: Tuning, images: Sequence[str] = ()) -> str:

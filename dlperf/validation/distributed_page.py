@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlperf.files import write_bytes, write_text
-from dlperf.report.drawing import ACTUAL_COLOR, DIM, PHASE_COLORS, new_figure, own_style, plain, seconds_axis, to_png
+from dlperf.report.drawing import ACTUAL_COLOR, BLUE, DIM, GREEN, ORANGE, PURPLE, SKY, new_figure, own_style, plain, seconds_axis, to_png
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_error, format_table, table_width
+from dlperf.report.table import Column, format_error, format_table
 from dlperf.report.writing import check_folder, make_folder
+from dlperf.terminal import fit, text_width
 from dlperf.text import frame_to_csv
 from dlperf.units import MIB, format_bytes, format_percent, format_seconds, format_si
 from dlperf.validation.distributed import KINDS, LINK_BOUND_FRAC, DistributedStudy, Row, Verdict
@@ -27,7 +28,7 @@ NOTE = (
     "the runs, fresh starts of all ranks (of shares and gains without the division); no error below it means anything. Links as they are repeat only to a "
     "factor, so no bar stands there. Seconds of a step are those of the slowest rank, the median over steps that all ranks begin together."
 )
-_COLORS = (PHASE_COLORS["backward"], PHASE_COLORS["forward"], "#7a9a3a", "#8a5a9a", "#5b6570")
+_COLORS = (ORANGE, BLUE, GREEN, PURPLE, SKY)
 
 
 def _yes(value: bool | None) -> str:
@@ -115,9 +116,9 @@ def _sentences(study: DistributedStudy) -> list[str]:
 
 def study_to_text(study: DistributedStudy, width: int | None = None) -> str:
     """The study for a terminal."""
-    room = table_width() if width is None else width
-    blocks = [" ".join(_sentences(study)), *(f"{title}\n\n{format_table(columns, room)}" for title, columns in _blocks(study))]
-    return "\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)])
+    width = text_width() if width is None else width
+    blocks = [" ".join(_sentences(study)), *(f"{title}\n\n{format_table(columns, width)}" for title, columns in _blocks(study))]
+    return fit("\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)]), width)
 
 
 def study_to_markdown(study: DistributedStudy, images: Sequence[tuple[str, str]] = ()) -> str:

@@ -8,8 +8,9 @@ from statistics import median
 
 from dlperf.files import write_bytes, write_text
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table, table_width
+from dlperf.report.table import Column, format_table
 from dlperf.report.writing import check_folder, make_folder
+from dlperf.terminal import fit, text_width
 from dlperf.validation.cases import CaseScore
 from dlperf.validation.figures import CAPTIONS, pngs_of
 from dlperf.validation.peers import MEANINGS
@@ -37,23 +38,23 @@ NOTE = (
 
 def study_to_text(study: Study, width: int | None = None) -> str:
     """The study for a terminal: each predictor's cases, the summaries, peers, single ops, ablation."""
-    room = table_width() if width is None else width
+    width = text_width() if width is None else width
     blocks = []
     for predictor in _predictors(study):
         own = [score for score in study.scores if score.predictor == predictor]
-        blocks.append(f"{predictor}\n\n{format_table(case_columns(own), room)}")
+        blocks.append(f"{predictor}\n\n{format_table(case_columns(own), width)}")
     if study.summaries:
-        blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), room)}")
+        blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), width)}")
     if study.peer_scores:
-        blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), room)}")
+        blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), width)}")
     if study.ablations:
-        blocks.append(f"one term left out, %\n\n{format_table(ablation_columns(study.ablations), room)}")
+        blocks.append(f"one term left out, %\n\n{format_table(ablation_columns(study.ablations), width)}")
     if study.op_groups:
-        blocks.append(f"held-out single ops, %\n\n{format_table(op_columns(study.op_groups), room)}")
+        blocks.append(f"held-out single ops, %\n\n{format_table(op_columns(study.op_groups), width)}")
     remarks = _remarks(study)
     if remarks:
         blocks.append("\n".join(remarks))
-    return "\n\n".join(blocks)
+    return fit("\n\n".join(blocks), width)
 
 
 def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from dlperf.files import write_bytes, write_text
 from dlperf.report.drawing import ACTUAL_COLOR, DIM, PHASE_COLORS, new_figure, own_style, plain, to_png
 from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_error, format_table, table_width
+from dlperf.report.table import Column, format_error, format_table
 from dlperf.report.writing import check_folder, make_folder
+from dlperf.terminal import fit, text_width
 from dlperf.text import frame_to_csv
 from dlperf.units import format_bytes, format_seconds
 from dlperf.validation.tables import percent
@@ -88,9 +89,9 @@ def _blocks(study: TrainingStudy) -> list[tuple[str, list[Column]]]:
 
 def study_to_text(study: TrainingStudy, width: int | None = None) -> str:
     """The study for a terminal."""
-    room = table_width() if width is None else width
-    blocks = [f"{title}\n\n{format_table(columns, room)}" for title, columns in _blocks(study)]
-    return "\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)])
+    width = text_width() if width is None else width
+    blocks = [f"{title}\n\n{format_table(columns, width)}" for title, columns in _blocks(study)]
+    return fit("\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)]), width)
 
 
 def study_to_markdown(study: TrainingStudy, images: Sequence[str] = ()) -> str:

@@ -131,6 +131,6 @@ def test_tables_say_what_matches() -> None:
     tables = reproduce("viebke")
     assert [(table.n_matches, table.n_printed) for table in tables] == [(9, 12), (10, 10), (0, 0), (2, 2), (24, 24), (9, 18)]
     text = "\n".join(table.to_text() for table in tables)
-    assert "2.25e-1          2.24e-1*" in text
+    assert "2.25e-1         2.24e-1*" in text
     assert "cannot be recomputed" in text
     json.dumps([table.to_json() for table in tables], allow_nan=False)

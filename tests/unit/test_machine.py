@@ -172,7 +172,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, cut: float) -> None:
 
 def test_a_missing_file_a_folder_and_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x01")
-    for name, message in (("none", "No such file"), (".", "Is a directory"), ("bytes", "not text")):
+    for name, message in (("none", "there is no such machine file; dlperf calibrate -o"), (".", "Is a directory"), ("bytes", "not text")):
         with pytest.raises(DlperfError, match=message):
             Machine.load(tmp_path / name)
 

@@ -31,13 +31,13 @@ MICROBENCH_MAY = (
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.text", "dlperf.units", "dlperf.values"),
+    ("dlperf.version", "dlperf.errors", "dlperf.text", "dlperf.units", "dlperf.terminal", "dlperf.display", "dlperf.values"),
     ("dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
-    ("dlperf.records", "dlperf.files", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
+    ("dlperf.records", "dlperf.files", "dlperf.machine_path", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
     ("dlperf.operators",),
     ("dlperf.trace", "dlperf.sharing", "dlperf.verification"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
-    ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs", "dlperf.spread"),
+    ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs", "dlperf.spread", "dlperf.thread_count"),
     ("dlperf.allocator", "dlperf.network"),
     ("dlperf.predictors",),
     ("dlperf.hierarchy",),

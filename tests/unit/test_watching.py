@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from report_cases import machine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -152,13 +153,62 @@ def test_a_loop_that_raises_raises_its_own_error() -> None:
         raise ValueError("mine")
 
 
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_too_short_a_loop_says_so(n: int) -> None:
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 6])
+def test_too_short_a_loop_says_how_many_steps_were_seen_and_are_needed(n: int) -> None:
     model = Net()
-    with profile(model) as watching:
+    with profile(model, machine()) as watching:
         train(model, n, nn.CrossEntropyLoss())
-    with pytest.raises(DlperfError, match=r"no training was found|too early"):
+    seen = f"{n} optimizer step{'s were' if n != 1 else ' was'} seen, at least 7 are needed, 19 with the times of layers"
+    with pytest.raises(DlperfError, match=rf"(no training was found|too early).*{seen}"):
         watching.report()
+    assert seen in str(watching)
+
+
+@pytest.mark.parametrize(("n", "timed"), [(7, 0), (12, 0), (16, 3), (18, 5), (19, 6)])
+def test_a_loop_that_ends_early_says_what_the_layers_lack(n: int, timed: int) -> None:
+    model = Net()
+    with profile(model, machine()) as watching:
+        train(model, n, nn.CrossEntropyLoss())
+    notes = [note for note in watching.findings.notes if "ended early" in note]
+    assert len(watching.findings._watched.layered) == timed
+    assert [f"layers were timed in {timed} of 6 steps: {n} optimizer steps were seen" in note for note in notes] == [True] * (timed < 6)
+    assert "19 with the times of layers" in "".join(notes) or timed == 6
+    assert len(watching.measurement.layers) == (3 if timed else 0) or timed
+
+
+def test_a_profile_shows_itself() -> None:
+    model = Net()
+    watching = profile(model, machine())
+    assert repr(watching) == str(watching) == "<profile of Net: nothing was watched; use it in a with statement>"
+    shown = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        shown.append(str(watching))
+        return model(x)
+
+    with watching:
+        train(model, 23, nn.CrossEntropyLoss(), call)
+    assert shown[3] == "<profile of Net: 3 optimizer steps seen>"
+    assert repr(watching) == "<profile of Net: 23 optimizer steps seen>"
+    assert "watched Net with " in str(watching)
+    assert watching._repr_html_().startswith("<pre>")
+
+
+def test_a_model_on_an_accelerator_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlperf.runner.watcher.CPU_DEVICES", ("meta",))  # as if the CPU were an accelerator
+    model = Net()
+    with profile(model, machine()) as watching:
+        train(model, 25, nn.CrossEntropyLoss())
+    with pytest.raises(DlperfError, match="no training to watch: Net lies on cpu; dlperf records, measures and predicts steps on the CPU"):
+        watching.report()
+
+
+def test_a_machine_file_that_is_not_there_is_noticed_before_the_loop_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    with pytest.raises(DlperfError, match=r"none\.json: there is no such machine file; dlperf calibrate -o .*none\.json makes it"):
+        profile(Net(), tmp_path / "none.json")
+    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "absent.json"))
+    with pytest.warns(UserWarning, match=r"no machine file .*absent\.json"), profile(Net()):
+        pass
 
 
 def test_report_without_a_machine_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -1,0 +1,241 @@
+"""Data in one line (`one_line`) and on a page that fits a screen (`page`)."""
+from __future__ import annotations
+
+from collections import Counter
+from functools import singledispatch
+
+from dlperf.cluster import Cluster, Link
+from dlperf.epoch import Epoch
+from dlperf.errors import DlperfError
+from dlperf.machine import Machine
+from dlperf.measurement import Measurement
+from dlperf.network.fits import fit_link
+from dlperf.prediction import Prediction
+from dlperf.report.comparison import Report
+from dlperf.report.rows import root_of
+from dlperf.report.table import format_error, shorten
+from dlperf.report.text import epoch_lines, prediction_to_text, report_to_text, step_lines
+from dlperf.terminal import fit
+from dlperf.text import printable
+from dlperf.trace import Trace
+from dlperf.units import format_bytes, format_percent, format_seconds, format_si
+
+_LINES = 24
+"""Lines of a layer table on a page; longer ones are folded."""
+_MOST_NOTES = 5
+_NAME_WIDTH = 48
+
+
+@singledispatch
+def one_line(value: object) -> str:
+    """What the data is, in one line."""
+    raise TypeError(f"one_line: no words for {type(value).__name__}")
+
+
+@singledispatch
+def page(value: object) -> str:
+    """The data on a page as wide as the terminal."""
+    raise TypeError(f"page: no words for {type(value).__name__}")
+
+
+def counted(n: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "thread"), counted(1200, "op")
+    ('1 thread', '1,200 ops')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _name(text: str) -> str:
+    return shorten(printable(text), _NAME_WIDTH)
+
+
+def _notes(notes: tuple[str, ...], where: str) -> list[str]:
+    """The first notes, and where the others are."""
+    lines = [f"note: {printable(shorten(note, 200))}" for note in notes[:_MOST_NOTES]]
+    if len(notes) > _MOST_NOTES:
+        lines.append(f"note: {len(notes) - _MOST_NOTES} more in {where}")
+    return lines
+
+
+# -- machine ------------------------------------------------------------------------------
+
+
+@one_line.register
+def _(machine: Machine) -> str:
+    threads = ", ".join(map(str, machine.threads)) or "no"
+    state = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
+    place = f", {printable(machine.path)}" if machine.path else ""
+    kernels = counted(len(machine.kernels), "kernel")
+    return f"<Machine {_name(machine.cpu.model)}: {state}, {kernels}, {threads} thread(s){place}>"
+
+
+@page.register
+def _(machine: Machine) -> str:
+    cpu = machine.cpu
+    sizes = [
+        f"{name} {format_bytes(size)}"
+        for name, size in zip(("L1", "L2", "L3"), cpu.caches_bytes)
+        if size
+    ]
+    sizes += [f"memory {format_bytes(cpu.memory_bytes)}"] if cpu.memory_bytes else []
+    state = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
+    lines = [
+        f"{printable(machine.path or 'machine')}: {state}, made {machine.created or 'some time'}",
+        f"  {printable(cpu.model)}, {counted(cpu.n_cores, 'core')}",
+        *([f"  {', '.join(sizes)}"] if sizes else []),
+    ]
+    for threads in machine.threads:
+        families = Counter(kernel.family for kernel in machine.kernels if kernel.threads == threads)
+        kernels = f"{counted(sum(families.values()), 'kernel')} of {len(families)} families"
+        dram = ""
+        if machine.bandwidths:
+            dram = f", DRAM {format_si(machine.dram_bytes_per_s(threads), 'B/s')}"
+        lines.append(f"  {counted(threads, 'thread')}: {kernels}{dram}")
+    notes = counted(len(machine.notes), "note")
+    lines.append(f"  {counted(len(machine.costs), 'cost')}, {notes}; dlperf machine show has all")
+    return fit("\n".join(lines))
+
+
+# -- trace --------------------------------------------------------------------------------
+
+
+@one_line.register
+def _(trace: Trace) -> str:
+    return f"<Trace {_what(trace)}, {_sizes(trace)}>"
+
+
+@page.register
+def _(trace: Trace) -> str:
+    phases = Counter(op.phase for op in trace.ops)
+    kinds = Counter(layer.type for layer in trace.layers if layer.is_leaf)
+    packets = Counter(op.packet for op in trace.ops)
+    lines = [f"{_what(trace)}, recorded on {trace.recorded_on}", f"  {_sizes(trace)}"]
+    for title, found in (("ops by phase", phases), ("leaf layers", kinds), ("ops", packets)):
+        if found:
+            shown = ", ".join(f"{printable(name)} x{n}" for name, n in found.most_common(8))
+            more = f" and {len(found) - 8} other kinds" if len(found) > 8 else ""
+            lines.append(f"  {title}: {shown}{more}")
+    if trace.optimizer is not None:
+        lines.append(f"  optimizer: {trace.optimizer.type} ({trace.optimizer.implementation})")
+    return fit("\n".join([*lines, *_notes(trace.notes, ".notes")]))
+
+
+def _what(trace: Trace) -> str:
+    what = "forward pass" if trace.inference else "training step"
+    return f"{_name(trace.target or root_of(trace))}: {what}, batch size {trace.batch_size}"
+
+
+def _sizes(trace: Trace) -> str:
+    named = ((trace.layers, "layer"), (trace.ops, "op"))
+    parameters = counted(trace.n_parameters, "parameter")
+    return ", ".join([*(counted(len(part), noun) for part, noun in named), parameters])
+
+
+# -- prediction, measurement, report ------------------------------------------------------
+
+
+@one_line.register
+def _(prediction: Prediction) -> str:
+    step = prediction.step
+    text = format_seconds(step.total_s) if step.total_s is not None else "no whole step"
+    if step.low_s is not None and step.high_s is not None:
+        text += f" (90 %: {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
+    threads = counted(prediction.threads, "thread")
+    return f"<Prediction {_what(prediction.trace)}, {threads}, {prediction.predictor}: {text}>"
+
+
+@page.register
+def _(prediction: Prediction) -> str:
+    return prediction_to_text(prediction, max_lines=_LINES)
+
+
+@one_line.register
+def _(measurement: Measurement) -> str:
+    return f"<Measurement {_measured(measurement)}>"
+
+
+@page.register
+def _(measurement: Measurement) -> str:
+    lines = [_measured(measurement), *(f"  {line}" for line in step_lines(measurement))]
+    if measurement.layers:
+        lines.append(f"  {counted(len(measurement.layers), 'layer')} in .frame")
+    return fit("\n".join([*lines, *_notes(measurement.notes, ".notes")]))
+
+
+def _measured(measurement: Measurement) -> str:
+    what = "forward pass" if measurement.inference else "training step"
+    total = measurement.step["total"]
+    return (
+        f"{_name(measurement.target or 'model')}: {what}, batch size {measurement.batch_size}, "
+        f"{counted(measurement.threads, 'thread')}: {format_seconds(total.median)} "
+        f"(spread {format_percent(total.spread_frac)})"
+    )
+
+
+@one_line.register
+def _(report: Report) -> str:
+    actual_s = report.measurement.step["total"].median
+    sides = []
+    for label, prediction in zip(report.predictors, report.predictions):
+        total_s = prediction.step.total_s
+        error = "no whole step" if total_s is None else format_error(total_s / actual_s - 1)
+        sides.append(f"{label} {error}")
+    return f"<Report {_measured(report.measurement)}; predicted: {', '.join(sides)}>"
+
+
+@page.register
+def _(report: Report) -> str:
+    return report_to_text(report, max_lines=_LINES)
+
+
+# -- epoch, cluster -----------------------------------------------------------------------
+
+
+@one_line.register
+def _(epoch: Epoch) -> str:
+    run = f"{counted(epoch.epochs, 'epoch')} in {format_seconds(epoch.total_s)}"
+    return f"<Epoch of {counted(epoch.samples, 'sample')}: {format_seconds(epoch.epoch_s)}, {run}>"
+
+
+@page.register
+def _(epoch: Epoch) -> str:
+    lines = [f"{name:<6} {value}" for name, value in epoch_lines(epoch)]
+    return fit("\n".join([*lines, *_notes(epoch.notes, ".notes")]))
+
+
+@one_line.register
+def _(cluster: Cluster) -> str:
+    links = ", ".join(link.distance for link in cluster.links) or "no links"
+    place = f", {printable(cluster.path)}" if cluster.path else ""
+    return f"<Cluster {cluster.backend}: {_ranks(cluster)}, {links}{place}>"
+
+
+@page.register
+def _(cluster: Cluster) -> str:
+    state = "written by hand" if cluster.mode == "hand-written" else f"{cluster.mode} measurement"
+    place = printable(cluster.path or "cluster")
+    lines = [f"{place}: {state}, backend {cluster.backend}, {_ranks(cluster)}"]
+    for link in cluster.links:
+        lines.append(f"  link, {link.distance}: {_link(link)}")
+    kinds = Counter(one.kind for one in cluster.collectives)
+    if kinds:
+        shown = ", ".join(f"{kind} x{n}" for kind, n in kinds.items())
+        lines.append(f"  collectives: {shown}; dlperf machine show has all")
+    return fit("\n".join([*lines, *_notes(cluster.notes, ".notes")]))
+
+
+def _link(link: Link) -> str:
+    try:
+        fitted = fit_link(link)
+    except DlperfError:  # too few messages
+        return counted(len(link.messages), "series of messages")
+    rate = format_si(1 / fitted.s_per_byte if fitted.s_per_byte else None, "B/s")
+    return f"latency {format_seconds(fitted.latency_s)}, bandwidth {rate}"
+
+
+def _ranks(cluster: Cluster) -> str:
+    if not cluster.ranks:
+        return "no ranks"
+    return f"{counted(len(cluster.ranks), 'rank')} on {counted(len(cluster.hosts), 'host')}"

@@ -1,0 +1,100 @@
+"""``repr`` of data is one line, ``str`` fits a screen, notebooks get it escaped."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import report_cases as cases
+import test_advice
+import test_replaying as replaying
+import test_scaling as scaling
+import test_tuning as tuning
+
+from dlperf.clock import Samples
+from dlperf.cluster import Cluster, Collective, Link, Rank
+from dlperf.report.comparison import compare
+from dlperf.report.summaries import one_line, page
+from dlperf.scaling import replay_trace
+from dlperf.terminal import text_width
+from dlperf.tuning.grid import Axes, Wish
+
+SCREEN = 70
+"""Lines; pages without tables have at most SHORT."""
+SHORT = 20
+NAME = "<b>a</b>"
+
+
+def machine() -> Any:
+    one = cases.machine()
+    return replace(one, notes=("busy",) * 300, kernels=one.kernels * 1000, path="machine.json")
+
+
+def cluster() -> Cluster:
+    link = Link("network", latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    many = tuple(Collective("all_reduce", 1 << k, 2, 1, Samples((1e-3,) * 50)) for k in range(20))
+    return Cluster((link,), many, ranks=(Rank("a"), Rank("b")), notes=("slow",) * 99)
+
+
+def explanation() -> Any:
+    return test_advice.explained(test_advice.optimizers(1e-3, 1e-6), test_advice.make_target(test_advice.mlp))
+
+
+def replay() -> Any:
+    links = replaying.cluster()
+    trace = replaying.record(replaying.EVEN, replaying.CALLS, links, replaying.HOSTS)
+    return replay_trace(trace, links, links)
+
+
+SHORT_ONES = {
+    "machine": (machine, "2,000 kernels"), "trace": (lambda: cases.wide(400)[0].trace, "401 layers"),
+    "measurement": (lambda: cases.wide(400)[1], "400 layers in .frame"), "cluster": (cluster, "2 ranks on 2 hosts"),
+    "epoch": (lambda: cases.cnn()[0].epoch(64, 3), "3 epochs"),
+}  # fmt: skip
+TABLES = {
+    "prediction": (lambda: cases.wide(400)[0], "smaller"), "report": (lambda: compare(*cases.wide(400)), "smaller"),
+    "tuning": (lambda: tuning.found(Axes((1, 2), (8, 64)), Wish()), "batch size"), "scaling": (scaling.ask, "efficiency"),
+    "replay": (replay, "replayed"), "explanation": (explanation, "changes that would pay"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SHORT_ONES, *TABLES])
+def test_data_fits_on_a_screen(name: str) -> None:
+    make, says = {**SHORT_ONES, **TABLES}[name]
+    value = make()
+    line, text = repr(value), str(value)
+    assert line.startswith(f"<{type(value).__name__} ")
+    assert "\n" not in line
+    assert len(line) <= 250
+    assert len(text.splitlines()) <= (SHORT if name in SHORT_ONES else SCREEN)
+    assert max(map(len, text.splitlines())) <= text_width()
+    assert says in text
+    assert f"{value}" == text
+
+
+def test_notebooks_obey_no_name_of_somebody_else() -> None:
+    prediction, measurement = cases.hostile(NAME)
+    hostile = (prediction, measurement, prediction.trace, compare(prediction, measurement), replace(machine(), path=NAME), replace(cluster(), path=NAME))
+    for value in hostile:
+        html = value._repr_html_()
+        assert NAME not in html
+        assert "&lt;b&gt;a&lt;/b&gt;" in html
+
+
+def test_no_control_characters_in_one_line() -> None:
+    prediction, measurement = cases.hostile("evil\x1b[31m\nname")
+    for value in (prediction, measurement, prediction.trace, compare(prediction, measurement)):
+        assert "\x1b" not in repr(value) + str(value)
+        assert "\n" not in repr(value)
+
+
+def test_data_is_still_compared_and_hashed_by_its_values() -> None:
+    assert cases.cnn_measurement() == cases.cnn_measurement()
+    assert cluster() == cluster()
+    assert cluster() != replace(cluster(), backend="nccl")
+
+
+@pytest.mark.parametrize("describe", [one_line, page])
+def test_what_nobody_put_into_words_is_named(describe: Any) -> None:
+    with pytest.raises(TypeError, match="no words for int"):
+        describe(3)

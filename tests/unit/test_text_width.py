@@ -1,0 +1,108 @@
+"""No line of any text is wider than the terminal, whatever names, paths and notes it holds."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import calibrated_cases
+import pytest
+import report_cases as cases
+import test_advice
+import test_distributed_validation as distributed
+import test_ranks
+import test_replaying as replaying
+import test_scaling as scaling
+import test_training_validation as training
+import test_tuning as tuning
+import test_validation as validation
+
+from dlperf.clock import Samples
+from dlperf.cluster import Cluster, Collective, Link
+from dlperf.explanation.text import explanation_to_text
+from dlperf.inspection import compare_machines, summarize
+from dlperf.network import summarize_cluster
+from dlperf.report import measurement_to_text, prediction_to_text
+from dlperf.report.comparison import compare
+from dlperf.reproduce import PAPERS, reproduce
+from dlperf.scaling import replay_trace
+from dlperf.scaling.replay_text import replay_to_text
+from dlperf.scaling.text import scaling_to_text
+from dlperf.terminal import fit
+from dlperf.tuning.grid import Axes, Wish
+from dlperf.tuning.text import tuning_to_text
+from dlperf.validation import distributed_page, page, training_page
+from dlperf.validation.distributed import DistributedStudy
+from dlperf.validation.training import TrainingStudy
+
+WIDTHS = (60, 80, 120, 200)
+NAME = "a_package_of_somebody.with.modules.of_long_names.network_of_many_words_" * 4
+NOTE = "a note of many words that somebody wrote about " + NAME
+
+
+def reports() -> Iterator[str | Callable[[int], str]]:
+    for prediction, measurement in (cases.cnn(), cases.wide(60), cases.single(), cases.hostile(NAME)):
+        warned = replace(prediction, warnings=(NOTE,))
+        yield compare([warned, warned], measurement, command=NAME).to_text
+        yield lambda width, one=warned: prediction_to_text(one, width=width)
+        yield lambda width, one=measurement: measurement_to_text(one, width)
+    prediction, _ = cases.cnn()
+    epoch = replace(prediction.epoch(60_000, 70), notes=(NOTE,))
+    yield lambda width: prediction_to_text(prediction, epoch, width)
+
+
+def forecasts() -> Iterator[Callable[[int], str]]:
+    found = scaling.ask((1, 2, 4), samples=1000)
+    yield lambda width: scaling_to_text(replace(found, target=NAME, notes=(NOTE,)), width)
+    cluster = replaying.cluster()
+    trace = replaying.record(replaying.EVEN, replaying.CALLS, cluster, replaying.HOSTS)
+    replay = replace(replay_trace(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,))
+    yield lambda width: replay_to_text(replay, width)
+    grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Wish(samples=1000))
+    yield lambda width: tuning_to_text(replace(grid, target=NAME, notes=(NOTE,)), width)
+    explanation = test_advice.explained(
+        test_advice.optimizers(1e-3, 1e-6), test_advice.make_target(test_advice.mlp)
+    )
+    named = replace(explanation.prediction.trace, target=NAME, notes=(NOTE,))
+    prediction = replace(explanation.prediction, trace=named)
+    yield lambda width: explanation_to_text(replace(explanation, prediction=prediction), width)
+    recorded = test_ranks.recorded(5)
+    team = test_ranks.team(test_ranks.found(0, recorded), test_ranks.found(1, recorded))
+    yield lambda width: "\n".join(team.lines(width))
+
+
+def studies() -> Iterator[Callable[[int], str]]:
+    study = validation.whole_study()
+    yield lambda width: page.study_to_text(study.with_remark(NOTE), width)
+    trainings = TrainingStudy(training.PROVENANCE, training.ROWS, (), (NOTE,))
+    yield lambda width: training_page.study_to_text(trainings, width)
+    rows = (distributed.row("step", (0.1, 0.11), case=NAME), distributed.row("replay", (0.1, 0.2)))
+    ranks = DistributedStudy(distributed.PROVENANCE, NAME, rows, (), (NOTE,))
+    yield lambda width: distributed_page.study_to_text(ranks, width)
+    for paper in PAPERS:
+        for table in reproduce(paper):
+            yield table.to_text
+
+
+def files() -> Iterator[Callable[[int], str]]:
+    machine = replace(calibrated_cases.machine(), path=NAME, notes=(NOTE,))
+    yield lambda width: fit(summarize(machine).to_text(), width)
+    yield lambda width: fit(compare_machines(machine, machine).to_text(), width)
+    collective = Collective("all_reduce", 1 << 20, 2, 1, Samples((1e-3,)))
+    link = Link("network", latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    cluster = Cluster((link,), (collective,), path=NAME, notes=(NOTE,))
+    yield summarize_cluster(cluster).to_text
+
+
+@pytest.mark.parametrize("make", [reports, forecasts, studies, files], ids=lambda make: make.__name__)
+def test_no_line_is_wider_than_the_terminal(make: Callable[[], Iterator[Callable[[int], str]]]) -> None:
+    for render in make():
+        for width in WIDTHS:
+            text = render(width)
+            wide = [line for line in text.splitlines() if len(line) > width]
+            assert not wide, (width, wide[0])
+            assert len(text) > 40
+
+
+def test_wrapped_lines_keep_their_words_and_indentation() -> None:
+    assert fit("  a b c\n  a bb ccc dddd", 10) == "  a b c\n  a bb ccc\n    dddd"
+    assert fit("x" * 25, 10).replace("\n  ", "") == "x" * 25
