@@ -6,11 +6,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from dlperf.report.drawing import DIM, INK, new_figure, own_style, plain, seconds_axis, to_png
-from dlperf.report.table import Column, format_table, printable
+from dlperf.report.table import Column, format_table
 from dlperf.scaling.plots import COMPUTE, EXPOSED
 from dlperf.scaling.replay_result import Replay
 from dlperf.scaling.text import FILE_WIDTH, write_files
 from dlperf.terminal import fit, text_width
+from dlperf.text import printable
 from dlperf.units import format_bytes, format_percent, format_seconds
 
 _MOST_ROWS = 16

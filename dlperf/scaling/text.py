@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlperf.files import write_bytes, write_text
-from dlperf.report.table import Column, format_table, printable
+from dlperf.report.table import Column, format_table
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.scaling.plots import pngs_of
 from dlperf.scaling.replay_result import Replay
 from dlperf.scaling.result import Scaling
 from dlperf.terminal import fit, text_width
+from dlperf.text import printable
 from dlperf.units import format_bytes, format_percent, format_seconds
 
 FILE_WIDTH = 160
