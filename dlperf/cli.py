@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+from dlperf import streams
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
@@ -298,6 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; a failure is one line on stderr."""
     argv = sys.argv[1:] if argv is None else list(argv)
     args: argparse.Namespace | None = None
+    streams.open_closed()
     with _Interrupts() as interrupts:
         try:
             try:
@@ -307,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if args is not None and args.command == "run":
                     raise
                 status = stop.code if isinstance(stop.code, int) else UNUSABLE if stop.code else OK
-            sys.stdout.flush()
+            streams.flush_out()
             return interrupts.status if status == INTERRUPTED and interrupts.seen else status
         except SystemExit:
             raise
@@ -322,7 +324,8 @@ def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) 
         from dlperf.files import check_writable
 
         check_writable(args.json, args.force)
-    with contextlib.redirect_stdout(sys.stderr), _short_warnings(args.debug):  # what a target prints is narration
+    # what a target prints is narration
+    with streams.stdout_to_stderr(), contextlib.redirect_stdout(sys.stderr), _short_warnings(args.debug):
         from dlperf import commands
 
         answer = commands.COMMANDS[args.command](args)
@@ -331,7 +334,8 @@ def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) 
 
         write_json(args.json, answer.data, indent=answer.indent)
     if args.json != "-" and answer.text:
-        print(answer.text)
+        with streams.escaping():
+            streams.write_out(answer.text)
     return answer.status
 
 
@@ -410,7 +414,7 @@ def _drop_stdout(error: BaseException) -> None:
     """Where stdout refuses, what is left in its buffer must not fail once more when Python ends."""
     if isinstance(error, OSError):
         try:
-            sys.stdout.flush()
+            streams.flush_out()
         except (OSError, ValueError):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -100,7 +100,7 @@ class Target:
 def is_trace_file(spec: str) -> bool:
     """Whether `spec` names a file in which a trace is saved (rather than a builder)."""
     path = Path(spec)
-    if path.is_file():
+    if os.path.isfile(path):
         return path.suffix == ".json" or schema_of(path) == "dlperf.trace"
     return spec.endswith(".json")
 
@@ -253,7 +253,7 @@ def _find(spec: str) -> Any:
         schema = schema_of(spec)
         if schema is not None and schema != "dlperf.trace":
             raise DlperfError(f"target {spec}: is {kind_of(schema)}, no target; {_FORMS}")
-        if spec.endswith(".py") or Path(spec).is_file():
+        if spec.endswith(".py") or os.path.isfile(spec):
             raise DlperfError(f"target {spec}: names no builder; say which, as in {spec}:build")
         hint = f"did you mean {near[0]}? Or " if near else ""
         raise DlperfError(f"target {spec}: is not known; {hint}{_FORMS}")
@@ -261,7 +261,14 @@ def _find(spec: str) -> Any:
         module = _import_file(spec, Path(where))
     else:
         module = _import_module(spec, where)
-    return _attribute(spec, module, name)
+    return _attribute(spec, module, _decoded(name))
+
+
+def _decoded(name: str) -> str:
+    """A name from the command line as sources have it, where the locale's encoding is not theirs."""
+    with contextlib.suppress(UnicodeError):
+        return os.fsencode(name).decode("utf-8")
+    return name
 
 
 def _attribute(spec: str, module: ModuleType, name: str) -> Any:
@@ -304,13 +311,13 @@ def _importable(spec: str, *folders: Path) -> Iterator[None]:
 
 def _import_file(spec: str, path: Path) -> ModuleType:
     """Run a file as a module of its own, under its stem and, where that is taken by another file, only for itself."""
-    if not path.is_file():
-        raise DlperfError(f"target {spec}: there is no file {path}" + ("; it is a folder" if path.is_dir() else f"; {_FORMS}"))
+    if not os.path.isfile(path):
+        raise DlperfError(f"target {spec}: there is no file {path}" + ("; it is a folder" if os.path.isdir(path) else f"; {_FORMS}"))
     path = path.resolve()
     folder = path.parent
     name = path.stem
     if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
-        name = f"{name}_{hashlib.sha1(str(path).encode()).hexdigest()[:12]}"
+        name = f"{name}_{hashlib.sha1(os.fsencode(path)).hexdigest()[:12]}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise DlperfError(f"target {spec}: {path.name} is no Python file; {_FORMS}")

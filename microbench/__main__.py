@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 
+from dlperf import streams
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.machine import default_path
 from microbench.suite import calibrate
@@ -13,6 +14,7 @@ from microbench.suite import calibrate
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, say where the file is. Exit status as dlperf's: 0, 1 failed, 2 unusable, 130 interrupted."""
+    streams.open_closed()
     parser = argparse.ArgumentParser(prog="python -m microbench", description="Measure this machine into a machine file.")
     parser.add_argument("-o", dest="output", default=None, help="the file (default: this machine's, in the user's data folder)")
     depth = parser.add_mutually_exclusive_group()

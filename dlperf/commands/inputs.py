@@ -153,7 +153,7 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
     from dlperf.machine import Machine, default_path
 
     path = Path(path) if path else machine_path(args)
-    if not path.exists():
+    if not os.path.exists(path):
         where = "" if path == default_path() else f" -o {path}"
         raise DlperfError(f"{path}: there is no such machine file; dlperf calibrate{where} makes it (with --quick in less than a minute)")
     return Machine.load(path)
@@ -184,7 +184,7 @@ def default_threads(threads: int) -> tuple[int, ...]:
 def load_or_make_machine(args: Namespace, threads: int) -> Machine:
     """This machine's file; where there is none yet, a quick calibration makes it. A file that was named must exist."""
     path = machine_path(args)
-    if args.machine or path.exists():
+    if args.machine or os.path.exists(path):
         return load_machine(args)
     narrate(f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate makes a better one)")
     make_folder(path.parent)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from dlperf import streams
 from dlperf.errors import DlperfError, check_type
 from dlperf.runner.exchange import FAILED_LIMIT_S, Exchange, World
 from dlperf.runner.main_script import check_script, run_as_main
@@ -84,17 +85,20 @@ def run_script(
     session = Session(threads, machine, n_epochs, exchange)
     session.watch_when_torch_comes()
     pid = os.getpid()
-    with _stdout_to_stderr() if outputs.json == "-" else contextlib.nullcontext():
+    with streams.stdout_to_stderr() if outputs.json == "-" else contextlib.nullcontext():
         status = run_as_main(command, module)
     if os.getpid() != pid:
         return status  # a process that the script forked and that came this far
-    sys.stdout.flush()
+    streams.flush_out()
     try:
         session.end()
         team = _collect(session, exchange, status, _name_of(command, module))
-        _report(session, machine, _name_of(command, module), outputs, debug, team, cluster)
+        with streams.escaping():
+            _report(session, machine, _name_of(command, module), outputs, debug, team, cluster)
     except DlperfError as error:
         _say(str(error), error, debug)
+    except OSError as error:
+        _say(f"the report was not written: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", error, debug)
     except KeyboardInterrupt:
         _say("interrupted while reporting")
     except Exception as error:  # a report that fails is no failure of the script
@@ -110,7 +114,7 @@ def _run_beside(command: Sequence[str], module: bool, threads: int | None, excha
     status = run_as_main(command, module)
     if os.getpid() != pid:
         return status
-    sys.stdout.flush()
+    streams.flush_out()
     try:
         session.end()
         if "torch" in sys.modules:
@@ -131,20 +135,6 @@ def _collect(session: Session, exchange: Exchange, status: int, name: str) -> Te
     others = exchange.collect(FAILED_LIMIT_S if status else None)
     found = {0: session.findings(status), **{rank: RankFindings.from_json(data) for rank, data in others.items()}}
     return Team(found, world.n_ranks, name)
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """The script's own output goes to stderr, its child processes' too, so that stdout is left to the JSON."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _report(
@@ -177,7 +167,7 @@ def _report(
             for remark in team.remarks:
                 _say(remark)
             if outputs.json != "-" and (lines := team.lines()):
-                print("", *lines, sep="\n", flush=True)
+                streams.write_out("\n".join(("", *lines)))
             if team.is_whole_run:
                 _say("no optimizer stepped: these are the run's own calls, and there is no training to report on")
                 return
@@ -189,7 +179,7 @@ def _report(
     if outputs.report is not None:
         write_text(outputs.report, to_document(findings, outputs.report.suffix))
     elif outputs.json != "-":
-        print(f"\n{findings.to_text()}", flush=True)
+        streams.write_out(f"\n{findings.to_text()}")
 
 
 def _name_of(command: Sequence[str], module: bool) -> str:
@@ -213,7 +203,7 @@ def find_machine(path: str | Path | None) -> Machine | None:
     from dlperf.machine import Machine, default_path
 
     place = Path(path) if path is not None else default_path()
-    if path is not None or place.exists():
+    if path is not None or os.path.exists(place):
         return Machine.load(place)
     _say(f"this machine has not been measured; doing so quickly, once, into {place} (dlperf calibrate does it better)")
     try:
@@ -298,7 +288,7 @@ class profile:
         if isinstance(self._machine_or_path, Machine):
             return self._machine_or_path
         place = Path(self._machine_or_path) if self._machine_or_path is not None else default_path()
-        if self._machine_or_path is None and not place.exists():
+        if self._machine_or_path is None and not os.path.exists(place):
             return None
         return Machine.load(place)
 
