@@ -8,6 +8,7 @@ import sys
 
 from dlperf import streams
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.locks import one_writer
 from dlperf.machine import default_path
 from microbench.suite import calibrate
 
@@ -32,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.output is None:
             default_path().parent.mkdir(parents=True, exist_ok=True)
-        calibrate(path, mode=options.mode, threads=threads, force=options.force)
+        with one_writer(path, "a calibration"):
+            calibrate(path, mode=options.mode, threads=threads, force=options.force)
     except WorkFailed as error:
         print(f"dlperf: {error}", file=sys.stderr)
         return 1

@@ -162,17 +162,25 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
 def run_calibration(
     path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False, workers: Sequence[int] = ()
 ) -> Machine:
-    """Measure this machine (:func:`microbench.suite.calibrate`), and learn from the measurements how exact they make a prediction."""
+    """Measure this machine (:func:`microbench.suite.calibrate`), and learn from the measurements how exact they make a prediction.
+
+    Raises DlperfError where another process calibrates into `path` at the moment, and as that function does.
+    """
+    from dlperf.locks import one_writer
     from dlperf.predictors.book import learn
     from dlperf.predictors.sampling import where_curves_err
     from microbench.suite import calibrate
 
-    machine = calibrate(path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err)
-    try:
-        machine = learn(machine)
-    except KeyboardInterrupt:
-        raise Interrupted(f"{path} keeps everything that was measured; the same command learns its curves, which was not finished") from None
-    machine.save(path)
+    with one_writer(path, "a calibration"):
+        machine = calibrate(
+            path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force,
+            choose=where_curves_err,
+        )  # fmt: skip
+        try:
+            machine = learn(machine)
+        except KeyboardInterrupt:
+            raise Interrupted(f"{path} keeps everything that was measured; the same command learns its curves, which was not finished") from None
+        machine.save(path)
     return machine
 
 

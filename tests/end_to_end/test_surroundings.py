@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -115,3 +115,27 @@ def test_documents_with_names_that_are_not_ascii(umlauts: Path) -> None:
     text = (umlauts / "bücher" / "report.txt").read_text(encoding="utf-8")
     assert "größe" in text
     assert len(list((umlauts / "bücher").glob("*.png"))) > 1
+
+
+# -- two calibrations -------------------------------------------------------------------------
+
+
+def test_a_second_calibration_of_a_file_is_refused(
+    tmp_path: Path, dlperf: Callable, targets_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fcntl")
+    from dlperf.locks import one_writer
+    from microbench.__main__ import main as microbench
+
+    path = tmp_path / "home" / "machine.json"  # this machine's own file, which is not there yet
+    path.parent.mkdir()
+    refused = f"{path}: process {os.getpid()} is writing a calibration to it; wait for its end"
+    lines = ("calibrate --quick", f"calibrate --quick -o {path}", f"report {targets_file}:net")
+    with one_writer(path, "a calibration"):
+        for line in lines:
+            done = dlperf(*line.split())
+            assert done.status == UNUSABLE
+            assert refused in done.err.splitlines()[-1]
+        assert microbench(["--quick", "-o", str(path)]) == UNUSABLE  # as dlperf run starts it
+        assert refused in capfd.readouterr().err
+    assert not list(path.parent.iterdir())
