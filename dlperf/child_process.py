@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.shortage import is_shortage, says_shortage
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
@@ -26,6 +27,9 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         is_ours = isinstance(error, DlperfError)
+        if is_shortage(error):
+            print("out of memory", file=sys.stderr)
+            return FAILED
         print(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()), file=sys.stderr)
         return UNUSABLE if is_ours and not isinstance(error, WorkFailed) else FAILED
     print(answer, file=out, flush=True)
@@ -62,4 +66,7 @@ def failure(status: int, said: str, process: str = "the measuring process", unus
     """
     if status == INTERRUPTED:
         return KeyboardInterrupt()
-    return (unusable if status == UNUSABLE else WorkFailed)(last_line(said) or f"{process} ended with status {status}")
+    reason = last_line(said) or f"{process} ended with status {status}"
+    if says_shortage(reason):
+        return WorkFailed(reason if "out of memory" in reason else f"{process} is out of memory")
+    return (unusable if status == UNUSABLE else WorkFailed)(reason)

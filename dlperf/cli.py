@@ -20,6 +20,7 @@ from dlperf import streams
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
+from dlperf.shortage import check_room, is_shortage
 from dlperf.validate_options import add_validate, check_validate
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, loader, names, seconds, shape, size
 from dlperf.version import VERSION
@@ -304,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             try:
                 args = parse(argv)
+                check_room(with_torch=args.command not in ("machine", "reproduce"))
                 status = _dispatch(args, interrupts.release)
             except SystemExit as stop:
                 if args is not None and args.command == "run":
@@ -396,10 +398,11 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
         status, line = interrupts.status, f"dlperf: {'ended by SIGTERM' if interrupts.terminated else 'interrupted'}{kept}"
     elif isinstance(error, BrokenPipeError):  # the reader has seen enough
         status = OK
+    elif is_shortage(error):
+        told = "out of memory; a smaller --batch-size needs less"
+        line = f"{name}: error: {error if 'out of memory' in str(error) else told}"
     elif isinstance(error, DlperfError):
         status, line = (FAILED if isinstance(error, WorkFailed) else UNUSABLE), f"{name}: error: {error}"
-    elif isinstance(error, MemoryError):
-        line = f"{name}: error: out of memory; a smaller --batch-size needs less"
     elif isinstance(error, OSError):
         line = f"{name}: error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     else:

@@ -16,11 +16,11 @@ DONE, FAILED, UNUSABLE = 0, 1, 2
 
 
 def shell(
-    folder: Path, line: str, environment: Mapping[str, str] | None = None
+    folder: Path, line: str, environment: Mapping[str, str] | None = None, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """``dlperf LINE`` in a shell of its own, in `folder`."""
     return subprocess.run(
-        ["sh", "-c", f'exec "$0" -m dlperf {line}', sys.executable], cwd=folder, text=True,
+        ["sh", "-c", f'{before} exec "$0" -m dlperf {line}', sys.executable], cwd=folder, text=True,
         stdin=subprocess.DEVNULL, capture_output=True, errors="surrogateescape",
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
     )  # fmt: skip
@@ -139,3 +139,29 @@ def test_a_second_calibration_of_a_file_is_refused(
         assert microbench(["--quick", "-o", str(path)]) == UNUSABLE  # as dlperf run starts it
         assert refused in capfd.readouterr().err
     assert not list(path.parent.iterdir())
+
+
+# -- little memory ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "kib"),
+    [(SHOW, 50_000), (SHOW, 200_000), ("{trace}", 100_000), ("{trace}", 400_000),
+     ("{trace}", 700_000), ("{trace}", 900_000), ("calibrate --quick -o new.json", 600_000),
+     ("run --machine machine.json script.py", 150_000)],
+)  # fmt: skip
+def test_little_memory(machine_file: Path, targets_file: Path, line: str, kib: int) -> None:
+    line = line.format(trace=f"trace {targets_file.name}:net --json -")
+    (machine_file.parent / "script.py").write_text("")
+    done = shell(machine_file.parent, line, before=f"ulimit -v {kib};")
+    assert done.returncode == FAILED
+    (told,) = done.stderr.splitlines()
+    assert "error: out of memory" in told
+    assert done.stdout == ""
+
+
+def test_a_builder_that_runs_out_of_memory(dlperf: Callable, targets_file: Path) -> None:
+    targets_file.write_text(targets_file.read_text() + "\n\ndef large(n):\n    raise MemoryError\n")
+    done = dlperf("trace", f"{targets_file}:large", "--json", "-")
+    assert done.status == FAILED
+    assert "out of memory" in done.line

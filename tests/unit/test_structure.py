@@ -27,13 +27,13 @@ COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
 MICROBENCH_MAY = (
     "dlperf.machine", "dlperf.cluster", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units",
     "dlperf.values", "dlperf.version", "dlperf.child_process", "dlperf.code", "dlperf.streams",
-    "dlperf.locks",
+    "dlperf.locks", "dlperf.shortage",
 )  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
     ("dlperf.version", "dlperf.errors", "dlperf.streams", "dlperf.units", "dlperf.values", "dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
-    ("dlperf.entries", "dlperf.files", "dlperf.locks", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
+    ("dlperf.entries", "dlperf.files", "dlperf.locks", "dlperf.shortage", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
     ("dlperf.host", "dlperf.work", "dlperf.laws", "dlperf.roofs", "dlperf.spread"),
