@@ -234,6 +234,16 @@ def _calibration(place: Path) -> list[str]:
 # -- in one's own code -------------------------------------------------------------------------------------------------
 
 
+def _machine_of(given: Machine | str | Path | None) -> Machine | None:
+    """The machine given or in the file given; by default this machine's, None where it was never measured."""
+    from dlperf.machine import Machine, default_path
+
+    if isinstance(given, Machine):
+        return given
+    place = default_path() if given is None else Path(given)
+    return None if given is None and not os.path.exists(place) else Machine.load(place)
+
+
 class profile:
     """Watch the training loop inside a ``with`` block.
 
@@ -243,6 +253,8 @@ class profile:
 
     The loop must call the model, ``backward``, and an optimizer of torch.optim; after some twenty steps no hook is left but a
     step counter. `machine` is a Machine or a machine file, by default this machine's file. A loop that raises raises unchanged.
+
+    Raises DlperfError, before the loop runs, for a machine file that is missing or cannot be used.
     """
 
     def __init__(self, model: nn.Module, machine: Machine | str | Path | None = None) -> None:
@@ -253,13 +265,15 @@ class profile:
         check_type("profile", "model", model, nn.Module, "an instance, the one that the loop calls")
         if machine is not None:
             check_type("profile", "machine", machine, (Machine, str, Path), "a Machine, or a machine file by its path")
-        self._model, self._machine_or_path = model, machine
+        self._model, self._machine = model, _machine_of(machine)
         self._watcher: Watcher | None = None
         self._findings: Findings | None = None
 
     def __enter__(self) -> profile:
         from dlperf.runner.watcher import Watcher
 
+        if self._machine is None:
+            _say("profile: this machine was never measured, so steps are timed and not predicted; dlperf calibrate measures it")
         self._watcher = Watcher(self._model)
         self._watcher.install()
         return self
@@ -279,18 +293,8 @@ class profile:
             from dlperf.runner.findings import Findings
 
             self._watcher.remove()
-            self._findings = Findings(self._watcher, self._machine(), type(self._model).__name__)
+            self._findings = Findings(self._watcher, self._machine, type(self._model).__name__)
         return self._findings
-
-    def _machine(self) -> Machine | None:
-        from dlperf.machine import Machine, default_path
-
-        if isinstance(self._machine_or_path, Machine):
-            return self._machine_or_path
-        place = Path(self._machine_or_path) if self._machine_or_path is not None else default_path()
-        if self._machine_or_path is None and not os.path.exists(place):
-            return None
-        return Machine.load(place)
 
     @property
     def measurement(self) -> Measurement:
