@@ -22,9 +22,9 @@ def open_closed() -> None:
             opened = os.open(os.devnull, os.O_WRONLY if number else os.O_RDONLY)
             os.set_inheritable(opened, True)
     if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     if sys.stderr is None:  # print(file=None) would write to stdout
-        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def write_out(text: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, WorkFailed, describe
 from dlperf.files import kind_of, schema_of
 
 SHORT_NAMES = {
@@ -87,7 +87,7 @@ class Target:
         except DlperfError:
             raise
         except Exception as error:
-            raise WorkFailed(f"target {self.spec}: its builder raises {type(error).__name__}: {_first_line(error)}") from error
+            raise WorkFailed(f"target {self.spec}: its builder raises {describe(error)}") from error
         except SystemExit as error:
             raise WorkFailed(f"target {self.spec}: its builder called sys.exit({error.code!r})") from error
         built = _as_built(self.spec, made, self.inference)
@@ -185,11 +185,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a tensor"
     return f"the class {value.__name__}" if isinstance(value, type) else "None" if value is None else f"of type {type(value).__name__}"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:240] if lines else "(no message)"
 
 
 def _as_built(spec: str, made: Any, inference: bool) -> Built:
@@ -300,10 +295,8 @@ def _importable(spec: str, *folders: Path) -> Iterator[None]:
         raise DlperfError(
             f"target {spec}: calls sys.exit({error.code!r}) while it is imported; put its main program under if __name__ == '__main__'"
         ) from error
-    except SyntaxError as error:
-        raise DlperfError(f"target {spec}: does not import: {type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})") from error
     except Exception as error:
-        raise DlperfError(f"target {spec}: does not import: {type(error).__name__}: {_first_line(error)}") from error
+        raise DlperfError(f"target {spec}: does not import: {describe(error)}") from error
     finally:
         # Builders may import lazily when they are called, so the folders stay importable, behind all that was there.
         sys.path[:] = before + [text for text in added if text not in before]

@@ -2,7 +2,8 @@
 
 A script may have destroyed its process group when it ends, and ranks may run on several hosts. So findings go through a TCPStore: that of torchrun's
 agent, which lives until the last rank of rank 0's host has ended; or, under another launcher, one of dlperf's own in rank 0's process, whose address
-rank 0 leaves in the script's store while that lives. It listens at MASTER_ADDR alone, and says so where that is no loopback address. A rank writes and is gone; rank 0 waits for all of them, up to a limit.
+rank 0 leaves in the script's store while that lives. It listens at MASTER_ADDR alone, and says so
+where that is no loopback address. A rank writes and is gone; rank 0 waits for all of them, up to a limit.
 """
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def measure_apart(
         for _ in range(configuration.workers):
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "dlperf.tuning.trial_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+                    [sys.executable, "-m", "dlperf.tuning.trial_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    errors="replace",
                     env=environment,
                 )
             )

@@ -32,7 +32,8 @@ MICROBENCH_MAY = (
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.streams", "dlperf.units", "dlperf.values", "dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
+    ("dlperf.version", "dlperf.errors", "dlperf.streams"),
+    ("dlperf.units", "dlperf.values", "dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
     ("dlperf.entries", "dlperf.files", "dlperf.locks", "dlperf.shortage", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
     ("dlperf.trace", "dlperf.sharing"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),
