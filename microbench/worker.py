@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dlperf import host
@@ -169,8 +168,8 @@ def run(job: dict[str, Any], say: Say) -> None:
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()
-    for path in job["traces"]:
-        group = trace_group(Trace.load(Path(path)), mode)
+    for recorded in job["traces"]:
+        group = trace_group(Trace.from_json(recorded), mode)
         groups[group.name] = group
         exact.add(group.name)
 
