@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def measuring(pid: int) -> set[int]:
 class Calibration:
     """A calibration over a complete machine file, one of whose processes is to be killed."""
 
-    def __init__(self, folder: Path, moments: random.Random) -> None:
+    def __init__(self, folder: Path, trace: Path, moments: random.Random) -> None:
         self.temporary, self.file = folder / "tmp", folder / "machine.json"
         self.temporary.mkdir(parents=True)
         self.begin_s = time.monotonic()
@@ -37,9 +38,10 @@ class Calibration:
         self.err = (folder / "err.txt").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dlperf", "calibrate", "--quick", "--threads", "1", "-o",
-             str(self.file), "--for", str(folder.parent / "sample_targets.py") + ":net@2"],
+             str(self.file), "--for", str(trace)],
             cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.err,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary),
+                 "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")},  # torch's own, kept on purpose
             start_new_session=True,
         )  # fmt: skip
         self.children: set[int] = set()
@@ -73,10 +75,12 @@ class Calibration:
             Machine.load(self.file)
 
 
-def test_kills_at_random_moments(tmp_path: Path, targets_file: Path) -> None:
+def test_kills_at_random_moments(tmp_path: Path, dlperf: Callable, targets_file: Path) -> None:
+    trace = tmp_path / "trace.json"
+    assert dlperf("trace", f"{targets_file}:net", "-o", trace).status == 0
     moments = random.Random(SEED)
     for first in range(0, N_KILLS, AT_ONCE):
-        some = [Calibration(tmp_path / f"{first + i}", moments) for i in range(AT_ONCE)]
+        some = [Calibration(tmp_path / f"{first + i}", trace, moments) for i in range(AT_ONCE)]
         try:
             for one in sorted(some, key=lambda one: (one.when_it_measures, one.after_s)):
                 one.kill()
