@@ -2,15 +2,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import select
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.shortage import is_shortage, says_shortage
 from dlperf.text import say
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+_PR_SET_PDEATHSIG = 1
 
 
 def run(work: Callable[[], str], out: TextIO | None = None) -> int:
@@ -27,6 +32,9 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         is_ours = isinstance(error, DlperfError)
+        if is_shortage(error):
+            say("out of memory")
+            return FAILED
         say(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()))
         return UNUSABLE if is_ours and not isinstance(error, WorkFailed) else FAILED
     print(answer, file=out, flush=True)
@@ -36,10 +44,25 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
 def read_job() -> dict[str, Any]:
     """The job that the parent wrote as one line of JSON to stdin. Ends this process quietly where there is none: the parent is gone, and says itself why."""
     line = sys.stdin.readline()
-    if not line:
+    try:
+        job: dict[str, Any] = json.loads(line)
+    except ValueError:  # nothing, or a part of it
         sys.exit(FAILED)
-    job: dict[str, Any] = json.loads(line)
     return job
+
+
+def end_with_parent() -> None:
+    """Linux: SIGTERM for this process when its parent ends, however it ends: what it goes on to do nobody would read.
+
+    Ends this process at once where the parent has gone already, which shows at the pipe that stdout is.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(1, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            sys.exit(FAILED)
 
 
 def last_line(said: str) -> str:
@@ -63,4 +86,7 @@ def failure(status: int, said: str, process: str = "the measuring process", unus
     """
     if status == INTERRUPTED:
         return KeyboardInterrupt()
-    return (unusable if status == UNUSABLE else WorkFailed)(last_line(said) or f"{process} ended with status {status}")
+    reason = last_line(said) or f"{process} ended with status {status}"
+    if says_shortage(reason):
+        return WorkFailed(reason if "out of memory" in reason else f"{process} is out of memory")
+    return (unusable if status == UNUSABLE else WorkFailed)(reason)

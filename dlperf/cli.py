@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+from dlperf import streams
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.run_options import add_run, split_run
 from dlperf.scale_options import add_scale
+from dlperf.shortage import check_room, is_shortage
 from dlperf.text import say, visible
 from dlperf.validate_options import add_validate, check_validate
 from dlperf.values import count, count_or_none, counts, counts_or_none, formats, loader, names, seconds, shape, size
@@ -303,16 +305,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; a failure is one line on stderr."""
     argv = sys.argv[1:] if argv is None else list(argv)
     args: argparse.Namespace | None = None
+    streams.open_closed()
     with _Interrupts() as interrupts:
         try:
             try:
                 args = parse(argv)
+                check_room(with_torch=args.command not in ("machine", "reproduce"))
                 status = _dispatch(args, interrupts.release)
             except SystemExit as stop:
                 if args is not None and args.command == "run":
                     raise
                 status = stop.code if isinstance(stop.code, int) else UNUSABLE if stop.code else OK
-            sys.stdout.flush()
+            streams.flush_out()
             return interrupts.status if status == INTERRUPTED and interrupts.seen else status
         except SystemExit:
             raise
@@ -327,7 +331,8 @@ def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) 
         from dlperf.files import check_writable
 
         check_writable(args.json, args.force)
-    with contextlib.redirect_stdout(sys.stderr), _short_warnings(args.debug):  # what a target prints is narration
+    # what a target prints is narration
+    with streams.stdout_to_stderr(), contextlib.redirect_stdout(sys.stderr), _short_warnings(args.debug):
         from dlperf import commands
 
         answer = commands.COMMANDS[args.command](args)
@@ -336,7 +341,8 @@ def _dispatch(args: argparse.Namespace, release_interrupts: Callable[[], None]) 
 
         write_json(args.json, answer.data, indent=answer.indent)
     if args.json != "-" and answer.text:
-        print(visible(answer.text))
+        with streams.escaping():
+            streams.write_out(visible(answer.text))
     return answer.status
 
 
@@ -397,10 +403,11 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
         status, line = interrupts.status, f"dlperf: {'ended by SIGTERM' if interrupts.terminated else 'interrupted'}{kept}"
     elif isinstance(error, BrokenPipeError):  # the reader has seen enough
         status = OK
+    elif is_shortage(error):
+        told = "out of memory; a smaller --batch-size needs less"
+        line = f"{name}: error: {error if 'out of memory' in str(error) else told}"
     elif isinstance(error, DlperfError):
         status, line = (FAILED if isinstance(error, WorkFailed) else UNUSABLE), f"{name}: error: {error}"
-    elif isinstance(error, MemoryError):
-        line = f"{name}: error: out of memory; a smaller --batch-size needs less"
     elif isinstance(error, OSError):
         line = f"{name}: error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     else:
@@ -415,7 +422,7 @@ def _drop_stdout(error: BaseException) -> None:
     """Where stdout refuses, what is left in its buffer must not fail once more when Python ends."""
     if isinstance(error, OSError):
         try:
-            sys.stdout.flush()
+            streams.flush_out()
         except (OSError, ValueError):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

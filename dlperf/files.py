@@ -4,16 +4,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.streams import write_out
 from dlperf.text import visible
 
 T = TypeVar("T")
+_TEMPORARY = ".dlperf-"
+"""Begins a temporary file's name: short, so that it fits wherever the final name does."""
 
 
 def load(path: str | Path, schema: str, version: int, from_json: Callable[[dict[str, Any]], T], way_out: str) -> T:
@@ -108,12 +110,26 @@ def try_folder(folder: Path) -> None:
         missing = missing.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.NamedTemporaryFile(prefix=_TEMPORARY, dir=folder):
             pass
     finally:
         for path in made:
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def check_name(path: Path) -> None:
+    """Raise DlperfError for a path that no file can have (too long), or that no line can show."""
+    shown = f"{str(path)[:60]!r}{'...' * (len(str(path)) > 60)}"
+    if any(ord(character) < 32 or ord(character) == 127 for character in str(path)):
+        raise DlperfError(f"{shown}: holds a control character; choose another name")
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # its folder is looked at apart
+    except OSError as error:
+        why = error.strerror or error
+        raise DlperfError(f"{shown}: cannot be made ({why}); choose another name") from error
 
 
 def check_writable(path: str | Path, force: bool = False) -> None:
@@ -124,6 +140,7 @@ def check_writable(path: str | Path, force: bool = False) -> None:
     if str(path) == "-":
         return
     path = Path(path)
+    check_name(path)
     if path.is_dir():
         raise DlperfError(f"{path}: is a folder; name a file")
     if not path.parent.is_dir():
@@ -146,24 +163,23 @@ def write_text(path: str | Path, text: str) -> None:
     """
     text = visible(text)
     if str(path) == "-":
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        sys.stdout.flush()
+        write_out(text)
         return
     path = Path(path)
     if path.exists() and not path.is_file():  # a device such as /dev/stdout or a pipe cannot be renamed over
         try:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
         return
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file as a whole or not at all. Raises WorkFailed when the disk refuses."""
     temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()

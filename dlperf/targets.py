@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.errors import DlperfError, WorkFailed, describe
 from dlperf.files import kind_of, schema_of
 
 CPU_DEVICES = ("cpu", "meta")
@@ -96,7 +96,7 @@ class Target:
         except DlperfError:
             raise
         except Exception as error:
-            text = f"target {self.spec}: its builder raises {type(error).__name__}: {_first_line(error)}"
+            text = f"target {self.spec}: its builder raises {describe(error)}"
             if any(words in str(error).lower() for words in _NO_CUDA):
                 raise DlperfError(f"{text}; {CPU_ONLY}") from error
             raise WorkFailed(text) from error
@@ -112,7 +112,7 @@ class Target:
 def is_trace_file(spec: str) -> bool:
     """Whether `spec` names a file in which a trace is saved (rather than a builder)."""
     path = Path(spec)
-    if path.is_file():
+    if os.path.isfile(path):
         return path.suffix == ".json" or schema_of(path) == "dlperf.trace"
     return spec.endswith(".json")
 
@@ -209,11 +209,6 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else "None" if value is None else f"of type {type(value).__name__}"
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:240] if lines else "(no message)"
-
-
 def _as_built(spec: str, made: Any, inference: bool) -> Built:
     what = "expected (model, inputs, loss) or (model, inputs, loss, optimizer)"
     if not isinstance(made, (tuple, list)):
@@ -275,7 +270,7 @@ def _find(spec: str) -> Any:
         schema = schema_of(spec)
         if schema is not None and schema != "dlperf.trace":
             raise DlperfError(f"target {spec}: is {kind_of(schema)}, no target; {_FORMS}")
-        if spec.endswith(".py") or Path(spec).is_file():
+        if spec.endswith(".py") or os.path.isfile(spec):
             raise DlperfError(f"target {spec}: names no builder; say which, as in {spec}:build")
         hint = f"did you mean {near[0]}? Or " if near else ""
         raise DlperfError(f"target {spec}: is not known; {hint}{_FORMS}")
@@ -283,7 +278,14 @@ def _find(spec: str) -> Any:
         module = _import_file(spec, Path(where))
     else:
         module = _import_module(spec, where)
-    return _attribute(spec, module, name)
+    return _attribute(spec, module, _decoded(name))
+
+
+def _decoded(name: str) -> str:
+    """A name from the command line as sources have it, where the locale's encoding is not theirs."""
+    with contextlib.suppress(UnicodeError):
+        return os.fsencode(name).decode("utf-8")
+    return name
 
 
 def _attribute(spec: str, module: ModuleType, name: str) -> Any:
@@ -315,10 +317,8 @@ def _importable(spec: str, *folders: Path) -> Iterator[None]:
         raise DlperfError(
             f"target {spec}: calls sys.exit({error.code!r}) while it is imported; put its main program under if __name__ == '__main__'"
         ) from error
-    except SyntaxError as error:
-        raise DlperfError(f"target {spec}: does not import: {type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})") from error
     except Exception as error:
-        raise DlperfError(f"target {spec}: does not import: {type(error).__name__}: {_first_line(error)}") from error
+        raise DlperfError(f"target {spec}: does not import: {describe(error)}") from error
     finally:
         # Builders may import lazily when they are called, so the folders stay importable, behind all that was there.
         sys.path[:] = before + [text for text in added if text not in before]
@@ -326,13 +326,13 @@ def _importable(spec: str, *folders: Path) -> Iterator[None]:
 
 def _import_file(spec: str, path: Path) -> ModuleType:
     """Run a file as a module of its own, under its stem and, where that is taken by another file, only for itself."""
-    if not path.is_file():
-        raise DlperfError(f"target {spec}: there is no file {path}" + ("; it is a folder" if path.is_dir() else f"; {_FORMS}"))
+    if not os.path.isfile(path):
+        raise DlperfError(f"target {spec}: there is no file {path}" + ("; it is a folder" if os.path.isdir(path) else f"; {_FORMS}"))
     path = path.resolve()
     folder = path.parent
     name = path.stem
     if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
-        name = f"{name}_{hashlib.sha1(str(path).encode()).hexdigest()[:12]}"
+        name = f"{name}_{hashlib.sha1(os.fsencode(path)).hexdigest()[:12]}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise DlperfError(f"target {spec}: {path.name} is no Python file; {_FORMS}")

@@ -87,7 +87,7 @@ def loader(text: str) -> str:
     if not colon or not where or not name:
         raise argparse.ArgumentTypeError(f"{text!r} names no function; give FILE.py:CALLABLE or PACKAGE.MODULE:CALLABLE")
     if where.endswith(".py") or os.sep in where:
-        if not Path(where).is_file():
+        if not os.path.isfile(where):
             raise argparse.ArgumentTypeError(f"{text}: there is no file {where}")
         defined = _defined_in(Path(where))
         if defined is not None and name.split(".")[0] not in defined:

@@ -6,13 +6,16 @@ import argparse
 import signal
 import sys
 
+from dlperf import streams
 from dlperf.errors import DlperfError, WorkFailed
+from dlperf.locks import one_writer
 from dlperf.machine import default_path
 from microbench.suite import calibrate
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, say where the file is. Exit status as dlperf's: 0, 1 failed, 2 unusable, 130 interrupted."""
+    streams.open_closed()
     parser = argparse.ArgumentParser(prog="python -m microbench", description="Measure this machine into a machine file.")
     parser.add_argument("-o", dest="output", default=None, help="the file (default: this machine's, in the user's data folder)")
     depth = parser.add_mutually_exclusive_group()
@@ -30,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.output is None:
             default_path().parent.mkdir(parents=True, exist_ok=True)
-        calibrate(path, mode=options.mode, threads=threads, force=options.force)
+        with one_writer(path, "a calibration"):
+            calibrate(path, mode=options.mode, threads=threads, force=options.force)
     except WorkFailed as error:
         print(f"dlperf: {error}", file=sys.stderr)
         return 1

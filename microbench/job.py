@@ -1,44 +1,69 @@
 """A measuring process: reads its job from stdin, answers in JSON lines on stdout. The suite alone starts one."""
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-from dlperf.child_process import read_job
+from dlperf.child_process import FAILED, INTERRUPTED, end_with_parent, read_job
+from dlperf.errors import describe
+from dlperf.shortage import is_shortage
 
 Say = Callable[[dict[str, Any]], None]
-_PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
-    """Linux: SIGTERM for this process when its parent ends, however it ends: what it goes on to measure nobody would read."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+class _Stop:
+    """Raises KeyboardInterrupt at the first SIGINT or SIGTERM; later ones are ignored."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._raise)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        if not self.seen:
+            self.seen = True
+            raise KeyboardInterrupt
 
 
 def do_job(run: Callable[[dict[str, Any], Say], int | None]) -> int:
     """Do the job on stdin with `run`, which is given it and how to say something; the exit status (`run`'s own, 0 for None).
 
-    Whatever a library prints goes to stderr, not between the lines. 130 on Ctrl-C; SIGTERM raises too, so that processes of the job's own end on the way out.
+    Whatever a library prints goes to stderr, not between the lines. 130 on Ctrl-C and SIGTERM, which raise KeyboardInterrupt, so that processes of the
+    job's own end on the way out. Silent where it is interrupted or its parent has gone; any other failure is one line on stderr, and status 1.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _end_with_parent()
+    stop = _Stop()
+    try:
+        status = _do(run)
+        stop.seen = True
+        return status
+    except BaseException as error:
+        was_stopped, stop.seen = stop.seen, True
+        # what is interrupted while it is imported raises anything
+        if was_stopped or isinstance(error, KeyboardInterrupt):
+            return INTERRUPTED
+        if isinstance(error, SystemExit):
+            raise
+        if not isinstance(error, BrokenPipeError):  # nobody reads
+            told = "out of memory" if is_shortage(error) else describe(error)
+            print(f"dlperf: error: the measuring process: {told}", file=sys.stderr)
+        return FAILED
+
+
+def _do(run: Callable[[dict[str, Any], Say], int | None]) -> int:
+    end_with_parent()
     job = read_job()
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    out = os.dup(1)
     os.dup2(2, 1)
 
     def say(message: dict[str, Any]) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
+        line = (json.dumps(message) + "\n").encode()
+        while line:
+            line = line[os.write(out, line) :]  # unbuffered: nothing is left for the exit
 
-    try:
-        return run(job, say) or 0
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
+    return run(job, say) or 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,14 +75,15 @@ def _small_step() -> Call:
     return step
 
 
-def make_operations(path: str) -> Call:
+def make_operations(recorded: dict[str, Any]) -> Call:
     """The operations of a recorded step one by one in their order, each on tensors of its own; what cannot be called on its own is left out.
 
     Raises Unplayable where none can.
     """
     calls: list[Call] = []
     built: dict[str, Call | None] = {}
-    for op in Trace.load(Path(path)).ops:
+    trace = Trace.from_json(recorded)
+    for op in trace.ops:
         if op.signature not in built:
             try:
                 built[op.signature] = build(op)
@@ -92,7 +93,7 @@ def make_operations(path: str) -> Call:
         if call is not None:
             calls.append(call)
     if not calls:
-        raise Unplayable(f"{path}: none of its operations can be called on its own")
+        raise Unplayable(f"{trace.target}: none of its operations can be called on its own")
 
     def run() -> None:
         for call in calls:

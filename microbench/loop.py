@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -60,10 +62,22 @@ def _clipping(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     }  # fmt: skip
 
 
+@contextmanager
+def _nameless_file() -> Iterator[str]:
+    """The path of a file in the folder for temporary files; where /proc has one, of a file without
+    a name there, which is gone with its process."""
+    with tempfile.TemporaryFile() as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        if os.path.exists(path):
+            yield path
+            return
+    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+        yield str(Path(folder) / "state.pt")
+
+
 def _saving(n_samples: int, clock: Clock) -> dict[str, Samples]:
     """``torch.save`` of a state: a call, a tensor, a byte. To the folder for temporary files, which may be faster or slower than a user's own."""
-    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
-        path = Path(folder) / "state.pt"
+    with _nameless_file() as path:
         states = [{str(i): torch.zeros(size) for i in range(n)} for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG))]
         small_s, many_s, big_s = (take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock) for state in states)  # type: ignore[misc]
     each = _over(many_s, small_s.minimum, _MANY - _FEW)

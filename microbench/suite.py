@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -9,7 +10,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -85,27 +85,23 @@ def calibrate(
         narrate(f"{path} keeps {len(machine.groups)} measured groups; going on with {n_left} more")
     machine = _note_neighbours(machine)
     total = sum(weight for _, groups in work for _, weight in groups) + _SHARING_WEIGHT * len(shared)
-    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
-        files = []
-        for number, trace in enumerate(traces):
-            files.append(str(Path(folder) / f"trace{number}.json"))
-            trace.save(files[-1])
-        finished: set[str] = set()
-        try:
-            with progress_of(total, "kernel", f"calibrating ({mode})", progress) as bar:
-                for count, groups in work:
-                    if groups:
-                        job = {
-                            "threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": files, "pace_s": _best_pace_s(machine),
-                            "asks": choose is not None, "measured": _measured_places(machine, count, mode, {name for name, _ in groups}),
-                        }  # fmt: skip
-                        machine = _run_workers(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
-                if shared:
-                    paths = dict(zip(map(_operations_of, traces), files))
-                    job = {"threads": 1, "mode": mode, "groups": [[name, kind, paths.get(kind), n] for name, kind, n in shared]}
-                    machine = _run_workers(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
-        except KeyboardInterrupt:
-            raise Interrupted(_what_is_kept(path, len(finished))) from None
+    recorded = [trace.to_json() for trace in traces]
+    finished: set[str] = set()
+    try:
+        with progress_of(total, "kernel", f"calibrating ({mode})", progress) as bar:
+            for count, groups in work:
+                if groups:
+                    job = {
+                        "threads": count, "mode": mode, "groups": [name for name, _ in groups], "traces": recorded, "pace_s": _best_pace_s(machine),
+                        "asks": choose is not None, "measured": _measured_places(machine, count, mode, {name for name, _ in groups}),
+                    }  # fmt: skip
+                    machine = _run_workers(machine, path, "microbench.worker", job, dict(groups), bar, finished, choose)
+            if shared:
+                own = dict(zip(map(_operations_of, traces), recorded))
+                job = {"threads": 1, "mode": mode, "groups": [[name, kind, own.get(kind), n] for name, kind, n in shared]}
+                machine = _run_workers(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
+    except KeyboardInterrupt:
+        raise Interrupted(_what_is_kept(path, len(finished))) from None
     machine = replace(machine, complete=not any(machine.n_left_out(count) for count in {one.threads for one in machine.coverage}))
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
@@ -300,8 +296,9 @@ def _run_worker(
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: its status tells
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
         what = f"{threads} thread{'s' if threads > 1 else ''}: "
         bar.begin(what + names[0])
         ahead, group, now_s = dict(weights), names[0], time.monotonic
@@ -345,7 +342,8 @@ def _run_worker(
         if finished:
             machine.save(path)
         if process.stdin is not None:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         if process.poll() is None:
             process.terminate()
             process.wait()

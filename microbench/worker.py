@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from dlperf import host
@@ -188,8 +187,8 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()
-    for path in job["traces"]:
-        group = trace_group(Trace.load(Path(path)), mode)
+    for recorded in job["traces"]:
+        group = trace_group(Trace.from_json(recorded), mode)
         groups[group.name] = group
         exact.add(group.name)
     timings = {name: Timing(_without(groups[name], job["measured"].get(name, ())), n_threads, clock) for name in job["groups"] if name in groups}

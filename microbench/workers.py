@@ -92,9 +92,9 @@ def serve(place: int, connection: Connection, barriers: dict[int, Any], cpu: Cpu
         while True:
             what, *details = connection.recv()
             if what == "make":
-                work, path = details
+                work, recorded = details
                 del call
-                call = kinds.make(work, cpu, max(barriers)) if path is None else kinds.make_operations(path)
+                call = kinds.make(work, cpu, max(barriers)) if recorded is None else kinds.make_operations(recorded)
                 connection.send(warm_s(call))
             else:
                 workers, batch, window_s = details
@@ -179,11 +179,11 @@ class Pool:
             raise WorkerDied(f"worker {place} of {self.workers} (process {process.pid}) ended with status {process.exitcode}, busy with {self.work}") from error
         return [found[place] for place in places]
 
-    def make(self, work: str, path: str | None, workers: int) -> float:
-        """Have `workers` of them get ready for a kind of work, or for a trace file's operations; seconds of a call where no others run."""
+    def make(self, work: str, recorded: dict[str, Any] | None, workers: int) -> float:
+        """Have `workers` of them get ready for a kind of work, or for a trace's operations; seconds of a call where no others run."""
         self.work, self.workers = work, workers
-        self._ask(list(range(1, workers)), ("make", work, path), LIMIT_S)
-        (call_s,) = self._ask([0], ("make", work, path), LIMIT_S)
+        self._ask(list(range(1, workers)), ("make", work, recorded), LIMIT_S)
+        (call_s,) = self._ask([0], ("make", work, recorded), LIMIT_S)
         return float(call_s)
 
     def run(self, places: list[int], batch: int, window_s: float) -> tuple[float, int]:
@@ -219,9 +219,9 @@ def pool(n: int, numbers: tuple[int, ...], cpu: Cpu) -> Iterator[Pool]:
         started.close()
 
 
-def measure(team: Any, work: str, path: str | None, workers: int, mode: str) -> tuple[Sharing, int, float]:
+def measure(team: Any, work: str, recorded: dict[str, Any] | None, workers: int, mode: str) -> tuple[Sharing, int, float]:
     """One kind of work by `workers` at once against one alone; how often the one lost its core, and in how many seconds."""
-    call_s = team.make(work, path, workers)
+    call_s = team.make(work, recorded, workers)
     batch = batch_of(call_s)
     window_s, together_s = (window_s_of(call_s, WINDOW_S[mode], n, team.cpu.n_cores) for n in (1, workers))
     together, alone, switches = [], [], 0
@@ -265,7 +265,7 @@ def start_s(workers: int, target: Callable[[Any], None] = _be_ready) -> float:
 
 
 def run(job: dict[str, Any], say: Say) -> None:
-    """Measure the groups of a job: [name, work, path of a trace or null, workers] each."""
+    """Measure the groups of a job: [name, work, a trace or null, workers] each."""
     cpu, mode = host.this_cpu(), job["mode"]
     at_once = [workers for _, work, _, workers in job["groups"] if work != PREPARATION]
 
@@ -280,9 +280,9 @@ def run(job: dict[str, Any], say: Say) -> None:
             tell(name, sharing, involuntary_switches() - switches, time.perf_counter() - begin)
     if at_once:
         with pool(max(at_once), tuple(at_once), cpu) as team:
-            for name, work, path, workers in job["groups"]:
+            for name, work, recorded, workers in job["groups"]:
                 if work != PREPARATION:
-                    tell(name, *measure(team, work, path, workers, mode))
+                    tell(name, *measure(team, work, recorded, workers, mode))
 
 
 def run_or_say(job: dict[str, Any], say: Say) -> int:

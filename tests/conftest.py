@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -10,3 +11,7 @@ from hypothesis import settings
 settings.register_profile("own", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "own")
+
+# nohup and a background job of a shell ignore Ctrl-C, and children inherit that; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -209,10 +209,14 @@ def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
 def run_calibration(
     path: Path, mode: str, threads: Sequence[int], traces: Sequence[Trace] = (), force: bool = False, workers: Sequence[int] = ()
 ) -> Machine:
-    """Measure this machine (:func:`microbench.suite.calibrate`), learn from the measurements how exact they make a prediction, and test the file on steps."""
-    from dlperf import selftest
+    """Measure this machine (:func:`microbench.suite.calibrate`), learn from the measurements how exact they make a prediction, and test the file on steps.
 
-    with contextlib.ExitStack() as stack:
+    Raises DlperfError where another process calibrates into `path` at the moment, and as that function does.
+    """
+    from dlperf import selftest
+    from dlperf.locks import one_writer
+
+    with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         started = [stack.enter_context(selftest.Process(count)) for count in dict.fromkeys(threads)]  # they import torch while the measuring process does
         from dlperf.predictors.book import learn
         from dlperf.predictors.sampling import where_curves_err
@@ -231,7 +235,7 @@ def run_calibration(
             raise Interrupted(f"{path} keeps everything that was measured; the same command ends with its self-test, which was not finished") from None
         except WorkFailed as error:
             warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
-    machine.save(path)
+        machine.save(path)
     return machine
 
 
@@ -254,7 +258,7 @@ def default_threads(threads: int) -> tuple[int, ...]:
 def load_or_make_machine(args: Namespace, threads: int) -> Machine:
     """This machine's file; where there is none yet, a quick calibration makes it. A file that was named must exist."""
     path = machine_path(args)
-    if args.machine or path.exists():
+    if args.machine or os.path.exists(path):
         return load_machine(args)
     narrate(f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate makes a better one)")
     make_folder(path.parent)

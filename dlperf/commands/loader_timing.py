@@ -1,7 +1,7 @@
 """Samples a user's loader in a process of its own: whatever it does to that process, ending it included, is one line here.
 
-``python -m dlperf.commands.loader_timing`` reads ``{"spec", "batch_size", "loader_workers", "threads", "best_s", "out": FILE}`` from stdin and writes to the
-file what it found, or why it could not. :func:`sample_apart` starts it.
+``python -m dlperf.commands.loader_timing`` reads ``{"spec", "batch_size", "loader_workers", "threads", "best_s"}`` from stdin and writes to stdout
+what it found, or why it could not. :func:`sample_apart` starts it.
 """
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
-from dlperf.child_process import read_job
+from dlperf.child_process import end_with_parent, read_job
 from dlperf.errors import DlperfError, WorkFailed
 from dlperf.loading import SampledLoader
 from dlperf.machine import PACE, Machine
@@ -31,14 +30,14 @@ def sample_apart(spec: str, batch_size: int, loader_workers: int, threads: int, 
     Raises DlperfError where it cannot be called or returns no loader, WorkFailed where it or its data raise, or end the process.
     """
     best_s = machine.cost_s(PACE, threads, math.inf)
-    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
-        out = Path(folder) / "sampled.json"
-        job = {
-            "spec": spec, "batch_size": batch_size, "loader_workers": loader_workers, "threads": threads,
-            "best_s": best_s if math.isfinite(best_s) else None, "out": str(out),
-        }  # fmt: skip
+    job = {
+        "spec": spec, "batch_size": batch_size, "loader_workers": loader_workers, "threads": threads,
+        "best_s": best_s if math.isfinite(best_s) else None,
+    }  # fmt: skip
+    # a file without a name: at a pipe one would wait for whatever the loader leaves running
+    with tempfile.TemporaryFile() as out:
         with subprocess.Popen(
-            [sys.executable, "-m", "dlperf.commands.loader_timing"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            [sys.executable, "-m", "dlperf.commands.loader_timing"], stdin=subprocess.PIPE, stdout=out, text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         ) as process:  # fmt: skip
             try:
@@ -49,7 +48,8 @@ def sample_apart(spec: str, batch_size: int, loader_workers: int, threads: int, 
         if process.returncode == 130:
             raise KeyboardInterrupt
         try:
-            found = json.loads(out.read_text(encoding="utf-8"))
+            out.seek(0)
+            found = json.loads(out.read())
         except (OSError, ValueError):
             raise WorkFailed(f"loader {spec}: {_ended(process.returncode)} while it was sampled; nothing in it may end the process") from None
     if "error" in found:
@@ -69,13 +69,14 @@ def _ended(status: int) -> str:
 
 def main() -> int:
     """Sample the loader of the job on stdin."""
+    end_with_parent()
     job = read_job()
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a loader or a library prints is narration
     try:
         import torch
 
         from dlperf.clock import Pace
-        from dlperf.files import write_json
         from dlperf.loader_sampling import load
 
         torch.set_num_threads(job["threads"])
@@ -84,7 +85,8 @@ def main() -> int:
             found = asdict(load(job["spec"], job["batch_size"], job["loader_workers"], pace.clock()))
         except DlperfError as error:
             found = {"error": str(error), "failed": isinstance(error, WorkFailed)}
-        write_json(job["out"], found)
+        json.dump(found, out, allow_nan=False)
+        out.flush()
     except KeyboardInterrupt:
         return 130
     return 0

@@ -1,7 +1,7 @@
 """Times single ops with the calibration's own sampler, in a process of its own whose settings stand before torch is imported.
 
-``python -m dlperf.commands.op_timing`` reads ``{"ops": TRACE FILE, "threads": T, "out": FILE}`` from stdin, says on stdout how many ops are done, and
-writes a machine file with their kernels, in its notes what could not be called. :func:`time_ops_apart` starts it.
+``python -m dlperf.commands.op_timing`` reads ``{"ops": TRACE, "threads": T}`` from stdin, writes to stdout how many ops are done, a line each time, and
+in the last line a machine with their kernels, in its notes what could not be called. :func:`time_ops_apart` starts it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from dlperf.child_process import read_job
+from dlperf.child_process import end_with_parent, read_job
 from dlperf.errors import WorkFailed
-from dlperf.files import write_json
 from dlperf.machine import Kernel, Machine
 from dlperf.trace import Op, Trace
 
@@ -29,36 +26,38 @@ def time_ops_apart(ops: Sequence[Op], threads: int, progress: Callable[[int], No
     """
     from microbench.worker import environment
 
-    with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
-        path, out = Path(folder) / "ops.json", Path(folder) / "kernels.json"
-        Trace("held-out ops", 1, (), tuple(ops)).save(path)
-        job = {"ops": str(path), "threads": threads, "out": str(out)}
-        with subprocess.Popen(
-            [sys.executable, "-m", "dlperf.commands.op_timing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **environment(threads)},
-        ) as process:  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                with contextlib.suppress(BrokenPipeError):  # it has ended already: its status tells
-                    process.stdin.write(json.dumps(job) + "\n")
-                    process.stdin.close()
-                for line in process.stdout:
+    trace = Trace("held-out ops", 1, (), tuple(ops))
+    answer = ""
+    with subprocess.Popen(
+        [sys.executable, "-m", "dlperf.commands.op_timing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environment(threads)},
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: its status tells
+                process.stdin.write(json.dumps({"ops": trace.to_json(), "threads": threads}) + "\n")
+                process.stdin.close()
+            for line in process.stdout:
+                if line.startswith("{"):
+                    answer = line
+                else:
                     progress(int(line))
-            except BaseException:
-                process.terminate()
-                raise
-            status = process.wait()
-        if status == 130:
-            raise KeyboardInterrupt
-        if status or not out.exists():
-            raise WorkFailed(f"the process that times single ops ended with status {status}")
-        machine = Machine.load(out)
-        return machine.kernels, machine.notes
+        except BaseException:
+            process.terminate()
+            raise
+        status = process.wait()
+    if status == 130:
+        raise KeyboardInterrupt
+    if status or not answer.endswith("\n"):
+        raise WorkFailed(f"the process that times single ops ended with status {status}")
+    machine = Machine.from_json(json.loads(answer))
+    return machine.kernels, machine.notes
 
 
 def main() -> int:
     """Time the ops of the job on stdin."""
+    end_with_parent()
     job = read_job()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines
@@ -76,12 +75,14 @@ def main() -> int:
         lines.write(f"{n_points}\n")
         lines.flush()
 
-    group = Group("held-out ops", tuple(Point("held-out", op) for op in Trace.load(job["ops"]).ops), repeats("full"))
+    group = Group("held-out ops", tuple(Point("held-out", op) for op in Trace.from_json(job["ops"]).ops), repeats("full"))
     try:
         timed = time_group(group, job["threads"], progress, settled_pace("full").clock())
     except KeyboardInterrupt:
         return 130
-    write_json(job["out"], Machine(host.this_cpu(), kernels=tuple(timed.kernels), notes=tuple(timed.refused), versions=host.versions()).to_json(), indent=None)
+    machine = Machine(host.this_cpu(), kernels=tuple(timed.kernels), notes=tuple(timed.refused), versions=host.versions())
+    lines.write(json.dumps(machine.to_json()) + "\n")
+    lines.flush()
     return 0
 
 

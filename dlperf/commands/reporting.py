@@ -1,12 +1,11 @@
 """``dlperf report``: predict, measure, compare, and write it all down."""
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
-import tempfile
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf import child_process
@@ -140,14 +139,12 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
     """
     from dlperf.measurement import Measurement
 
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "measurement.json")
-        command = [sys.executable, "-m", "dlperf", "measure", spec, "--batch-size", str(batch_size), "--threads", str(threads)]
-        command += ["--seconds", str(args.seconds), "--no-trace", "--json", out, *(["--inference"] if args.inference else [])]
-        command += ["--input", ",".join(map(str, args.input))] if args.input else []
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise child_process.failure(done.returncode, child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr)
-        for line in done.stderr.splitlines():
-            say(line)
-        return Measurement.load(out)
+    command = [sys.executable, "-m", "dlperf", "measure", spec, "--batch-size", str(batch_size), "--threads", str(threads)]
+    command += ["--seconds", str(args.seconds), "--no-trace", "--json", "-", *(["--inference"] if args.inference else [])]
+    command += ["--input", ",".join(map(str, args.input))] if args.input else []
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise child_process.failure(done.returncode, child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr)
+    for line in done.stderr.splitlines():
+        say(line)
+    return Measurement.from_json(json.loads(done.stdout))

@@ -173,7 +173,7 @@ def measure_apart(
         "input": list(input_shape) if input_shape else None, "seconds": seconds, "variant": variant.to_json(),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "dlperf.explanation.trial_process"], input=json.dumps(order), capture_output=True, text=True, env=environment
+        [sys.executable, "-m", "dlperf.explanation.trial_process"], input=json.dumps(order), capture_output=True, text=True, errors="replace", env=environment
     )
     if done.returncode:
         raise child_process.failure(done.returncode, done.stderr, unusable=WorkFailed)

@@ -18,7 +18,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dlperf import host
-from dlperf.errors import DlperfError, WorkFailed, check_count, check_type
+from dlperf.errors import DlperfError, WorkFailed, check_count, check_type, describe
 from dlperf.recorder.attribution import ModuleStack
 from dlperf.recorder.guard import Foreign, Interrupts, undisturbed_surroundings
 from dlperf.recorder.inventory import Calls, Definition, Known, optimizers_in
@@ -155,7 +155,7 @@ class _Attempt:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit of a model's own included
-            raise WorkFailed(f"{plan.name}: {self._doing or 'recording'} raises {one_line(error)}") from error
+            raise WorkFailed(f"{plan.name}: {self._doing or 'recording'} raises {describe(error)}") from error
         finally:
             substitution.restore()
             foreign.restore()

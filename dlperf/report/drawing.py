@@ -65,6 +65,7 @@ def new_figure(width_in: float, height_in: float, gap_frac: float = 0.02) -> Fig
 def to_png(figure: Figure, dpi: int = 150, description: str = "") -> bytes:
     """The figure as PNG."""
     buffer = io.BytesIO()
+    description = description.encode(errors="backslashreplace").decode()
     logger = logging.getLogger("matplotlib.font_manager")
     level = logger.level
     logger.setLevel(logging.ERROR)

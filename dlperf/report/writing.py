@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf.errors import DlperfError
-from dlperf.files import schema_of, try_folder, write_bytes, write_text
+from dlperf.files import check_name, schema_of, try_folder, write_bytes, write_text
 
 if TYPE_CHECKING:
     from dlperf.report.comparison import Report
@@ -56,10 +56,8 @@ def check_folder(folder: str | Path, force: bool = False) -> None:
     Raises DlperfError naming the folder, the first foreign file and the way out.
     """
     folder = Path(folder)
-    try:
-        exists = folder.exists()
-    except OSError as error:  # a name that no disk takes
-        raise DlperfError(f"{folder}: cannot be made ({error.strerror or error}); choose another place") from error
+    check_name(folder)
+    exists = folder.exists()
     if exists and not folder.is_dir():
         raise DlperfError(f"{folder}: is a file; name a folder for the report")
     if not exists:

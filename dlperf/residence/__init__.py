@@ -27,7 +27,7 @@ def measure_peak_memory(
     """
     order = {"spec": target, "batch_size": batch_size, "threads": threads, "inference": inference, "input": list(input_shape) if input_shape else None}
     done = subprocess.run(
-        [sys.executable, "-m", "dlperf.residence.process"], input=json.dumps(order), capture_output=True, text=True,
+        [sys.executable, "-m", "dlperf.residence.process"], input=json.dumps(order), capture_output=True, text=True, errors="replace",
         env={**(os.environ if environment is None else environment), "OMP_NUM_THREADS": str(threads)},
     )  # fmt: skip
     if done.returncode:

@@ -10,15 +10,16 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from dlperf import streams
 from dlperf.errors import DlperfError, check_type
-from dlperf.machine_path import default_path, find_path
+from dlperf.machine_path import default_path
 from dlperf.runner.exchange import FAILED_LIMIT_S, Exchange, World
 from dlperf.runner.main_script import check_script, run_as_main
 from dlperf.runner.session import Session
@@ -88,17 +89,20 @@ def run_script(
     session = Session(threads, machine, n_epochs, exchange)
     session.watch_when_torch_comes()
     pid = os.getpid()
-    with _stdout_to_stderr() if outputs.json == "-" else contextlib.nullcontext():
+    with streams.stdout_to_stderr() if outputs.json == "-" else contextlib.nullcontext():
         status = run_as_main(command, module)
     if os.getpid() != pid:
         return status  # a process that the script forked and that came this far
-    sys.stdout.flush()
+    streams.flush_out()
     try:
         session.end()
         team = _collect(session, exchange, status, _name_of(command, module))
-        _report(session, machine, _name_of(command, module), outputs, debug, team, cluster)
+        with streams.escaping():
+            _report(session, machine, _name_of(command, module), outputs, debug, team, cluster)
     except DlperfError as error:
         _say(str(error), error, debug)
+    except OSError as error:
+        _say(f"the report was not written: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", error, debug)
     except KeyboardInterrupt:
         _say("interrupted while reporting")
     except Exception as error:  # a report that fails is no failure of the script
@@ -114,7 +118,7 @@ def _run_beside(command: Sequence[str], module: bool, threads: int | None, excha
     status = run_as_main(command, module)
     if os.getpid() != pid:
         return status
-    sys.stdout.flush()
+    streams.flush_out()
     try:
         session.end()
         if "torch" in sys.modules:
@@ -135,20 +139,6 @@ def _collect(session: Session, exchange: Exchange, status: int, name: str) -> Te
     others = exchange.collect(FAILED_LIMIT_S if status else None)
     found = {0: session.findings(status), **{rank: RankFindings.from_json(data) for rank, data in others.items()}}
     return Team(found, world.n_ranks, name)
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """The script's own output goes to stderr, its child processes' too, so that stdout is left to the JSON."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _report(
@@ -181,7 +171,7 @@ def _report(
             for remark in team.remarks:
                 _say(remark)
             if outputs.json != "-" and (lines := team.lines()):
-                print("", *lines, sep="\n", flush=True)
+                streams.write_out("\n".join(("", *lines)))
             if team.is_whole_run:
                 _say("no optimizer stepped: these are the run's own calls, and there is no training to report on")
                 return
@@ -193,7 +183,7 @@ def _report(
     if outputs.report is not None:
         write_text(outputs.report, to_document(findings, outputs.report.suffix))
     elif outputs.json != "-":
-        print(f"\n{visible(findings.to_text())}", flush=True)
+        streams.write_out(f"\n{visible(findings.to_text())}")
 
 
 def _name_of(command: Sequence[str], module: bool) -> str:
@@ -217,7 +207,7 @@ def find_machine(path: str | Path | None) -> Machine | None:
     from dlperf.machine import Machine
 
     place = Path(path) if path is not None else default_path()
-    if path is not None or place.exists():
+    if path is not None or os.path.exists(place):
         return Machine.load(place)
     _say(f"this machine has not been measured; doing so quickly, once, into {place} (dlperf calibrate does it better)")
     try:
@@ -248,6 +238,16 @@ def _calibration(place: Path) -> list[str]:
 # -- in one's own code -------------------------------------------------------------------------------------------------
 
 
+def _machine_of(given: Machine | str | Path | None) -> Machine | None:
+    """The machine given or in the file given; by default this machine's, None where it was never measured."""
+    from dlperf.machine import Machine, default_path
+
+    if isinstance(given, Machine):
+        return given
+    place = default_path() if given is None else Path(given)
+    return None if given is None and not os.path.exists(place) else Machine.load(place)
+
+
 class profile:
     """Watch the training loop inside a ``with`` block.
 
@@ -257,6 +257,8 @@ class profile:
 
     The loop must call the model, ``backward``, and an optimizer of torch.optim, for 7 steps at least and 19 to time layers; then no hook is left but a
     step counter. `machine` is a Machine or a machine file, by default this machine's file. A loop that raises raises unchanged.
+
+    Raises DlperfError, before the loop runs, for a machine file that is missing or cannot be used.
     """
 
     def __init__(self, model: nn.Module, machine: Machine | str | Path | None = None) -> None:
@@ -267,9 +269,7 @@ class profile:
         check_type("profile", "model", model, nn.Module, "an instance, the one that the loop calls")
         if machine is not None:
             check_type("profile", "machine", machine, (Machine, str, Path), "a Machine, or a machine file by its path")
-        if isinstance(machine, (str, Path)):
-            find_path(machine)  # a file that is not there is noticed before the loop runs
-        self._model, self._machine_or_path = model, machine
+        self._model, self._machine = model, _machine_of(machine)
         self._watcher: Watcher | None = None
         self._is_over = False
         self._findings: Findings | None = None
@@ -277,7 +277,7 @@ class profile:
     def __enter__(self) -> profile:
         from dlperf.runner.watcher import Watcher
 
-        if self._machine_or_path is None and not default_path().exists():
+        if self._machine is None:
             text = f"dlperf: no machine file {default_path()}: the loop is measured, and predicted once dlperf calibrate has made it"
             warnings.warn(text, stacklevel=2)
         self._watcher = Watcher(self._model)
@@ -300,17 +300,8 @@ class profile:
             from dlperf.runner.findings import Findings
 
             self._watcher.remove()
-            self._findings = Findings(self._watcher, self._machine(), type(self._model).__name__)
+            self._findings = Findings(self._watcher, self._machine, type(self._model).__name__)
         return self._findings
-
-    def _machine(self) -> Machine | None:
-        from dlperf.machine import Machine
-
-        if isinstance(self._machine_or_path, Machine):
-            return self._machine_or_path
-        if self._machine_or_path is None and not default_path().exists():
-            return None
-        return Machine.load(self._machine_or_path)
 
     def __repr__(self) -> str:
         name = type(self._model).__name__

@@ -2,13 +2,17 @@
 
 A script may have destroyed its process group when it ends, and ranks may run on several hosts. So findings go through a TCPStore: that of torchrun's
 agent, which lives until the last rank of rank 0's host has ended; or, under another launcher, one of dlperf's own in rank 0's process, whose address
-rank 0 leaves in the script's store while that lives. A rank writes and is gone; rank 0 waits for all of them, up to a limit.
+rank 0 leaves in the script's store while that lives. It listens at MASTER_ADDR alone, and says so
+where that is no loopback address. A rank writes and is gone; rank 0 waits for all of them, up to a limit.
 """
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -70,8 +74,17 @@ class Exchange:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if self.world.rank == 0:
-            self._store = TCPStore("0.0.0.0", 0, None, True, timedelta(seconds=_REACH_S), wait_for_workers=False)
-            self._address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), self._store.port)
+            host = os.environ.get("MASTER_ADDR") or "127.0.0.1"
+            listener = _listen(host)
+            self._address = (host, listener.getsockname()[1])
+            if not _is_loopback(listener.getsockname()[0]):
+                where = "{}:{}".format(*listener.getsockname())
+                line = f"dlperf: listens on {where} until the run ends, for ranks on other hosts"
+                print(line, file=sys.stderr, flush=True)
+            self._store = TCPStore(
+                *self._address, None, True, timedelta(seconds=_REACH_S), wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )  # fmt: skip
             theirs.set(_ADDRESS, json.dumps(self._address))
         elif theirs.check([_ADDRESS]):
             host, port = json.loads(theirs.get(_ADDRESS))
@@ -112,6 +125,25 @@ class Exchange:
         """A restarted training writes under keys of its own."""
         again, run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("TORCHELASTIC_RUN_ID", "")
         return f"{_PREFIX}/{run}/{again}/{rank}"
+
+
+def _listen(host: str) -> socket.socket:
+    """A listener at `host`'s own address; on all interfaces where that is none of this computer's.
+
+    torch's own store would listen on all interfaces, whatever the host.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.bind((host, 0))
+    except OSError:
+        listener.bind(("", 0))
+    listener.listen()
+    return listener
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _agents_address() -> tuple[str, int] | None:

@@ -21,8 +21,8 @@ def check_script(command: Sequence[str], module: bool) -> None:
     """Raises DlperfError where there is no script to run. A module is looked for only when it is run."""
     if not command:
         raise DlperfError("run: no script is named; dlperf run SCRIPT.py [ARGUMENTS]")
-    if not module and not Path(command[0]).is_file():
-        what = "is a folder" if Path(command[0]).is_dir() else "does not exist"
+    if not module and not os.path.isfile(command[0]):
+        what = "is a folder" if os.path.isdir(command[0]) else "does not exist"
         raise DlperfError(f"{command[0]}: {what}; name a Python script, or a module with -m")
 
 

@@ -113,6 +113,7 @@ def measure_apart(
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "dlperf.tuning.trial_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    errors="replace",
                     env=environment,
                 )
             )

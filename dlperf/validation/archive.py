@@ -50,7 +50,7 @@ class Archive:
         name = f"{case.target}@{case.batch_size} threads {case.threads} inference {case.inference}"
         where = (*map(str, this_cpu().identity), *(f"{k}={v}" for k, v in sorted(versions().items()) if k in ("torch", "python")))
         ops = "\n".join(sorted({op.signature for op in trace.ops}))
-        digest = hashlib.sha256("\n".join((name, kind, detail, *where, ops)).encode()).hexdigest()[:12]
+        digest = hashlib.sha256("\n".join((name, kind, detail, *where, ops)).encode(errors="backslashreplace")).hexdigest()[:12]
         threads = f"t{case.threads}" + ("-inference" if case.inference else "")
         return self.folder / f"{slug(case.network, 40)}-b{case.batch_size}-{threads}-{slug(kind)}-{digest}.json"
 

@@ -214,7 +214,7 @@ class Bench:
 
     def _path(self, kind: str, what: str, detail: str) -> Path:
         where = (*map(str, this_cpu().identity), *(f"{k}={v}" for k, v in sorted(versions().items()) if k in ("torch", "python")), self.hosts)
-        digest = hashlib.sha256("\n".join((kind, what, detail, *where)).encode()).hexdigest()[:12]
+        digest = hashlib.sha256("\n".join((kind, what, detail, *where)).encode(errors="backslashreplace")).hexdigest()[:12]
         return self.archive.folder / f"{slug(kind, 50)}-{slug(what.rsplit(', ', 1)[-1])}-{digest}.json"
 
 

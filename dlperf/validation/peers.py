@@ -69,7 +69,8 @@ def ask_peers(
     }  # fmt: skip
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "dlperf.validation.peer_worker"], input=json.dumps(job), capture_output=True, text=True, timeout=TIMEOUT_S,
+            [sys.executable, "-m", "dlperf.validation.peer_worker"], input=json.dumps(job), capture_output=True, text=True,
+            errors="replace", timeout=TIMEOUT_S,
             env={**environment, "OMP_NUM_THREADS": str(case.threads)},
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -55,7 +55,7 @@ class Bench:
             out = Path(folder) / "out.json"
             place = command.index("--json") + 1
             words = [sys.executable, *command[:place], str(out), *command[place:]]
-            done = subprocess.run(words, cwd=self.checkout, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            done = subprocess.run(words, cwd=self.checkout, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
             if done.returncode == child_process.INTERRUPTED:  # Ctrl-C reaches the whole group
                 raise KeyboardInterrupt
             if done.returncode or not out.exists():

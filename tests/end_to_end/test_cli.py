@@ -377,4 +377,4 @@ def test_a_full_stdout_is_failed_work(machine_file: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr == "dlperf machine: error: No space left on device\n"
+    assert done.stderr == "dlperf machine: error: stdout: No space left on device\n"

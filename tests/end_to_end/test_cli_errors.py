@@ -327,3 +327,28 @@ def test_a_kernel_without_its_arguments_is_named(dlperf: Callable, targets_file:
     for command in (("machine", "show", machine_file), ("predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1")):
         done = dlperf(*command)
         assert (done.status, done.line) == (2, f"dlperf {command[0]}: error: {line} Recalibrate, or edit the file.")
+
+
+NO_NAME = "n" * 256
+LINES = [
+    "trace {net} -o {name}", "trace {net} --json {name}", "measure {net} -o {name}",
+    "measure {net} --json {name}", "predict {net} --json {name}", "report {net} --json {name}",
+    "report {net} -o {name}", "explain {net} -o {name}", "tune {net} -o {name}",
+    "scale {net} --ranks 2 -o {name}", "validate {net}@4 -o {name}", "reproduce -o {name}",
+    "calibrate --quick -o {name}", "calibrate --quick --json {name}", "calibrate --machine {name}",
+    "run -o {name} {script}", "run --json {name} {script}", "run --communication {name} {script}",
+    "machine show {name}", "predict {net} --machine {name}", "trace {name}.py:net -o a.json",
+    "trace {name} -o a.json", "run {name}", "predict {net} --samples 9 --loader {name}.py:data",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_name_that_is_too_long(dlperf: Callable, targets_file: Path, line: str) -> None:
+    words = [
+        word.format(net=f"{targets_file}:net", name=NO_NAME, script=targets_file)
+        for word in line.split()
+    ]
+    done = dlperf(*words)
+    assert done.status == UNUSABLE
+    assert NO_NAME[:60] in done.line
+    assert done.out == ""

@@ -117,3 +117,25 @@ def test_a_report_shows_the_targets_that_were_finished(tmp_path: Path, monkeypat
     assert "interrupted; what was finished (1 of the targets) is reported" in done.err
     assert "batch size 4" in done.out
     assert "batch size 8" not in done.out
+
+
+def test_where_the_shell_ignores_ctrl_c_sigterm_alone_ends_a_command(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; from dlperf import cli\n"
+        "def work(*_):\n    print('works', flush=True)\n    time.sleep(60)\n"
+        "cli._dispatch = work; sys.exit(cli.main(['machine', 'show']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as nohup's shell does
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "works\n"
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    assert err == "dlperf: ended by SIGTERM\n"

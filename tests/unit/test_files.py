@@ -199,3 +199,38 @@ def test_what_cannot_be_read_is_one_short_line(tmp_path: Path, text: str, messag
         read_json(tmp_path / "m.json", "dlperf.machine", 1)
     assert str(error.value).startswith(f"{tmp_path / 'm.json'}: {message}")
     assert len(str(error.value)) < len(str(tmp_path)) + 200
+
+
+LONG = "m" * 250 + ".json"
+
+
+def test_a_name_of_the_greatest_length_is_written(tmp_path: Path) -> None:
+    path = tmp_path / LONG
+    check_writable(path)
+    write_json(path, {"schema": "dlperf.machine", "schema_version": 1})
+    assert [found.name for found in tmp_path.iterdir()] == [LONG]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (LONG + "x", "File name too long"),
+        ("n/" * 2100 + "m.json", "File name too long"),
+        ("é" * 128, "File name too long"),
+        ("a\nb.json", "control character"),
+        ("a\0b.json", "control character"),
+        ("a\x1b[2Jb.json", "control character"),
+    ],
+    ids=["name", "path", "bytes", "line break", "NUL", "escape"],
+)
+def test_a_name_that_no_file_can_have_is_refused_early(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    from dlperf.report.writing import check_folder
+
+    for check in (check_writable, check_folder):
+        with pytest.raises(DlperfError, match=why) as refused:
+            check(tmp_path / name)
+        assert "choose another name" in str(refused.value)
+        assert str(refused.value).isprintable()
+    assert not list(tmp_path.iterdir())

@@ -26,14 +26,14 @@ TORCH_INSIDE = ("dlperf.commands",)
 COMMAND_LINE = ("dlperf.cli", "dlperf.commands")
 MICROBENCH_MAY = (
     "dlperf.machine", "dlperf.cluster", "dlperf.sharing", "dlperf.trace", "dlperf.clock", "dlperf.files", "dlperf.errors", "dlperf.host", "dlperf.units",
-    "dlperf.values", "dlperf.version", "dlperf.child_process", "dlperf.code", "dlperf.verification",
+    "dlperf.values", "dlperf.version", "dlperf.child_process", "dlperf.code", "dlperf.verification", "dlperf.streams", "dlperf.locks", "dlperf.shortage",
 )  # fmt: skip
 
 # What each part may import of dlperf, besides parts of its own and those before it in the list: imports point down.
 ORDER = (
-    ("dlperf.version", "dlperf.errors", "dlperf.text", "dlperf.units", "dlperf.terminal", "dlperf.display", "dlperf.values"),
+    ("dlperf.version", "dlperf.errors", "dlperf.streams", "dlperf.text", "dlperf.units", "dlperf.terminal", "dlperf.display", "dlperf.values"),
     ("dlperf.run_options", "dlperf.scale_options", "dlperf.validate_options"),
-    ("dlperf.records", "dlperf.files", "dlperf.machine_path", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
+    ("dlperf.records", "dlperf.files", "dlperf.machine_path", "dlperf.locks", "dlperf.shortage", "dlperf.clock", "dlperf.child_process", "dlperf.code"),
     ("dlperf.operators",),
     ("dlperf.trace", "dlperf.sharing", "dlperf.verification"),
     ("dlperf.machine", "dlperf.measurement", "dlperf.cluster", "dlperf.communication", "dlperf.exposure"),

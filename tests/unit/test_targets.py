@@ -144,7 +144,7 @@ BAD = {
     "sub/nets.py:Net": "say what goes in with --input",
     "nothere.at_all:build": "does not import: ModuleNotFoundError: No module named 'nothere'",
     "not a module:build": "neither a file nor a module's name",
-    "bad.py:syntax": "does not import: SyntaxError: .*bad.py, line 1",
+    "bad.py:syntax": "does not import: SyntaxError: .*bad\\.py:1",
     "raises.py:build": "does not import: ValueError: while importing",
     "exits.py:build": "calls sys.exit\\(4\\) while it is imported; put its main program under",
     "two.py:no_arguments": r"is called as CALLABLE\(batch_size\), but takes \(\)",

@@ -19,6 +19,7 @@ from dlperf.clock import Clock, Samples
 from dlperf.errors import WorkFailed
 from dlperf.machine import Cpu, Machine
 from dlperf.sharing import PREPARATION, Sharing
+from dlperf.trace import Trace
 from microbench import suite, workers
 from microbench.workers import Window, WorkerDied, measure, measure_preparation, pool, resources, run, time_window
 
@@ -56,7 +57,7 @@ class Team:
     def __init__(self, call_s: float = 2e-3) -> None:
         self.cpu, self.call_s, self.runs = CPU, call_s, []  # type: ignore[var-annotated]
 
-    def make(self, work: str, path: str | None, n: int) -> float:
+    def make(self, work: str, recorded: dict[str, Any] | None, n: int) -> float:
         return self.call_s
 
     def run(self, places: list[int], batch: int, window_s: float) -> tuple[float, int]:
@@ -180,8 +181,8 @@ def test_a_targets_operations_are_measured_by_target_and_batch_size(tmp_path: Pa
     step = replace(trace(mm(8, 8, 8), inference=False), target="mine", batch_size=16)
     machine = suite.calibrate(tmp_path / "m.json", mode="quick", workers=(2,), traces=[step])
     assert machine.sharing("operations of mine@16 (step)")[2].slowdown == 2.0
-    (path,) = (path for name, _, path, _ in leader.jobs[-1]["groups"] if name.startswith("operations of mine@16"))
-    assert path.endswith("trace0.json")
+    (found,) = (found for name, _, found, _ in leader.jobs[-1]["groups"] if name.startswith("operations of mine@16"))
+    assert found == step.to_json()
 
 
 def test_a_worker_that_dies_leaves_one_line_and_what_is_finished(tmp_path: Path, leader: type[Leader]) -> None:
@@ -205,9 +206,9 @@ def test_two_real_workers_and_the_death_of_one() -> None:
     assert not any(process.is_alive() for process in team.processes)
 
 
-def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
-    with pool(2, (2,), CPU) as team, pytest.raises(WorkerDied, match=r"worker 1 of 2 failed, busy with own: DlperfError: .*absent.json"):
-        team.make("own", str(tmp_path / "absent.json"), 2)
+def test_a_worker_that_fails_says_why() -> None:
+    with pool(2, (2,), CPU) as team, pytest.raises(WorkerDied, match=r"worker 1 of 2 failed, busy with own: Unplayable: mine: none of its"):
+        team.make("own", Trace("mine", 1, (), ()).to_json(), 2)
     assert not any(process.is_alive() for process in team.processes)
 
 
@@ -225,12 +226,12 @@ def test_starting_processes() -> None:
         workers.start_s(2, _dies)
 
 
-def test_a_job_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(workers.ROUNDS, "quick", 1)
     monkeypatch.setitem(workers.WINDOW_S, "quick", 0.01)
     monkeypatch.setattr(workers, "start_s", lambda n: float(n))
-    trace(relu(64), mm(8, 8, 8)).save(tmp_path / "trace.json")
-    groups = [["p", PREPARATION, None, 2], *([work, work, None, 2] for work in resources(CPU)), ["own", "own", str(tmp_path / "trace.json"), 2]]
+    recorded = trace(relu(64), mm(8, 8, 8)).to_json()
+    groups = [["p", PREPARATION, None, 2], *([work, work, None, 2] for work in resources(CPU)), ["own", "own", recorded, 2]]
     told: list[dict[str, Any]] = []
     run({"mode": "quick", "groups": groups}, told.append)
     assert [message["group"] for message in told] == [name for name, *_ in groups]
