@@ -18,6 +18,7 @@ from dlperf.clock import Samples
 from dlperf.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.trace import Op
+from dlperf.verification import SelfTest
 from microbench import suite
 from microbench.__main__ import main
 from microbench.plan import Group, Point, repeats
@@ -34,6 +35,7 @@ class Worker:
     status = 0
     switches_per_s = 0.0
     seconds = 1e-6
+    left_out = 0
     wholes_s = (1e-6,)
     unsteady = 0
     passes = 1
@@ -71,8 +73,8 @@ class Worker:
             kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], samples)
             part = Machine(host.this_cpu(), (kernel,))
             switches = 100 * self.switches_per_s
-            told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady, "left_out": 0}
-            told |= {"wholes_s": [list(self.wholes_s)]}
+            told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady}
+            told |= {"left_out": self.left_out, "wholes_s": [list(self.wholes_s)]}
             yield json.dumps(told) + "\n"
         if self.wants:
             yield json.dumps({"wants": self.wants}) + "\n"
@@ -226,6 +228,52 @@ def test_what_is_finished_stays_and_is_not_measured_again(
     assert "m.json keeps 2 measured groups; going on with 1 more" in capsys.readouterr().err
     assert measured(worker)[1:] == [(1, ["three"])]
     assert len(Machine.load(path).kernels) == 3
+
+
+def test_the_same_command_goes_on_with_what_there_was_no_time_for(
+    tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.json"
+    groups = [Group(name, tuple(Point(name, relu(64 + number + extra)) for extra in (0, 100)), repeats("quick")) for number, name in enumerate(GROUPS)]
+    monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
+    worker.left_out = 1
+    machine = suite.calibrate(path, mode="quick")
+    assert not machine.complete  # points count, not groups
+    assert [(one.group, one.n_measured, one.n_planned) for one in machine.coverage] == [(name, 1, 2) for name in GROUPS]
+    worker.left_out = 0
+    machine = suite.calibrate(path, mode="quick")
+    assert machine.complete
+    assert worker.jobs[0]["measured"] == {}
+    assert worker.jobs[1]["measured"] == {name: [0] for name in GROUPS}  # what it has is not measured again
+    assert [(one.n_measured, one.n_planned) for one in machine.coverage] == [(2, 2)] * 3
+    assert suite.calibrate(path, mode="quick").complete
+    assert "nothing to measure" in capsys.readouterr().err
+    assert len(worker.jobs) == 2
+
+
+def test_a_deeper_calibration_measures_what_a_quick_one_had_time_for_anew(tmp_path: Path, worker: type[Worker]) -> None:
+    worker.left_out = 1
+    suite.calibrate(tmp_path / "m.json", mode="quick")
+    suite.calibrate(tmp_path / "m.json", mode="full")
+    assert worker.jobs[1]["measured"] == {}
+
+
+def test_a_file_that_is_refused_is_measured_anew(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.json"
+    suite.calibrate(path, mode="quick")
+    worker.seconds = 5e-6
+    machine = suite.calibrate(path, mode="quick", refused=lambda file: bool(file.kernels))
+    assert {kernel.samples.values for kernel in machine.kernels} == {(5e-6,)}
+    assert "failed its self-test; measuring anew" in capsys.readouterr().err
+
+
+def test_what_is_measured_voids_the_self_test_of_its_thread_count(tmp_path: Path, worker: type[Worker]) -> None:
+    path = tmp_path / "m.json"
+    first = suite.calibrate(path, mode="quick", threads=(1, 2))
+    replace(first, self_tests=tuple(SelfTest("MLP", count, 7, 1e-3, 1e-3, 1e-3, 1e-3) for count in (1, 2))).save(path)
+    assert len(suite.calibrate(path, mode="quick", threads=(1, 2)).self_tests) == 2
+    added = suite.calibrate(path, mode="quick", threads=(2,), traces=[trace(mm(8, 8, 8))])
+    assert [test.threads for test in added.self_tests] == [1]
 
 
 def test_the_file_is_written_after_every_group(tmp_path: Path, worker: type[Worker]) -> None:
@@ -453,7 +501,7 @@ def test_a_traces_ops_are_measured_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     step = trace(mm(33, 17, 9), relu(77), Op("mine.odd.default", (T(4),), layer="fc"))
     machine = suite.calibrate(tmp_path / "m.json", mode="quick", traces=[step])
     assert machine.groups[1:] == ("quick/1/threads", "quick/1/memory")  # kernels come first
-    assert machine.groups[2].startswith("quick/1/for made-up@1 (forward pass, ops ")
+    assert machine.groups[0].startswith("quick/1/for made-up@1 (forward pass, ops ")
     assert {kernel.family for kernel in machine.kernels} == {"exact"}
     assert [machine.exact(op.signature, 1) is not None for op in step.ops] == [True, True, False]
     assert any("mine.odd.default: this torch has no such operator" in note for note in machine.notes)

@@ -272,3 +272,24 @@ def test_disturbed_samples_are_remembered() -> None:
         sampler.take()
     assert sampler.pairs == ((1.0, False), (1.0, True), (2.0, False))
     assert sampler.result().values == (1.0, 2.0)
+
+
+def test_after_the_time_is_over_everything_is_sampled_once_and_nothing_twice() -> None:
+    now_s = [0.0]
+
+    def call() -> None:
+        now_s[0] += 1.0
+
+    clock = Clock(lambda: now_s[0], lambda: 0)
+    assert clock.within(math.inf) is clock
+    assert clock.part(0.5) is clock
+    late = clock.within(0.0)
+    samplers = [Sampler(call, Repeats(sample_s=0.5, n_samples=7), late) for _ in range(3)]
+    take_turns(samplers)
+    assert [len(sampler.pairs) for sampler in samplers] == [1, 1, 1]
+    assert len(take_single(lambda: call, 5, late).values) == 1
+    now_s[0] = 100.0
+    some = clock.within(10.0).part(0.5)
+    assert some.until == 105.0
+    assert some.within(50.0).until == 105.0
+    assert len(take_single(lambda: call, 50, some).values) == 5
