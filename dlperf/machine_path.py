@@ -29,7 +29,7 @@ def find_path(path: str | Path | None = None) -> Path:
     if path is not None:
         check_type("machine", "path", path, (str, Path), "the path of a machine file")
     place = default_path() if path is None else Path(path)
-    if not place.exists():
+    if not os.path.exists(place):  # False for a name that no file can have
         where = "" if place == default_path() else f" -o {place}"
         raise DlperfError(
             f"{place}: there is no such machine file; dlperf calibrate{where} makes it "

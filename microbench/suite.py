@@ -101,7 +101,7 @@ def calibrate(
                 job = {"threads": 1, "mode": mode, "groups": [[name, kind, own.get(kind), n] for name, kind, n in shared]}
                 machine = _run_workers(machine, path, "microbench.workers", job, {name: _SHARING_WEIGHT for name, _, _ in shared}, bar, finished)
     except KeyboardInterrupt:
-        raise Interrupted(_what_is_kept(path, len(finished))) from None
+        raise Interrupted(what_is_kept(path, len(finished))) from None
     machine = replace(machine, complete=not any(machine.n_left_out(count) for count in {one.threads for one in machine.coverage}))
     machine.save(path)
     n_busy = _n_busy(machine) - n_before
@@ -112,7 +112,8 @@ def calibrate(
     return machine
 
 
-def _what_is_kept(path: Path, n_groups: int) -> str:
+def what_is_kept(path: Path, n_groups: int) -> str:
+    """What an interrupted or failed calibration leaves, for its one line."""
     if n_groups:
         return f"{path} keeps {n_groups} finished group{'s' * (n_groups != 1)}, and the same command goes on from there"
     return f"no group was finished, so {f'{path} is as it was' if path.exists() else 'nothing was kept'}"
@@ -270,7 +271,7 @@ def _run_workers(
         except _Crashed as crash:
             died = f"the measuring process died of {crash.name} while it measured {crash.group}"
             if is_last and crash.ahead:
-                raise WorkFailed(f"{died}; {_what_is_kept(path, len(finished))}") from None
+                raise WorkFailed(f"{died}; {what_is_kept(path, len(finished))}") from None
             note = f"{died} with {job['threads']} thread(s)"
             narrate(f"warning: {note}; {'another goes on' if crash.ahead else 'its groups have fewer samples'}")
             machine = replace(crash.machine, notes=(*crash.machine.notes, note))
@@ -321,7 +322,7 @@ def _run_worker(
                 process.stdin.flush()
                 continue
             if "failed" in message:
-                raise WorkFailed(f"{message['failed']}; {_what_is_kept(path, len(finished))}")
+                raise WorkFailed(f"{message['failed']}; {what_is_kept(path, len(finished))}")
             weight = ahead.pop(message["group"], 0)
             bar.update(weight if module == "microbench.workers" else 0)  # the others have told each of their points
             part = Machine.from_json(message["part"])
@@ -337,7 +338,7 @@ def _run_worker(
         if -process.returncode in _CRASHES:
             raise _Crashed(signal.Signals(-process.returncode).name, group, machine, tuple(ahead))
         if process.returncode != 0:
-            raise WorkFailed(f"the measuring process ended with status {process.returncode}; {_what_is_kept(path, len(finished))}")
+            raise WorkFailed(f"the measuring process ended with status {process.returncode}; {what_is_kept(path, len(finished))}")
     finally:
         if finished:
             machine.save(path)

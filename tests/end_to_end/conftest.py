@@ -13,6 +13,7 @@ from dlperf.host import this_cpu, versions
 from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS
 from dlperf.machine import STEP_COSTS, Bandwidth, Cost, Kernel, Machine
 from dlperf.trace import Op, TensorSpec
+from dlperf.verification import SelfTest
 
 TARGETS = '''
 import torch
@@ -113,7 +114,9 @@ def sample_machine() -> Machine:
     )
     names = [name for names in STEP_COSTS.values() for name in names]  # all that a step takes, for nothing
     costs = (Cost("dispatch", 1, Samples((1e-6,))), *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names))
-    return Machine(this_cpu(), kernels, sweep, costs, complete=True, versions=versions(), created="2026-01-01T00:00:00")
+    tests = (SelfTest("MLP", 1, 7, 1e-3, 0.9e-3, 1.1e-3, 1e-3),)
+    made = "2026-01-01T00:00:00"
+    return Machine(this_cpu(), kernels, sweep, costs, complete=True, versions=versions(), created=made, self_tests=tests)
 
 
 @pytest.fixture

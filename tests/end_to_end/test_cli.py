@@ -1,6 +1,7 @@
 """The command line where all goes well: what stands on stdout, in files, and in warnings."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dlperf import selftest
 from dlperf.machine import Machine
 
 ROOFLINE = ("--predictor", "roofline", "--threads", "1")
@@ -197,8 +199,24 @@ def test_machine_show(dlperf: Callable, machine_file: Path) -> None:
     assert data["peaks"] == [{"dtype": "float32", "threads": 1, "flops_per_s": pytest.approx(100e9, rel=1e-5)}]
 
 
-def test_machine_check(dlperf: Callable, machine_file: Path) -> None:
-    assert dlperf("machine", "check", machine_file).status == 0
+def test_machine_check(dlperf: Callable, machine_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratio = 1.1
+
+    def repeat(machine: Machine, _: object) -> Machine:
+        return replace(machine, self_tests=tuple(replace(test, measured_s=test.predicted_s / ratio) for test in machine.self_tests))
+
+    monkeypatch.setattr(selftest, "Process", lambda threads: contextlib.nullcontext())
+    monkeypatch.setattr(selftest, "run", repeat)
+    done = dlperf("machine", "check", machine_file)
+    assert done.status == 0
+    assert "can be trusted here" in " ".join(done.out.split())
+    assert "self-test: MLP, 1 thread: predicted 1.00 ms, measured 909 us: +10.0 %" in done.out
+    ratio = 10.0  # every kernel of the file was multiplied by hand
+    done = dlperf("machine", "check", machine_file, "--json", "-")
+    assert done.status == 1
+    assert json.loads(done.out)["self_tests"][0]["error_frac"] == pytest.approx(9.0)
+    assert "failed its self-test" in dlperf("predict", "lenet", "--machine", machine_file, "--threads", "1").err  # the file keeps what was found
+    ratio = 1.0
     change(machine_file, complete=False)
     done = dlperf("machine", "check", machine_file)
     assert done.status == 1

@@ -259,9 +259,9 @@ def test_files_keep_what_was_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda row: row.update(workers=0), r"sharings\[0\].workers is 0; it must be a finite positive number"),
+        (lambda row: row.update(workers=0), r"sharings\[0\].workers is 0; expected a whole number of at least 1"),
         (lambda row: row.update(samples_s=[-1.0]), r"sharings\[0\].samples_s\[0\] is -1.0"),
-        (lambda row: row["alone"].update(samples_s=[1.0]), r"3 samples together and 1 alone"),
+        (lambda row: row["alone"].update(samples_s=[1.0]), r"expected as many samples as alone, 1: they are taken in pairs"),
         (lambda row: row["alone"].update(samples_s=[]), r"sharings\[0\].alone.samples_s is \[\]"),
     ],
 )

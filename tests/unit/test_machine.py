@@ -210,7 +210,7 @@ def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], val
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(schema_version=2), "schema_version is 2, this dlperf reads up to 1"),
+        (lambda data: data.update(schema_version=3), "schema_version is 3, this dlperf reads up to 2"),
         (lambda data: data.update(schema_version=0), "schema_version is 0"),
         (lambda data: data.update(schema_version=True), "schema_version is True"),
         (lambda data: data.update(schema="dlperf.trace"), "is no dlperf.machine file"),
