@@ -119,6 +119,17 @@ def test_far_outside_is_extrapolated(octaves: int, axis: int) -> None:
     assert source == "extrapolated"
 
 
+def _referring(trace: Trace) -> Trace:
+    """The trace with layers of different names, which its callers and operators refer to."""
+    layers = tuple(replace(layer, name=f"{place}{layer.name}") for place, layer in enumerate(trace.layers))
+    names = ("", *(layer.name for layer in layers))
+    return replace(
+        trace,
+        layers=tuple(replace(layer, callers=tuple((names[count % len(names)], count) for _, count in layer.callers)) for layer in layers),
+        ops=tuple(replace(op, layer=names[-1], shares=tuple((names[-1], share) for _, share in op.shares)) for op in trace.ops),
+    )
+
+
 # -- files -----------------------------------------------------------------------------------------------------------------
 
 NAMES = st.text(min_size=1, max_size=6)
@@ -145,7 +156,7 @@ TRACES = st.builds(
     Trace, NAMES, st.integers(1, 512), st.lists(LAYERS, max_size=2).map(tuple), st.lists(ANY_OPS, max_size=3).map(tuple), STORAGES,
     st.none() | st.builds(OptimizerInfo, NAMES, NAMES, st.integers(0, 9)), st.booleans(), NAMES, st.lists(NAMES, max_size=2).map(tuple),
     st.dictionaries(NAMES, NAMES, max_size=2),
-)  # fmt: skip
+).map(lambda trace: _referring(trace))  # fmt: skip
 SIX_DIGITS = st.floats(1e-9, 1e3).map(lambda value: float(f"{value:.6g}"))
 SAMPLES = st.builds(Samples, st.lists(SIX_DIGITS, min_size=1, max_size=4).map(tuple), st.integers(0, 9))
 THREADS = st.integers(1, 64)
@@ -158,7 +169,8 @@ MACHINES = st.builds(
 )  # fmt: skip
 MEASUREMENTS = st.builds(
     lambda step, *rest: Measurement("t", 1, 1, {"forward": step[0], "total": step[1]}, *rest), st.tuples(SAMPLES, SAMPLES),
-    st.lists(st.builds(LayerTimes, NAMES, NAMES, SAMPLES, st.none() | SAMPLES, st.none() | SAMPLES), max_size=3).map(tuple), st.booleans(), st.none() | SAMPLES,
+    st.lists(st.builds(LayerTimes, NAMES, NAMES, SAMPLES, st.none() | SAMPLES, st.none() | SAMPLES), max_size=3, unique_by=lambda row: row.layer).map(tuple),
+    st.booleans(), st.none() | SAMPLES,
     st.dictionaries(NAMES, st.floats(0, 1e6)), st.lists(NAMES).map(tuple), st.dictionaries(NAMES, NAMES), NAMES,
 )  # fmt: skip
 
