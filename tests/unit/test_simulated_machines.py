@@ -163,3 +163,7 @@ def test_a_last_cache_of_480_mib_asks_for_no_larger_sets() -> None:
         assert max(sets) == 2**27
         assert len(sets) <= 16
     assert max(stream.working_sets("full", LARGE.caches_bytes[2])) == 4 * LARGE.caches_bytes[2]
+
+
+def test_the_kernels_keep_a_part_of_the_time_that_nothing_else_can_take() -> None:
+    assert sum(worker.SHARES.values()) + worker.LEAST_FRAC <= 0.8
