@@ -294,6 +294,13 @@ def was_busy(machine: Machine, threads: int) -> bool:
     return n_busy > BUSY_SHARE * max(n_busy, n_groups)
 
 
+def is_unfinished(machine: Machine) -> bool:
+    """Whether a calibration was interrupted, or had no time for more than half of its points; a few less than planned cost little exactness."""
+    n_planned = sum(one.n_planned for one in machine.coverage)
+    n_left_out = n_planned - sum(one.n_measured for one in machine.coverage)
+    return not machine.complete and not 0 < n_left_out <= 0.5 * n_planned
+
+
 def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
     """Why a machine file should not be trusted here, one line each; empty if it can be.
 
@@ -301,7 +308,7 @@ def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[
     are predicted from one another does not (:func:`find_remarks`): the self-test shows what comes of it.
     """
     found = find_mismatches(machine, cpu, versions)
-    if not machine.complete:
+    if is_unfinished(machine):
         found.append("the calibration did not finish; the same dlperf calibrate goes on with it")
     held = {"kernels": machine.kernels, "memory bandwidth": machine.bandwidths}
     if not any(held.values()):

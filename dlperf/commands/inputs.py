@@ -281,7 +281,7 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
     from dlperf import host, inspection, selftest
 
     doubts = [*inspection.find_mismatches(machine, host.this_cpu(), host.versions()), *inspection.find_missing_dtypes(machine, trace)]
-    if not machine.complete:
+    if inspection.is_unfinished(machine):
         doubts.append(f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it")
     if problem := selftest.find_problem(machine, threads):
         doubts.append(problem)
