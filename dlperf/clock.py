@@ -356,6 +356,8 @@ class Sampler:
 
 
 _MOST_TURNS = 2
+LEAST_TURNS = 2
+"""Single calls of each kind, however short the time is: one alone may be the very first of its code."""
 
 
 def take_turns(samplers: Sequence[Sampler]) -> None:
@@ -375,7 +377,7 @@ def take_turns(samplers: Sequence[Sampler]) -> None:
 def take_single(prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock) -> Samples:
     """Single calls, each prepared anew by an untimed `prepare`, until `n_wanted` are undisturbed, twice as many were tried, or the time is over."""
     pairs: list[tuple[float, bool]] = []
-    while sum(not disturbed for _, disturbed in pairs) < n_wanted and len(pairs) < _MOST_TURNS * n_wanted and not (pairs and clock.is_late):
+    while sum(not disturbed for _, disturbed in pairs) < n_wanted and len(pairs) < _MOST_TURNS * n_wanted and (len(pairs) < LEAST_TURNS or not clock.is_late):
         call = prepare()
         before = clock.switches()
         begin = clock.now()

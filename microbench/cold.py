@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlperf.clock import Clock, Samples, take_single, undisturbed
+from dlperf.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
 from dlperf.code import code_since, size_of
 from dlperf.machine import Cost
 from dlperf.trace import Op, Symbol, TensorSpec
@@ -371,7 +371,7 @@ def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> 
     """Seconds that calls, one right after the other, take more after other work than without it, for each of them."""
     taken: dict[bool, list[list[tuple[float, bool]]]] = {cold: [[] for _ in calls] for cold in (False, True)}
     for turn in range(2 * n_samples):
-        if turn and clock.is_late:
+        if turn >= LEAST_TURNS and clock.is_late:
             break
         for cold, found in taken.items():
             for call in reversed(calls):  # each then finds itself the warmer the sooner it is called

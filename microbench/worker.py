@@ -72,9 +72,9 @@ PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 BUDGET_S = {"quick": 10.5, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
-SHARES = {"framework": 0.2, "memory": 0.04, "threads": 0.02, "stream": 0.04, "ceilings": 0.04, "loader": 0.06, "loop": 0.015, "ddp": 0.015}
+SHARES = {"framework": 0.25, "memory": 0.04, "threads": 0.02, "stream": 0.04, "ceilings": 0.04, "loader": 0.06, "loop": 0.015, "ddp": 0.015}
 """Part of the budget that may go into the repeated samples of a group of costs, so that none takes the time of another."""
-LEAST_FRAC = 0.35
+LEAST_FRAC = 0.3
 """Part of the budget that the least designs of all families, which come first, may take together."""
 _DEAR = {"conv": 3.0, "conv_backward": 3.0, "gemm": 1.5, "bmm": 1.5, "attention": 3.0, "recurrent": 4.0}
 """How much longer than elementwise kernels those of a family take to measure, for sharing out the time."""
