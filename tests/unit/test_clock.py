@@ -293,3 +293,13 @@ def test_after_the_time_is_over_everything_is_sampled_once_and_nothing_twice() -
     assert some.until == 105.0
     assert some.within(50.0).until == 105.0
     assert len(take_single(lambda: call, 50, some).values) == 5
+
+
+def test_a_disturbed_sample_that_is_shorter_than_all_others_counts() -> None:
+    sampler = Sampler(lambda: None)
+    sampler._pairs = [(4e-4, False), (3e-5, True), (5e-4, True)]  # one long undisturbed moment says less than a short disturbed one
+    assert sampler.result() == Samples((4e-4, 3e-5), 1)
+    sampler._pairs = [(2e-5, False), (3e-5, True)]
+    assert sampler.result() == Samples((2e-5,), 1)
+    sampler._pairs = [(2e-5, True), (3e-5, True)]
+    assert sampler.result() == Samples((2e-5, 3e-5), 0)
