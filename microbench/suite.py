@@ -41,6 +41,8 @@ _UNSTEADY_FRAC = 0.2
 SAVE_EVERY_S = 0.5
 """How often the file is written while groups of kernels follow each other quickly; what is told by then is written in the end, however that comes."""
 _SHARING_WEIGHT = 50
+_THREADS_A_CORE = 4
+"""More threads than so many a core wait for each other for minutes, and tell nothing."""
 _DEGREE = {"quick": 0, "full": 1, "thorough": 2}
 _CRASHES = {int(number) for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)}
 Choose = Callable[[Machine, int, Mapping[str, Sequence[Op]], int], Mapping[str, Sequence[int]]]
@@ -58,7 +60,8 @@ def calibrate(
     whatever happens. `progress` shows a bar on stderr (default: if that is a terminal, plain lines elsewhere). `choose` says which further points to take,
     beyond those of the plan. A file of this machine that is `refused` is measured anew.
 
-    Raises DlperfError for an unknown mode, threads below 1, a file of another machine, of another torch or not of dlperf (without `force`);
+    Raises DlperfError for an unknown mode, threads below 1 or above four a core, a file of another machine or torch, or not of dlperf
+    (without `force`);
     WorkFailed when a worker dies or the disk refuses; Interrupted, which says what was kept, on Ctrl-C.
     """
     path = Path(path)
@@ -68,6 +71,9 @@ def calibrate(
         for count in counts:
             if count < 1:
                 raise DlperfError(f"{name} is {count}; it must be at least 1")
+    most = _THREADS_A_CORE * host.available_cores()
+    if max(threads) > most and not force:
+        raise DlperfError(f"threads is {max(threads)}, of {host.available_cores()} cores; give at most {most}, or --force")
     machine = _start(path, mode, force)
     if refused(machine):
         narrate(f"{path} failed its self-test; measuring anew")

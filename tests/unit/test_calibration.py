@@ -258,6 +258,17 @@ def test_a_deeper_calibration_measures_what_a_quick_one_had_time_for_anew(tmp_pa
     assert worker.jobs[1]["measured"] == {}
 
 
+def test_far_more_threads_than_cores_are_refused(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_cores", lambda: 2)
+    with pytest.raises(DlperfError, match=r"threads is 9, of 2 cores; give at most 8, or --force"):
+        suite.calibrate(tmp_path / "m.json", mode="quick", threads=(1, 9))
+    assert not worker.jobs
+    assert not list(tmp_path.iterdir())
+    suite.calibrate(tmp_path / "m.json", mode="quick", threads=(8,))
+    suite.calibrate(tmp_path / "forced.json", mode="quick", threads=(9,), force=True)
+    assert [job["threads"] for job in worker.jobs] == [8, 9]
+
+
 def test_a_file_that_is_refused_is_measured_anew(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.json"
     suite.calibrate(path, mode="quick")
