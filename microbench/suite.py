@@ -372,6 +372,8 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
     """
     above: dict[str, list[float]] = {"all": [], UNREST: [], LONG_UNREST: []}
     for wholes_s, kernel in zip(message["wholes_s"], kernels):
+        if len(wholes_s) == len(kernel.samples.values) == 1:
+            continue  # held against itself it says nothing
         if least_s := kernel.samples.minimum:
             factors = [whole_s / least_s for whole_s in wholes_s]
             above["all"] += factors

@@ -70,7 +70,7 @@ _FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
 PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
-BUDGET_S = {"quick": 10.5, "full": 275.0, "thorough": 1700.0}
+BUDGET_S = {"quick": 11.8, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
 SHARES = {"framework": 0.25, "memory": 0.04, "threads": 0.02, "stream": 0.04, "ceilings": 0.04, "loader": 0.06, "loop": 0.015, "ddp": 0.015}
 """Part of the budget that may go into the repeated samples of a group of costs, so that none takes the time of another."""
@@ -88,7 +88,7 @@ def _weight(points: Iterable[Point]) -> float:
 
 _FAST = 0.1
 """Quantile of looks at the core's pace that stands for the state in which least samples were taken."""
-_FIRST_FRAC = 0.8
+_FIRST_FRAC = 0.95
 """Part of the time left that the first samples of all kernels may take; where time is short, later ones are cut first."""
 
 
