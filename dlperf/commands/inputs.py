@@ -215,13 +215,13 @@ def run_calibration(
     """
     from dlperf import selftest
     from dlperf.locks import one_writer
+    from dlperf.predictors.book import learn
+    from dlperf.predictors.sampling import where_curves_err
+    from microbench.suite import calibrate
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
             started = [stack.enter_context(selftest.Process(count)) for count in dict.fromkeys(threads)]  # they import torch while the measuring process does
-            from dlperf.predictors.book import learn
-            from dlperf.predictors.sampling import where_curves_err
-            from microbench.suite import calibrate
         except KeyboardInterrupt:
             raise Interrupted("no group was finished, so nothing was kept") from None
         machine = calibrate(
