@@ -217,17 +217,19 @@ def run_calibration(
     from dlperf.locks import one_writer
     from dlperf.predictors.book import learn
     from dlperf.predictors.sampling import where_curves_err
-    from microbench.suite import calibrate
+    from microbench.suite import calibrate, what_is_kept
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
         try:
             started = [stack.enter_context(selftest.Process(count)) for count in dict.fromkeys(threads)]  # they import torch while the measuring process does
+            machine = calibrate(
+                path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err,
+                refused=lambda file: any(selftest.has_failed(file.self_tests_of(count)) for count in file.threads),
+            )  # fmt: skip
+        except Interrupted:
+            raise
         except KeyboardInterrupt:
-            raise Interrupted("no group was finished, so nothing was kept") from None
-        machine = calibrate(
-            path, mode=mode, threads=tuple(threads), traces=tuple(traces), workers=tuple(workers), force=force, choose=where_curves_err,
-            refused=lambda file: any(selftest.has_failed(file.self_tests_of(count)) for count in file.threads),
-        )  # fmt: skip
+            raise Interrupted(what_is_kept(path, 0)) from None
         tested = {test.threads for test in machine.self_tests}
         try:
             machine = learn(machine)
