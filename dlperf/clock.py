@@ -34,7 +34,7 @@ class Clock:
     """Where time and disturbance come from. Tests give their own.
 
     `switches` counts disturbances: where it has grown between two calls, what lies between was disturbed. `rest` is called
-    after a disturbed sample and may wait for quiet. After the moment `until` everything is sampled once, and nothing twice.
+    after a disturbed sample and may wait for quiet. After the moment `until` everything is sampled as often as is necessary, and no more.
     """
 
     now: Callable[[], float] = time.perf_counter

@@ -177,11 +177,11 @@ def coverage_line(machine: Machine, threads: int) -> str:
     return line + (f"; there was no time for {', '.join(missing)}" if missing else "")
 
 
-def conclude(machine: Machine, seconds: float) -> str:
+def conclude(summary: Summary, seconds: float) -> str:
     """What a calibration found, on one screen: how much it measured in how many seconds, the main rates, its self-test, what to type next."""
+    machine = summary.machine
     cpu, name = machine.cpu, machine.path or "machine file"
     lines = [f"{name}: {machine.mode} calibration of {cpu.model}, {cpu.n_cores} core{'s' * (cpu.n_cores != 1)}, {seconds:.0f} s"]
-    summary = summarize(machine)
     for threads in machine.threads:
         lines.append(f"  {coverage_line(machine, threads)}")
         points = ", ".join(f"{family.name} {family.n_points}" for family in summary.families if family.threads == threads)
@@ -321,7 +321,7 @@ def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[
 def find_remarks(machine: Machine) -> list[str]:
     """What a reader of a machine file may want to know though it does not speak against it, one line each."""
     found = [busy_line(machine, threads) for threads in machine.threads if machine.busy_groups(threads)]
-    found += [f"{coverage_line(machine, threads)}" for threads in machine.threads if machine.n_left_out(threads)]
+    found += [coverage_line(machine, threads) for threads in machine.threads if machine.n_left_out(threads)]
     found += [
         f"{family} with {threads} thread(s): predicting each kernel from the others is off by {format_percent(error)}"
         for threads in machine.threads

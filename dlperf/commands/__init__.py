@@ -57,7 +57,8 @@ def calibrate(args: Namespace) -> Answer:
     traces = [read_or_record(args, target, size) for spec in args.targets for target, size in split_batch(spec)]
     begin = time.monotonic()
     machine = replace(run_calibration(path, args.mode, threads, traces, args.force, args.workers), path=str(path))
-    return Answer(fit(conclude(machine, time.monotonic() - begin)), summarize(machine).to_json())
+    seconds, summary = time.monotonic() - begin, summarize(machine)
+    return Answer(fit(conclude(summary, seconds)), summary.to_json())
 
 
 def machine(args: Namespace) -> Answer:

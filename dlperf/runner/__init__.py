@@ -230,9 +230,9 @@ def _find_cluster(path: str | Path | None) -> Cluster | None:
 
 def _calibration(place: Path) -> list[str]:
     # a folder of the same name beside the script must not be taken for ours
-    start = "import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('microbench', run_name='__main__', alter_sys=True)"
+    start = "import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('dlperf', run_name='__main__', alter_sys=True)"
     home = str(Path(__file__).resolve().parent.parent)
-    return [sys.executable, "-c", start, home, "--quick", "-o", str(place)]
+    return [sys.executable, "-c", start, home, "calibrate", "--quick", "--threads", "1", "-o", str(place)]
 
 
 # -- in one's own code -------------------------------------------------------------------------------------------------

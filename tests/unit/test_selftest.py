@@ -173,7 +173,7 @@ def test_the_file_keeps_both() -> None:
 
 def test_a_calibrations_end_fits_on_a_screen() -> None:
     whole = replace(machine(), path="m.json", mode="quick", coverage=(Coverage("gemm", 1, 20, 27),), self_tests=(result_of(1.2),) * 3)
-    lines = inspection.conclude(whole, 19.4).splitlines()
+    lines = inspection.conclude(inspection.summarize(whole), 19.4).splitlines()
     assert len(lines) < 24
     assert lines[0] == "m.json: quick calibration of Made-up CPU, 4 cores, 19 s"
     assert lines[1] == "  20 of 27 planned points with 1 thread; there was no time for 7 of gemm"
