@@ -2,10 +2,12 @@
 
     python benchmarks/epochs.py --machine machine.json mlp/0 mlp/1 lenet/0 cnn-medium/2       (NETWORK/LOADER WORKERS)
 
-Each case trains in a fresh process on generated data as networks/train.py does: one epoch to warm up, then some that count. Batches that began and ended
-on a core at full pace count apart ("quiet"): on a shared machine the others measure the neighbours. The floor is the
-distance of the two halves of the epochs from each other; a forecast can be no more exact.
+Each case trains in a fresh process on generated data as networks/train.py does: one epoch to warm
+up, then some that count. Batches that began and ended on a core at full pace count apart ("quiet"):
+on a shared machine the others measure the neighbours. The floor is the distance of the two halves
+of the epochs from each other; a forecast can be no more exact.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -21,15 +23,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-def train(net: str, n_workers: int, machine_path: str, n_samples: int, batch_size: int, n_epochs: int) -> dict[str, Any]:
+def train(
+    net: str, n_workers: int, machine_path: str, n_samples: int, batch_size: int, n_epochs: int
+) -> dict[str, Any]:
     """One case, in this process."""
     import torch
     from torch.utils.data import DataLoader
 
-    from dlperf import predict, recorder, targets
-    from dlperf.clock import Pace
-    from dlperf.loader_sampling import sample_loader
-    from dlperf.machine import PACE, Machine
+    from dlperf import predict
+    from dlperf.core.clock import Pace
+    from dlperf.core.machine import PACE, Machine
+    from dlperf.profiler.loader_sampling import sample_loader
+    from dlperf.recorder import recording, targets
     from networks.catalog import NETWORKS
     from networks.data import generate
     from networks.train import Tally, add
@@ -39,12 +44,24 @@ def train(net: str, n_workers: int, machine_path: str, n_samples: int, batch_siz
     pace = Pace(best_s=machine.cost_s(PACE, 1, float("inf")), patience_s=5.0)
     network = NETWORKS[net]
     data = generate(network, n_samples, 0, 0).train
-    loader = DataLoader(data, batch_size, shuffle=True, drop_last=True, num_workers=n_workers, persistent_workers=n_workers > 0)
-    prediction = predict(recorder.record_target(targets.resolve(net, batch_size)), machine, 1)
+    loader = DataLoader(
+        data,
+        batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=n_workers,
+        persistent_workers=n_workers > 0,
+    )
+    prediction = predict(recording.record_target(targets.resolve(net, batch_size)), machine, 1)
     epoch = prediction.epoch(
-        n_samples, n_epochs, loader=sample_loader(loader, batch_size, clock=pace.clock()), loader_workers=n_workers, persistent_workers=n_workers > 0,
-        drop_last=True, accuracy=network.count_right is not None,
-    )  # fmt: skip
+        n_samples,
+        n_epochs,
+        loader=sample_loader(loader, batch_size, clock=pace.clock()),
+        loader_workers=n_workers,
+        persistent_workers=n_workers > 0,
+        drop_last=True,
+        accuracy=network.count_right is not None,
+    )
     model = network.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     epochs: list[float] = []
@@ -75,10 +92,17 @@ def train(net: str, n_workers: int, machine_path: str, n_samples: int, batch_siz
     mean_s = statistics.fmean(epochs)
     quiet_s = epoch.steps_per_epoch * statistics.fmean(quiet) if len(quiet) >= 20 else None
     return {
-        "network": net, "loader_workers": n_workers, "predicted_s": epoch.epoch_s, "epoch_s": mean_s, "error_frac": epoch.epoch_s / mean_s - 1.0,
-        "quiet_epoch_s": quiet_s, "quiet_error_frac": None if quiet_s is None else epoch.epoch_s / quiet_s - 1.0, "quiet_frac": len(quiet) / n_batches,
-        "floor_frac": abs(second / first - 1.0), "bound": epoch.bound,
-    }  # fmt: skip
+        "network": net,
+        "loader_workers": n_workers,
+        "predicted_s": epoch.epoch_s,
+        "epoch_s": mean_s,
+        "error_frac": epoch.epoch_s / mean_s - 1.0,
+        "quiet_epoch_s": quiet_s,
+        "quiet_error_frac": None if quiet_s is None else epoch.epoch_s / quiet_s - 1.0,
+        "quiet_frac": len(quiet) / n_batches,
+        "floor_frac": abs(second / first - 1.0),
+        "bound": epoch.bound,
+    }
 
 
 def main() -> None:
@@ -94,21 +118,45 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         net, _, workers = args.cases[0].partition("/")
-        print(json.dumps(train(net, int(workers or 0), args.machine, args.samples, args.batch_size, args.epochs)))
+        print(
+            json.dumps(
+                train(
+                    net, int(workers or 0), args.machine, args.samples, args.batch_size, args.epochs
+                )
+            )
+        )
         return
     rows = []
     for case in args.cases:
-        options = ["--machine", args.machine, "--samples", str(args.samples), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
+        options = [
+            "--machine",
+            args.machine,
+            "--samples",
+            str(args.samples),
+            "--batch-size",
+            str(args.batch_size),
+            "--epochs",
+            str(args.epochs),
+        ]
         done = subprocess.run(
-            [sys.executable, __file__, case, "--one", *options], stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            [sys.executable, __file__, case, "--one", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         row = json.loads(done.stdout.splitlines()[-1])
         rows.append(row)
-        quiet = "-" if row["quiet_error_frac"] is None else f"{100 * row['quiet_error_frac']:+.1f} %"
+        quiet = (
+            "-" if row["quiet_error_frac"] is None else f"{100 * row['quiet_error_frac']:+.1f} %"
+        )
         print(
-            f"{case:16} predicted {row['predicted_s']:7.3f} s, real {row['epoch_s']:7.3f} s: {100 * row['error_frac']:+6.1f} %, quiet batches {quiet} "
-            f"({100 * row['quiet_frac']:.0f} % of them), floor {100 * row['floor_frac']:.1f} %, bound by the {row['bound']}", flush=True
-        )  # fmt: skip
+            f"{case:16} predicted {row['predicted_s']:7.3f} s, real {row['epoch_s']:7.3f} s:"
+            f" {100 * row['error_frac']:+6.1f} %, quiet batches {quiet}"
+            f" ({100 * row['quiet_frac']:.0f} % of them), floor {100 * row['floor_frac']:.1f} %,"
+            f" bound by the {row['bound']}",
+            flush=True,
+        )
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -2,10 +2,12 @@
 
     python benchmarks/overhead.py [--seconds 60] [--pairs 3] [--threads 1] [--machine FILE]
 
-The same script (LeNet-5's layers on generated digits, a DataLoader, Adam, batch 64) runs plainly and under ``dlperf run`` in turn; it notes the
-time of its own first and last line. The ratio of each pair is printed, and the ratio of two plain runs beside it: what differs between two runs of
+The same script (LeNet-5's layers on generated digits, a DataLoader, Adam, batch 64) runs plainly
+and under ``dlperf run`` in turn; it notes the time of its own first and last line. The ratio of
+each pair is printed, and the ratio of two plain runs beside it: what differs between two runs of
 the same thing is no overhead.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SCRIPT = '''
+SCRIPT = """
 import sys, time
 first = time.perf_counter()
 import torch
@@ -39,7 +41,7 @@ for epoch in range(n_epochs):
         loss.backward()
         optimizer.step()
 open(sys.argv[2], "w").write(repr(time.perf_counter() - first))
-'''
+"""
 
 
 def script_s(prefix: list[str], folder: Path, n_epochs: int, environment: dict[str, str]) -> float:
@@ -47,7 +49,9 @@ def script_s(prefix: list[str], folder: Path, n_epochs: int, environment: dict[s
     out = folder / "seconds"
     out.unlink(missing_ok=True)
     command = [*prefix, str(folder / "train.py"), str(n_epochs), str(out)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     if done.returncode or not out.exists():
         sys.exit(f"{' '.join(prefix)} ended with status {done.returncode}: {done.stderr[-500:]}")
     return float(out.read_text())
@@ -56,7 +60,9 @@ def script_s(prefix: list[str], folder: Path, n_epochs: int, environment: dict[s
 def main() -> None:
     """Print each pair's times and ratios, and their medians."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="about how long the script trains")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="about how long the script trains"
+    )
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--machine")
@@ -66,18 +72,37 @@ def main() -> None:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         plain = [sys.executable]
-        wrapped = [sys.executable, "-m", "dlperf", "run", *(["--machine", args.machine] if args.machine else [])]
+        wrapped = [
+            sys.executable,
+            "-m",
+            "dlperf",
+            "run",
+            *(["--machine", args.machine] if args.machine else []),
+        ]
         short_s, longer_s = (script_s(plain, folder, n_epochs, environment) for n_epochs in (2, 6))
         n_epochs = max(3, round((args.seconds - short_s) / ((longer_s - short_s) / 4)) + 2)
         print(f"{n_epochs} epochs of 100 steps, {args.threads} thread(s)")
-        print(f"{'pair':>4} {'plain s':>9} {'run s':>9} {'plain s':>9} {'run / plain':>12} {'plain / plain':>14}")
+        print(
+            f"{'pair':>4} {'plain s':>9} {'run s':>9} {'plain s':>9} {'run / plain':>12}"
+            f" {'plain / plain':>14}"
+        )
         ratios, floors = [], []
         for pair in range(args.pairs):
-            before, watched, after = (script_s(prefix, folder, n_epochs, environment) for prefix in (plain, wrapped, plain))
+            before, watched, after = (
+                script_s(prefix, folder, n_epochs, environment)
+                for prefix in (plain, wrapped, plain)
+            )
             ratios.append(watched / statistics.mean((before, after)))
             floors.append(after / before)
-            print(f"{pair + 1:4} {before:9.2f} {watched:9.2f} {after:9.2f} {ratios[-1]:12.4f} {floors[-1]:14.4f}", flush=True)
-        print(f"median run / plain {statistics.median(ratios):.4f}; two plain runs differ by up to {max(abs(f - 1) for f in floors):.2%}")
+            print(
+                f"{pair + 1:4} {before:9.2f} {watched:9.2f} {after:9.2f} {ratios[-1]:12.4f}"
+                f" {floors[-1]:14.4f}",
+                flush=True,
+            )
+        print(
+            f"median run / plain {statistics.median(ratios):.4f}; two plain runs differ by up to"
+            f" {max(abs(f - 1) for f in floors):.2%}"
+        )
 
 
 if __name__ == "__main__":

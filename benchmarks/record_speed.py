@@ -1,9 +1,12 @@
-"""How long recording and predicting a ResNet-50 step take in a warm process, beside the step itself.
+"""How long recording and predicting a ResNet-50 step take in a warm process, beside the step
+itself.
 
     python benchmarks/record_speed.py [--machine FILE] [--batch-size 32] [--rounds 5] [--step]
 
-The target's builder runs under fake tensors and is part of the recording. ``--step`` also runs the real step once (the second of two), for the ratio.
+The target's builder runs under fake tensors and is part of the recording. ``--step`` also runs the
+real step once (the second of two), for the ratio.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -13,8 +16,8 @@ import time
 from pathlib import Path
 
 import dlperf
-from dlperf import recorder, targets
-from dlperf.machine import default_path
+from dlperf.core.machine import default_path
+from dlperf.recorder import recording, targets
 
 TARGET = f"{Path(__file__).resolve().parent / 'resnet50.py'}:resnet50"
 
@@ -44,11 +47,16 @@ def main() -> None:
     try:
         machine = dlperf.Machine.load(args.machine)
         target = targets.resolve(TARGET, args.batch_size)
-        columns: dict[str, list[float]] = {"record": [], "predict": [], "record + predict": [], "predict for other threads": []}
+        columns: dict[str, list[float]] = {
+            "record": [],
+            "predict": [],
+            "record + predict": [],
+            "predict for other threads": [],
+        }
         first_s = 0.0
         for place in range(args.rounds + 1):
             begin = time.perf_counter()
-            trace = recorder.record_target(target)
+            trace = recording.record_target(target)
             recorded = time.perf_counter()
             one = dlperf.predict(trace, machine, threads=1, predictor=args.predictor)
             total_s = one.step.total_s
@@ -59,17 +67,25 @@ def main() -> None:
             if place == 0:
                 first_s = predicted - begin
                 continue
-            for name, seconds in zip(columns, (recorded - begin, predicted - recorded, predicted - begin, end - predicted)):
+            for name, seconds in zip(
+                columns,
+                (recorded - begin, predicted - recorded, predicted - begin, end - predicted),
+            ):
                 columns[name].append(seconds)
     except dlperf.DlperfError as error:
         sys.exit(str(error))
     sizes = f"{len(trace.layers)} layers, {len(trace.ops)} ops, {trace.n_parameters:,} parameters"
-    print(f"ResNet-50, batch {args.batch_size}: {sizes}; {args.predictor} predicts {total_s:.3f} s a step")
+    print(
+        f"ResNet-50, batch {args.batch_size}: {sizes}; {args.predictor} predicts {total_s:.3f} s a"
+        " step"
+    )
     whole = statistics.median(columns["record + predict"])
     print(f"{'what':28} {'median s':>9}  of record + predict")
     print(f"{'first record + predict':28} {first_s:9.3f}  {first_s / whole:.2f}")
     for name, samples in columns.items():
-        print(f"{name:28} {statistics.median(samples):9.4f}  {statistics.median(samples) / whole:.3f}")
+        print(
+            f"{name:28} {statistics.median(samples):9.4f}  {statistics.median(samples) / whole:.3f}"
+        )
     if args.step:
         seconds = step_s(target)
         print(f"{'the real step':28} {seconds:9.3f}  {seconds / whole:.2f}")

@@ -1,9 +1,12 @@
-"""How long dlperf takes to answer: ``dlperf --help``, and ``import dlperf`` on top of ``import torch``.
+"""How long dlperf takes to answer: ``dlperf --help``, and ``import dlperf`` on top of ``import
+torch``.
 
     python benchmarks/startup.py [--rounds 10]
 
-Each time is the least of several fresh processes, taken in turn so that a busy moment hits all of them.
+Each time is the least of several fresh processes, taken in turn so that a busy moment hits all of
+them.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,7 +19,10 @@ COMMANDS = {
     "dlperf --help": ["-m", "dlperf", "--help"],
     "import torch": ["-c", "import torch"],
     "import torch, dlperf": ["-c", "import torch, dlperf"],
-    "import torch, dlperf, every public name": ["-c", "import torch, dlperf\nfor name in dlperf.__all__: getattr(dlperf, name)"],
+    "import torch, dlperf, every public name": [
+        "-c",
+        "import torch, dlperf\nfor name in dlperf.__all__: getattr(dlperf, name)",
+    ],
 }
 
 
@@ -34,13 +40,21 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     for arguments in COMMANDS.values():
         wall_s(arguments)  # files into the page cache
-    samples = [{name: wall_s(arguments) for name, arguments in COMMANDS.items()} for _ in range(rounds)]
+    samples = [
+        {name: wall_s(arguments) for name, arguments in COMMANDS.items()} for _ in range(rounds)
+    ]
     least = {name: min(sample[name] for sample in samples) for name in COMMANDS}
     alone, torch_s = least["python alone"], least["import torch"]
     print(f"{'process':42} {'seconds':>8} {'above':>8}   ratio")
-    for name, base_s, base in (("dlperf --help", alone, "python alone"), ("import torch, dlperf", torch_s, "import torch"),
-                               ("import torch, dlperf, every public name", torch_s, "import torch")):  # fmt: skip
-        print(f"{name:42} {least[name]:8.3f} {least[name] - base_s:8.3f}   {least[name] / base_s:.2f} x {base}")
+    for name, base_s, base in (
+        ("dlperf --help", alone, "python alone"),
+        ("import torch, dlperf", torch_s, "import torch"),
+        ("import torch, dlperf, every public name", torch_s, "import torch"),
+    ):
+        print(
+            f"{name:42} {least[name]:8.3f} {least[name] - base_s:8.3f}   {least[name] / base_s:.2f}"
+            f" x {base}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
-"""How long ``dlperf tune`` takes for a grid: recording the traces, predicting at the recorded batch sizes, and comparing thousands of configurations.
+"""How long ``dlperf tune`` takes for a grid: recording the traces, predicting at the recorded batch
+sizes, and comparing thousands of configurations.
 
     python benchmarks/tune_speed.py MACHINE.json [TARGET] [--batch-sizes 64]
 
-The grid is every batch size from 4 on in steps of 4, so many of them, times the machine file's threads, 0 to 7 loading workers and 1 to 8 workers.
-What the machine file does not speak of is left out, so the number of configurations is printed.
+The grid is every batch size from 4 on in steps of 4, so many of them, times the machine file's
+threads, 0 to 7 loading workers and 1 to 8 workers. What the machine file does not speak of is left
+out, so the number of configurations is printed.
 """
+
 from __future__ import annotations
 
 import argparse
 import time
 
-from dlperf import recorder, targets
-from dlperf.machine import Machine
-from dlperf.trace import Trace
-from dlperf.tuning import tune
-from dlperf.tuning.grid import EPOCH, Axes, Wish
-from dlperf.tuning.paces import Forecaster
+from dlperf.advice.grid import EPOCH, Axes, Wish
+from dlperf.advice.rates import Forecaster
+from dlperf.advice.tuning import tune
+from dlperf.core.machine import Machine
+from dlperf.core.trace import Trace
+from dlperf.recorder import recording, targets
 
 
 def main() -> None:
@@ -31,20 +34,45 @@ def main() -> None:
     def record(batch_size: int) -> Trace:
         nonlocal recording_s
         begin = time.perf_counter()
-        trace = recorder.record_target(targets.resolve(options.target, batch_size))
+        trace = recording.record_target(targets.resolve(options.target, batch_size))
         recording_s += time.perf_counter() - begin
         return trace
 
-    axes = Axes(machine.threads, tuple(range(4, 4 * options.batch_sizes + 1, 4)), tuple(range(8)), tuple(range(1, 9)))
+    axes = Axes(
+        machine.threads,
+        tuple(range(4, 4 * options.batch_sizes + 1, 4)),
+        tuple(range(8)),
+        tuple(range(1, 9)),
+    )
     forecaster = Forecaster(machine, record)
     begin = time.perf_counter()
-    found = tune(options.target, machine.cpu.model, axes, Wish(EPOCH, samples=60_000), forecaster.pace_of, forecaster.knows)
+    found = tune(
+        options.target,
+        machine.cpu.model,
+        axes,
+        Wish(EPOCH, samples=60_000),
+        forecaster.pace_of,
+        forecaster.knows,
+    )
     total_s = time.perf_counter() - begin
     again = time.perf_counter()
-    tune(options.target, machine.cpu.model, axes, Wish(EPOCH, samples=60_000), forecaster.pace_of, forecaster.knows)
-    print(f"{options.target}: {len(found.rows)} configurations, {len(found.recorded)} batch sizes recorded")
+    tune(
+        options.target,
+        machine.cpu.model,
+        axes,
+        Wish(EPOCH, samples=60_000),
+        forecaster.pace_of,
+        forecaster.knows,
+    )
+    print(
+        f"{options.target}: {len(found.rows)} configurations, {len(found.recorded)} batch sizes"
+        " recorded"
+    )
     again_s = time.perf_counter() - again
-    print(f"recording {recording_s:.2f} s, everything else {total_s - recording_s:.2f} s; once more with the predictions at hand {again_s:.2f} s")
+    print(
+        f"recording {recording_s:.2f} s, everything else {total_s - recording_s:.2f} s; once more"
+        f" with the predictions at hand {again_s:.2f} s"
+    )
     print(f"best: {found.best.configuration.label}, {found.best.samples_per_s:.0f} samples/s")
 
 

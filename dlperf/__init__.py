@@ -1,31 +1,41 @@
-"""dlperf: how long a PyTorch layer, step, epoch or run takes on a CPU, what limits it, and how right that answer was.
+"""dlperf: how long a PyTorch layer, step, epoch or run takes on a CPU, what limits it, and how
+right that answer was.
 
 A measured :class:`Machine` and a recorded :class:`Trace` go through a predictor and give a :class:`Prediction`; a
 :class:`Measurement` of the same step turns it into a :class:`Report`.
 """
+
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dlperf.version import VERSION as __version__
+from dlperf.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from dlperf.errors import DlperfError
-    from dlperf.machine import Machine
-    from dlperf.measurement import Measurement
-    from dlperf.prediction import Prediction, predict
-    from dlperf.recorder import record
+    from dlperf.core.errors import DlperfError
+    from dlperf.core.machine import Machine
+    from dlperf.core.measurement import Measurement
+    from dlperf.core.trace import Trace
+    from dlperf.forecast.prediction import Prediction, predict
+    from dlperf.profiler.step_profiler import measure
+    from dlperf.recorder.recording import record
     from dlperf.report.comparison import Report, compare
-    from dlperf.runner import profile
-    from dlperf.stopwatch import measure
-    from dlperf.trace import Trace
+    from dlperf.runner.wrapping import profile
 
 _HOME = {
-    "Machine": "dlperf.machine", "Trace": "dlperf.trace", "Prediction": "dlperf.prediction", "Measurement": "dlperf.measurement",
-    "Report": "dlperf.report.comparison", "DlperfError": "dlperf.errors", "record": "dlperf.recorder", "predict": "dlperf.prediction",
-    "measure": "dlperf.stopwatch", "compare": "dlperf.report.comparison", "profile": "dlperf.runner",
-}  # fmt: skip
+    "Machine": "dlperf.core.machine",
+    "Trace": "dlperf.core.trace",
+    "Prediction": "dlperf.forecast.prediction",
+    "Measurement": "dlperf.core.measurement",
+    "Report": "dlperf.report.comparison",
+    "DlperfError": "dlperf.core.errors",
+    "record": "dlperf.recorder.recording",
+    "predict": "dlperf.forecast.prediction",
+    "measure": "dlperf.profiler.step_profiler",
+    "compare": "dlperf.report.comparison",
+    "profile": "dlperf.runner.wrapping",
+}
 
 __all__ = [
     "DlperfError",

@@ -6,23 +6,48 @@ import argparse
 import signal
 import sys
 
-from dlperf import streams
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.locks import one_writer
-from dlperf.machine import default_path
-from microbench.suite import calibrate
+from dlperf.core import streams
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.locks import one_writer
+from dlperf.core.machine import default_path
+from dlperf.microbench.suite import calibrate
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, measure, say where the file is. Exit status as dlperf's: 0, 1 failed, 2 unusable, 130 interrupted."""
+    """Parse, measure, say where the file is. Exit status as dlperf's: 0, 1 failed, 2 unusable, 130
+    interrupted.
+    """
     streams.open_closed()
-    parser = argparse.ArgumentParser(prog="python -m microbench", description="Measure this machine into a machine file.")
-    parser.add_argument("-o", dest="output", default=None, help="the file (default: this machine's, in the user's data folder)")
+    parser = argparse.ArgumentParser(
+        prog="python -m microbench", description="Measure this machine into a machine file."
+    )
+    parser.add_argument(
+        "-o",
+        dest="output",
+        default=None,
+        help="the file (default: this machine's, in the user's data folder)",
+    )
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_const", dest="mode", const="quick", help="within 20 s a thread count")
-    depth.add_argument("--thorough", action="store_const", dest="mode", const="thorough", help="more shapes and samples")
+    depth.add_argument(
+        "--quick",
+        action="store_const",
+        dest="mode",
+        const="quick",
+        help="within 20 s a thread count",
+    )
+    depth.add_argument(
+        "--thorough",
+        action="store_const",
+        dest="mode",
+        const="thorough",
+        help="more shapes and samples",
+    )
     parser.add_argument("--threads", default="1", help="thread counts, separated by commas (1)")
-    parser.add_argument("--force", action="store_true", help="replace a file that is not of this machine or not of dlperf")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace a file that is not of this machine or not of dlperf",
+    )
     parser.set_defaults(mode="full")
     options = parser.parse_args(arguments)
     try:
@@ -49,5 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises, so that the worker is ended too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # raises, so that the worker is ended too
     sys.exit(main())

@@ -1,16 +1,21 @@
-"""Ceilings of the hierarchical roofline that neither STREAM nor matrix products show: bandwidth of the caches, arithmetic without multiply-adds.
+"""Ceilings of the hierarchical roofline that neither STREAM nor matrix products show: bandwidth of
+the caches, arithmetic without multiply-adds.
 
-A sweep of a set that fits the first cache takes tens of nanoseconds, the call of a torch operator a thousand. So these kernels go over their set
-many times in one call, which operands with a stride of 0 make possible:
+A sweep of a set that fits the first cache takes tens of nanoseconds, the call of a torch operator a
+thousand. So these kernels go over their set many times in one call, which operands with a stride of
+0 make possible:
 
 - ``sum``: the row sums of a float64 set repeated R times (a tensor expanded to R rows): one read and one addition an element;
 - ``bag``: sums of 4096 or more rows of a table (embedding_bag): the same with other code, which keeps more sums in flight;
 - ``update``: c += s a for R equal rows a (index_add_): two reads and a write an element. It wakes no team for small sets.
 
-Each thread goes over the whole set, so its size is to be held against a core's own caches. The same sums, and products of all elements, are the arithmetic that
-cannot be fused: FLOP/s of additions alone and of products alone, in a set of half the first cache. They err low where loading the operand, not
-adding it, is what limits. There is no arithmetic in bfloat16 but products of pairs: sums convert and add in float32, which is what they show.
+Each thread goes over the whole set, so its size is to be held against a core's own caches. The same
+sums, and products of all elements, are the arithmetic that cannot be fused: FLOP/s of additions
+alone and of products alone, in a set of half the first cache. They err low where loading the
+operand, not adding it, is what limits. There is no arithmetic in bfloat16 but products of pairs:
+sums convert and add in float32, which is what they show.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -18,13 +23,15 @@ from dataclasses import replace
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
-from dlperf.machine import Bandwidth, Cost
-from microbench.plan import log_sizes
-from microbench.stream import largest_set, repeats_of
+from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
+from dlperf.core.machine import Bandwidth, Cost
+from dlperf.microbench.plan import log_sizes
+from dlperf.microbench.stream import largest_set, repeats_of
 
 _CALL_BYTES = 2**22
-"""A call goes over so many bytes or its set once, whichever is more: at 100 GB/s some 40 times as long as the call itself."""
+"""A call goes over so many bytes or its set once, whichever is more: at 100 GB/s some 40 times as
+long as the call itself.
+"""
 _BAG_ROWS, _BAG_COLUMNS, _N_BAGS = 4096, 512, 4
 _DEFAULT_L1_BYTES = 32 * 2**10
 DTYPES = ("float32", "float64", "bfloat16")
@@ -36,13 +43,19 @@ def _n_repeats(set_bytes: int, threads: int) -> int:
 
 
 def _values(n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Values whose products neither vanish nor overflow: half below and half above 1, reciprocals of each other."""
+    """Values whose products neither vanish nor overflow: half below and half above 1, reciprocals
+    of each other.
+    """
     half = torch.rand(max(1, (n + 1) // 2)) * 0.5 + 0.75
     return torch.cat((half, 1 / half))[:n].to(dtype)
 
 
-def reduction(name: str, set_bytes: int, dtype: torch.dtype, threads: int, dim: int = 1) -> tuple[Callable[[], object], int]:
-    """``sum`` or ``prod`` of each of R equal rows (`dim` 1) or of each of their columns (0), and how many elements one call takes."""
+def reduction(
+    name: str, set_bytes: int, dtype: torch.dtype, threads: int, dim: int = 1
+) -> tuple[Callable[[], object], int]:
+    """``sum`` or ``prod`` of each of R equal rows (`dim` 1) or of each of their columns (0), and
+    how many elements one call takes.
+    """
     n = max(1, set_bytes // dtype.itemsize)
     n_rows = _n_repeats(set_bytes, threads)
     rows, out = _values(n, dtype).expand(n_rows, n), torch.empty((n, n_rows)[dim], dtype=dtype)
@@ -52,7 +65,9 @@ def reduction(name: str, set_bytes: int, dtype: torch.dtype, threads: int, dim: 
 
 
 def bag(set_bytes: int, threads: int) -> tuple[Callable[[], object], int]:
-    """The sums of rows of a float32 table of `set_bytes`, in equal numbers a thread, and how many elements one call takes."""
+    """The sums of rows of a float32 table of `set_bytes`, in equal numbers a thread, and how many
+    elements one call takes.
+    """
     n_rows = max(1, set_bytes // (4 * _BAG_COLUMNS))
     columns = min(_BAG_COLUMNS, max(1, set_bytes // 4))
     table = torch.rand(n_rows, columns)
@@ -60,19 +75,30 @@ def bag(set_bytes: int, threads: int) -> tuple[Callable[[], object], int]:
     rows_a_bag = max(_BAG_ROWS, -(-n_rows // _N_BAGS))  # a thread's bags together see every row
     indices = torch.arange(rows_a_bag * n_bags) % n_rows
     offsets = torch.arange(0, rows_a_bag * n_bags, rows_a_bag)
-    return lambda: torch.embedding_bag(table, indices, offsets, False, 0), rows_a_bag * n_bags * columns
+    return (
+        lambda: torch.embedding_bag(table, indices, offsets, False, 0),
+        rows_a_bag * n_bags * columns,
+    )
 
 
 def update(set_bytes: int) -> tuple[Callable[[], object], int]:
-    """c += 0.5 a over and over, both of half the set in float32, and how many elements one call takes."""
+    """c += 0.5 a over and over, both of half the set in float32, and how many elements one call
+    takes.
+    """
     n = max(1, set_bytes // 8)
     n_rows = _n_repeats(set_bytes, 1)
-    c, a, places = torch.zeros(1, n), torch.rand(n).expand(n_rows, n), torch.zeros(n_rows, dtype=torch.int64)
+    c, a, places = (
+        torch.zeros(1, n),
+        torch.rand(n).expand(n_rows, n),
+        torch.zeros(n_rows, dtype=torch.int64),
+    )
     return lambda: c.index_add_(0, places, a, alpha=0.5), n * n_rows
 
 
 def working_sets(mode: str, caches_bytes: tuple[int, int, int]) -> list[int]:
-    """Bytes of the sets: a few well inside each cache that the processor has, and one that stands for DRAM."""
+    """Bytes of the sets: a few well inside each cache that the processor has, and one that stands
+    for DRAM.
+    """
     sizes: list[int] = []
     inner, largest = 4 * 2**10, largest_set(mode, max(caches_bytes))
     for size in (min(size, largest) for size in caches_bytes):
@@ -82,8 +108,12 @@ def working_sets(mode: str, caches_bytes: tuple[int, int, int]) -> list[int]:
     return sorted({*sizes, largest})
 
 
-def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()) -> tuple[list[Bandwidth], list[Cost]]:
-    """The cache bandwidths by kernel and set, and the seconds per FLOP of additions and of products by dtype (``ceiling/add/float32``, ...)."""
+def measure(
+    threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()
+) -> tuple[list[Bandwidth], list[Cost]]:
+    """The cache bandwidths by kernel and set, and the seconds per FLOP of additions and of products
+    by dtype (``ceiling/add/float32``, ...).
+    """
     repeats = repeats_of(mode, 0, 9)
     bandwidths = []
     sets = working_sets(mode, caches_bytes)
@@ -91,19 +121,45 @@ def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: 
         own = clock.part(1 / (len(sets) - place + 1))  # the arithmetic below counts as one set
         for name, make, moved in _memory_kernels(set_bytes, threads):
             call, n_elements = make()
-            bandwidths.append(Bandwidth(name, threads, set_bytes, moved * n_elements, _sample(call, repeats_of(mode, set_bytes, 9), own)))
+            bandwidths.append(
+                Bandwidth(
+                    name,
+                    threads,
+                    set_bytes,
+                    moved * n_elements,
+                    _sample(call, repeats_of(mode, set_bytes, 9), own),
+                )
+            )
     costs = []
     half_bytes = (caches_bytes[0] or _DEFAULT_L1_BYTES) // 2
     for dtype in DTYPES:
         kind: torch.dtype = getattr(torch, dtype)
-        adders = [reduction("sum", half_bytes, kind, threads, dim) for dim in (0, 1)] + ([bag(half_bytes, threads)] if dtype == "float32" else [])
-        for name, kernels in (("add", adders), ("mul", [reduction("prod", half_bytes, kind, threads)])):
-            each = [_per_element(_sample(call, replace(repeats, n_samples=2 * repeats.n_samples), clock), n) for call, n in kernels]
-            costs.append(Cost(f"ceiling/{name}/{dtype}", threads, min(each, key=lambda samples: samples.minimum)))
+        adders = [reduction("sum", half_bytes, kind, threads, dim) for dim in (0, 1)] + (
+            [bag(half_bytes, threads)] if dtype == "float32" else []
+        )
+        for name, kernels in (
+            ("add", adders),
+            ("mul", [reduction("prod", half_bytes, kind, threads)]),
+        ):
+            each = [
+                _per_element(
+                    _sample(call, replace(repeats, n_samples=2 * repeats.n_samples), clock), n
+                )
+                for call, n in kernels
+            ]
+            costs.append(
+                Cost(
+                    f"ceiling/{name}/{dtype}",
+                    threads,
+                    min(each, key=lambda samples: samples.minimum),
+                )
+            )
     return bandwidths, costs
 
 
-def _memory_kernels(set_bytes: int, threads: int) -> Iterator[tuple[str, Callable[[], tuple[Callable[[], object], int]], int]]:
+def _memory_kernels(
+    set_bytes: int, threads: int
+) -> Iterator[tuple[str, Callable[[], tuple[Callable[[], object], int]], int]]:
     """(name, what makes it, bytes moved an element)"""
     yield "sum", lambda: reduction("sum", set_bytes, torch.float64, threads), 8
     yield "bag", lambda: bag(set_bytes, threads), 4

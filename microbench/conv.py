@@ -1,35 +1,61 @@
-"""Convolutions, forward and backward: dense, pointwise, strided, depthwise, grouped, transposed, 1d and 3d."""
+"""Convolutions, forward and backward: dense, pointwise, strided, depthwise, grouped, transposed, 1d
+and 3d.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from dlperf.trace import Op, TensorSpec
-from microbench.plan import Group, Point, design, log_pick, pick, repeats, share, turn
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.microbench.plan import Group, Point, design, log_pick, pick, repeats, share, turn
 
 _MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
 _MAX_ELEMENTS = 2**23
 _BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32."""
 _SLOWER_DEPTHWISE = 5.0
-"""By so much less work is asked of a depthwise convolution, whose gradient of the weight takes up to a nanosecond a product."""
+"""By so much less work is asked of a depthwise convolution, whose gradient of the weight takes up
+to a nanosecond a product.
+"""
 
 
 def convolution(
-    n: int, c_in: int, c_out: int, size: tuple[int, ...], kernel: tuple[int, ...], stride: int = 1, padding: int = 0, groups: int = 1,
-    bias: bool = True, transposed: bool = False, dtype: str = "float32", channels_last: bool = False, dilation: int = 1,
-) -> Op:  # fmt: skip
+    n: int,
+    c_in: int,
+    c_out: int,
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    bias: bool = True,
+    transposed: bool = False,
+    dtype: str = "float32",
+    channels_last: bool = False,
+    dilation: int = 1,
+) -> Op:
     """``aten.convolution`` of n images of c_in channels."""
     spec = _channels_last if channels_last else TensorSpec.contiguous
     image = spec(n, c_in, *size, dtype=dtype)
-    weight_shape = (c_in, c_out // groups, *kernel) if transposed else (c_out, c_in // groups, *kernel)
+    weight_shape = (
+        (c_in, c_out // groups, *kernel) if transposed else (c_out, c_in // groups, *kernel)
+    )
     d = len(size)
     return Op(
         "aten.convolution.default",
-        (image, spec(*weight_shape, dtype=dtype), TensorSpec.contiguous(c_out, dtype=dtype) if bias else None,
-         (stride,) * d, (padding,) * d, (dilation,) * d, transposed, (0,) * d, groups),
-    )  # fmt: skip
+        (
+            image,
+            spec(*weight_shape, dtype=dtype),
+            TensorSpec.contiguous(c_out, dtype=dtype) if bias else None,
+            (stride,) * d,
+            (padding,) * d,
+            (dilation,) * d,
+            transposed,
+            (0,) * d,
+            groups,
+        ),
+    )
 
 
 def _channels_last(*shape: int, dtype: str) -> TensorSpec:
@@ -39,7 +65,12 @@ def _channels_last(*shape: int, dtype: str) -> TensorSpec:
 
 
 def output_size(
-    size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int, transposed: bool = False, dilation: int = 1
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: int,
+    padding: int,
+    transposed: bool = False,
+    dilation: int = 1,
 ) -> tuple[int, ...]:
     """Spatial size of a convolution's output.
 
@@ -48,12 +79,18 @@ def output_size(
     """
     if transposed:
         return tuple((s - 1) * stride - 2 * padding + k for s, k in zip(size, kernel))
-    return tuple((s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k in zip(size, kernel))
+    return tuple(
+        (s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k in zip(size, kernel)
+    )
 
 
 def backward_of(forward: Op, wanted: tuple[bool, bool] = (True, True)) -> Op:
-    """The backward of a convolution, for the gradients of its input, its weight (with that of its bias, if it has one) or both."""
-    image, weight, bias, stride, padding, dilation, transposed, output_padding, n_groups = forward.args
+    """The backward of a convolution, for the gradients of its input, its weight (with that of its
+    bias, if it has one) or both.
+    """
+    image, weight, bias, stride, padding, dilation, transposed, output_padding, n_groups = (
+        forward.args
+    )
     assert isinstance(image, TensorSpec)
     assert isinstance(weight, TensorSpec)
     assert isinstance(stride, tuple)
@@ -67,19 +104,33 @@ def backward_of(forward: Op, wanted: tuple[bool, bool] = (True, True)) -> Op:
     assert isinstance(dilation, tuple)
     first_dilation = dilation[0]
     assert isinstance(first_dilation, int)
-    out = output_size(image.shape[2:], kernel, first_stride, first_padding, bool(transposed), first_dilation)
+    out = output_size(
+        image.shape[2:], kernel, first_stride, first_padding, bool(transposed), first_dilation
+    )
     spec = TensorSpec.contiguous if image.is_contiguous else _channels_last
     gradient = spec(image.shape[0], c_out, *out, dtype=image.dtype)
     return Op(
         "aten.convolution_backward.default",
-        (gradient, image, weight, (c_out,) if bias is not None else None, stride, padding, dilation, transposed, output_padding, n_groups,
-         (wanted[0], wanted[1], wanted[1] and bias is not None)),
-    )  # fmt: skip
+        (
+            gradient,
+            image,
+            weight,
+            (c_out,) if bias is not None else None,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            output_padding,
+            n_groups,
+            (wanted[0], wanted[1], wanted[1] and bias is not None),
+        ),
+    )
 
 
 def corrupts(op: Op) -> bool:
-    """Whether a call would write over memory of others: oneDNN's gradient of the weight of a strided 1x1 convolution in channels_last, of fewer channels
-    than a block, does (uxlfoundation/oneDNN#6035; here 3.x of torch 2.13 on AVX-512).
+    """Whether a call would write over memory of others: oneDNN's gradient of the weight of a
+    strided 1x1 convolution in channels_last, of fewer channels than a block, does
+    (uxlfoundation/oneDNN#6035; here 3.x of torch 2.13 on AVX-512).
 
     >>> image, weight = TensorSpec((2, 4, 8, 8), (256, 1, 32, 4)), TensorSpec.contiguous(8, 4, 1, 1)
     >>> gradient = TensorSpec((2, 8, 4, 4), (128, 1, 32, 8))
@@ -95,7 +146,13 @@ def corrupts(op: Op) -> bool:
     assert isinstance(stride, tuple)
     assert isinstance(mask, tuple)
     is_strided_point = math.prod(weight.shape[2:]) == 1 and any(step != 1 for step in stride)
-    return bool(mask[1]) and is_strided_point and image.strides[1] == 1 and not image.is_contiguous and image.shape[1] < _BLOCK
+    return (
+        bool(mask[1])
+        and is_strided_point
+        and image.strides[1] == 1
+        and not image.is_contiguous
+        and image.shape[1] < _BLOCK
+    )
 
 
 def _fits(op: Op, mode: str) -> bool:
@@ -105,10 +162,19 @@ def _fits(op: Op, mode: str) -> bool:
     assert isinstance(stride, tuple)
     assert isinstance(padding, tuple)
     assert isinstance(dilation, tuple)
-    out = output_size(image.shape[2:], weight.shape[2:], int(stride[0]), int(padding[0]), bool(transposed), int(dilation[0]))  # type: ignore[arg-type]
+    out = output_size(
+        image.shape[2:],
+        weight.shape[2:],
+        int(stride[0]),
+        int(padding[0]),
+        bool(transposed),
+        int(dilation[0]),
+    )  # type: ignore[arg-type]
     if min(out) < 1:
         return False
-    positions = image.shape[0] * (image.numel // (image.shape[0] * image.shape[1]) if transposed else 1)
+    positions = image.shape[0] * (
+        image.numel // (image.shape[0] * image.shape[1]) if transposed else 1
+    )
     for size in () if transposed else out:
         positions *= size
     flop = 2.0 * positions * weight.numel
@@ -127,32 +193,57 @@ def _channels(u: float, low: int, high: int, tidy: bool) -> int:
     return max(8, 16 * round(c / 16) or 8) if tidy else c
 
 
-def _dense(mode: str, count: int, start: int = 1, dtype: str = "float32", channels_last: bool = False) -> list[Op]:
+def _dense(
+    mode: str, count: int, start: int = 1, dtype: str = "float32", channels_last: bool = False
+) -> list[Op]:
     found: list[Op] = []
     for index, (a, b, c, d, e, f, g) in enumerate(design(7, start)):
         if len(found) >= count:
             break
         tidy = turn(index, 5) < 3
         kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
-        # Maps shrink to a place or two towards the end of a network, and to less than a padded kernel.
+        # Maps shrink to a place or two towards the end of a network, and to less than a padded
+        # kernel.
         size = log_pick(b, min(kernel, 2), 128)
-        # A quarter are first layers: images of one to four channels, which have kernels of their own.
-        c_in = pick(c * 4 % 1, (1, 1, 3, 3, 3, 4)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 512, tidy)
+        # A quarter are first layers: images of one to four channels, which have kernels of their
+        # own.
+        c_in = (
+            pick(c * 4 % 1, (1, 1, 3, 3, 3, 4))
+            if c < 0.25
+            else _channels((c - 0.25) / 0.75, 4, 512, tidy)
+        )
         stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
-        dilation = 2 if kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0 else 1
+        dilation = (
+            2
+            if kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0
+            else 1
+        )
         padding = pick(f, (0, 1, 1)) * ((dilation * (kernel - 1) + 1) // 2)
         op = convolution(
-            log_pick(g, 1, 128), c_in, _channels(d, 1, 512, tidy), (size, size), (kernel, kernel), stride, padding, bias=turn(index, 2, 1) == 0,
-            dtype=dtype, channels_last=channels_last, dilation=dilation,
-        )  # fmt: skip
+            log_pick(g, 1, 128),
+            c_in,
+            _channels(d, 1, 512, tidy),
+            (size, size),
+            (kernel, kernel),
+            stride,
+            padding,
+            bias=turn(index, 2, 1) == 0,
+            dtype=dtype,
+            channels_last=channels_last,
+            dilation=dilation,
+        )
         image = op.inputs[0]
         if _fits(op, mode) and channels_last != image.is_contiguous:
             found.append(op)
     return found
 
 
-def _filled(mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple[float, ...]], Op | None]) -> list[Op]:
-    """The first `count` operations that `make` finds at a design's points and that are small enough."""
+def _filled(
+    mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple[float, ...]], Op | None]
+) -> list[Op]:
+    """The first `count` operations that `make` finds at a design's points and that are small
+    enough.
+    """
     found: list[Op] = []
     for index, place in enumerate(design(n_dimensions)):
         op = make(index, place)
@@ -165,30 +256,78 @@ def _filled(mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple
 
 def _depthwise(index: int, place: tuple[float, ...]) -> Op:
     a, b, c, d = place
-    kernel, channels, size = pick(a, (3, 3, 3, 5, 7)), _channels(b, 4, 512, turn(index, 4) != 0), log_pick(c, 3, 112)
-    stride, with_bias, dilation = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0, 2 if turn(index, 7, 1) == 0 and kernel < 7 else 1
+    kernel, channels, size = (
+        pick(a, (3, 3, 3, 5, 7)),
+        _channels(b, 4, 512, turn(index, 4) != 0),
+        log_pick(c, 3, 112),
+    )
+    stride, with_bias, dilation = (
+        1 + turn(index, 3, 2) // 2,
+        turn(index, 2, 3) == 0,
+        2 if turn(index, 7, 1) == 0 and kernel < 7 else 1,
+    )
     padding = dilation * (kernel // 2)
-    return convolution(log_pick(d, 1, 64), channels, channels, (size, size), (kernel, kernel), stride, padding, channels, with_bias, dilation=dilation)
+    return convolution(
+        log_pick(d, 1, 64),
+        channels,
+        channels,
+        (size, size),
+        (kernel, kernel),
+        stride,
+        padding,
+        channels,
+        with_bias,
+        dilation=dilation,
+    )
 
 
 def _grouped(index: int, place: tuple[float, ...]) -> Op:
-    """Groups of few channels or many, in two of three cases as wide as networks have them (4, 8 or multiples of 16), else of any width."""
+    """Groups of few channels or many, in two of three cases as wide as networks have them (4, 8 or
+    multiples of 16), else of any width.
+    """
     a, b, c, d, e = place
     n_groups, size, tidy = pick(a, (2, 4, 8, 16, 32)), log_pick(c, 4, 64), turn(index, 3, 1) > 0
     each_in = pick(b, (4, 8, 8, 16, 16, 32, 64)) if tidy else log_pick(b, 2, 64)
-    each_out = each_in if turn(index, 2) else pick(d, (4, 8, 16, 32, 64)) if tidy else log_pick(d, 1, 64)
+    each_out = (
+        each_in if turn(index, 2) else pick(d, (4, 8, 16, 32, 64)) if tidy else log_pick(d, 1, 64)
+    )
     stride, with_bias = 1 + turn(index, 3, 2) // 2, turn(index, 2, 3) == 0
-    return convolution(log_pick(e, 1, 64), n_groups * each_in, n_groups * each_out, (size, size), (3, 3), stride, 1, n_groups, with_bias)
+    return convolution(
+        log_pick(e, 1, 64),
+        n_groups * each_in,
+        n_groups * each_out,
+        (size, size),
+        (3, 3),
+        stride,
+        1,
+        n_groups,
+        with_bias,
+    )
 
 
 def _transposed(index: int, place: tuple[float, ...]) -> Op:
-    """A quarter give an image of one to three channels, as the last layer of a generator does; a fifth are of one image, where torch has kernels of its own."""
+    """A quarter give an image of one to three channels, as the last layer of a generator does; a
+    fifth are of one image, where torch has kernels of its own.
+    """
     a, b, c, d, e = place
     kernel, size = pick(d, (2, 3, 4, 4, 5)), log_pick(e, 2, 96)
     n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
-    c_out = pick(c * 4 % 1, (1, 3, 3, 2)) if c < 0.25 else _channels((c - 0.25) / 0.75, 4, 256, turn(index, 3, 1) > 0)
+    c_out = (
+        pick(c * 4 % 1, (1, 3, 3, 2))
+        if c < 0.25
+        else _channels((c - 0.25) / 0.75, 4, 256, turn(index, 3, 1) > 0)
+    )
     c_in, padding = _channels(b, 2, 256, turn(index, 3) > 0), 0 if kernel == 2 else 1
-    return convolution(n, c_in, c_out, (size, size), (kernel, kernel), pick(a * 7 % 1, (2, 1, 2, 2)), padding, transposed=True)
+    return convolution(
+        n,
+        c_in,
+        c_out,
+        (size, size),
+        (kernel, kernel),
+        pick(a * 7 % 1, (2, 1, 2, 2)),
+        padding,
+        transposed=True,
+    )
 
 
 def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
@@ -197,46 +336,91 @@ def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
     dilation = pick(a * 11 % 1, (1, 1, 1, 2, 4, 8)) if kernel > 1 else 1
     if dilation * (kernel - 1) >= length:
         return None
-    channels = _channels(b, 1, 256, turn(index, 2) == 0), _channels(c, 2, 256, turn(index, 2, 1) == 0)
-    return convolution(log_pick(a, 1, 128), *channels, (length,), (kernel,), 1 + turn(index, 3, 2) // 2, dilation * (kernel - 1) // 2, dilation=dilation)
+    channels = (
+        _channels(b, 1, 256, turn(index, 2) == 0),
+        _channels(c, 2, 256, turn(index, 2, 1) == 0),
+    )
+    return convolution(
+        log_pick(a, 1, 128),
+        *channels,
+        (length,),
+        (kernel,),
+        1 + turn(index, 3, 2) // 2,
+        dilation * (kernel - 1) // 2,
+        dilation=dilation,
+    )
 
 
 def _three_dimensional(index: int, place: tuple[float, ...]) -> Op:
     """A quarter are first layers, on clips of one to three channels."""
     a, b, c, d, e = place
-    depth, side, kernel = log_pick(d, 2, 16), log_pick(e, 4, 32), pick(a * 7 % 1, (3, 3, 3, 3, 2, 1))
-    c_in = pick(b * 4 % 1, (1, 3, 3, 2)) if b < 0.25 else _channels((b - 0.25) / 0.75, 4, 96, turn(index, 2) == 0)
+    depth, side, kernel = (
+        log_pick(d, 2, 16),
+        log_pick(e, 4, 32),
+        pick(a * 7 % 1, (3, 3, 3, 3, 2, 1)),
+    )
+    c_in = (
+        pick(b * 4 % 1, (1, 3, 3, 2))
+        if b < 0.25
+        else _channels((b - 0.25) / 0.75, 4, 96, turn(index, 2) == 0)
+    )
     channels = c_in, _channels(c, 4, 96, turn(index, 2, 1) == 0)
     stride = 2 if kernel == 2 else 1 + turn(index, 4, 2) // 3
-    return convolution(log_pick(a, 1, 16), *channels, (depth, side, side), (kernel,) * 3, stride, kernel // 3)
+    return convolution(
+        log_pick(a, 1, 16), *channels, (depth, side, side), (kernel,) * 3, stride, kernel // 3
+    )
 
 
 def _input_needed(op: Op, index: int) -> bool:
-    """Whether the gradient of the input is measured, too: of an image of few channels, which is mostly a network's own input, but of each third."""
+    """Whether the gradient of the input is measured, too: of an image of few channels, which is
+    mostly a network's own input, but of each third.
+    """
     image = op.args[0]
     assert isinstance(image, TensorSpec)
     return image.shape[1] > 4 or turn(index, 3, 2) == 0
 
 
 def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
-    """Dense, depthwise and other convolutions, forward and backward; dense ones also in channels_last and in bfloat16. With `times` as many points the first
-    are the same."""
+    """Dense, depthwise and other convolutions, forward and backward; dense ones also in
+    channels_last and in bfloat16. With `times` as many points the first are the same.
+    """
     found = []
     makes: tuple[tuple[str, int, int, int, Callable[[int, tuple[float, ...]], Op | None]], ...] = (
-        ("depthwise", 8, 80, 4, _depthwise), ("grouped", 4, 56, 5, _grouped), ("transposed", 4, 80, 5, _transposed),
-        ("1d", 4, 72, 5, _one_dimensional), ("3d", 2, 56, 5, _three_dimensional),
-    )  # fmt: skip
+        ("depthwise", 8, 80, 4, _depthwise),
+        ("grouped", 4, 56, 5, _grouped),
+        ("transposed", 4, 80, 5, _transposed),
+        ("1d", 4, 72, 5, _one_dimensional),
+        ("3d", 2, 56, 5, _three_dimensional),
+    )
     parts = [("dense", _dense(mode, share(mode, 80, 460, times)))]
-    parts += [(name, _filled(mode, share(mode, quick, full, times), dimensions, make)) for name, quick, full, dimensions, make in makes]
+    parts += [
+        (name, _filled(mode, share(mode, quick, full, times), dimensions, make))
+        for name, quick, full, dimensions, make in makes
+    ]
     if mode != "quick":
-        parts.append(("channels_last", _dense(mode, share(mode, 0, 60, times), 2000, channels_last=True)))
+        parts.append(
+            ("channels_last", _dense(mode, share(mode, 0, 60, times), 2000, channels_last=True))
+        )
         if bfloat16:
             parts.append(("bfloat16", _dense(mode, share(mode, 0, 60, times), 3000, "bfloat16")))
     for name, ops in parts:
-        found.append(Group(f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)))
-        # Each pass by itself: a step's first convolution needs but one, and each has kernels of its own.
-        by_input = tuple(Point("conv_backward", backward_of(op, (True, False))) for index, op in enumerate(ops) if _input_needed(op, index))
+        found.append(
+            Group(
+                f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)
+            )
+        )
+        # Each pass by itself: a step's first convolution needs but one, and each has kernels of its
+        # own.
+        by_input = tuple(
+            Point("conv_backward", backward_of(op, (True, False)))
+            for index, op in enumerate(ops)
+            if _input_needed(op, index)
+        )
         found.append(Group(f"convolution {name} gradient of the input", by_input, repeats(mode)))
-        by_weight = tuple(Point("conv_backward", pass_) for op in ops if not corrupts(pass_ := backward_of(op, (False, True))))
+        by_weight = tuple(
+            Point("conv_backward", pass_)
+            for op in ops
+            if not corrupts(pass_ := backward_of(op, (False, True)))
+        )
         found.append(Group(f"convolution {name} gradient of the weight", by_weight, repeats(mode)))
     return found

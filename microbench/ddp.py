@@ -1,7 +1,9 @@
-"""What DistributedDataParallel itself costs around a step, whatever is sent: its wrapper, a step that synchronises, each gradient's hook.
+"""What DistributedDataParallel itself costs around a step, whatever is sent: its wrapper, a step
+that synchronises, each gradient's hook.
 
-Measured in a group of this one process, whose all-reduce sends nothing; that all-reduce is taken off again. The gradients' copies into and out of the buckets
-are taken off, too: a forecast prices them by their size.
+Measured in a group of this one process, whose all-reduce sends nothing; that all-reduce is taken
+off again. The gradients' copies into and out of the buckets are taken off, too: a forecast prices
+them by their size.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlperf.clock import Clock, Samples
-from dlperf.machine import Cost
+from dlperf.core.clock import Clock, Samples
+from dlperf.core.machine import Cost
 
 _FEW, _MANY = 8, 72
 _ELEMENTS = 4
@@ -73,8 +75,11 @@ def _steps(n: int) -> tuple[Call, Call, Call]:
     return lambda: step(bare), silent, lambda: step(wrapped)
 
 
-def _rounds(calls: dict[str, Call], n_rounds: int, n_calls: int, clock: Clock) -> list[dict[str, float]]:
-    """Seconds of one call of each, in rounds: what stands in one round was taken in a row and met the same machine.
+def _rounds(
+    calls: dict[str, Call], n_rounds: int, n_calls: int, clock: Clock
+) -> list[dict[str, float]]:
+    """Seconds of one call of each, in rounds: what stands in one round was taken in a row and met
+    the same machine.
 
     Disturbed rounds are left out where enough others are.
     """
@@ -93,7 +98,8 @@ def _rounds(calls: dict[str, Call], n_rounds: int, n_calls: int, clock: Clock) -
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """``ddp/call`` (the wrapper around a forward), ``ddp/sync`` (a step that sends besides) and ``ddp/hook`` (each gradient), seconds.
+    """``ddp/call`` (the wrapper around a forward), ``ddp/sync`` (a step that sends besides) and
+    ``ddp/hook`` (each gradient), seconds.
 
     They are differences within a round. Nothing where this torch has no gloo.
     """
@@ -101,23 +107,38 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
         return []
     with _group_of_one():
         few, many = _steps(_FEW), _steps(_MANY)
-        grad, view, vector = torch.zeros(_ELEMENTS), torch.zeros(_ELEMENTS), torch.zeros(_FEW * _ELEMENTS)
+        grad, view, vector = (
+            torch.zeros(_ELEMENTS),
+            torch.zeros(_ELEMENTS),
+            torch.zeros(_FEW * _ELEMENTS),
+        )
         ops = torch.ops.aten
         calls: dict[str, Call] = {
-            "bare": few[0], "silent": few[1], "sent": few[2], "silent many": many[1], "sent many": many[2], "reduced": lambda: dist.all_reduce(vector),
+            "bare": few[0],
+            "silent": few[1],
+            "sent": few[2],
+            "silent many": many[1],
+            "sent many": many[2],
+            "reduced": lambda: dist.all_reduce(vector),
             "copied": lambda: (ops.mul.Tensor(grad, 0.5), ops.copy_.default(grad, view)),
-        }  # fmt: skip
+        }
         _rounds(calls, 3, 3, clock)  # buckets are rebuilt after the first step
         rounds = _rounds(calls, 15 if mode == "quick" else 60, 4, clock)
     return [
         Cost(name, threads, Samples(tuple(max(0.0, value) for value in values)))
         for name, values in (
-            ("ddp/call", [r["silent"] - r["bare"] for r in rounds]), ("ddp/hook", [_each_s(r) - r["copied"] for r in rounds]),
-            ("ddp/sync", [r["sent"] - r["silent"] - _FEW * _each_s(r) - r["reduced"] for r in rounds]),
+            ("ddp/call", [r["silent"] - r["bare"] for r in rounds]),
+            ("ddp/hook", [_each_s(r) - r["copied"] for r in rounds]),
+            (
+                "ddp/sync",
+                [r["sent"] - r["silent"] - _FEW * _each_s(r) - r["reduced"] for r in rounds],
+            ),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _each_s(found: dict[str, float]) -> float:
     """What one more gradient adds to a step that sends, over one that does not."""
-    return ((found["sent many"] - found["silent many"]) - (found["sent"] - found["silent"])) / (_MANY - _FEW)
+    return ((found["sent many"] - found["silent many"]) - (found["sent"] - found["silent"])) / (
+        _MANY - _FEW
+    )

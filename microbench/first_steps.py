@@ -1,7 +1,10 @@
-"""A process that imports torch and takes first steps with tiny tensors, and prints by how many bytes each of them made it grow.
+"""A process that imports torch and takes first steps with tiny tensors, and prints by how many
+bytes each of them made it grow.
 
-Started by :func:`microbench.memory.measure_footprints` as ``python -m microbench.first_steps``.
+Started by :func:`dlperf.microbench.memory.measure_footprints` as ``python -m
+dlperf.microbench.first_steps``.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -17,18 +20,42 @@ Call = Callable[[Tensor], Tensor]
 
 
 def calls() -> tuple[Call, ...]:
-    """Ordinary functions of images, of many kinds, some with the operator that comes before them in networks."""
+    """Ordinary functions of images, of many kinds, some with the operator that comes before them in
+    networks.
+    """
     labels = torch.zeros(4, 4, dtype=torch.long)
     return (
-        lambda x: F.cross_entropy(x.flatten(2)[..., 0], labels[:, 0]), F.relu, F.gelu, torch.sigmoid, torch.tanh, F.silu, F.leaky_relu,
-        lambda x: x.softmax(1), lambda x: F.layer_norm(x, (8,)), lambda x: F.batch_norm(x, None, None, training=True), lambda x: F.group_norm(x, 2),
-        lambda x: F.max_pool2d(x, 2), lambda x: F.avg_pool2d(x, 2), lambda x: F.adaptive_avg_pool2d(x, 1), lambda x: F.dropout(x, 0.5),
-        lambda x: torch.cat((x, x), 1), lambda x: x.transpose(1, 2).contiguous(), lambda x: x.flatten(0, 1) @ x.flatten(0, 1),
-        lambda x: x * x.mean((2, 3), keepdim=True), lambda x: x.exp() - 1, lambda x: F.mse_loss(x, torch.zeros_like(x)),
-        lambda x: F.embedding(labels, x.flatten(0, 2)), lambda x: x / (x + 1).sqrt(), lambda x: x.chunk(2, 1)[0] + 1,
-        lambda x: F.scaled_dot_product_attention(x, x, x), lambda x: torch.where(x > 0, x, -x), lambda x: F.interpolate(x, scale_factor=2),
-        lambda x: x.clamp(0, 1), lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)), lambda x: x.amax(1) + x.log().sum(1),
-    )  # fmt: skip
+        lambda x: F.cross_entropy(x.flatten(2)[..., 0], labels[:, 0]),
+        F.relu,
+        F.gelu,
+        torch.sigmoid,
+        torch.tanh,
+        F.silu,
+        F.leaky_relu,
+        lambda x: x.softmax(1),
+        lambda x: F.layer_norm(x, (8,)),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.dropout(x, 0.5),
+        lambda x: torch.cat((x, x), 1),
+        lambda x: x.transpose(1, 2).contiguous(),
+        lambda x: x.flatten(0, 1) @ x.flatten(0, 1),
+        lambda x: x * x.mean((2, 3), keepdim=True),
+        lambda x: x.exp() - 1,
+        lambda x: F.mse_loss(x, torch.zeros_like(x)),
+        lambda x: F.embedding(labels, x.flatten(0, 2)),
+        lambda x: x / (x + 1).sqrt(),
+        lambda x: x.chunk(2, 1)[0] + 1,
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: torch.where(x > 0, x, -x),
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda x: x.clamp(0, 1),
+        lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)),
+        lambda x: x.amax(1) + x.log().sum(1),
+    )
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -38,7 +65,9 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[Any] = set()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.seen.add(function.overloadpacket)
         return function(*args, **(kwargs or {}))
 
@@ -68,9 +97,14 @@ def _call_all() -> None:
 
 
 def main() -> None:
-    """Print bytes: a forward pass, training, a convolution trained, and on average each operator of `calls` that ran in none of them."""
+    """Print bytes: a forward pass, training, a convolution trained, and on average each operator of
+    `calls` that ran in none of them.
+    """
     torch.set_num_threads(1)
-    linear, image = (nn.Linear(64, 64), torch.randn(32, 64)), (nn.Conv2d(16, 16, 3, padding=1), torch.randn(4, 16, 8, 8))
+    linear, image = (
+        (nn.Linear(64, 64), torch.randn(32, 64)),
+        (nn.Conv2d(16, 16, 3, padding=1), torch.randn(4, 16, 8, 8)),
+    )
     taken = [_resident_bytes()]
     for run, (model, x) in ((_forward, linear), (_train, linear), (_train, image)):
         run(model, x)

@@ -1,8 +1,10 @@
-"""What PyTorch itself costs: calls, autograd nodes, modules, optimizers, gradients put back to none.
+"""What PyTorch itself costs: calls, autograd nodes, modules, optimizers, gradients put back to
+none.
 
-Every cost is the slope of a time against a count (two counts, so that what is common cancels), on tensors so small
-that their kernels cost next to nothing. Two recipes bring the numbers near to what a training step pays: tensors
-and modules are distinct (a loop over one tensor keeps everything in the first cache), and operators alternate.
+Every cost is the slope of a time against a count (two counts, so that what is common cancels), on
+tensors so small that their kernels cost next to nothing. Two recipes bring the numbers near to what
+a training step pays: tensors and modules are distinct (a loop over one tensor keeps everything in
+the first cache), and operators alternate.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
-from dlperf.code import code_since, size_of
-from dlperf.machine import Cost
-from microbench import cold
+from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
+from dlperf.core.code_footprint import code_since, size_of
+from dlperf.core.machine import Cost
+from dlperf.microbench import cold_start
 
 _FEW, _MANY = 8, 72
 _NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
-"""Of a linear layer with an activation: those of the product, the transposed weight and the activation, and two that keep gradients."""
+"""Of a linear layer with an activation: those of the product, the transposed weight and the
+activation, and two that keep gradients.
+"""
 _ROOTS = 2**16
 Call = Callable[[], object]
 
@@ -39,18 +43,29 @@ def _samples(calls: list[Call], repeats: Repeats, clock: Clock) -> list[Samples]
 def _slope(make: Callable[[int], Call], repeats: Repeats, clock: Clock) -> Samples:
     """Seconds that one more adds: (t(many) - t(few)) / (many - few)."""
     few, many = _samples([make(_FEW), make(_MANY)], repeats, clock)
-    return Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values), few.n_disturbed + many.n_disturbed)
+    return Samples(
+        tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values),
+        few.n_disturbed + many.n_disturbed,
+    )
 
 
 def _less(samples: Samples, amount_s: float) -> Samples:
-    return Samples(tuple(max(0.0, value - amount_s) for value in samples.values), samples.n_disturbed)
+    return Samples(
+        tuple(max(0.0, value - amount_s) for value in samples.values), samples.n_disturbed
+    )
 
 
 def _singles(prepare: Sequence[Callable[[], Call]], n_samples: int, clock: Clock) -> list[Samples]:
-    """As many single calls of each, in turns: what is told from their differences wants all of them from the same moments."""
+    """As many single calls of each, in turns: what is told from their differences wants all of them
+    from the same moments.
+    """
     turns = [[take_single(one, 1, clock) for one in prepare] for _ in range(n_samples)]
     return [
-        Samples(tuple(value for samples in taken for value in samples.values), sum(samples.n_disturbed for samples in taken)) for taken in zip(*turns)
+        Samples(
+            tuple(value for samples in taken for value in samples.values),
+            sum(samples.n_disturbed for samples in taken),
+        )
+        for taken in zip(*turns)
     ]
 
 
@@ -63,23 +78,55 @@ def _loop(calls: Sequence[Call]) -> Call:
 
 
 def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by the engine."""
+    """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by
+    the engine.
+    """
     ops = torch.ops.aten
     few = [torch.rand(4, 4) for _ in range(3)]
     x, y, z = few
 
     def native(n: int) -> Call:
-        return _loop(([lambda: torch.relu(x), lambda: torch.add(x, y), lambda: torch.mul(y, z), lambda: torch.tanh(z)] * n)[:n])
+        return _loop(
+            (
+                [
+                    lambda: torch.relu(x),
+                    lambda: torch.add(x, y),
+                    lambda: torch.mul(y, z),
+                    lambda: torch.tanh(z),
+                ]
+                * n
+            )[:n]
+        )
 
     def boxed(n: int) -> Call:
-        return _loop(([lambda: ops.relu.default(x), lambda: ops.add.Tensor(x, y), lambda: ops.mul.Tensor(y, z), lambda: ops.tanh.default(z)] * n)[:n])
+        return _loop(
+            (
+                [
+                    lambda: ops.relu.default(x),
+                    lambda: ops.add.Tensor(x, y),
+                    lambda: ops.mul.Tensor(y, z),
+                    lambda: ops.tanh.default(z),
+                ]
+                * n
+            )[:n]
+        )
 
     with torch.no_grad():
         native_s, boxed_s = _slope(native, repeats, clock), _slope(boxed, repeats, clock)
     leaf = torch.rand(4, 4, requires_grad=True)
 
     def recorded(n: int) -> Call:
-        return _loop(([lambda: torch.relu(leaf), lambda: torch.add(leaf, y), lambda: torch.mul(leaf, z), lambda: torch.tanh(leaf)] * n)[:n])
+        return _loop(
+            (
+                [
+                    lambda: torch.relu(leaf),
+                    lambda: torch.add(leaf, y),
+                    lambda: torch.mul(leaf, z),
+                    lambda: torch.tanh(leaf),
+                ]
+                * n
+            )[:n]
+        )
 
     recorded_s = _slope(recorded, repeats, clock)
     return {
@@ -90,10 +137,11 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
 
 
 def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """Costs of the engine: a node beyond its kernels, what a node more takes that puts a gradient into a parameter, the call of backward.
+    """Costs of the engine: a node beyond its kernels, what a node more takes that puts a gradient
+    into a parameter, the call of backward.
 
-    Nodes call operators from C++, cheaper than Python does, and one of a linear layer calls seven: what a node takes beyond them is the mean of linear
-    layers and activations.
+    Nodes call operators from C++, cheaper than Python does, and one of a linear layer calls seven:
+    what a node takes beyond them is the mean of linear layers and activations.
     """
     ops = torch.ops.aten
     x, y = torch.rand(4, 8), torch.rand(4, 4)
@@ -109,39 +157,70 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Sampl
     def layers(n: int) -> torch.Tensor:
         out = x
         for index in range(n):
-            out = F.linear(out, torch.rand(8, 8, requires_grad=True), torch.rand(8, requires_grad=True))
+            out = F.linear(
+                out, torch.rand(8, 8, requires_grad=True), torch.rand(8, requires_grad=True)
+            )
             out = torch.tanh(out) if index % 2 else torch.relu(out)
         return out.sum()
 
     def kernels(n: int) -> list[Call]:
         root = layers(n)
-        with cold.Operators() as operators:
+        with cold_start.Operators() as operators:
             root.backward()  # type: ignore[no-untyped-call]
         calls: list[Call] = operators.calls
         return calls
 
     span = _MANY - _FEW
     few_calls, many_calls = kernels(_FEW), kernels(_MANY)
-    single: list[Call] = [lambda: ops.threshold_backward.default(y, y, 0), lambda: ops.tanh_backward.default(y, y), lambda: ops.detach.default(y)]
+    single: list[Call] = [
+        lambda: ops.threshold_backward.default(y, y, 0),
+        lambda: ops.tanh_backward.default(y, y),
+        lambda: ops.detach.default(y),
+    ]
     with torch.no_grad():
-        relu_s, tanh_s, detach_s = (samples.minimum - boxed_s for samples in _samples(single, repeats, clock))
+        relu_s, tanh_s, detach_s = (
+            samples.minimum - boxed_s for samples in _samples(single, repeats, clock)
+        )
         few_kernels, many_kernels = _samples([_loop(few_calls), _loop(many_calls)], repeats, clock)
-    # With leaves each round adds the node of an addition (no kernel of its own) and that of one accumulation, whose detach is an operator of the step.
-    graphs: list[Callable[[int], torch.Tensor]] = [lambda n: chain(n, leaves=False), lambda n: chain(n, leaves=True), layers]
-    prepared = [lambda graph=graph, n=n: graph(n).backward for graph in graphs for n in (_FEW, _MANY)]  # type: ignore[misc]
-    few_bare, many_bare, few_leaved, many_leaved, few, many = _singles(prepared, 4 * repeats.n_samples, clock)
-    round_s, leaved_round_s = ((after.minimum - before.minimum) / span for before, after in ((few_bare, many_bare), (few_leaved, many_leaved)))
+    # With leaves each round adds the node of an addition (no kernel of its own) and that of one
+    # accumulation, whose detach is an operator of the step.
+    graphs: list[Callable[[int], torch.Tensor]] = [
+        lambda n: chain(n, leaves=False),
+        lambda n: chain(n, leaves=True),
+        layers,
+    ]
+    prepared = [
+        lambda graph=graph, n=n: graph(n).backward for graph in graphs for n in (_FEW, _MANY)
+    ]  # type: ignore[misc]
+    few_bare, many_bare, few_leaved, many_leaved, few, many = _singles(
+        prepared, 4 * repeats.n_samples, clock
+    )
+    round_s, leaved_round_s = (
+        (after.minimum - before.minimum) / span
+        for before, after in ((few_bare, many_bare), (few_leaved, many_leaved))
+    )
     leaf_s = max(0.0, leaved_round_s - round_s - 2 * (round_s - (relu_s + tanh_s) / 2) - detach_s)
-    round_kernels_s = (many_kernels.minimum - few_kernels.minimum - (len(many_calls) - len(few_calls)) * boxed_s) / span
+    round_kernels_s = (
+        many_kernels.minimum - few_kernels.minimum - (len(many_calls) - len(few_calls)) * boxed_s
+    ) / span
     known_s = round_kernels_s + _LEAVES_OF_ROUND * leaf_s
-    each = Samples(tuple(max(0.0, (value - few.minimum) / span - known_s) / _NODES_OF_ROUND for value in many.values), many.n_disturbed)
-    # The root's sum is one node more, and fills a gradient with ones. The least of the samples, because what a call costs when its code has left
-    # the caches is measured apart.
+    each = Samples(
+        tuple(
+            max(0.0, (value - few.minimum) / span - known_s) / _NODES_OF_ROUND
+            for value in many.values
+        ),
+        many.n_disturbed,
+    )
+    # The root's sum is one node more, and fills a gradient with ones. The least of the samples,
+    # because what a call costs when its code has left the caches is measured apart.
     rounds_s = _FEW * (many.minimum - few.minimum) / span
     return {
         "autograd_node": each,
         "accumulate_grad": Samples((leaf_s,)),
-        "backward_call": Samples((max(0.0, few.minimum - rounds_s - each.minimum - (relu_s + tanh_s) / 2),), few.n_disturbed),
+        "backward_call": Samples(
+            (max(0.0, few.minimum - rounds_s - each.minimum - (relu_s + tanh_s) / 2),),
+            few.n_disturbed,
+        ),
     }
 
 
@@ -168,7 +247,10 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
         return run
 
     def functionals(n: int) -> Call:
-        pairs = [(torch.rand(4, 4, requires_grad=True), torch.rand(4, requires_grad=True)) for _ in range(n)]
+        pairs = [
+            (torch.rand(4, 4, requires_grad=True), torch.rand(4, requires_grad=True))
+            for _ in range(n)
+        ]
 
         def run() -> None:
             for weight, bias in pairs:
@@ -176,26 +258,44 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
 
         return run
 
-    call, module, functional = (_slope(make, repeats, clock) for make in (identities, linears, functionals))
-    lookup = tuple(max(0.0, value - functional.minimum - call.minimum) / 2 for value in module.values)
+    call, module, functional = (
+        _slope(make, repeats, clock) for make in (identities, linears, functionals)
+    )
+    lookup = tuple(
+        max(0.0, value - functional.minimum - call.minimum) / 2 for value in module.values
+    )
     return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
 
 
-def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """``module_body``: what a leaf module's forward takes in a training step beyond its call, its look-ups and the function itself repeated alone."""
+def _in_steps(
+    known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clock
+) -> dict[str, Samples]:
+    """``module_body``: what a leaf module's forward takes in a training step beyond its call, its
+    look-ups and the function itself repeated alone.
+    """
     modules: list[torch.nn.Module] = []
     for activation in (torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.Sigmoid()):
         modules += [torch.nn.Linear(8, 8), activation]
     modules += [torch.nn.Flatten(), torch.nn.Linear(8, 8)]
     model = torch.nn.Sequential(*modules)
     x = torch.rand(4, 8)
-    weight, bias, recorded = torch.rand(8, 8, requires_grad=True), torch.rand(8, requires_grad=True), torch.rand(4, 8, requires_grad=True)
+    weight, bias, recorded = (
+        torch.rand(8, 8, requires_grad=True),
+        torch.rand(8, requires_grad=True),
+        torch.rand(4, 8, requires_grad=True),
+    )
     functions: list[Call] = [
-        lambda: F.linear(recorded, weight, bias), lambda: torch.relu(recorded), lambda: torch.tanh(recorded), lambda: torch.sigmoid(recorded),
+        lambda: F.linear(recorded, weight, bias),
+        lambda: torch.relu(recorded),
+        lambda: torch.tanh(recorded),
+        lambda: torch.sigmoid(recorded),
         lambda: recorded.view(4, 8),
-    ]  # fmt: skip
+    ]
     counts = [4, 1, 1, 1, 1]
-    alone_s = sum(count * samples.minimum for count, samples in zip(counts, _samples(functions, repeats, clock)))
+    alone_s = sum(
+        count * samples.minimum
+        for count, samples in zip(counts, _samples(functions, repeats, clock))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     outputs: list[torch.Tensor] = []
@@ -209,9 +309,13 @@ def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clo
 
     forward = take_single(next_forward, 60 if mode == "quick" else 300, clock)
     n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
-    known_s = alone_s + (len(modules) + 1) * known["module_call"].minimum + n_lookups * known["parameter_lookup"].minimum
+    known_s = (
+        alone_s
+        + (len(modules) + 1) * known["module_call"].minimum
+        + n_lookups * known["parameter_lookup"].minimum
+    )
     # The first call of each operator comes after a whole step of others.
-    with cold.Operators() as operators:
+    with cold_start.Operators() as operators:
         loss = model(x).sum()
         operators.note("backward")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -219,16 +323,33 @@ def _in_steps(known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clo
         optimizer.step()
     code = sum(map(size_of, operators.packets))
     for what, count in (("first", 1), ("next", 3), ("aten.addmm", 1)):
-        known_s += count * _after_code_s(known, what, code_since(what, tuple(operators.packets)) if what == "aten.addmm" else code)
+        known_s += count * _after_code_s(
+            known,
+            what,
+            code_since(what, tuple(operators.packets)) if what == "aten.addmm" else code,
+        )
     return {
-        "module_body": Samples(tuple(max(0.0, value - known_s) / len(modules) for value in forward.values), forward.n_disturbed),
+        "module_body": Samples(
+            tuple(max(0.0, value - known_s) / len(modules) for value in forward.values),
+            forward.n_disturbed,
+        ),
     }
 
 
 def _after_code_s(known: Mapping[str, Samples], what: str, amount: int) -> float:
     """What a call takes more after so much other code, between the amounts that were measured."""
-    taken = sorted((int(name.rpartition("/")[2]), statistics.median(samples.values)) for name, samples in known.items() if name.startswith(f"varied/{what}/"))
-    return float(np.interp(amount, [0, *(place for place, _ in taken)], [0.0, *itertools.accumulate((seconds for _, seconds in taken), max)]))
+    taken = sorted(
+        (int(name.rpartition("/")[2]), statistics.median(samples.values))
+        for name, samples in known.items()
+        if name.startswith(f"varied/{what}/")
+    )
+    return float(
+        np.interp(
+            amount,
+            [0, *(place for place, _ in taken)],
+            [0.0, *itertools.accumulate((seconds for _, seconds in taken), max)],
+        )
+    )
 
 
 OPTIMIZERS: tuple[tuple[str, dict[str, object]], ...] = (
@@ -259,9 +380,11 @@ def implementation(options: dict[str, object]) -> str:
 
 
 def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """``optimizer_tensor/TYPE/IMPLEMENTATION/OPS`` seconds a parameter tensor, its tiny kernels included, and ``optimizer_call/...`` seconds a step.
+    """``optimizer_tensor/TYPE/IMPLEMENTATION/OPS`` seconds a parameter tensor, its tiny kernels
+    included, and ``optimizer_call/...`` seconds a step.
 
-    Also ``zero_grad_tensor``, ``zero_grad_call``, and ``optimizer_zero_root``: seconds that the square root of a zero takes beyond that of another number.
+    Also ``zero_grad_tensor``, ``zero_grad_call``, and ``optimizer_zero_root``: seconds that the
+    square root of a zero takes beyond that of another number.
     """
     found: dict[str, Samples] = {}
     for type_name, options in OPTIMIZERS[:: 3 if mode == "quick" else 1]:
@@ -273,13 +396,19 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
             optimizer = getattr(torch.optim, type_name)(parameters, **options)
             optimizer.step()
             made.append(optimizer)
-        with cold.Operators() as operators:
+        with cold_start.Operators() as operators:
             made[0].step()
         few, many = _samples([made[0].step, made[1].step], repeats, clock)
         span = _MANY - _FEW
-        each = Samples(tuple(max(0.0, value - few.minimum) / span for value in many.values), many.n_disturbed)
+        each = Samples(
+            tuple(max(0.0, value - few.minimum) / span for value in many.values), many.n_disturbed
+        )
         kind = f"{type_name}/{implementation(options)}"
-        n_ops = round(len(operators.calls) / _FEW) if implementation(options) == "for-loop" else len(operators.calls)
+        n_ops = (
+            round(len(operators.calls) / _FEW)
+            if implementation(options) == "for-loop"
+            else len(operators.calls)
+        )
         found[f"optimizer_tensor/{kind}/{n_ops}"] = each
         found.setdefault(f"optimizer_call/{kind}", _less(few, each.minimum * _FEW))
 
@@ -289,12 +418,16 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
             parameter.grad = torch.zeros(4)
         return torch.optim.SGD(parameters, lr=0.01).zero_grad
 
-    few, many = _singles([lambda n=n: with_gradients(n) for n in (_FEW, _MANY)], 4 * repeats.n_samples, clock)  # type: ignore[misc]
+    few, many = _singles(
+        [lambda n=n: with_gradients(n) for n in (_FEW, _MANY)], 4 * repeats.n_samples, clock
+    )  # type: ignore[misc]
     each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
     found["zero_grad_tensor"] = each
     found["zero_grad_call"] = _less(few, each.minimum * _FEW)
     ones, zeros = _samples([_roots(1.0), _roots(0.0)], repeats, clock)
-    found["optimizer_zero_root"] = Samples(tuple(max(0.0, value - ones.minimum) / _ROOTS for value in zeros.values), zeros.n_disturbed)
+    found["optimizer_zero_root"] = Samples(
+        tuple(max(0.0, value - ones.minimum) / _ROOTS for value in zeros.values), zeros.n_disturbed
+    )
     return found
 
 
@@ -306,13 +439,16 @@ def _roots(value: float) -> Call:
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     """Every cost of the framework, in seconds each."""
-    repeats = Repeats(sample_s=2e-4 if mode == "quick" else 5e-4, n_samples=5 if mode == "quick" else 11)
-    # Short loops tell these: some tenths of a second in all, which they always get; cold calls take what is left of the time.
+    repeats = Repeats(
+        sample_s=2e-4 if mode == "quick" else 5e-4, n_samples=5 if mode == "quick" else 11
+    )
+    # Short loops tell these: some tenths of a second in all, which they always get; cold calls take
+    # what is left of the time.
     unlimited = replace(clock, until=math.inf)
     found = _calls(repeats, unlimited)
     found |= _backward(found["boxed_call"].minimum, repeats, unlimited)
     found |= _modules(repeats, unlimited)
     found |= _optimizers(mode, repeats, unlimited)
-    found |= cold.measure(mode, clock)
+    found |= cold_start.measure(mode, clock)
     found |= _in_steps(found, mode, repeats, unlimited)
     return [Cost(name, threads, samples) for name, samples in found.items()]

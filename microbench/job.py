@@ -1,4 +1,7 @@
-"""A measuring process: reads its job from stdin, answers in JSON lines on stdout. The suite alone starts one."""
+"""A measuring process: reads its job from stdin, answers in JSON lines on stdout. The suite alone
+starts one.
+"""
+
 from __future__ import annotations
 
 import json
@@ -9,9 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from dlperf.child_process import FAILED, INTERRUPTED, end_with_parent, read_job
-from dlperf.errors import describe
-from dlperf.shortage import is_shortage
+from dlperf.core.child_process import FAILED, INTERRUPTED, end_with_parent, read_job
+from dlperf.core.errors import describe
+from dlperf.core.memory_shortage import is_shortage
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -32,10 +35,13 @@ class _Stop:
 
 
 def do_job(run: Callable[[dict[str, Any], Say], int | None]) -> int:
-    """Do the job on stdin with `run`, which is given it and how to say something; the exit status (`run`'s own, 0 for None).
+    """Do the job on stdin with `run`, which is given it and how to say something; the exit status
+    (`run`'s own, 0 for None).
 
-    Whatever a library prints goes to stderr, not between the lines. 130 on Ctrl-C and SIGTERM, which raise KeyboardInterrupt, so that processes of the
-    job's own end on the way out. Silent where it is interrupted or its parent has gone; any other failure is one line on stderr, and status 1.
+    Whatever a library prints goes to stderr, not between the lines. 130 on Ctrl-C and SIGTERM,
+    which raise KeyboardInterrupt, so that processes of the job's own end on the way out. Silent
+    where it is interrupted or its parent has gone; any other failure is one line on stderr, and
+    status 1.
     """
     stop = _Stop()
     try:

@@ -1,4 +1,7 @@
-"""The kinds of work that workers do at once, to see what they cost one another: one for each resource that bounds a step's items."""
+"""The kinds of work that workers do at once, to see what they cost one another: one for each
+resource that bounds a step's items.
+"""
+
 from __future__ import annotations
 
 import math
@@ -7,25 +10,31 @@ from typing import Any
 
 import torch
 
-from dlperf.machine import Cpu
-from dlperf.trace import Trace
-from microbench import ceilings
-from microbench.cold import churn
-from microbench.replay import Unplayable, build
-from microbench.stream import arrays, triad
+from dlperf.core.machine import Cpu
+from dlperf.core.trace import Trace
+from dlperf.microbench import ceilings
+from dlperf.microbench.cold_start import churn
+from dlperf.microbench.operator_benchmark import Unplayable, build
+from dlperf.microbench.stream import arrays, triad
 
 Call = Callable[[], object]
 _SIDE = 256
-"""Matrices of 256 KiB: a product keeps within a core's own caches, and computes for long before it needs more."""
+"""Matrices of 256 KiB: a product keeps within a core's own caches, and computes for long before it
+needs more.
+"""
 _PAGES_BYTES = 2**22
 _CHUNK = 2**19
-"""Elements of a large array that one call goes over, so that a call is short against a measuring window."""
+"""Elements of a large array that one call goes over, so that a call is short against a measuring
+window.
+"""
 
 
 def make(work: str, cpu: Cpu, n_most: int, last_caches: int = 4) -> Call:
-    """A call that `work` bounds, small against a second; `n_most` processes at most hold its operands at once.
+    """A call that `work` bounds, small against a second; `n_most` processes at most hold its
+    operands at once.
 
-    Those of ``DRAM`` are `last_caches` times as large as the last cache: 4 is STREAM's rule; fewer are made in less time, and take less memory.
+    Those of ``DRAM`` are `last_caches` times as large as the last cache: 4 is STREAM's rule; fewer
+    are made in less time, and take less memory.
     """
     sizes = dict(zip(("L1", "L2", "L3"), cpu.caches_bytes))
     if work == "compute":
@@ -33,7 +42,9 @@ def make(work: str, cpu: Cpu, n_most: int, last_caches: int = 4) -> Call:
     if work in ("L1", "L2"):
         return ceilings.update(sizes[work] // 2)[0]
     if work == "L3":  # between the cache before it and itself, as far from both: a step's operands
-        return ceilings.update(round(math.sqrt(max(sizes["L2"], sizes["L1"], 2**15) * sizes["L3"])))[0]
+        return ceilings.update(
+            round(math.sqrt(max(sizes["L2"], sizes["L1"], 2**15) * sizes["L3"]))
+        )[0]
     if work == "DRAM":
         room = cpu.memory_bytes // (4 * n_most) if cpu.memory_bytes else math.inf
         return _stream(int(min(max(last_caches * max(cpu.caches_bytes), 2**26), room)))
@@ -48,9 +59,15 @@ def _product() -> Call:
 
 
 def _stream(set_bytes: int) -> Call:
-    """STREAM's triad over arrays of `set_bytes` together, a part of them a call, one after the other."""
+    """STREAM's triad over arrays of `set_bytes` together, a part of them a call, one after the
+    other.
+    """
     n = max(_CHUNK, set_bytes // 12)
-    parts = [tuple(array[begin : begin + _CHUNK] for array in whole) for whole in (arrays(n),) for begin in range(0, n - _CHUNK + 1, _CHUNK)]
+    parts = [
+        tuple(array[begin : begin + _CHUNK] for array in whole)
+        for whole in (arrays(n),)
+        for begin in range(0, n - _CHUNK + 1, _CHUNK)
+    ]
     place = 0
 
     def call() -> None:
@@ -63,7 +80,13 @@ def _stream(set_bytes: int) -> Call:
 
 def _small_step() -> Call:
     """A training step of a network so small that its kernels cost next to nothing."""
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 8),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 1),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     x = torch.rand(4, 8)
 
@@ -76,7 +99,8 @@ def _small_step() -> Call:
 
 
 def make_operations(recorded: dict[str, Any]) -> Call:
-    """The operations of a recorded step one by one in their order, each on tensors of its own; what cannot be called on its own is left out.
+    """The operations of a recorded step one by one in their order, each on tensors of its own; what
+    cannot be called on its own is left out.
 
     Raises Unplayable where none can.
     """

@@ -1,12 +1,24 @@
-"""Kernels with a shape of their own: normalisation, pooling, softmax, losses, embeddings, reductions, joins, attention, recurrent layers."""
+"""Kernels with a shape of their own: normalisation, pooling, softmax, losses, embeddings,
+reductions, joins, attention, recurrent layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlperf.trace import Op, Symbol, TensorSpec
-from microbench.plan import Group, Point, design, log_pick, log_sizes, pick, repeats, share, turn
-from microbench.seldom import images, seldom
+from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.microbench.plan import (
+    Group,
+    Point,
+    design,
+    log_pick,
+    log_sizes,
+    pick,
+    repeats,
+    share,
+    turn,
+)
+from dlperf.microbench.uncommon import images, seldom
 
 T = TensorSpec.contiguous
 _MAX_ELEMENTS = 2**22
@@ -25,17 +37,42 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
     if turn(index, 3) == 2:
         image = T(max(2, n * 4), c)
     training = [
-        Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, True, 0.1, 1e-5)),
-        Op("aten.native_batch_norm_backward.default", (image, image, channel, channel, channel, channel, channel, True, 1e-5, (True, True, True))),
+        Op(
+            "aten.native_batch_norm.default",
+            (image, channel, channel, channel, channel, True, 0.1, 1e-5),
+        ),
+        Op(
+            "aten.native_batch_norm_backward.default",
+            (
+                image,
+                image,
+                channel,
+                channel,
+                channel,
+                channel,
+                channel,
+                True,
+                1e-5,
+                (True, True, True),
+            ),
+        ),
     ]
     if turn(index, 3) == 0:
-        training.append(Op("aten.native_batch_norm.default", (image, channel, channel, channel, channel, False, 0.1, 1e-5)))
+        training.append(
+            Op(
+                "aten.native_batch_norm.default",
+                (image, channel, channel, channel, channel, False, 0.1, 1e-5),
+            )
+        )
     rows, width = log_pick(u, 1, 8192), _width(v, 8, 4096, index)
     lines, per_row = T(rows, width), T(rows, 1)
     layer = (
         [
             Op("aten.native_layer_norm.default", (lines, (width,), T(width), T(width), 1e-5)),
-            Op("aten.native_layer_norm_backward.default", (lines, lines, (width,), per_row, per_row, T(width), T(width), (True, True, True))),
+            Op(
+                "aten.native_layer_norm_backward.default",
+                (lines, lines, (width,), per_row, per_row, T(width), T(width), (True, True, True)),
+            ),
         ]
         if rows * width <= _MAX_ELEMENTS
         else []
@@ -45,15 +82,34 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
         whole = 4 * max(1, round(c / 4))
         grouped, scale, stats = T(n, whole, size, size), T(whole), T(n, 4)
         group = [
-            Op("aten.native_group_norm.default", (grouped, scale, scale, n, whole, size * size, 4, 1e-5)),
-            Op("aten.native_group_norm_backward.default", (grouped, grouped, stats, stats, scale, n, whole, size * size, 4, (True, True, True))),
+            Op(
+                "aten.native_group_norm.default",
+                (grouped, scale, scale, n, whole, size * size, 4, 1e-5),
+            ),
+            Op(
+                "aten.native_group_norm_backward.default",
+                (
+                    grouped,
+                    grouped,
+                    stats,
+                    stats,
+                    scale,
+                    n,
+                    whole,
+                    size * size,
+                    4,
+                    (True, True, True),
+                ),
+            ),
         ]
     return (training + group if image.numel <= _MAX_ELEMENTS else []) + layer
 
 
 def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
     n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 256), log_pick(w, 6, 112)
-    kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[turn(index, 5)]
+    kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[
+        turn(index, 5)
+    ]
     image = T(n, c, size, size)
     if image.numel > _MAX_ELEMENTS:
         return []
@@ -62,7 +118,10 @@ def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
     indices = T(n, c, out, out, dtype="int64")
     found = [
         Op("aten.max_pool2d_with_indices.default", (image, *window)),
-        Op("aten.max_pool2d_with_indices_backward.default", (pooled, image, *window, (1, 1), False, indices)),
+        Op(
+            "aten.max_pool2d_with_indices_backward.default",
+            (pooled, image, *window, (1, 1), False, indices),
+        ),
     ]
     if turn(index, 2) == 0:
         found += [
@@ -76,7 +135,10 @@ def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten._adaptive_avg_pool2d.default", (image, (side, side))),
             Op("aten._adaptive_avg_pool2d_backward.default", (adapted, image)),
             Op("aten.adaptive_max_pool2d.default", (image, (side, side))),
-            Op("aten.adaptive_max_pool2d_backward.default", (adapted, image, T(n, c, side, side, dtype="int64"))),
+            Op(
+                "aten.adaptive_max_pool2d_backward.default",
+                (adapted, image, T(n, c, side, side, dtype="int64")),
+            ),
         ]
     return found
 
@@ -113,7 +175,10 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.logsumexp.default", (lines, (1,))),
         ]
     if turn(index, 5, 1) == 0:
-        found += [Op("aten.std.correction", (lines,)), Op("aten.topk.default", (lines, 1 + width // 10))]
+        found += [
+            Op("aten.std.correction", (lines,)),
+            Op("aten.topk.default", (lines, 1 + width // 10)),
+        ]
         found.append(Op("aten.linalg_vector_norm.default", (lines, 2, (0,))))
     if turn(index, 5, 1) == 1 and rows * width <= _MAX_ELEMENTS // 8:
         found += [Op("aten.sort.default", (lines,)), Op("aten.logcumsumexp.default", (lines, 1))]
@@ -142,7 +207,10 @@ def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
             Op("aten.stack.default", ((lines, lines),)),
             Op("aten.index_select.default", (lines, 0, tokens)),
             Op("aten.gather.default", (lines, 0, T(rows, width, dtype="int64"))),
-            Op("aten.slice_backward.default", (T(rows, max(1, width // 2)), (rows, width), 1, 0, max(1, width // 2), 1)),
+            Op(
+                "aten.slice_backward.default",
+                (T(rows, max(1, width // 2)), (rows, width), 1, 0, max(1, width // 2), 1),
+            ),
             Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)),
             Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0)),
         ]
@@ -156,7 +224,11 @@ def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
         image = T(max(1, rows // 16), 16, side, side)
         if image.numel <= _MAX_ELEMENTS // 2:
             found.append(Op("aten.constant_pad_nd.default", (image, (1, 1, 1, 1), 0.0)))
-    if turn(index, 3, 1) == 0 and rows * width <= _MAX_ELEMENTS // 2 and table * width <= _MAX_ELEMENTS:
+    if (
+        turn(index, 3, 1) == 0
+        and rows * width <= _MAX_ELEMENTS // 2
+        and table * width <= _MAX_ELEMENTS
+    ):
         found += embedding_bag(rows, width, table, index)
     return found
 
@@ -166,10 +238,25 @@ def embedding_bag(rows: int, width: int, table: int, index: int) -> list[Op]:
     bags, mode = max(1, rows // (1 + turn(index, 16, 3))), turn(index, 2, 2)
     tokens, offsets = T(rows, dtype="int64"), T(bags, dtype="int64")
     return [
-        Op("aten._embedding_bag.default", (T(table, width), tokens, offsets, False, mode, False, None)),
+        Op(
+            "aten._embedding_bag.default",
+            (T(table, width), tokens, offsets, False, mode, False, None),
+        ),
         Op(
             "aten._embedding_bag_backward.default",
-            (T(bags, width), tokens, offsets, T(0, dtype="int64"), offsets, offsets, table, False, mode, False, None),
+            (
+                T(bags, width),
+                tokens,
+                offsets,
+                T(0, dtype="int64"),
+                offsets,
+                offsets,
+                table,
+                False,
+                mode,
+                False,
+                None,
+            ),
         ),
     ]
 
@@ -181,7 +268,12 @@ def _length(u: float, index: int) -> int:
 
 
 def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
-    b, h, t, d = log_pick(u, 1, 64), log_pick(v, 1, 16), _length(w, index), pick(index * 0.3819660 % 1, (16, 24, 32, 48, 64, 64, 64, 96, 128))
+    b, h, t, d = (
+        log_pick(u, 1, 64),
+        log_pick(v, 1, 16),
+        _length(w, index),
+        pick(index * 0.3819660 % 1, (16, 24, 32, 48, 64, 64, 64, 96, 128)),
+    )
     s = t if turn(index, 4, 3) else log_pick(index * 0.7320508 % 1, 8, 1024)
     if b * h * max(t, s) * d > 2**21 or 4.0 * b * h * t * s * d > 2e9:
         return []
@@ -189,26 +281,70 @@ def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
     def interleaved(length: int) -> TensorSpec:
         return TensorSpec((b, h, length, d), (length * h * d, d, h * d, 1))
 
-    # Queries, keys and values are views of one projection in most networks: heads are interleaved in memory.
+    # Queries, keys and values are views of one projection in most networks: heads are interleaved
+    # in memory.
     q, k = (interleaved(t), interleaved(s)) if turn(index, 2, 1) else (T(b, h, t, d), T(b, h, s, d))
     causal = turn(index, 3) == 1 and s == t
-    mask = (("attn_mask", T(t, s) if turn(index, 2, 3) else T(b, 1, 1, s)),) if turn(index, 6) == 0 else ()
+    mask = (
+        (("attn_mask", T(t, s) if turn(index, 2, 3) else T(b, 1, 1, s)),)
+        if turn(index, 6) == 0
+        else ()
+    )
     lse, out = TensorSpec((b, h, t), (h * t, 1, h)), interleaved(t)
-    forward = Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, k, k, 0.0, causal), mask)
-    return [forward, Op("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", (out, q, k, k, out, lse, 0.0, causal), mask)]
+    forward = Op(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default", (q, k, k, 0.0, causal), mask
+    )
+    return [
+        forward,
+        Op(
+            "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+            (out, q, k, k, out, lse, 0.0, causal),
+            mask,
+        ),
+    ]
 
 
-def recurrent(t: int, b: int, inputs: int, hidden: int, mode: int = 2, train: bool = True) -> tuple[Op, Op]:
-    """One oneDNN recurrent layer, forward and backward; mode 2 is LSTM, 3 GRU. Time-major input (t, b, inputs)."""
+def recurrent(
+    t: int, b: int, inputs: int, hidden: int, mode: int = 2, train: bool = True
+) -> tuple[Op, Op]:
+    """One oneDNN recurrent layer, forward and backward; mode 2 is LSTM, 3 GRU. Time-major input (t,
+    b, inputs).
+    """
     gates = {2: 4, 3: 3}[mode]
     x, state = T(t, b, inputs), T(1, b, hidden)
-    weights = (T(gates * hidden, inputs), T(gates * hidden, hidden), T(gates * hidden), T(gates * hidden))
+    weights = (
+        T(gates * hidden, inputs),
+        T(gates * hidden, hidden),
+        T(gates * hidden),
+        T(gates * hidden),
+    )
     out = T(t, b, hidden)
     shared = (mode, hidden, 1, True)
-    forward = Op("aten.mkldnn_rnn_layer.default", (x, *weights, state, state, False, (), *shared, False, False, train))
+    forward = Op(
+        "aten.mkldnn_rnn_layer.default",
+        (x, *weights, state, state, False, (), *shared, False, False, train),
+    )
     backward = Op(
         "aten.mkldnn_rnn_layer_backward.default",
-        (x, *weights, state, state, out, state, state, out, state, state, False, *shared, True, False, (), False, T(1, dtype="uint8")),
+        (
+            x,
+            *weights,
+            state,
+            state,
+            out,
+            state,
+            state,
+            out,
+            state,
+            state,
+            False,
+            *shared,
+            True,
+            False,
+            (),
+            False,
+            T(1, dtype="uint8"),
+        ),
     )
     return forward, backward
 
@@ -245,7 +381,14 @@ def groups(mode: str) -> list[Group]:
         ("images", "images", images, 5, 22),
         ("seldom layers", "seldom", seldom, 3, 8),
     )
-    found = [Group(title, tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))), repeats(mode)) for title, family, make, quick, full in plan]
+    found = [
+        Group(
+            title,
+            tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))),
+            repeats(mode),
+        )
+        for title, family, make, quick, full in plan
+    ]
     views = [
         Op("aten.view.default", (T(64, 64), (4096,))),
         Op("aten.t.default", (T(64, 64),)),
@@ -267,5 +410,14 @@ def groups(mode: str) -> list[Group]:
         Op("aten.as_strided.default", (T(64), (8, 8), (8, 1))),
     ]
     found.append(Group("views", tuple(Point("view", op) for op in views), repeats(mode)))
-    found.append(Group("fills", tuple(Point("pointwise", Op("aten.zeros.default", ((n,),))) for n in log_sizes(64, 2**22, 0.25)), repeats(mode)))
+    found.append(
+        Group(
+            "fills",
+            tuple(
+                Point("pointwise", Op("aten.zeros.default", ((n,),)))
+                for n in log_sizes(64, 2**22, 0.25)
+            ),
+            repeats(mode),
+        )
+    )
     return found

@@ -1,7 +1,9 @@
-"""What torch's DataLoader costs: batches fetched in the training process, batches handed over by worker processes, starting and stopping those.
+"""What torch's DataLoader costs: batches fetched in the training process, batches handed over by
+worker processes, starting and stopping those.
 
-Datasets lie in memory, so that what is measured is the loader's own: the sampler, the calls of ``__getitem__``, the collation, the
-queues and the shared memory. What a dataset of one's own takes beyond that is for ``predict --loader`` to find out.
+Datasets lie in memory, so that what is measured is the loader's own: the sampler, the calls of
+``__getitem__``, the collation, the queues and the shared memory. What a dataset of one's own takes
+beyond that is for ``predict --loader`` to find out.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, default_collate
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, quantile, take_single, take_turns
-from dlperf.machine import Cost
+from dlperf.core.clock import Clock, Repeats, Sampler, Samples, quantile, take_single, take_turns
+from dlperf.core.machine import Cost
 
 _FEW, _MANY = 8, 72
 _ROWS = 4096
@@ -51,7 +53,9 @@ class Endless:
 
 
 class _Stamped:
-    """The default collation, and how much time of a processor the process that does it has used so far."""
+    """The default collation, and how much time of a processor the process that does it has used so
+    far.
+    """
 
     def __call__(self, rows: list[Any]) -> tuple[Any, float]:
         return default_collate(rows), time.process_time()
@@ -63,7 +67,9 @@ def _dataset(n_tensors: int, row_bytes: int, n_rows: int = _ROWS) -> TensorDatas
 
 def _next_of(dataset: TensorDataset, batch_size: int, shuffled: bool) -> Call:
     n_rows = len(dataset)
-    sampler: Any = RandomSampler(dataset, num_samples=2**20 * n_rows) if shuffled else Endless(n_rows)
+    sampler: Any = (
+        RandomSampler(dataset, num_samples=2**20 * n_rows) if shuffled else Endless(n_rows)
+    )
     iterator = iter(DataLoader(dataset, batch_size=batch_size, sampler=sampler))
     return lambda: next(iterator)
 
@@ -71,30 +77,46 @@ def _next_of(dataset: TensorDataset, batch_size: int, shuffled: bool) -> Call:
 def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[str, Samples]:
     """Batches fetched by the training process itself.
 
-    A batch of b samples of k tensors takes batch + k batch_tensor + b (sample + k tensor) and its bytes; the four follow from the times at two
-    values of b and two of k. Shuffling adds to a sample its share of the permutation.
+    A batch of b samples of k tensors takes batch + k batch_tensor + b (sample + k tensor) and its
+    bytes; the four follow from the times at two values of b and two of k. Shuffling adds to a
+    sample its share of the permutation.
     """
     tiny = {n_tensors: _dataset(n_tensors, 4) for n_tensors in (1, 3)}
-    cases = {(size, n_tensors): _next_of(dataset, size, False) for n_tensors, dataset in tiny.items() for size in (_FEW, _MANY)}
+    cases = {
+        (size, n_tensors): _next_of(dataset, size, False)
+        for n_tensors, dataset in tiny.items()
+        for size in (_FEW, _MANY)
+    }
     shuffled = _next_of(tiny[1], _MANY, True)
     samplers = [Sampler(call, repeats, clock) for call in (*cases.values(), shuffled)]
     take_turns(samplers)
     results = [sampler.result() for sampler in samplers]
     found = dict(zip(cases, results))
     least = {case: samples.minimum for case, samples in found.items()}
-    slope = {n_tensors: max(0.0, least[_MANY, n_tensors] - least[_FEW, n_tensors]) / (_MANY - _FEW) for n_tensors in (1, 3)}
-    start = {n_tensors: max(0.0, least[_FEW, n_tensors] - _FEW * slope[n_tensors]) for n_tensors in (1, 3)}
+    slope = {
+        n_tensors: max(0.0, least[_MANY, n_tensors] - least[_FEW, n_tensors]) / (_MANY - _FEW)
+        for n_tensors in (1, 3)
+    }
+    start = {
+        n_tensors: max(0.0, least[_FEW, n_tensors] - _FEW * slope[n_tensors])
+        for n_tensors in (1, 3)
+    }
     tensor_s, batch_tensor_s = max(0.0, slope[3] - slope[1]) / 2, max(0.0, start[3] - start[1]) / 2
 
     def moved(samples: Samples, amount_s: float, parts: float = 1.0) -> Samples:
-        return Samples(tuple(max(0.0, value - amount_s) / parts for value in samples.values), samples.n_disturbed)
+        return Samples(
+            tuple(max(0.0, value - amount_s) / parts for value in samples.values),
+            samples.n_disturbed,
+        )
 
     single = found[_MANY, 1]
     costs = {
         "loader/batch": moved(found[_FEW, 1], _FEW * slope[1] + batch_tensor_s),
         "loader/batch_tensor": moved(found[_FEW, 3], _FEW * slope[3] + start[1], 2.0),
         "loader/sample": moved(single, least[_FEW, 1] + (_MANY - _FEW) * tensor_s, _MANY - _FEW),
-        "loader/tensor": moved(found[_MANY, 3], least[_FEW, 3] + (_MANY - _FEW) * slope[1], 2.0 * (_MANY - _FEW)),
+        "loader/tensor": moved(
+            found[_MANY, 3], least[_FEW, 3] + (_MANY - _FEW) * slope[1], 2.0 * (_MANY - _FEW)
+        ),
         "loader/shuffle": moved(results[-1], single.minimum, _MANY),
     }
     for row_bytes in ROW_BYTES:
@@ -103,12 +125,16 @@ def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[str, Sam
         alone_s = start[1] + size * slope[1]
         big = Sampler(_next_of(dataset, size, True), repeats, clock)
         take_turns([big])
-        costs[f"loader/byte/{row_bytes}"] = moved(big.result(), alone_s + size * costs["loader/shuffle"].minimum, size * row_bytes)
+        costs[f"loader/byte/{row_bytes}"] = moved(
+            big.result(), alone_s + size * costs["loader/shuffle"].minimum, size * row_bytes
+        )
     return costs
 
 
 def _until_next(iterator: Any, gap_s: float, clock: Clock, kept: list[Any]) -> Callable[[], Call]:
-    """Prepares a call that takes a batch which lies ready: the processor is kept busy meanwhile, as a training step would."""
+    """Prepares a call that takes a batch which lies ready: the processor is kept busy meanwhile, as
+    a training step would.
+    """
 
     def prepare() -> Call:
         end = clock.now() + gap_s
@@ -116,7 +142,7 @@ def _until_next(iterator: Any, gap_s: float, clock: Clock, kept: list[Any]) -> C
             pass
 
         def take() -> None:
-            (tensors, stamp) = next(iterator)
+            tensors, stamp = next(iterator)
             for tensor in tensors:
                 tensor.view(-1)[::1024].sum()  # the pages are mapped at their first use
             kept[:] = [tensors, *kept[1:], stamp]
@@ -126,16 +152,25 @@ def _until_next(iterator: Any, gap_s: float, clock: Clock, kept: list[Any]) -> C
     return prepare
 
 
-def _handed_over(n_tensors: int, row_bytes: int, batch_size: int, n_samples: int, clock: Clock) -> tuple[Samples, float]:
-    """Seconds in which the training process takes over a batch that is ready, and the processor time that a worker spends on one.
+def _handed_over(
+    n_tensors: int, row_bytes: int, batch_size: int, n_samples: int, clock: Clock
+) -> tuple[Samples, float]:
+    """Seconds in which the training process takes over a batch that is ready, and the processor
+    time that a worker spends on one.
 
-    Of the latter the tenth part of the quickest decides: no counter tells which batches were disturbed.
+    Of the latter the tenth part of the quickest decides: no counter tells which batches were
+    disturbed.
     """
     dataset = _dataset(n_tensors, row_bytes, 256)
     loader = DataLoader(
-        dataset, batch_size=batch_size, sampler=Endless(len(dataset)), num_workers=1, collate_fn=_Stamped(), worker_init_fn=ignore_interrupts,  # type: ignore[arg-type]
+        dataset,
+        batch_size=batch_size,
+        sampler=Endless(len(dataset)),
+        num_workers=1,
+        collate_fn=_Stamped(),
+        worker_init_fn=ignore_interrupts,  # type: ignore[arg-type]
         timeout=_LONGEST_WAIT_S,
-    )  # fmt: skip
+    )
     iterator = iter(loader)
     try:
         for _ in range(4):
@@ -154,26 +189,46 @@ def _handed_over(n_tensors: int, row_bytes: int, batch_size: int, n_samples: int
 
 
 def with_worker(fetched: dict[str, Samples], n_samples: int, clock: Clock) -> dict[str, Samples]:
-    """Batches that a worker process makes: ``receive_*`` in the training process, ``send_*`` in the worker beyond what fetching takes.
+    """Batches that a worker process makes: ``receive_*`` in the training process, ``send_*`` in the
+    worker beyond what fetching takes.
 
-    ``batch`` is a batch without tensors, ``tensor`` one tensor of it (each lies in shared memory of its own, whose file descriptor is passed
-    through a socket), ``byte`` a byte.
+    ``batch`` is a batch without tensors, ``tensor`` one tensor of it (each lies in shared memory of
+    its own, whose file descriptor is passed through a socket), ``byte`` a byte.
     """
-    single, triple = _handed_over(1, 4, _FEW, n_samples, clock), _handed_over(3, 4, _FEW, n_samples, clock)
+    single, triple = (
+        _handed_over(1, 4, _FEW, n_samples, clock),
+        _handed_over(3, 4, _FEW, n_samples, clock),
+    )
     big = _handed_over(1, _BATCH_BYTES // _FEW, _FEW, n_samples, clock)
     cost = {name.removeprefix("loader/"): samples.minimum for name, samples in fetched.items()}
 
     def fetch_s(n_tensors: int) -> float:
-        return cost["batch"] + n_tensors * cost["batch_tensor"] + _FEW * (cost["sample"] + n_tensors * cost["tensor"])
+        return (
+            cost["batch"]
+            + n_tensors * cost["batch_tensor"]
+            + _FEW * (cost["sample"] + n_tensors * cost["tensor"])
+        )
 
     receive_tensor_s = max(0.0, triple[0].minimum - single[0].minimum) / 2
-    send = {n_tensors: max(0.0, spent_s - fetch_s(n_tensors)) for n_tensors, spent_s in ((1, single[1]), (3, triple[1]))}
+    send = {
+        n_tensors: max(0.0, spent_s - fetch_s(n_tensors))
+        for n_tensors, spent_s in ((1, single[1]), (3, triple[1]))
+    }
     send_tensor_s = max(0.0, send[3] - send[1]) / 2
     copied_s = _BATCH_BYTES * cost[f"byte/{ROW_BYTES[1]}"]
     return {
-        "loader/receive_batch": Samples(tuple(max(0.0, value - receive_tensor_s) for value in single[0].values), single[0].n_disturbed),
-        "loader/receive_tensor": Samples(tuple(max(0.0, value - single[0].minimum) / 2 for value in triple[0].values), triple[0].n_disturbed),
-        "loader/receive_byte": Samples(tuple(max(0.0, value - single[0].minimum) / _BATCH_BYTES for value in big[0].values), big[0].n_disturbed),
+        "loader/receive_batch": Samples(
+            tuple(max(0.0, value - receive_tensor_s) for value in single[0].values),
+            single[0].n_disturbed,
+        ),
+        "loader/receive_tensor": Samples(
+            tuple(max(0.0, value - single[0].minimum) / 2 for value in triple[0].values),
+            triple[0].n_disturbed,
+        ),
+        "loader/receive_byte": Samples(
+            tuple(max(0.0, value - single[0].minimum) / _BATCH_BYTES for value in big[0].values),
+            big[0].n_disturbed,
+        ),
         "loader/send_batch": Samples((max(0.0, send[1] - send_tensor_s),)),
         "loader/send_tensor": Samples((send_tensor_s,)),
         "loader/send_byte": Samples((max(0.0, big[1] - single[1] - copied_s) / _BATCH_BYTES,)),
@@ -181,10 +236,17 @@ def with_worker(fetched: dict[str, Samples], n_samples: int, clock: Clock) -> di
 
 
 def _lives(n_workers: int, persistent: bool, clock: Clock) -> tuple[float, float, float]:
-    """Seconds from asking for an iterator to its first batch, of ending it after its last, and of starting the next epoch with the same workers."""
+    """Seconds from asking for an iterator to its first batch, of ending it after its last, and of
+    starting the next epoch with the same workers.
+    """
     dataset = _dataset(1, 4, n_workers)
     loader = DataLoader(
-        dataset, batch_size=1, num_workers=n_workers, persistent_workers=persistent, worker_init_fn=ignore_interrupts, timeout=_LONGEST_WAIT_S
+        dataset,
+        batch_size=1,
+        num_workers=n_workers,
+        persistent_workers=persistent,
+        worker_init_fn=ignore_interrupts,
+        timeout=_LONGEST_WAIT_S,
     )
     begin = clock.now()
     iterator = iter(loader)
@@ -206,18 +268,25 @@ def _lives(n_workers: int, persistent: bool, clock: Clock) -> tuple[float, float
 
 
 def starts(mode: str, clock: Clock) -> dict[str, Samples]:
-    """What comes once for each start of workers: ``start_*``, ``stop_*`` (a call, and a worker more), ``resume`` of those that stay, and
-    ``fork_byte``: a process whose memory was copied pays for each page when it next writes to it."""
+    """What comes once for each start of workers: ``start_*``, ``stop_*`` (a call, and a worker
+    more), ``resume`` of those that stay, and ``fork_byte``: a process whose memory was copied pays
+    for each page when it next writes to it.
+    """
     times = 2 if mode == "quick" else 4
     found: dict[str, list[float]] = {}
     for turn in range(times):
         if turn and clock.is_late:
             break
-        start_s, stop_s, resume_s = zip(*(_lives(n_workers, False, clock) for n_workers in (1, 2)), _lives(1, True, clock))
+        start_s, stop_s, resume_s = zip(
+            *(_lives(n_workers, False, clock) for n_workers in (1, 2)), _lives(1, True, clock)
+        )
         values = {
-            "start_call": max(0.0, 2 * start_s[0] - start_s[1]), "start_worker": max(0.0, start_s[1] - start_s[0]),
-            "stop_call": max(0.0, 2 * stop_s[0] - stop_s[1]), "stop_worker": max(0.0, stop_s[1] - stop_s[0]), "resume": resume_s[2],
-        }  # fmt: skip
+            "start_call": max(0.0, 2 * start_s[0] - start_s[1]),
+            "start_worker": max(0.0, start_s[1] - start_s[0]),
+            "stop_call": max(0.0, 2 * stop_s[0] - stop_s[1]),
+            "stop_worker": max(0.0, stop_s[1] - stop_s[0]),
+            "resume": resume_s[2],
+        }
         for name, value in values.items():
             found.setdefault(f"loader/{name}", []).append(value)
     found["loader/fork_byte"] = [_fork_byte_s(2**25 if mode == "quick" else 2**27, clock)]
@@ -229,7 +298,13 @@ def starts(mode: str, clock: Clock) -> dict[str, Samples]:
 def _fork_byte_s(n_bytes: int, clock: Clock) -> float:
     memory = torch.zeros(n_bytes // 4)
     dataset = _dataset(1, 4, 8)
-    loader = DataLoader(dataset, batch_size=1, num_workers=1, worker_init_fn=ignore_interrupts, timeout=_LONGEST_WAIT_S)
+    loader = DataLoader(
+        dataset,
+        batch_size=1,
+        num_workers=1,
+        worker_init_fn=ignore_interrupts,
+        timeout=_LONGEST_WAIT_S,
+    )
     memory.fill_(1.0)
     begin = clock.now()
     memory.fill_(2.0)
@@ -245,13 +320,20 @@ def _fork_byte_s(n_bytes: int, clock: Clock) -> float:
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> tuple[list[Cost], list[str]]:
-    """Every cost of loading, in seconds each, and what could not be measured: a system may refuse processes or shared memory."""
-    repeats = Repeats(sample_s=2e-4 if mode == "quick" else 1e-3, n_samples=5 if mode == "quick" else 11)
+    """Every cost of loading, in seconds each, and what could not be measured: a system may refuse
+    processes or shared memory.
+    """
+    repeats = Repeats(
+        sample_s=2e-4 if mode == "quick" else 1e-3, n_samples=5 if mode == "quick" else 11
+    )
     found = in_process(repeats, _DATA_BYTES[mode], clock.part(0.3))
     refused: list[str] = []
     try:
         found |= with_worker(found, 8 if mode == "quick" else 25, clock.part(0.5))
         found |= starts(mode, clock)
     except (OSError, RuntimeError) as error:
-        refused.append(f"worker processes of a data loader ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
+        refused.append(
+            f"worker processes of a data loader ({type(error).__name__}:"
+            f" {' '.join(str(error).split())[:120]})"
+        )
     return [Cost(name, threads, samples) for name, samples in found.items()], refused

@@ -1,4 +1,6 @@
-"""What a training script does around its steps: looking at the loss, schedulers, clipping, saving; and what its first step takes more."""
+"""What a training script does around its steps: looking at the loss, schedulers, clipping, saving;
+and what its first step takes more.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
-from dlperf.machine import Cost
+from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
+from dlperf.core.machine import Cost
 
 _FEW, _MANY = 8, 72
 _BIG = 2**18
@@ -29,18 +31,24 @@ def _results(calls: list[Call], repeats: Repeats, clock: Clock) -> list[Samples]
 
 
 def _over(samples: Samples, less_s: float, parts: float = 1.0) -> Samples:
-    return Samples(tuple(max(0.0, value - less_s) / parts for value in samples.values), samples.n_disturbed)
+    return Samples(
+        tuple(max(0.0, value - less_s) / parts for value in samples.values), samples.n_disturbed
+    )
 
 
 def _looks(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """``item`` of a loss, ``accuracy`` (right answers counted and looked at), a ``scheduler``'s step."""
+    """``item`` of a loss, ``accuracy`` (right answers counted and looked at), a ``scheduler``'s
+    step.
+    """
     loss = torch.zeros(())
     output, labels = torch.rand(_N_SAMPLES, _N_CLASSES), torch.zeros(_N_SAMPLES, dtype=torch.int64)
     optimizer = torch.optim.SGD([torch.zeros(4, requires_grad=True)], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
     optimizer.step()  # a scheduler that steps first complains
     calls: list[Call] = [loss.item, lambda: int((output.argmax(1) == labels).sum()), scheduler.step]
-    return dict(zip(("loop/item", "loop/accuracy", "loop/scheduler"), _results(calls, repeats, clock)))
+    return dict(
+        zip(("loop/item", "loop/accuracy", "loop/scheduler"), _results(calls, repeats, clock))
+    )
 
 
 def _with_gradients(n: int, n_elements: int) -> list[torch.Tensor]:
@@ -53,13 +61,16 @@ def _with_gradients(n: int, n_elements: int) -> list[torch.Tensor]:
 def _clipping(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     """``clip_grad_norm_``: a call, a parameter tensor, a byte of a gradient."""
     few, many, big = (_with_gradients(n, size) for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG)))
-    calls: list[Call] = [lambda p=p: torch.nn.utils.clip_grad_norm_(p, 1.0) for p in (few, many, big)]  # type: ignore[misc]
+    calls: list[Call] = [
+        lambda p=p: torch.nn.utils.clip_grad_norm_(p, 1.0) for p in (few, many, big)
+    ]  # type: ignore[misc]
     small_s, many_s, big_s = _results(calls, repeats, clock)
     each = _over(many_s, small_s.minimum, _MANY - _FEW)
     return {
-        "loop/clip_call": _over(small_s, _FEW * each.minimum), "loop/clip_tensor": each,
+        "loop/clip_call": _over(small_s, _FEW * each.minimum),
+        "loop/clip_tensor": each,
         "loop/clip_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -76,19 +87,30 @@ def _nameless_file() -> Iterator[str]:
 
 
 def _saving(n_samples: int, clock: Clock) -> dict[str, Samples]:
-    """``torch.save`` of a state: a call, a tensor, a byte. To the folder for temporary files, which may be faster or slower than a user's own."""
+    """``torch.save`` of a state: a call, a tensor, a byte. To the folder for temporary files, which
+    may be faster or slower than a user's own.
+    """
     with _nameless_file() as path:
-        states = [{str(i): torch.zeros(size) for i in range(n)} for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG))]
-        small_s, many_s, big_s = (take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock) for state in states)  # type: ignore[misc]
+        states = [
+            {str(i): torch.zeros(size) for i in range(n)}
+            for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG))
+        ]
+        small_s, many_s, big_s = (
+            take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock)
+            for state in states
+        )  # type: ignore[misc]
     each = _over(many_s, small_s.minimum, _MANY - _FEW)
     return {
-        "loop/save_call": _over(small_s, _FEW * each.minimum), "loop/save_tensor": each,
+        "loop/save_call": _over(small_s, _FEW * each.minimum),
+        "loop/save_tensor": each,
         "loop/save_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
-    }  # fmt: skip
+    }
 
 
 def _first_convolutions(n_samples: int, clock: Clock) -> Samples:
-    """What a convolution's first forward and backward take more than the next ones: the library makes kernels for every shape that it has not seen."""
+    """What a convolution's first forward and backward take more than the next ones: the library
+    makes kernels for every shape that it has not seen.
+    """
     pairs = []
     for number in range(n_samples):
         x = torch.rand(2, 8, 17 + number, 17 + number, requires_grad=True)
@@ -123,14 +145,21 @@ print(times[0] - min(times[1:]))
 
 
 def _first_step(threads: int, n_processes: int) -> Samples:
-    """What the first step of a process takes more than the next ones, whatever the network: code that is read in, an engine that starts, caches filled."""
+    """What the first step of a process takes more than the next ones, whatever the network: code
+    that is read in, an engine that starts, caches filled.
+    """
     code = _FIRST_STEP.replace("THREADS", str(threads))
-    done = [subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True) for _ in range(n_processes)]
+    done = [
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+        for _ in range(n_processes)
+    ]
     return Samples(tuple(max(0.0, float(process.stdout)) for process in done))
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """Every cost of a loop around its steps, in seconds each. A quick calibration leaves out ``first_step``, which takes a process of its own."""
+    """Every cost of a loop around its steps, in seconds each. A quick calibration leaves out
+    ``first_step``, which takes a process of its own.
+    """
     quick = mode == "quick"
     repeats = Repeats(sample_s=2e-4 if quick else 1e-3, n_samples=5 if quick else 11)
     found = _looks(repeats, clock) | _clipping(repeats, clock) | _saving(3 if quick else 7, clock)

@@ -12,20 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlperf.clock import Clock, Samples, minor_faults, undisturbed
-from dlperf.machine import PAGE_RETENTION, Cost, Footprint
-from microbench.stream import PAUSES_MS, computing
+from dlperf.core.clock import Clock, Samples, minor_faults, undisturbed
+from dlperf.core.machine import PAGE_RETENTION, Cost, Footprint
+from dlperf.microbench.stream import PAUSES_MS, computing
 
 _SIZES = (2**20, 2**22, 2**24, 2**26)
 _HUGE_PAGE_BYTES = 2**21
 _HUGE_SIZES = (2**22, 2**24, 2**26)
 _PRIMING = 3
-"""Touches before one that is at once: so that as many pages were given back just now, and the shared cache has taken them in, which takes it two."""
+"""Touches before one that is at once: so that as many pages were given back just now, and the
+shared cache has taken them in, which takes it two.
+"""
 
 
 @dataclass(frozen=True)
 class _Touch:
-    """Seconds a page for touching a fresh mapping beyond writing it again, for that, and for unmapping it; `faults` is how many were taken."""
+    """Seconds a page for touching a fresh mapping beyond writing it again, for that, and for
+    unmapping it; `faults` is how many were taken.
+    """
 
     fault_s: float
     again_s: float
@@ -37,13 +41,16 @@ class _Touch:
 def _touch(size: int, clock: Clock, huge: bool = False) -> _Touch:
     """Map, write, write again and unmap `size` bytes.
 
-    All bytes are written, as kernels do: the system's zeroing brings a fresh page into the cache, which spares the kernel
-    that writes to it a part of what it pays for memory farther away.
+    All bytes are written, as kernels do: the system's zeroing brings a fresh page into the cache,
+    which spares the kernel that writes to it a part of what it pays for memory farther away.
     """
     before = clock.switches()
     begin = clock.now()
-    # Private, as malloc maps; the default is shared memory. Huge pages begin at multiples of their size, which leaves up to one unused.
-    region = mmap.mmap(-1, size + (_HUGE_PAGE_BYTES if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Private, as malloc maps; the default is shared memory. Huge pages begin at multiples of their
+    # size, which leaves up to one unused.
+    region = mmap.mmap(
+        -1, size + (_HUGE_PAGE_BYTES if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     if huge:
         region.madvise(mmap.MADV_HUGEPAGE)
     words = np.frombuffer(region, dtype=np.float32)
@@ -64,7 +71,9 @@ def _touch(size: int, clock: Clock, huge: bool = False) -> _Touch:
     n_pages = size // (_HUGE_PAGE_BYTES if huge else mmap.PAGESIZE)
     again_s = (again - again_from) / n_pages
     fault_s = max(0.0, (faulted - begin) / n_pages - again_s)
-    return _Touch(fault_s, again_s, max(0.0, end - unmap_from) / n_pages, taken, clock.switches() != before)
+    return _Touch(
+        fault_s, again_s, max(0.0, end - unmap_from) / n_pages, taken, clock.switches() != before
+    )
 
 
 def _samples(values: Sequence[float], touches: Sequence[_Touch]) -> Samples:
@@ -72,11 +81,12 @@ def _samples(values: Sequence[float], touches: Sequence[_Touch]) -> Samples:
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """Seconds of a ``page_fault`` (4 KiB, anonymous memory, zeroed by the kernel), a ``page_release`` and, where the system
-    has them, a ``huge_page_fault`` (2 MiB, from the mapping to giving it back).
+    """Seconds of a ``page_fault`` (4 KiB, anonymous memory, zeroed by the kernel), a
+    ``page_release`` and, where the system has them, a ``huge_page_fault`` (2 MiB, from the mapping
+    to giving it back).
 
-    The cost of a page hardly depends on how many are taken in a row (within a fifth between 1 and 64 MiB), that of a huge page does:
-    the zeros of a few stay in the cache. Sizes count alike.
+    The cost of a page hardly depends on how many are taken in a row (within a fifth between 1 and
+    64 MiB), that of a huge page does: the zeros of a few stay in the cache. Sizes count alike.
     """
     repeats = 5 if mode == "quick" else 15
     small = [_touch(size, clock) for _ in range(repeats) for size in _SIZES]
@@ -89,17 +99,29 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
             huge = [_touch(size, clock, huge=True) for _ in range(repeats) for size in _HUGE_SIZES]
         except OSError:  # a kernel without them refuses the advice
             return costs
-        # Where they are switched off the advice is heard and nothing comes of it: then each 2 MiB take 512 faults.
-        if statistics.median(touch.faults for touch in huge) <= 2 * max(_HUGE_SIZES) // _HUGE_PAGE_BYTES:
-            costs.append(Cost("huge_page_fault", threads, _samples([touch.fault_s + touch.release_s for touch in huge], huge)))
+        # Where they are switched off the advice is heard and nothing comes of it: then each 2 MiB
+        # take 512 faults.
+        if (
+            statistics.median(touch.faults for touch in huge)
+            <= 2 * max(_HUGE_SIZES) // _HUGE_PAGE_BYTES
+        ):
+            costs.append(
+                Cost(
+                    "huge_page_fault",
+                    threads,
+                    _samples([touch.fault_s + touch.release_s for touch in huge], huge),
+                )
+            )
     return costs
 
 
 def measure_retention(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """``retention_page/MS``: how many times as long a page's first touch takes that many milliseconds of computing after pages were given back, as at once.
+    """``retention_page/MS``: how many times as long a page's first touch takes that many
+    milliseconds of computing after pages were given back, as at once.
 
-    The system hands out first what it got last. Its zeros go to memory that the shared cache has forgotten by then, and are not there when they are written
-    over: what writing again takes more counts, too.
+    The system hands out first what it got last. Its zeros go to memory that the shared cache has
+    forgotten by then, and are not there when they are written over: what writing again takes more
+    counts, too.
     """
     compute_for, n_samples = computing(clock), 2 if mode == "quick" else 5
     found = []
@@ -112,20 +134,39 @@ def measure_retention(threads: int, mode: str, clock: Clock = Clock()) -> list[C
             compute_for(pause_ms)
             later = _touch(size, clock)
             if at_once.fault_s:
-                ratios.append(((later.fault_s + later.again_s - at_once.again_s) / at_once.fault_s, at_once.disturbed or later.disturbed))
+                ratios.append(
+                    (
+                        (later.fault_s + later.again_s - at_once.again_s) / at_once.fault_s,
+                        at_once.disturbed or later.disturbed,
+                    )
+                )
         if ratios:
-            found.append(Cost(f"{PAGE_RETENTION}/{pause_ms}", threads, undisturbed(ratios, least_frac=0.0)))
+            found.append(
+                Cost(f"{PAGE_RETENTION}/{pause_ms}", threads, undisturbed(ratios, least_frac=0.0))
+            )
     return found
 
 
 def measure_footprints() -> list[Footprint]:
-    """Bytes that torch takes for itself, beside any tensor, in a process that has only imported it: its code and kernels' code at the first
-    ``forward`` pass, what ``training`` imports and starts, a ``convolution``'s library, and on average the code that each further ``operator`` reads
-    at its first call. Nothing where the system does not tell.
+    """Bytes that torch takes for itself, beside any tensor, in a process that has only imported it:
+    its code and kernels' code at the first ``forward`` pass, what ``training`` imports and starts,
+    a ``convolution``'s library, and on average the code that each further ``operator`` reads at its
+    first call. Nothing where the system does not tell.
 
-    A process of its own runs layers of a few KiB; what it grows by is nearly the same every time (within 1 MiB).
+    A process of its own runs layers of a few KiB; what it grows by is nearly the same every time
+    (within 1 MiB).
     """
     if not os.path.exists("/proc/self/status"):
         return []
-    done = subprocess.run([sys.executable, "-m", "microbench.first_steps"], stdout=subprocess.PIPE, text=True, check=True)
-    return [Footprint(name, max(0, int(size))) for name, size in zip(("forward", "training", "convolution", "operator"), done.stdout.split())]
+    done = subprocess.run(
+        [sys.executable, "-m", "dlperf.microbench.first_steps"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [
+        Footprint(name, max(0, int(size)))
+        for name, size in zip(
+            ("forward", "training", "convolution", "operator"), done.stdout.split()
+        )
+    ]

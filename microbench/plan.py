@@ -1,4 +1,6 @@
-"""What a calibration consists of: groups of kernels to time, in an order in which every prefix covers the space."""
+"""What a calibration consists of: groups of kernels to time, in an order in which every prefix
+covers the space.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dlperf.clock import Repeats
-from dlperf.trace import Op
+from dlperf.core.clock import Repeats
+from dlperf.core.trace import Op
 
 MODES = ("quick", "full", "thorough")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel to time and the family under which the machine file keeps it; in a group those of lower `rank` are timed first."""
+    """One kernel to time and the family under which the machine file keeps it; in a group those of
+    lower `rank` are timed first.
+    """
 
     family: str
     op: Op
@@ -23,7 +27,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Group:
-    """Points measured together, interleaved, and written together; `repeats` says how each is sampled."""
+    """Points measured together, interleaved, and written together; `repeats` says how each is
+    sampled.
+    """
 
     name: str
     points: tuple[Point, ...]
@@ -31,7 +37,9 @@ class Group:
 
 
 def repeats(mode: str) -> Repeats:
-    """How kernels are sampled: raw samples of at least a millisecond (less when quick), several of each."""
+    """How kernels are sampled: raw samples of at least a millisecond (less when quick), several of
+    each.
+    """
     return {
         "quick": Repeats(sample_s=2e-4, n_samples=3),
         "full": Repeats(sample_s=1e-3, n_samples=5),
@@ -40,7 +48,9 @@ def repeats(mode: str) -> Repeats:
 
 
 def share(mode: str, quick: int, full: int, times: int = 1) -> int:
-    """How many points of a design a mode takes, or `times` as many; thorough takes twice those of full."""
+    """How many points of a design a mode takes, or `times` as many; thorough takes twice those of
+    full.
+    """
     return times * {"quick": quick, "full": full, "thorough": 2 * full}[mode]
 
 
@@ -73,8 +83,9 @@ _IRRATIONALS = (0.6180339887498949, 0.7548776662466927, 0.41421356237309515, 0.3
 
 
 def turn(index: int, n: int, which: int = 0) -> int:
-    """One of n cases, 0 to n - 1, for a design's point: evenly, and in step with none of its coordinates, as `index % n` would be
-    (a coordinate in base n knows the remainder). `which` of four sequences, so that several choices are in no step with one another.
+    """One of n cases, 0 to n - 1, for a design's point: evenly, and in step with none of its
+    coordinates, as `index % n` would be (a coordinate in base n knows the remainder). `which` of
+    four sequences, so that several choices are in no step with one another.
 
     >>> [turn(index, 2) for index in range(6)]
     [1, 0, 1, 0, 0, 1]

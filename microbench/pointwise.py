@@ -1,11 +1,13 @@
-"""Elementwise and transcendental kernels, copies, fills, dropout masks, and the optimizers' kernels: time against size."""
+"""Elementwise and transcendental kernels, copies, fills, dropout masks, and the optimizers'
+kernels: time against size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlperf.trace import Argument, Op, Symbol, TensorSpec
-from microbench.plan import Group, Point, log_sizes, repeats
+from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
+from dlperf.microbench.plan import Group, Point, log_sizes, repeats
 
 T = TensorSpec.contiguous
 Make = Callable[[TensorSpec], Op]
@@ -89,7 +91,9 @@ BINARY: tuple[Make, ...] = (
     lambda t: Op("aten.elu_backward.default", (t, 1.0, 1.0, 1.0, False, t)),
     _binary("softplus_backward.default", 1.0, 20.0),
     _binary("mish_backward.default"),
-    lambda t: Op("aten.native_dropout_backward.default", (t, TensorSpec(t.shape, t.strides, "bool"), 1.1)),
+    lambda t: Op(
+        "aten.native_dropout_backward.default", (t, TensorSpec(t.shape, t.strides, "bool"), 1.1)
+    ),
     lambda t: Op("aten.masked_fill.Scalar", (t, TensorSpec(t.shape, t.strides, "bool"), 0.0)),
     _binary("mse_loss.default", 1),
     lambda t: Op("aten.mse_loss_backward.default", (T(), t, t, 1)),
@@ -111,7 +115,15 @@ TERNARY: tuple[Make, ...] = (
     lambda t: Op(
         "aten._fused_sgd_.default",
         ((t,), (t,), (t,)),
-        (("weight_decay", 0.0), ("momentum", 0.9), ("lr", 0.01), ("dampening", 0.0), ("nesterov", False), ("maximize", False), ("is_first_step", False)),
+        (
+            ("weight_decay", 0.0),
+            ("momentum", 0.9),
+            ("lr", 0.01),
+            ("dampening", 0.0),
+            ("nesterov", False),
+            ("maximize", False),
+            ("is_first_step", False),
+        ),
     ),
     lambda t: Op("aten._foreach_add_.List", ((t,), (t,)), (("alpha", -0.01),)),
     lambda t: Op("aten._foreach_mul_.Scalar", ((t,), 0.9)),
@@ -148,7 +160,9 @@ SELDOM: tuple[Make, ...] = (
     lambda t: Op("aten._prelu_kernel.default", (_image(t), T(1, 16, 1, 1))),
     lambda t: Op("aten._prelu_kernel_backward.default", (t, t, T(1))),
     lambda t: Op("aten._prelu_kernel_backward.default", (_image(t), _image(t), T(1, 16, 1, 1))),
-    lambda t: Op("aten.glu_backward.default", (T(*_lines(t).shape[:-1], _WIDTH // 2), _lines(t), -1)),
+    lambda t: Op(
+        "aten.glu_backward.default", (T(*_lines(t).shape[:-1], _WIDTH // 2), _lines(t), -1)
+    ),
     lambda t: Op("aten.tril.default", (_lines(t),)),
     lambda t: Op("aten.repeat.default", (_lines(t), (2, 1))),
     lambda t: Op("aten.roll.default", (_lines(t), (1,), (0,))),
@@ -170,7 +184,15 @@ def _image(t: TensorSpec) -> TensorSpec:
 
 
 def _adam() -> tuple[tuple[str, Argument], ...]:
-    return (("lr", 1e-3), ("beta1", 0.9), ("beta2", 0.999), ("weight_decay", 0.0), ("eps", 1e-8), ("amsgrad", False), ("maximize", False))
+    return (
+        ("lr", 1e-3),
+        ("beta1", 0.9),
+        ("beta2", 0.999),
+        ("weight_decay", 0.0),
+        ("eps", 1e-8),
+        ("amsgrad", False),
+        ("maximize", False),
+    )
 
 
 _IN_LOW_PRECISION = (
@@ -200,9 +222,21 @@ def _patterns(size: int) -> list[Op]:
     heads = TensorSpec((max(1, size // 8192), 8, 16, 64), (8192, 64, 512, 1))
     return [
         Op("aten._to_copy.default", (flat,), (("dtype", Symbol("dtype", "bfloat16")),)),
-        Op("aten._to_copy.default", (T(size, dtype="bfloat16"),), (("dtype", Symbol("dtype", "float32")),)),
-        Op("aten.clone.default", (transposed,), (("memory_format", Symbol("memory_format", "contiguous_format")),)),
-        Op("aten.clone.default", (heads,), (("memory_format", Symbol("memory_format", "contiguous_format")),)),
+        Op(
+            "aten._to_copy.default",
+            (T(size, dtype="bfloat16"),),
+            (("dtype", Symbol("dtype", "float32")),),
+        ),
+        Op(
+            "aten.clone.default",
+            (transposed,),
+            (("memory_format", Symbol("memory_format", "contiguous_format")),),
+        ),
+        Op(
+            "aten.clone.default",
+            (heads,),
+            (("memory_format", Symbol("memory_format", "contiguous_format")),),
+        ),
         Op("aten.copy_.default", (square, transposed)),
         Op("aten.add.Tensor", (square, T(side))),
         Op("aten.mul.Tensor", (square, T(side, 1))),
@@ -217,9 +251,11 @@ _MIDDLE, _LARGEST = 2**20, 2**22
 
 
 def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
-    """(size, rank): every fourth size first, then those half-way, then the others, so that a curve that is cut short still spans its range.
+    """(size, rank): every fourth size first, then those half-way, then the others, so that a curve
+    that is cut short still spans its range.
 
-    What takes longest comes last: the few sizes above a million elements take as long as all below, and are limited by memory alone, whatever the kernel.
+    What takes longest comes last: the few sizes above a million elements take as long as all below,
+    and are limited by memory alone, whatever the kernel.
 
     >>> _ranked([64, 256, 1024, 4096, 16384, 2**20, 2**22, 2**24])
     [(64, 0), (256, 2), (1024, 1), (4096, 2), (16384, 0), (1048576, 0), (4194304, 2), (16777216, 3)]
@@ -236,19 +272,40 @@ def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
 
 def groups(mode: str, low_precision: bool) -> list[Group]:
     """Every kernel over sizes from 64 elements to beyond the last cache."""
-    sizes = _ranked(log_sizes(64, 2**20, 0.2) if mode == "quick" else log_sizes(64, 2**24, 0.5 if mode == "full" else 1.0))
+    sizes = _ranked(
+        log_sizes(64, 2**20, 0.2)
+        if mode == "quick"
+        else log_sizes(64, 2**24, 0.5 if mode == "full" else 1.0)
+    )
     found = []
     for name, makes in (("unary", UNARY), ("binary", BINARY), ("ternary and optimizer", TERNARY)):
-        points = tuple(Point("pointwise", make(T(size)), rank) for make in makes for size, rank in sizes)
+        points = tuple(
+            Point("pointwise", make(T(size)), rank) for make in makes for size, rank in sizes
+        )
         found.append(Group(f"pointwise {name}", points, repeats(mode)))
     if mode != "quick":
         few = log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)
-        seldom = {op.signature: Point("pointwise", op) for make in SELDOM for size in few for op in (make(T(size)),)}  # small sizes give some twice
+        seldom = {
+            op.signature: Point("pointwise", op)
+            for make in SELDOM
+            for size in few
+            for op in (make(T(size)),)
+        }  # small sizes give some twice
         found.append(Group("pointwise seldom", tuple(seldom.values()), repeats(mode)))
-    patterns = {op.signature: Point("pointwise", op, rank) for size, rank in sizes for op in _patterns(size)}  # small sizes give some twice
+    patterns = {
+        op.signature: Point("pointwise", op, rank) for size, rank in sizes for op in _patterns(size)
+    }  # small sizes give some twice
     found.append(Group("pointwise patterns", tuple(patterns.values()), repeats(mode)))
     if low_precision and mode != "quick":
-        chosen = [make for make in (*UNARY, *BINARY) if make(T(1)).name.removeprefix("aten.").startswith(_IN_LOW_PRECISION)]
-        points = tuple(Point("pointwise", make(T(size, dtype="bfloat16")), rank) for make in chosen for size, rank in sizes[::2])
+        chosen = [
+            make
+            for make in (*UNARY, *BINARY)
+            if make(T(1)).name.removeprefix("aten.").startswith(_IN_LOW_PRECISION)
+        ]
+        points = tuple(
+            Point("pointwise", make(T(size, dtype="bfloat16")), rank)
+            for make in chosen
+            for size, rank in sizes[::2]
+        )
         found.append(Group("pointwise bfloat16", points, repeats(mode)))
     return found

@@ -25,12 +25,20 @@ class Progress(Protocol):
 
 
 class Lines:
-    """Progress without a terminal: what begins and how much is done, a line at most every EVERY_S seconds, the first at once.
+    """Progress without a terminal: what begins and how much is done, a line at most every EVERY_S
+    seconds, the first at once.
 
-    Between two parts that take long a line comes with the counting, so a log never stands still for much longer than that.
+    Between two parts that take long a line comes with the counting, so a log never stands still for
+    much longer than that.
     """
 
-    def __init__(self, total: int, unit: str, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        total: int,
+        unit: str,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._total, self._unit, self._say, self._now = total, unit, say, now
         self._n_done, self._what = 0, ""
         self._begin_s = now()
@@ -71,7 +79,9 @@ class _Bar:
 def progress_of(total: int, unit: str, title: str, bar: bool | None = None) -> Iterator[Progress]:
     """Progress on stderr: a bar where that is a terminal (or `bar` says so), plain lines elsewhere."""
     if not (sys.stderr.isatty() if bar is None else bar):
-        yield Lines(total, unit, lambda line: print(f"dlperf: {title}: {line}", file=sys.stderr, flush=True))
+        yield Lines(
+            total, unit, lambda line: print(f"dlperf: {title}: {line}", file=sys.stderr, flush=True)
+        )
         return
     with tqdm(total=total, unit=unit, desc=title, file=sys.stderr, smoothing=0.1) as shown:
         yield _Bar(shown)

@@ -1,11 +1,13 @@
-"""Memory bandwidth: STREAM's four kernels over working sets from the first cache to DRAM, through torch.
+"""Memory bandwidth: STREAM's four kernels over working sets from the first cache to DRAM, through
+torch.
 
-copy b = a, scale b = s a, add c = a + b, triad c = a + s b (McCalpin). The bytes are STREAM's: 2, 2, 3, 3 arrays;
-write-allocate is not counted. The cost of the call itself, measured on one element, is subtracted, so that small
-working sets show their cache and not the dispatcher.
+copy b = a, scale b = s a, add c = a + b, triad c = a + s b (McCalpin). The bytes are STREAM's: 2,
+2, 3, 3 arrays; write-allocate is not counted. The cost of the call itself, measured on one element,
+is subtracted, so that small working sets show their cache and not the dispatcher.
 
-STREAM comes back to every byte at once. A cache that others share forgets what is not touched for a while, and a step that computes in
-between finds less of it: :func:`measure_retention` tells how much.
+STREAM comes back to every byte at once. A cache that others share forgets what is not touched for a
+while, and a step that computes in between finds less of it: :func:`measure_retention` tells how
+much.
 """
 
 from __future__ import annotations
@@ -16,26 +18,44 @@ from collections.abc import Callable
 
 import torch
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns, undisturbed, usual_factor
-from dlperf.machine import MEMORY_UNREST, RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
-from microbench.plan import log_sizes
+from dlperf.core.clock import (
+    Clock,
+    Repeats,
+    Sampler,
+    Samples,
+    take_turns,
+    undisturbed,
+    usual_factor,
+)
+from dlperf.core.machine import MEMORY_UNREST, RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
+from dlperf.microbench.plan import log_sizes
 
 _ITEM_BYTES = 4
 
 
-PAUSES_MS = {"quick": (4, 16), "full": (1, 2, 4, 6, 8, 12, 16, 32, 64), "thorough": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)}
-"""How long nothing touches the shared cache, for :func:`measure_retention` and :func:`microbench.memory.measure_retention`."""
+PAUSES_MS = {
+    "quick": (4, 16),
+    "full": (1, 2, 4, 6, 8, 12, 16, 32, 64),
+    "thorough": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128),
+}
+"""How long nothing touches the shared cache, for :func:`measure_retention` and
+:func:`dlperf.microbench.memory.measure_retention`.
+"""
 _SIDE = 256
 
 _STAGGER = 5168
-"""Elements by which the arrays are shifted against each other, more than a page and no multiple of a line's neighbours: arrays that
-start at the same place of their pages alias in the store buffer, which costs up to a fifth of the rate (STREAM's OFFSET is for the same)."""
+"""Elements by which the arrays are shifted against each other, more than a page and no multiple of
+a line's neighbours: arrays that start at the same place of their pages alias in the store buffer,
+which costs up to a fifth of the rate (STREAM's OFFSET is for the same).
+"""
 
 
 _LARGE_BYTES = 2**27
 """Sets beyond it are swept less often: one sweep takes tens of milliseconds."""
 _QUICK_BYTES = 2**27
-"""The largest set of a quick calibration. A step's tensors seldom lie farther apart, and a virtual machine's part of a last cache of 480 MiB is far smaller."""
+"""The largest set of a quick calibration. A step's tensors seldom lie farther apart, and a virtual
+machine's part of a last cache of 480 MiB is far smaller.
+"""
 
 
 def arrays(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -62,10 +82,12 @@ def triad(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def working_sets(mode: str, last_cache_bytes: int, name: str = "triad") -> list[int]:
-    """Bytes of all arrays together of a kernel: from 12 KiB to four times the last cache (STREAM's rule) or more.
+    """Bytes of all arrays together of a kernel: from 12 KiB to four times the last cache (STREAM's
+    rule) or more.
 
-    The triad, after whose sweep bytes are priced, is also measured in between, unless quick: a virtual machine's part of the last cache ends anywhere below
-    its size. The other kernels, of which the roofs alone are asked, are not; when quick they are measured on the largest set alone.
+    The triad, after whose sweep bytes are priced, is also measured in between, unless quick: a
+    virtual machine's part of the last cache ends anywhere below its size. The other kernels, of
+    which the roofs alone are asked, are not; when quick they are measured on the largest set alone.
     """
     largest = largest_set(mode, last_cache_bytes)
     if name != "triad":
@@ -76,7 +98,8 @@ def working_sets(mode: str, last_cache_bytes: int, name: str = "triad") -> list[
 
 
 def largest_set(mode: str, last_cache_bytes: int) -> int:
-    """Bytes of the set that stands for DRAM: four times the last cache (STREAM's rule), at least 64 MiB, and no more than a quick calibration has time for.
+    """Bytes of the set that stands for DRAM: four times the last cache (STREAM's rule), at least 64
+    MiB, and no more than a quick calibration has time for.
 
     >>> largest_set("full", 2**25) == largest_set("quick", 480 * 2**20) == 2**27
     True
@@ -86,15 +109,21 @@ def largest_set(mode: str, last_cache_bytes: int) -> int:
 
 
 def repeats_of(mode: str, set_bytes: int, usual: int) -> Repeats:
-    """How a sweep over so many bytes is sampled: `usual` times, half as often when quick or large, twice when both."""
+    """How a sweep over so many bytes is sampled: `usual` times, half as often when quick or large,
+    twice when both.
+    """
     is_quick, is_large = mode == "quick", set_bytes > _LARGE_BYTES
     if is_quick and is_large:
         return Repeats(5e-4, 2, warmup=1)
     return Repeats(5e-4, math.ceil(usual / 2) if is_quick or is_large else usual, warmup=2)
 
 
-def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()) -> tuple[list[Bandwidth], list[Cost]]:
-    """The sweeps of all kernels; and how much longer than at best those usually took whose set a core's own caches do not hold."""
+def measure(
+    threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()
+) -> tuple[list[Bandwidth], list[Cost]]:
+    """The sweeps of all kernels; and how much longer than at best those usually took whose set a
+    core's own caches do not hold.
+    """
     found, above = [], []
     sets = {name: working_sets(mode, caches_bytes[2], name) for name in STREAM_BYTES_PER_ELEMENT}
     left = sum(map(len, sets.values()))
@@ -110,7 +139,9 @@ def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: 
             sampler.warm_up()
             take_turns([sampler])
             raw = sampler.result()
-            net = Samples(tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed)
+            net = Samples(
+                tuple(max(value - call_s, 0.02 * value) for value in raw.values), raw.n_disturbed
+            )
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
             if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
                 above += [whole_s / raw.minimum for whole_s in sampler.wholes]
@@ -118,10 +149,15 @@ def measure(threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: 
 
 
 def measure_retention(
-    threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock(), sweep: Callable[[], object] | None = None
-) -> list[Cost]:  # fmt: skip
-    """``retention/MS``: how many times as long a `sweep` of data in the shared cache (default: STREAM's triad) takes that many milliseconds of computing
-    after the one before, as with nothing in between. Nothing for processors that are not known to have such a cache.
+    threads: int,
+    mode: str,
+    caches_bytes: tuple[int, int, int],
+    clock: Clock = Clock(),
+    sweep: Callable[[], object] | None = None,
+) -> list[Cost]:
+    """``retention/MS``: how many times as long a `sweep` of data in the shared cache (default:
+    STREAM's triad) takes that many milliseconds of computing after the one before, as with nothing
+    in between. Nothing for processors that are not known to have such a cache.
     """
     own = threads * max(caches_bytes[:2])
     set_bytes = min(8 * own, caches_bytes[2] // 4)
@@ -138,7 +174,9 @@ def measure_retention(
             compute_for(pause_ms)
             took_s, disturbed = _timed(sweep, clock)
             pairs.append((took_s / usual_s, disturbed))
-        found.append(Cost(f"{RETENTION}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0)))
+        found.append(
+            Cost(f"{RETENTION}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0))
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Times a group of kernels in passes that may lie minutes apart, one raw sample of each kernel in each."""
+"""Times a group of kernels in passes that may lie minutes apart, one raw sample of each kernel in
+each.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,29 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlperf.clock import PATIENCE, Clock, Sampler, Samples, undisturbed
-from dlperf.machine import Kernel
-from microbench.plan import Group, Point
+from dlperf.core.clock import PATIENCE, Clock, Sampler, Samples, undisturbed
+from dlperf.core.machine import Kernel
+from dlperf.microbench.plan import Group, Point
 
 _ONE_CALL_S = 0.005
 """A call that takes as long is a raw sample by itself, and sampled half as often."""
 _MOST_TIMES = 2
 _AGREE_FRAC = 0.02
 _LEAST_ALIKE, _MOST_ALIKE = 5, 15
-"""Kernels with samples of both kinds that tell how much longer those took that were disturbed from begin to end."""
+"""Kernels with samples of both kinds that tell how much longer those took that were disturbed from
+begin to end.
+"""
 _LEAST_POINTS = 12
-"""Points of a group that are sampled however short the time is: a curve through fewer says nothing."""
+"""Points of a group that are sampled however short the time is: a curve through fewer says nothing.
+"""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A group's kernels, what could not be called on its own, how many kernels have no undisturbed sample, how many points there was no time for,
-    and all raw samples of each kernel in seconds, disturbed parts included."""
+    """A group's kernels, what could not be called on its own, how many kernels have no undisturbed
+    sample, how many points there was no time for, and all raw samples of each kernel in seconds,
+    disturbed parts included.
+    """
 
     kernels: tuple[Kernel, ...] = ()
     refused: tuple[str, ...] = ()
@@ -36,7 +43,9 @@ class Timed:
 
 @dataclass
 class _Taken:
-    """Raw samples of one kernel, each with whether it was disturbed, and the number of calls in one."""
+    """Raw samples of one kernel, each with whether it was disturbed, and the number of calls in
+    one.
+    """
 
     pairs: list[tuple[float, bool]] = field(default_factory=list)
     wholes: list[float] = field(default_factory=list)
@@ -48,17 +57,23 @@ class _Taken:
         return sorted(value for value, disturbed in self.pairs if not disturbed)
 
     def wants(self, n_samples: int) -> bool:
-        """Whether it is to be sampled again: `n_samples` times, half as often where a call takes long, and further while most are disturbed, but no more
-        once the least undisturbed ones agree, half as many as samples are wanted."""
+        """Whether it is to be sampled again: `n_samples` times, half as often where a call takes
+        long, and further while most are disturbed, but no more once the least undisturbed ones
+        agree, half as many as samples are wanted.
+        """
         clean, n_agreeing = self.clean, max(2, n_samples // 2)
         if len(clean) >= n_agreeing and clean[n_agreeing - 1] <= (1 + _AGREE_FRAC) * clean[0]:
             return False
         n_wanted = math.ceil(n_samples / 2) if self.is_long else n_samples
-        return len(self.pairs) < n_wanted or (len(self.pairs) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted)
+        return len(self.pairs) < n_wanted or (
+            len(self.pairs) < _MOST_TIMES * n_wanted and 2 * len(clean) < n_wanted
+        )
 
     @property
     def slowed(self) -> tuple[float, float] | None:
-        """Seconds of the usual disturbed sample, and how many times the least undisturbed one that is; None without samples of both kinds."""
+        """Seconds of the usual disturbed sample, and how many times the least undisturbed one that
+        is; None without samples of both kinds.
+        """
         clean, slow = self.clean, [value for value, disturbed in self.pairs if disturbed]
         if not clean or not slow or clean[0] == 0:
             return None
@@ -67,22 +82,28 @@ class _Taken:
 
 
 def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
-    """What a kernel without any undisturbed sample would take without its neighbour: its usual sample over how much longer kernels of the group that take
-    about as long took when they were disturbed, too; its samples as they are where too few tell."""
+    """What a kernel without any undisturbed sample would take without its neighbour: its usual
+    sample over how much longer kernels of the group that take about as long took when they were
+    disturbed, too; its samples as they are where too few tell.
+    """
     values = [value for value, _ in taken.pairs]
     usual_s = statistics.median(values)
     if len(slowed) < _LEAST_ALIKE or usual_s == 0:
         return Samples(tuple(values))
     alike = sorted(slowed, key=lambda pair: abs(math.log(pair[0] / usual_s)))[:_MOST_ALIKE]
-    return Samples((usual_s / max(1.0, statistics.median(factor for _, factor in alike)),), len(values))
+    return Samples(
+        (usual_s / max(1.0, statistics.median(factor for _, factor in alike)),), len(values)
+    )
 
 
 @dataclass
 class Timing:
-    """A group of kernels being timed: :meth:`take` places until none is :attr:`lacking`, then ask for the :meth:`result`.
+    """A group of kernels being timed: :meth:`take` places until none is :attr:`lacking`, then ask
+    for the :meth:`result`.
 
-    A neighbour on the same core slows it down for parts of a second to minutes, and the place of the operands in the caches matters, too: samples taken
-    in a row share both. So a pass takes one sample of each kernel, in memory of its own, and the passes are to be some time apart.
+    A neighbour on the same core slows it down for parts of a second to minutes, and the place of
+    the operands in the caches matters, too: samples taken in a row share both. So a pass takes one
+    sample of each kernel, in memory of its own, and the passes are to be some time apart.
     """
 
     group: Group
@@ -103,20 +124,37 @@ class Timing:
     def unsampled(self, most_rank: float = math.inf) -> list[int]:
         """Places of the points without any sample, of those of a rank up to `most_rank`."""
         points = enumerate(self.group.points)
-        return [place for place, point in points if point.rank <= most_rank and place not in self._taken and place not in self._refused]
+        return [
+            place
+            for place, point in points
+            if point.rank <= most_rank and place not in self._taken and place not in self._refused
+        ]
 
     @property
     def lacking(self) -> list[int]:
         """Places of the points without any sample, and of those that want more."""
         if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
             return []  # what there is no memory for any more would be wanted for ever
-        return self.unsampled() + [place for place, taken in self._taken.items() if taken.wants(self.group.repeats.n_samples)]
+        return self.unsampled() + [
+            place
+            for place, taken in self._taken.items()
+            if taken.wants(self.group.repeats.n_samples)
+        ]
 
-    def take(self, places: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf) -> None:
-        """A sample of each of these points, in about `allowance_s` at most. `progress` is told of each that is done."""
+    def take(
+        self, places: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf
+    ) -> None:
+        """A sample of each of these points, in about `allowance_s` at most. `progress` is told of
+        each that is done.
+        """
         order = list(places)  # those without an undisturbed sample first
         random.Random(self._n_passes).shuffle(order)  # any part of a rank covers its space
-        order.sort(key=lambda place: (len(self._taken[place].clean) if place in self._taken else 0, self.group.points[place].rank))
+        order.sort(
+            key=lambda place: (
+                len(self._taken[place].clean) if place in self._taken else 0,
+                self.group.points[place].rank,
+            )
+        )
         self._n_passes += 1
         begin = self.clock.now()
         for place in order:
@@ -126,7 +164,7 @@ class Timing:
             progress(1)
 
     def _sample(self, place: int) -> None:
-        from microbench.replay import Unplayable, build
+        from dlperf.microbench.operator_benchmark import Unplayable, build
 
         try:
             call = build(self.group.points[place].op)
@@ -140,27 +178,41 @@ class Timing:
         if not taken.n_calls:
             taken.is_long = self.clock.now() - begin >= _ONE_CALL_S
         n_calls = 1 if taken.is_long else taken.n_calls
-        sampler = Sampler(call, replace(self.group.repeats, n_samples=1), replace(self.clock, rest=None), n_calls)  # the next pass is soon enough
-        sampler.take(PATIENCE if taken.pairs else 0.0)  # at first every kernel is to be sampled at all
+        sampler = Sampler(
+            call, replace(self.group.repeats, n_samples=1), replace(self.clock, rest=None), n_calls
+        )  # the next pass is soon enough
+        sampler.take(
+            PATIENCE if taken.pairs else 0.0
+        )  # at first every kernel is to be sampled at all
         taken.n_calls = sampler.n_calls
         taken.pairs += sampler.pairs
         taken.wholes += sampler.wholes
 
     def result(self) -> Timed:
-        """What the passes so far found: the undisturbed samples of each kernel, or what :func:`_without` makes of one that has none."""
+        """What the passes so far found: the undisturbed samples of each kernel, or what
+        :func:`_without` makes of one that has none.
+        """
         kernels, n_unsteady = [], 0
         slowed = [pair for taken in self._taken.values() if (pair := taken.slowed) is not None]
         for place, taken in sorted(self._taken.items()):
             point = self.group.points[place]
-            samples = undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
+            samples = (
+                undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
+            )
             kernels.append(Kernel(point.op, point.family, self.threads, samples))
             n_unsteady += not taken.clean
-        n_left_out = self._n_planned - sum(place < self._n_planned for place in {*self._taken, *self._refused})
+        n_left_out = self._n_planned - sum(
+            place < self._n_planned for place in {*self._taken, *self._refused}
+        )
         wholes_s = tuple(tuple(self._taken[place].wholes) for place in sorted(self._taken))
-        return Timed(tuple(kernels), tuple(self._refused.values()), n_unsteady, n_left_out, wholes_s)
+        return Timed(
+            tuple(kernels), tuple(self._refused.values()), n_unsteady, n_left_out, wholes_s
+        )
 
 
-def time_group(group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()) -> Timed:
+def time_group(
+    group: Group, threads: int, progress: Callable[[int], None], clock: Clock = Clock()
+) -> Timed:
     """All passes over a group, one after the other."""
     timing = Timing(group, threads, clock)
     timing.take(timing.lacking, progress)

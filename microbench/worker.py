@@ -1,7 +1,8 @@
-"""Measures one thread count in a fresh process and tells its parent, a JSON line a group. Started by the suite alone.
+"""Measures one thread count in a fresh process and tells its parent, a JSON line a group. Started
+by the suite alone.
 
-``python -m microbench.worker`` reads a job from stdin. What decides the timing (OMP and malloc settings) is in its
-environment before torch is imported.
+``python -m dlperf.microbench.worker`` reads a job from stdin. What decides the timing (OMP and
+malloc settings) is in its environment before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,28 +14,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlperf import host
-from dlperf.child_process import read_job
-from dlperf.clock import Clock, Pace, Samples, involuntary_switches, quantile
-from dlperf.machine import EXACT, FRAMEWORK_UNREST, PACE, SPELLS, Bandwidth, Cost, Machine
-from dlperf.trace import Trace, own_operations
-from microbench.budget import Budget
-from microbench.job import Say, do_job
-from microbench.plan import Group, Point, repeats
-from microbench.timing import Timed, Timing
+from dlperf.core import host
+from dlperf.core.child_process import read_job
+from dlperf.core.clock import Clock, Pace, Samples, involuntary_switches, quantile
+from dlperf.core.machine import EXACT, FRAMEWORK_UNREST, PACE, SPELLS, Bandwidth, Cost, Machine
+from dlperf.core.trace import Trace, own_operations
+from dlperf.microbench.budget import Budget
+from dlperf.microbench.job import Say, do_job
+from dlperf.microbench.plan import Group, Point, repeats
+from dlperf.microbench.timing import Timed, Timing
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Settings for a worker: its threads, and a malloc that keeps what it has, so that no kernel's time contains page faults.
+    """Settings for a worker: its threads, and a malloc that keeps what it has, so that no kernel's
+    time contains page faults.
 
-    oneDNN's cache of primitives has room for as many as a network has: every pass calls all convolutions and has to make them anew, and beside a thousand
-    others a convolution took 5 % longer than in a process that has few, a recurrent layer 10 to 14 %.
+    oneDNN's cache of primitives has room for as many as a network has: every pass calls all
+    convolutions and has to make them anew, and beside a thousand others a convolution took 5 %
+    longer than in a process that has few, a recurrent layer 10 to 14 %.
     """
     big = str(2**40)
     return {
-        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": big,
-        "MALLOC_TOP_PAD_": str(2**26), "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "MALLOC_MMAP_THRESHOLD_": str(2**32),
+        "MALLOC_TRIM_THRESHOLD_": big,
+        "MALLOC_TOP_PAD_": str(2**26),
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    }
 
 
 def has_bfloat16(flags: tuple[str, ...]) -> bool:
@@ -44,23 +51,38 @@ def has_bfloat16(flags: tuple[str, ...]) -> bool:
 
 def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
     """The kernels' part of the plan, the most needed first."""
-    from microbench import conv, gemm, layers, pointwise
+    from dlperf.microbench import conv, gemm, layers, pointwise
 
     dtypes = ("float32", *(("bfloat16",) if has_bfloat16(flags) else ()), "float64")
-    return [*gemm.groups(mode, dtypes), *pointwise.groups(mode, has_bfloat16(flags)), *layers.groups(mode), *conv.groups(mode, has_bfloat16(flags))]
+    return [
+        *gemm.groups(mode, dtypes),
+        *pointwise.groups(mode, has_bfloat16(flags)),
+        *layers.groups(mode),
+        *conv.groups(mode, has_bfloat16(flags)),
+    ]
 
 
 _TIMES = 4
 
 
 def further_points(mode: str, flags: tuple[str, ...]) -> dict[str, tuple[Point, ...]]:
-    """More points, by group of those families whose curves have many sides, from which a calibration takes some: those where the curves err most."""
-    from microbench import conv, gemm
+    """More points, by group of those families whose curves have many sides, from which a
+    calibration takes some: those where the curves err most.
+    """
+    from dlperf.microbench import conv, gemm
 
-    planned = {group.name: {point.op.signature for point in group.points} for group in planned_groups(mode, flags)}
+    planned = {
+        group.name: {point.op.signature for point in group.points}
+        for group in planned_groups(mode, flags)
+    }
     dtypes = ("float32", *(("bfloat16",) if has_bfloat16(flags) else ()))
     longer = [*gemm.groups(mode, dtypes, _TIMES), *conv.groups(mode, has_bfloat16(flags), _TIMES)]
-    found = {group.name: tuple(point for point in group.points if point.op.signature not in planned[group.name]) for group in longer}
+    found = {
+        group.name: tuple(
+            point for point in group.points if point.op.signature not in planned[group.name]
+        )
+        for group in longer
+    }
     return {name: points for name, points in found.items() if points}
 
 
@@ -71,13 +93,36 @@ _FURTHER_FRAC = 0.4
 PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 BUDGET_S = {"quick": 11.8, "full": 275.0, "thorough": 1700.0}
-"""How long a worker's plan may take, what a target's exact operations take aside: on a slow machine it measures fewer points, not for longer."""
-SHARES = {"framework": 0.25, "memory": 0.04, "threads": 0.02, "stream": 0.04, "ceilings": 0.04, "loader": 0.06, "loop": 0.015, "ddp": 0.015}
-"""Part of the budget that may go into the repeated samples of a group of costs, so that none takes the time of another."""
+"""How long a worker's plan may take, what a target's exact operations take aside: on a slow machine
+it measures fewer points, not for longer.
+"""
+SHARES = {
+    "framework": 0.25,
+    "memory": 0.04,
+    "threads": 0.02,
+    "stream": 0.04,
+    "ceilings": 0.04,
+    "loader": 0.06,
+    "loop": 0.015,
+    "ddp": 0.015,
+}
+"""Part of the budget that may go into the repeated samples of a group of costs, so that none takes
+the time of another.
+"""
 LEAST_FRAC = 0.3
-"""Part of the budget that the least designs of all families, which come first, may take together."""
-_DEAR = {"conv": 3.0, "conv_backward": 3.0, "gemm": 1.5, "bmm": 1.5, "attention": 3.0, "recurrent": 4.0}
-"""How much longer than elementwise kernels those of a family take to measure, for sharing out the time."""
+"""Part of the budget that the least designs of all families, which come first, may take together.
+"""
+_DEAR = {
+    "conv": 3.0,
+    "conv_backward": 3.0,
+    "gemm": 1.5,
+    "bmm": 1.5,
+    "attention": 3.0,
+    "recurrent": 4.0,
+}
+"""How much longer than elementwise kernels those of a family take to measure, for sharing out the
+time.
+"""
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
 """How long a worker looks at the core's pace before it measures."""
 
@@ -87,9 +132,12 @@ def _weight(points: Iterable[Point]) -> float:
 
 
 _FAST = 0.1
-"""Quantile of looks at the core's pace that stands for the state in which least samples were taken."""
+"""Quantile of looks at the core's pace that stands for the state in which least samples were taken.
+"""
 _FIRST_FRAC = 0.95
-"""Part of the time left that the first samples of all kernels may take; where time is short, later ones are cut first."""
+"""Part of the time left that the first samples of all kernels may take; where time is short, later
+ones are cut first.
+"""
 
 
 @dataclass
@@ -110,8 +158,10 @@ class _Spent:
 
 
 def framework_unrest(usual_s: float, while_measured: Sequence[float]) -> float:
-    """How much longer what the framework does usually takes than its costs, least samples, say: the average look at the core's pace, of `usual_s`, against a
-    fast one of those taken while these costs were measured. A neighbour on the core slows an interpreter down more than it does kernels.
+    """How much longer what the framework does usually takes than its costs, least samples, say: the
+    average look at the core's pace, of `usual_s`, against a fast one of those taken while these
+    costs were measured. A neighbour on the core slows an interpreter down more than it does
+    kernels.
 
     >>> framework_unrest(1.3, [1.0] * 20 + [1.5] * 30)
     1.3
@@ -127,7 +177,9 @@ def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
 
 
 AGAIN = {"quick": 0, "full": 3, "thorough": 8}
-"""In how many of the further passes over the kernels that is measured once more which goes by what neighbours leave of a shared cache."""
+"""In how many of the further passes over the kernels that is measured once more which goes by what
+neighbours leave of a shared cache.
+"""
 SYSTEM_GROUPS = tuple(SHARES)
 
 
@@ -136,22 +188,39 @@ def trace_group(trace: Trace, mode: str) -> Group:
     distinct = {op.signature: op for op in trace.ops}
     # The digest makes a target whose code has changed another group, to be measured again.
     digest = hashlib.sha256("\n".join(sorted(distinct)).encode()).hexdigest()[:8]
-    return Group(f"{own_operations(trace)} ops {digest})", tuple(Point(EXACT, op) for op in distinct.values()), repeats(mode))
+    return Group(
+        f"{own_operations(trace)} ops {digest})",
+        tuple(Point(EXACT, op) for op in distinct.values()),
+        repeats(mode),
+    )
 
 
 def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
 
-    First come the least designs of all families, then the groups of costs, each in its share of the time, then the other kernels; so whenever the time is over,
-    or somebody ends it, every family has a curve over its whole range. All kernels are then sampled again and again, as long as they lack samples and time is
-    left: a neighbour who had the core, or the
-    shared cache, during one pass is seldom still there half a minute later. What code and operands cost that left the caches is measured in several passes,
-    too. A group of kernels tells its results after each of its first samples, and once more in the end. Before the passes a job that `asks` wants
-    to know which further points to take: the answer is a line on stdin, places by group. Points that the job's `measured` names, places by group, are left out.
+    First come the least designs of all families, then the groups of costs, each in its share of the
+    time, then the other kernels; so whenever the time is over, or somebody ends it, every family
+    has a curve over its whole range. All kernels are then sampled again and again, as long as they
+    lack samples and time is left: a neighbour who had the core, or the shared cache, during one
+    pass is seldom still there half a minute later. What code and operands cost that left the caches
+    is measured in several passes, too. A group of kernels tells its results after each of its first
+    samples, and once more in the end. Before the passes a job that `asks` wants to know which
+    further points to take: the answer is a line on stdin, places by group. Points that the job's
+    `measured` names, places by group, are left out.
     """
     import torch
 
-    from microbench import ceilings, cold, ddp, framework, loader, loop, memory, stream, threads
+    from dlperf.microbench import (
+        ceilings,
+        cold_start,
+        ddp,
+        framework,
+        loader,
+        loop,
+        memory,
+        stream,
+        threads,
+    )
 
     n_threads, mode = job["threads"], job["mode"]
     torch.set_num_threads(n_threads)
@@ -170,7 +239,10 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         return bandwidths, [*costs, *retention_of_data(own)]
 
     def pages(own: Clock) -> list[Cost]:
-        return [*memory.measure(n_threads, mode, own.part(0.6)), *memory.measure_retention(n_threads, mode, own)]
+        return [
+            *memory.measure(n_threads, mode, own.part(0.6)),
+            *memory.measure_retention(n_threads, mode, own),
+        ]
 
     system: dict[str, Callable[[Clock], tuple[list[Bandwidth], list[Cost]]]] = {
         "framework": lambda own: ([], framework.measure(n_threads, mode, own)),
@@ -182,7 +254,7 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         "ddp": lambda own: ([], ddp.measure(n_threads, mode, own)),
     }
     again: dict[str, Callable[[Clock], Mapping[str, Samples]]] = {
-        "framework": lambda own: cold.measure(mode, own),
+        "framework": lambda own: cold_start.measure(mode, own),
         "stream": lambda own: {cost.name: cost.samples for cost in retention_of_data(own)},
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
@@ -191,7 +263,11 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         group = trace_group(Trace.from_json(recorded), mode)
         groups[group.name] = group
         exact.add(group.name)
-    timings = {name: Timing(_without(groups[name], job["measured"].get(name, ())), n_threads, clock) for name in job["groups"] if name in groups}
+    timings = {
+        name: Timing(_without(groups[name], job["measured"].get(name, ())), n_threads, clock)
+        for name in job["groups"]
+        if name in groups
+    }
     spent = {name: _Spent(pace.now) for name in job["groups"]}
     while_measured: list[float] = []
     system_costs: dict[str, list[Cost]] = {}
@@ -199,34 +275,97 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     def own_clock(name: str) -> Clock:
         return clock.within(SHARES[name] * BUDGET_S[mode])
 
-    def tell(name: str, timed: Timed = Timed(), bandwidths: Sequence[Bandwidth] = (), costs: Sequence[Cost] = ()) -> None:
-        footprints = tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()  # it takes some 5 s
+    def tell(
+        name: str,
+        timed: Timed = Timed(),
+        bandwidths: Sequence[Bandwidth] = (),
+        costs: Sequence[Cost] = (),
+    ) -> None:
+        footprints = (
+            tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()
+        )  # it takes some 5 s
         costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))))
-        part = Machine(cpu, kernels=timed.kernels, bandwidths=tuple(bandwidths), costs=costs, footprints=footprints)
+        part = Machine(
+            cpu,
+            kernels=timed.kernels,
+            bandwidths=tuple(bandwidths),
+            costs=costs,
+            footprints=footprints,
+        )
         say(
-            {"group": name, "part": part.to_json(), "switches": spent[name].switches, "seconds": spent[name].seconds, "refused": timed.refused,
-             "unsteady": timed.n_unsteady, "left_out": timed.n_left_out, "wholes_s": timed.wholes_s}
-        )  # fmt: skip
+            {
+                "group": name,
+                "part": part.to_json(),
+                "switches": spent[name].switches,
+                "seconds": spent[name].seconds,
+                "refused": timed.refused,
+                "unsteady": timed.n_unsteady,
+                "left_out": timed.n_left_out,
+                "wholes_s": timed.wholes_s,
+            }
+        )
 
     def unrest() -> list[Cost]:
         usual_s = pace.usual_s
-        spells = [Cost(SPELLS, n_threads, Samples(tuple(spell_s / usual_s for spell_s in pace.spells)))] if pace.spells else []
-        factor = [Cost(FRAMEWORK_UNREST, n_threads, Samples((framework_unrest(usual_s, while_measured),)))] if while_measured else []
+        spells = (
+            [Cost(SPELLS, n_threads, Samples(tuple(spell_s / usual_s for spell_s in pace.spells)))]
+            if pace.spells
+            else []
+        )
+        factor = (
+            [
+                Cost(
+                    FRAMEWORK_UNREST,
+                    n_threads,
+                    Samples((framework_unrest(usual_s, while_measured),)),
+                )
+            ]
+            if while_measured
+            else []
+        )
         return factor + spells
 
-    def take(ahead: dict[str, list[int]], time_left: Budget, what: str = "", progress: Callable[[int], None] = lambda _: None) -> Iterator[str]:
-        """A sample of each of these places of groups; the groups share the time left by how long their kernels take. The names of groups, as they are done."""
-        weights = {name: 0.0 if name in exact else _weight(timings[name].group.points[place] for place in places) for name, places in ahead.items()}
+    def take(
+        ahead: dict[str, list[int]],
+        time_left: Budget,
+        what: str = "",
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[str]:
+        """A sample of each of these places of groups; the groups share the time left by how long
+        their kernels take. The names of groups, as they are done.
+        """
+        weights = {
+            name: (
+                0.0
+                if name in exact
+                else _weight(timings[name].group.points[place] for place in places)
+            )
+            for name, places in ahead.items()
+        }
         for name, places in ahead.items():
             say({"now": name + what})
             of_all = math.fsum(weights.values())
             weight = weights.pop(name)
             with spent[name]:
-                timings[name].take(places, progress, math.inf if name in exact else time_left.part(weight / of_all).left_s() if of_all else 0.0)
+                timings[name].take(
+                    places,
+                    progress,
+                    (
+                        math.inf
+                        if name in exact
+                        else time_left.part(weight / of_all).left_s()
+                        if of_all
+                        else 0.0
+                    ),
+                )
             yield name
 
     def first_samples(most_rank: float, time_left: Budget) -> None:
-        ahead = {name: places for name, timing in timings.items() if (places := timing.unsampled(0 if name in exact else most_rank))}
+        ahead = {
+            name: places
+            for name, timing in timings.items()
+            if (places := timing.unsampled(0 if name in exact else most_rank))
+        }
         for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
             tell(name, timings[name].result())
 
@@ -234,7 +373,11 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         """Points that there is time for beyond the planned ones, if they take as long as those did."""
         seconds = sum(spent[name].seconds for name in timings)
         n_points = sum(len(timing.group.points) for timing in timings.values())
-        return min(FURTHER[mode], int(_FURTHER_FRAC * budget.left_s() * n_points / seconds)) if seconds > 0 else 0
+        return (
+            min(FURTHER[mode], int(_FURTHER_FRAC * budget.left_s() * n_points / seconds))
+            if seconds > 0
+            else 0
+        )
 
     first_samples(0, least)
     for name in job["groups"]:
@@ -260,14 +403,20 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         for name, places in read_job().items():
             timings[name].extend([more[name][place] for place in places])
     number = 1
-    while lacking := {name: places for name, timing in timings.items() if (places := timing.lacking) and (name in exact or budget.left_s() > 0)}:
+    while lacking := {
+        name: places
+        for name, timing in timings.items()
+        if (places := timing.lacking) and (name in exact or budget.left_s() > 0)
+    }:
         number += 1
         if number % 2 == 0:
             lacking = dict(reversed(lacking.items()))  # time runs out on others each time
         for name in sorted(again.keys() & system_costs) if number <= 1 + AGAIN[mode] else ():
             say({"now": f"{name}, sample {number}"})
             with spent[name]:
-                system_costs[name] = cold.joined(system_costs[name], again[name](own_clock(name)))
+                system_costs[name] = cold_start.joined(
+                    system_costs[name], again[name](own_clock(name))
+                )
         for _ in take(lacking, budget, f", sample {number}"):
             pass
     at_last = unrest()  # of all looks, which the whole calibration took
@@ -280,7 +429,10 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
 def _without(group: Group, places: Sequence[int]) -> Group:
     """The group without the points at these places."""
     measured = set(places)
-    return replace(group, points=tuple(point for place, point in enumerate(group.points) if place not in measured))
+    return replace(
+        group,
+        points=tuple(point for place, point in enumerate(group.points) if place not in measured),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """The networks under their short names, each with what it takes to train it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,11 +22,12 @@ N_CLASSES = 10
 class Network:
     """A network and its task.
 
-    `build()` makes the model, which reads float32 tensors of (batch, *`input_shape`). A network that `reads_digits` is to tell a
-    digit's class, and `make_wanted` turns the labels (int64, (batch,)) into what `loss` compares with; any other network is to
-    learn a function of its own inputs, and `make_wanted` is that function. `loss(output, wanted)` is a mean over the batch.
-    `count_right(output, wanted)` is the number of right answers, None where there is no right and wrong.
-    `learning_rate` suits plain SGD at a batch of some tens.
+    `build()` makes the model, which reads float32 tensors of (batch, *`input_shape`). A network
+    that `reads_digits` is to tell a digit's class, and `make_wanted` turns the labels (int64,
+    (batch,)) into what `loss` compares with; any other network is to learn a function of its own
+    inputs, and `make_wanted` is that function. `loss(output, wanted)` is a mean over the batch.
+    `count_right(output, wanted)` is the number of right answers, None where there is no right and
+    wrong. `learning_rate` suits plain SGD at a batch of some tens.
     """
 
     name: str
@@ -75,14 +77,67 @@ def _clicked(x: Tensor) -> Tensor:
 NETWORKS: dict[str, Network] = {
     network.name: network
     for network in (
-        Network("mlp", Mlp, (784,), _one_hot, F.binary_cross_entropy, _count_one_hot, 0.5, reads_digits=True),
-        Network("lenet", LeNet5, (1, 28, 28), _labels, F.cross_entropy, _count_labels, 0.05, reads_digits=True),
-        Network("cnn-small", small, (1, 29, 29), _labels, F.cross_entropy, _count_labels, 0.02, reads_digits=True),
-        Network("cnn-medium", medium, (1, 29, 29), _labels, F.cross_entropy, _count_labels, 0.02, reads_digits=True),
-        Network("cnn-large", large, (1, 29, 29), _labels, F.cross_entropy, _count_labels, 0.02, reads_digits=True),
+        Network(
+            "mlp",
+            Mlp,
+            (784,),
+            _one_hot,
+            F.binary_cross_entropy,
+            _count_one_hot,
+            0.5,
+            reads_digits=True,
+        ),
+        Network(
+            "lenet",
+            LeNet5,
+            (1, 28, 28),
+            _labels,
+            F.cross_entropy,
+            _count_labels,
+            0.05,
+            reads_digits=True,
+        ),
+        Network(
+            "cnn-small",
+            small,
+            (1, 29, 29),
+            _labels,
+            F.cross_entropy,
+            _count_labels,
+            0.02,
+            reads_digits=True,
+        ),
+        Network(
+            "cnn-medium",
+            medium,
+            (1, 29, 29),
+            _labels,
+            F.cross_entropy,
+            _count_labels,
+            0.02,
+            reads_digits=True,
+        ),
+        Network(
+            "cnn-large",
+            large,
+            (1, 29, 29),
+            _labels,
+            F.cross_entropy,
+            _count_labels,
+            0.02,
+            reads_digits=True,
+        ),
         Network("fc4096", FullyConnected, (4096,), _shifted, F.mse_loss, None, 1.0),
         Network("dlrm-bottom", BottomMlp, (13,), _repeated, F.mse_loss, None, 0.5),
-        Network("dlrm-top", TopMlp, (479,), _clicked, F.binary_cross_entropy_with_logits, _count_clicks, 0.1),
+        Network(
+            "dlrm-top",
+            TopMlp,
+            (479,),
+            _clicked,
+            F.binary_cross_entropy_with_logits,
+            _count_clicks,
+            0.1,
+        ),
     )
 }
 """By short name."""

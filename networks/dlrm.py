@@ -1,8 +1,10 @@
-"""The two MLPs of DLRM (Naumov et al. 2019) in the sizes of MLPerf's reference on Criteo's terabyte of clicks.
+"""The two MLPs of DLRM (Naumov et al. 2019) in the sizes of MLPerf's reference on Criteo's terabyte
+of clicks.
 
-Embeddings and interaction are left out: with 26 embeddings of width 128 beside the bottom MLP's output, the top
-MLP reads 128 + 27*26/2 = 479 numbers.
+Embeddings and interaction are left out: with 26 embeddings of width 128 beside the bottom MLP's
+output, the top MLP reads 128 + 27*26/2 = 479 numbers.
 """
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -13,7 +15,8 @@ from torch import nn
 class BottomMlp(nn.Sequential):
     """13-512-256-128, ReLU after each layer, the last included, as in the reference.
 
-    Input (batch, 13) dense features, output (batch, 128). Parameters: 7,168 + 131,328 + 32,896 = 171,392.
+    Input (batch, 13) dense features, output (batch, 128). Parameters: 7,168 + 131,328 + 32,896 =
+    171,392.
     """
 
     def __init__(self) -> None:
@@ -23,8 +26,9 @@ class BottomMlp(nn.Sequential):
 class TopMlp(nn.Sequential):
     """479-1024-1024-512-256-1, ReLU between the layers.
 
-    Input (batch, 479), output (batch, 1), a logit: the sigmoid is left to the loss (binary cross-entropy with logits), where it
-    cannot overflow. Parameters: 491,520 + 1,049,600 + 524,800 + 131,328 + 257 = 2,197,505.
+    Input (batch, 479), output (batch, 1), a logit: the sigmoid is left to the loss (binary
+    cross-entropy with logits), where it cannot overflow. Parameters: 491,520 + 1,049,600 + 524,800
+    + 131,328 + 257 = 2,197,505.
     """
 
     def __init__(self) -> None:

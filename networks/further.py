@@ -1,8 +1,11 @@
-"""Builders of networks of other kinds than those of the papers, to validate predictions on. Nothing is ever fitted on them.
+"""Builders of networks of other kinds than those of the papers, to validate predictions on. Nothing
+is ever fitted on them.
 
-Each takes a batch size and returns ``(model, inputs, loss, optimizer)``, as in :mod:`networks.targets`. At batch sizes
-from 16 to 64 a training step takes some 2 to 200 ms on one core.
+Each takes a batch size and returns ``(model, inputs, loss, optimizer)``, as in
+:mod:`networks.targets`. At batch sizes from 16 to 64 a training step takes some 2 to 200 ms on one
+core.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,9 +20,22 @@ from networks import images, sequences, tables
 Built = tuple[nn.Module, tuple[Tensor, ...], Callable[[Any], Tensor], torch.optim.Optimizer]
 
 NAMES = (
-    "gpt", "vision_transformer", "gru_language_model", "lstm_language_model", "tcn", "audio_net", "unet", "mobilenet", "resnext", "densenet", "convnext",
-    "discriminator", "video_net", "vae", "recommender",
-)  # fmt: skip
+    "gpt",
+    "vision_transformer",
+    "gru_language_model",
+    "lstm_language_model",
+    "tcn",
+    "audio_net",
+    "unet",
+    "mobilenet",
+    "resnext",
+    "densenet",
+    "convnext",
+    "discriminator",
+    "video_net",
+    "vae",
+    "recommender",
+)
 """Every builder of this module."""
 
 
@@ -30,37 +46,62 @@ def gpt(batch_size: int) -> Built:
 
 def gru_language_model(batch_size: int) -> Built:
     """Embedding and GRU, Adam."""
-    return _language_model(sequences.RecurrentLanguageModel("gru", 1200, 64, 96, 1), batch_size, 24, 1200, torch.optim.Adam, 1e-3)
+    return _language_model(
+        sequences.RecurrentLanguageModel("gru", 1200, 64, 96, 1),
+        batch_size,
+        24,
+        1200,
+        torch.optim.Adam,
+        1e-3,
+    )
 
 
 def lstm_language_model(batch_size: int) -> Built:
     """Embedding and two layers of LSTM, SGD."""
-    return _language_model(sequences.RecurrentLanguageModel("lstm", 800, 80, 128, 2), batch_size, 20, 800, torch.optim.SGD, 0.5)
+    return _language_model(
+        sequences.RecurrentLanguageModel("lstm", 800, 80, 128, 2),
+        batch_size,
+        20,
+        800,
+        torch.optim.SGD,
+        0.5,
+    )
 
 
 def tcn(batch_size: int) -> Built:
     """Dilated convolutions over time, RMSprop."""
     model = sequences.Tcn()
-    return _classifier(model, (12, 128), batch_size, 10, torch.optim.RMSprop(model.parameters(), lr=1e-3))
+    return _classifier(
+        model, (12, 128), batch_size, 10, torch.optim.RMSprop(model.parameters(), lr=1e-3)
+    )
 
 
 def audio_net(batch_size: int) -> Built:
     """1d convolutions with batch norm over a waveform, Adam."""
     model = sequences.AudioNet()
-    return _classifier(model, (1, 4000), batch_size, 35, torch.optim.Adam(model.parameters(), lr=1e-3))
+    return _classifier(
+        model, (1, 4000), batch_size, 35, torch.optim.Adam(model.parameters(), lr=1e-3)
+    )
 
 
 def vision_transformer(batch_size: int) -> Built:
     """Attention over patches of an image, AdamW."""
     model = images.VisionTransformer()
-    return _classifier(model, (3, 32, 32), batch_size, 10, torch.optim.AdamW(model.parameters(), lr=3e-4))
+    return _classifier(
+        model, (3, 32, 32), batch_size, 10, torch.optim.AdamW(model.parameters(), lr=3e-4)
+    )
 
 
 def unet(batch_size: int) -> Built:
     """Segmentation with transposed convolutions, Adam."""
     model = images.UNet()
     wanted = torch.randint(0, 3, (batch_size, 24, 24))
-    return model, (torch.randn(batch_size, 1, 24, 24),), lambda output: F.cross_entropy(output, wanted), torch.optim.Adam(model.parameters(), lr=1e-3)
+    return (
+        model,
+        (torch.randn(batch_size, 1, 24, 24),),
+        lambda output: F.cross_entropy(output, wanted),
+        torch.optim.Adam(model.parameters(), lr=1e-3),
+    )
 
 
 def mobilenet(batch_size: int) -> Built:
@@ -73,19 +114,33 @@ def mobilenet(batch_size: int) -> Built:
 def resnext(batch_size: int) -> Built:
     """Grouped convolutions, SGD with Nesterov momentum."""
     model = images.ResNext()
-    return _classifier(model, (3, 32, 32), batch_size, 10, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True))
+    return _classifier(
+        model,
+        (3, 32, 32),
+        batch_size,
+        10,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True),
+    )
 
 
 def densenet(batch_size: int) -> Built:
     """Concatenations, SGD with momentum."""
     model = images.DenseNet()
-    return _classifier(model, (3, 32, 32), batch_size, 10, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    return _classifier(
+        model,
+        (3, 32, 32),
+        batch_size,
+        10,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    )
 
 
 def convnext(batch_size: int) -> Built:
     """Depthwise 7x7 convolutions, LayerNorm and GELU, AdamW."""
     model = images.ConvNext()
-    return _classifier(model, (3, 48, 48), batch_size, 10, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    return _classifier(
+        model, (3, 48, 48), batch_size, 10, torch.optim.AdamW(model.parameters(), lr=1e-3)
+    )
 
 
 def discriminator(batch_size: int) -> Built:
@@ -93,13 +148,20 @@ def discriminator(batch_size: int) -> Built:
     model = images.Discriminator()
     truth = (torch.arange(batch_size) % 2).to(torch.float32).unsqueeze(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999), fused=True)
-    return model, (torch.randn(batch_size, 3, 32, 32),), lambda output: F.binary_cross_entropy_with_logits(output, truth), optimizer
+    return (
+        model,
+        (torch.randn(batch_size, 3, 32, 32),),
+        lambda output: F.binary_cross_entropy_with_logits(output, truth),
+        optimizer,
+    )
 
 
 def video_net(batch_size: int) -> Built:
     """3d convolutions, plain SGD."""
     model = images.VideoNet()
-    return _classifier(model, (3, 8, 16, 16), batch_size, 10, torch.optim.SGD(model.parameters(), lr=0.01))
+    return _classifier(
+        model, (3, 8, 16, 16), batch_size, 10, torch.optim.SGD(model.parameters(), lr=0.01)
+    )
 
 
 def vae(batch_size: int) -> Built:
@@ -120,17 +182,43 @@ def recommender(batch_size: int) -> Built:
     model = tables.Recommender()
     clicked = torch.zeros(batch_size, 1)
     inputs = (torch.randn(batch_size, 13), torch.randint(0, 10_000, (batch_size, 6)))
-    return model, inputs, lambda output: F.binary_cross_entropy_with_logits(output, clicked), torch.optim.Adagrad(model.parameters(), lr=0.01)
+    return (
+        model,
+        inputs,
+        lambda output: F.binary_cross_entropy_with_logits(output, clicked),
+        torch.optim.Adagrad(model.parameters(), lr=0.01),
+    )
 
 
 def _language_model(
-    model: nn.Module, batch_size: int, length: int, vocabulary: int, optimizer: Callable[..., torch.optim.Optimizer], learning_rate: float
+    model: nn.Module,
+    batch_size: int,
+    length: int,
+    vocabulary: int,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    learning_rate: float,
 ) -> Built:
     tokens = torch.randint(0, vocabulary, (batch_size, length))
     wanted = tokens.roll(-1, 1).flatten()
-    return model, (tokens,), lambda output: F.cross_entropy(output.flatten(0, 1), wanted), optimizer(model.parameters(), lr=learning_rate)
+    return (
+        model,
+        (tokens,),
+        lambda output: F.cross_entropy(output.flatten(0, 1), wanted),
+        optimizer(model.parameters(), lr=learning_rate),
+    )
 
 
-def _classifier(model: nn.Module, shape: tuple[int, ...], batch_size: int, classes: int, optimizer: torch.optim.Optimizer) -> Built:
+def _classifier(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    batch_size: int,
+    classes: int,
+    optimizer: torch.optim.Optimizer,
+) -> Built:
     labels = torch.randint(0, classes, (batch_size,))
-    return model, (torch.randn(batch_size, *shape),), lambda output: F.cross_entropy(output, labels), optimizer
+    return (
+        model,
+        (torch.randn(batch_size, *shape),),
+        lambda output: F.cross_entropy(output, labels),
+        optimizer,
+    )

@@ -1,4 +1,7 @@
-"""Networks that read images and video: other kinds of convolution than those of the papers, and a vision transformer."""
+"""Networks that read images and video: other kinds of convolution than those of the papers, and a
+vision transformer.
+"""
+
 from __future__ import annotations
 
 import torch
@@ -11,7 +14,15 @@ from networks.sequences import Transformer
 class VisionTransformer(nn.Module):
     """Patches as tokens (Dosovitskiy et al. 2021): (batch, 3, size, size) -> (batch, classes)."""
 
-    def __init__(self, size: int = 32, patch: int = 4, width: int = 72, n_heads: int = 3, depth: int = 2, classes: int = 10) -> None:
+    def __init__(
+        self,
+        size: int = 32,
+        patch: int = 4,
+        width: int = 72,
+        n_heads: int = 3,
+        depth: int = 2,
+        classes: int = 10,
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
@@ -28,18 +39,31 @@ class VisionTransformer(nn.Module):
 
 def _double(c_in: int, c_out: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
-        nn.Conv2d(c_out, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
-    )  # fmt: skip
+        nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
+        nn.BatchNorm2d(c_out),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(c_out, c_out, 3, padding=1, bias=False),
+        nn.BatchNorm2d(c_out),
+        nn.ReLU(inplace=True),
+    )
 
 
 class UNet(nn.Module):
-    """Down, up with transposed convolutions, joined across (Ronneberger et al. 2015): (batch, 1, s, s) -> (batch, classes, s, s)."""
+    """Down, up with transposed convolutions, joined across (Ronneberger et al. 2015): (batch, 1, s,
+    s) -> (batch, classes, s, s).
+    """
 
     def __init__(self, width: int = 10, classes: int = 3) -> None:
         super().__init__()
-        self.down1, self.down2, self.bottom = _double(1, width), _double(width, 2 * width), _double(2 * width, 4 * width)
-        self.up2, self.join2 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), _double(4 * width, 2 * width)
+        self.down1, self.down2, self.bottom = (
+            _double(1, width),
+            _double(width, 2 * width),
+            _double(2 * width, 4 * width),
+        )
+        self.up2, self.join2 = (
+            nn.ConvTranspose2d(4 * width, 2 * width, 2, 2),
+            _double(4 * width, 2 * width),
+        )
         self.up1, self.join1 = nn.ConvTranspose2d(2 * width, width, 2, 2), _double(2 * width, width)
         self.head = nn.Conv2d(width, classes, 1)
 
@@ -57,22 +81,33 @@ class _Inverted(nn.Module):
         wide = c_in * expand
         self.adds = stride == 1 and c_in == c_out
         self.body = nn.Sequential(
-            nn.Conv2d(c_in, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-            nn.Conv2d(wide, c_out, 1, bias=False), nn.BatchNorm2d(c_out),
-        )  # fmt: skip
+            nn.Conv2d(c_in, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, c_out, 1, bias=False),
+            nn.BatchNorm2d(c_out),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x) if self.adds else self.body(x)  # type: ignore[no-any-return]
 
 
 class MobileNet(nn.Module):
-    """Inverted residuals around depthwise convolutions (Sandler et al. 2018): (batch, 3, s, s) -> (batch, classes)."""
+    """Inverted residuals around depthwise convolutions (Sandler et al. 2018): (batch, 3, s, s) ->
+    (batch, classes).
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 12, 3, 2, 1, bias=False), nn.BatchNorm2d(12), nn.ReLU6())
-        self.blocks = nn.Sequential(_Inverted(12, 16, 1), _Inverted(16, 16, 1), _Inverted(16, 24, 2), _Inverted(24, 24, 1))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 12, 3, 2, 1, bias=False), nn.BatchNorm2d(12), nn.ReLU6()
+        )
+        self.blocks = nn.Sequential(
+            _Inverted(12, 16, 1), _Inverted(16, 16, 1), _Inverted(16, 24, 2), _Inverted(24, 24, 1)
+        )
         self.head = nn.Linear(24, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +119,10 @@ class _Grouped(nn.Module):
     def __init__(self, c: int, groups: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(c, c // 2, 1, bias=False), nn.BatchNorm2d(c // 2)
-        self.conv2, self.bn2 = nn.Conv2d(c // 2, c // 2, 3, padding=1, groups=groups, bias=False), nn.BatchNorm2d(c // 2)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(c // 2, c // 2, 3, padding=1, groups=groups, bias=False),
+            nn.BatchNorm2d(c // 2),
+        )
         self.conv3, self.bn3 = nn.Conv2d(c // 2, c, 1, bias=False), nn.BatchNorm2d(c)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +132,9 @@ class _Grouped(nn.Module):
 
 
 class ResNext(nn.Module):
-    """Bottlenecks with grouped convolutions (Xie et al. 2017): (batch, 3, s, s) -> (batch, classes)."""
+    """Bottlenecks with grouped convolutions (Xie et al. 2017): (batch, 3, s, s) -> (batch,
+    classes).
+    """
 
     def __init__(self, width: int = 64, groups: int = 8, depth: int = 3, classes: int = 10) -> None:
         super().__init__()
@@ -119,7 +159,9 @@ class _Growing(nn.Module):
 class DenseNet(nn.Module):
     """Every layer sees all before it (Huang et al. 2017): (batch, 3, s, s) -> (batch, classes)."""
 
-    def __init__(self, first: int = 20, growth: int = 10, depth: int = 5, classes: int = 10) -> None:
+    def __init__(
+        self, first: int = 20, growth: int = 10, depth: int = 5, classes: int = 10
+    ) -> None:
         super().__init__()
         c = first
         parts: list[nn.Module] = [nn.Conv2d(3, first, 3, 2, 1, bias=False)]
@@ -127,7 +169,12 @@ class DenseNet(nn.Module):
             for _ in range(depth):
                 parts.append(_Growing(c, growth))
                 c += growth
-            parts += [nn.BatchNorm2d(c), nn.ReLU(), nn.Conv2d(c, c // 2, 1, bias=False), nn.AvgPool2d(2)]
+            parts += [
+                nn.BatchNorm2d(c),
+                nn.ReLU(),
+                nn.Conv2d(c, c // 2, 1, bias=False),
+                nn.AvgPool2d(2),
+            ]
             c //= 2
         self.body, self.head = nn.Sequential(*parts), nn.Linear(c, classes)
 
@@ -165,13 +212,19 @@ class ConvNext(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """The judge of a GAN, strided convolutions and LeakyReLU (Radford et al. 2016): (batch, 3, 32, 32) -> (batch, 1)."""
+    """The judge of a GAN, strided convolutions and LeakyReLU (Radford et al. 2016): (batch, 3, 32,
+    32) -> (batch, 1).
+    """
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
         parts: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1), nn.LeakyReLU(0.2)]
         for level in (1, 2):
-            parts += [nn.Conv2d(level * width, 2 * level * width, 4, 2, 1, bias=False), nn.InstanceNorm2d(2 * level * width, affine=True), nn.LeakyReLU(0.2)]
+            parts += [
+                nn.Conv2d(level * width, 2 * level * width, 4, 2, 1, bias=False),
+                nn.InstanceNorm2d(2 * level * width, affine=True),
+                nn.LeakyReLU(0.2),
+            ]
         self.body = nn.Sequential(*parts, nn.Conv2d(4 * width, 1, 4), nn.Flatten())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,9 +238,15 @@ class VideoNet(nn.Module):
     def __init__(self, width: int = 16, classes: int = 10) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv3d(3, width, 3, padding=1, bias=False), nn.BatchNorm3d(width), nn.ReLU(), nn.MaxPool3d(2),
-            nn.Conv3d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
-        )  # fmt: skip
+            nn.Conv3d(3, width, 3, padding=1, bias=False),
+            nn.BatchNorm3d(width),
+            nn.ReLU(),
+            nn.MaxPool3d(2),
+            nn.Conv3d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool3d(1),
+            nn.Flatten(),
+        )
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Loaders of the data that the training scripts generate, by network: ``CALLABLE(batch_size, num_workers)`` each, shuffled as in an epoch of training."""
+"""Loaders of the data that the training scripts generate, by network: ``CALLABLE(batch_size,
+num_workers)`` each, shuffled as in an epoch of training.
+"""
+
 from __future__ import annotations
 
 from torch.utils.data import DataLoader

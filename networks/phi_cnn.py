@@ -11,6 +11,7 @@
 
 FLOP are those of convolutions and fully connected layers, 2 a multiply-add.
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -23,7 +24,9 @@ INPUT_SIZE = 29
 
 
 class ScaledTanh(nn.Module):
-    """1.7159 tanh(2x/3), elementwise: near 1 at x = 1, where its second derivative is largest (LeCun et al. 1998, "Efficient BackProp")."""
+    """1.7159 tanh(2x/3), elementwise: near 1 at x = 1, where its second derivative is largest
+    (LeCun et al. 1998, "Efficient BackProp").
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """The activation, in the shape of `x`."""
@@ -32,7 +35,9 @@ class ScaledTanh(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution to `channels` maps with a square `kernel`, its activation, and max pooling over disjoint `pool` x `pool` squares."""
+    """A convolution to `channels` maps with a square `kernel`, its activation, and max pooling over
+    disjoint `pool` x `pool` squares.
+    """
 
     channels: int
     kernel: int
@@ -42,8 +47,9 @@ class Stage:
 class PhiCnn(nn.Sequential):
     """Convolution stages, one hidden fully connected layer, ten outputs.
 
-    Input (batch, 1, 29, 29), output (batch, 10) logits for cross-entropy. Layers are named ``conv1``, ``tanh1``, ``pool1``, ...,
-    ``flatten``, ``fc``, ``tanh``, ``output``; a pooling over 1x1 is the identity and left out.
+    Input (batch, 1, 29, 29), output (batch, 10) logits for cross-entropy. Layers are named
+    ``conv1``, ``tanh1``, ``pool1``, ..., ``flatten``, ``fc``, ``tanh``, ``output``; a pooling over
+    1x1 is the identity and left out.
     """
 
     def __init__(self, *stages: Stage, hidden: int) -> None:

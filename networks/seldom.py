@@ -1,8 +1,10 @@
-"""Builders of networks that use what few others do: bags, weight and local response norms, smooth upsampling, pixel shuffling, padding by reflection.
+"""Builders of networks that use what few others do: bags, weight and local response norms, smooth
+upsampling, pixel shuffling, padding by reflection.
 
-Named one by one (``dlperf validate networks.seldom:segmenter``), not part of ``validate all``. Nothing is fitted on them. Each takes a batch size
-and returns ``(model, inputs, loss, optimizer)``.
+Named one by one (``dlperf validate networks.seldom:segmenter``), not part of ``validate all``.
+Nothing is fitted on them. Each takes a batch size and returns ``(model, inputs, loss, optimizer)``.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,11 +17,25 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from networks.further import Built
 
-NAMES = ("segmenter", "click_predictor", "response_norms", "weight_norms", "super_resolution", "contrastive", "encoder", "bidirectional_lstm")
+NAMES = (
+    "segmenter",
+    "click_predictor",
+    "response_norms",
+    "weight_norms",
+    "super_resolution",
+    "contrastive",
+    "encoder",
+    "bidirectional_lstm",
+)
 """Every builder of this module."""
 
 
-def _built(model: nn.Module, inputs: tuple[Tensor, ...], loss: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer | None = None) -> Built:
+def _built(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    loss: Callable[[Any], Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Built:
     return model, inputs, loss, optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -33,13 +49,24 @@ class Segmenter(nn.Module):
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
-        self.down = nn.ModuleList((self._block(3, width), self._block(width, 2 * width), self._block(2 * width, 4 * width)))
+        self.down = nn.ModuleList(
+            (
+                self._block(3, width),
+                self._block(width, 2 * width),
+                self._block(2 * width, 4 * width),
+            )
+        )
         self.up = nn.ModuleList((self._block(6 * width, 2 * width), self._block(3 * width, width)))
-        self.larger, self.head = nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(width, 2, 1)
+        self.larger, self.head = (
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.Conv2d(width, 2, 1),
+        )
 
     @staticmethod
     def _block(before: int, after: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(4, after), nn.SiLU())
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(4, after), nn.SiLU()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, 3, side, side) -> (batch, 2, side, side)."""
@@ -52,11 +79,15 @@ class Segmenter(nn.Module):
 
 def segmenter(batch_size: int) -> Built:
     """Two classes for each of 40 x 40 pixels."""
-    return _built(Segmenter(), (torch.randn(batch_size, 3, 40, 40),), _classes(2, batch_size, 40, 40))
+    return _built(
+        Segmenter(), (torch.randn(batch_size, 3, 40, 40),), _classes(2, batch_size, 40, 40)
+    )
 
 
 class ClickPredictor(nn.Module):
-    """Bags of embeddings, their products with one another, and a perceptron, as DLRM has them (Naumov et al. 2019)."""
+    """Bags of embeddings, their products with one another, and a perceptron, as DLRM has them
+    (Naumov et al. 2019).
+    """
 
     SIZES = (3000, 800, 12000, 150)
 
@@ -71,7 +102,14 @@ class ClickPredictor(nn.Module):
         bottom = self.bottom(dense)
         vectors = torch.stack([bottom, *(bag(i) for bag, i in zip(self.bags, ids))], 1)
         rows, columns = torch.tril_indices(5, 5, -1)
-        return cast(Tensor, self.top(torch.cat((bottom, torch.bmm(vectors, vectors.transpose(1, 2))[:, rows, columns]), 1)))
+        return cast(
+            Tensor,
+            self.top(
+                torch.cat(
+                    (bottom, torch.bmm(vectors, vectors.transpose(1, 2))[:, rows, columns]), 1
+                )
+            ),
+        )
 
 
 def click_predictor(batch_size: int) -> Built:
@@ -79,15 +117,33 @@ def click_predictor(batch_size: int) -> Built:
     model, clicked = ClickPredictor(), torch.rand(batch_size, 1).round()
     ids = (torch.randint(0, n, (batch_size, 6)) for n in ClickPredictor.SIZES)
     loss = lambda out: F.binary_cross_entropy_with_logits(out, clicked)  # noqa: E731
-    return _built(model, (torch.randn(batch_size, 13), *ids), loss, torch.optim.Adagrad(model.parameters(), lr=0.01))
+    return _built(
+        model,
+        (torch.randn(batch_size, 13), *ids),
+        loss,
+        torch.optim.Adagrad(model.parameters(), lr=0.01),
+    )
 
 
 def response_norms(batch_size: int) -> Built:
-    """Large windows, groups and local response norms, as AlexNet has them (Krizhevsky et al. 2012); SGD with momentum."""
+    """Large windows, groups and local response norms, as AlexNet has them (Krizhevsky et al. 2012);
+    SGD with momentum.
+    """
     model = nn.Sequential(
-        nn.Conv2d(3, 24, 5, 2, 2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2), nn.Conv2d(24, 48, 5, padding=2, groups=2), nn.ReLU(),
-        nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2), nn.Flatten(), nn.Linear(48 * 6 * 6, 200), nn.ReLU(), nn.Dropout(), nn.Linear(200, 20),
-    )  # fmt: skip
+        nn.Conv2d(3, 24, 5, 2, 2),
+        nn.ReLU(),
+        nn.LocalResponseNorm(5),
+        nn.MaxPool2d(3, 2),
+        nn.Conv2d(24, 48, 5, padding=2, groups=2),
+        nn.ReLU(),
+        nn.LocalResponseNorm(5),
+        nn.MaxPool2d(3, 2),
+        nn.Flatten(),
+        nn.Linear(48 * 6 * 6, 200),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(200, 20),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     return _built(model, (torch.randn(batch_size, 3, 56, 56),), _classes(20, batch_size), optimizer)
 
@@ -97,7 +153,10 @@ class WeightNorms(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(weight_norm(nn.Conv1d(40 if place else 6, 40, 3, dilation=2**place)) for place in range(4))
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv1d(40 if place else 6, 40, 3, dilation=2**place))
+            for place in range(4)
+        )
         self.head = nn.Linear(40, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +170,12 @@ class WeightNorms(nn.Module):
 def weight_norms(batch_size: int) -> Built:
     """AdamW."""
     model = WeightNorms()
-    return _built(model, (torch.randn(batch_size, 6, 180),), _classes(4, batch_size), torch.optim.AdamW(model.parameters(), lr=1e-3))
+    return _built(
+        model,
+        (torch.randn(batch_size, 6, 180),),
+        _classes(4, batch_size),
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+    )
 
 
 class SuperResolution(nn.Module):
@@ -120,9 +184,21 @@ class SuperResolution(nn.Module):
     def __init__(self, width: int = 24) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.ReflectionPad2d(2), nn.Conv2d(3, width, 5), nn.PReLU())
-        blocks = (nn.Sequential(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.InstanceNorm2d(width, affine=True), nn.PReLU(width)) for _ in range(3))
+        blocks = (
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+                nn.InstanceNorm2d(width, affine=True),
+                nn.PReLU(width),
+            )
+            for _ in range(3)
+        )
         self.blocks = nn.ModuleList(blocks)
-        self.head = nn.Sequential(nn.Conv2d(width, 4 * width, 3, padding=1), nn.PixelShuffle(2), nn.PReLU(), nn.Conv2d(width, 3, 3, padding=1))
+        self.head = nn.Sequential(
+            nn.Conv2d(width, 4 * width, 3, padding=1),
+            nn.PixelShuffle(2),
+            nn.PReLU(),
+            nn.Conv2d(width, 3, 3, padding=1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, 3, side, side) -> (batch, 3, 2 side, 2 side)."""
@@ -135,7 +211,9 @@ class SuperResolution(nn.Module):
 def super_resolution(batch_size: int) -> Built:
     """From 24 x 24 to 48 x 48 pixels."""
     image = torch.rand(batch_size, 3, 48, 48)
-    return _built(SuperResolution(), (torch.rand(batch_size, 3, 24, 24),), lambda out: F.l1_loss(out, image))
+    return _built(
+        SuperResolution(), (torch.rand(batch_size, 3, 24, 24),), lambda out: F.l1_loss(out, image)
+    )
 
 
 class Contrastive(nn.Module):
@@ -143,12 +221,18 @@ class Contrastive(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(96, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 64))
+        self.encoder = nn.Sequential(
+            nn.Linear(96, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 64)
+        )
         self.temperature = nn.Parameter(torch.ones(1))
 
     def forward(self, one: Tensor, other: Tensor) -> Tensor:
         """(batch, 96) twice -> (batch, batch)."""
-        return F.normalize(self.encoder(one)) @ F.normalize(self.encoder(other)).t() * self.temperature.exp()
+        return (
+            F.normalize(self.encoder(one))
+            @ F.normalize(self.encoder(other)).t()
+            * self.temperature.exp()
+        )
 
 
 def contrastive(batch_size: int) -> Built:
@@ -164,7 +248,12 @@ class Encoder(nn.Module):
     def __init__(self, width: int = 72) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(900, width), nn.Parameter(torch.zeros(1, 48, width))
-        layers = (nn.TransformerEncoderLayer(width, 6, 200, batch_first=True, activation="gelu", norm_first=True, dropout=0.1) for _ in range(2))
+        layers = (
+            nn.TransformerEncoderLayer(
+                width, 6, 200, batch_first=True, activation="gelu", norm_first=True, dropout=0.1
+            )
+            for _ in range(2)
+        )
         self.layers, self.head = nn.ModuleList(layers), nn.Linear(width, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -178,7 +267,12 @@ class Encoder(nn.Module):
 def encoder(batch_size: int) -> Built:
     """Adam."""
     model = Encoder()
-    return _built(model, (torch.randint(0, 900, (batch_size, 48)),), _classes(5, batch_size), torch.optim.Adam(model.parameters(), lr=1e-3))
+    return _built(
+        model,
+        (torch.randint(0, 900, (batch_size, 48)),),
+        _classes(5, batch_size),
+        torch.optim.Adam(model.parameters(), lr=1e-3),
+    )
 
 
 class BidirectionalLstm(nn.Module):
@@ -199,4 +293,9 @@ class BidirectionalLstm(nn.Module):
 def bidirectional_lstm(batch_size: int) -> Built:
     """RMSprop."""
     model = BidirectionalLstm()
-    return _built(model, (torch.randint(1, 500, (batch_size, 25)),), _classes(3, batch_size), torch.optim.RMSprop(model.parameters(), lr=1e-3))
+    return _built(
+        model,
+        (torch.randint(1, 500, (batch_size, 25)),),
+        _classes(3, batch_size),
+        torch.optim.RMSprop(model.parameters(), lr=1e-3),
+    )

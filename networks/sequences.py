@@ -1,4 +1,7 @@
-"""Networks that read sequences: a small GPT, recurrent language models, dilated and strided convolutions over time."""
+"""Networks that read sequences: a small GPT, recurrent language models, dilated and strided
+convolutions over time.
+"""
+
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -13,11 +16,17 @@ class _Block(nn.Module):
         self.n_heads, self.causal = n_heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, length, 3, self.n_heads, width // self.n_heads).permute(2, 0, 3, 1, 4)
+        heads = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.n_heads, width // self.n_heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=self.causal)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
@@ -39,7 +48,14 @@ class Transformer(nn.Module):
 class Gpt(nn.Module):
     """A causal transformer over tokens: (batch, length) -> (batch, length, vocabulary)."""
 
-    def __init__(self, vocabulary: int = 800, length: int = 40, width: int = 80, n_heads: int = 5, depth: int = 2) -> None:
+    def __init__(
+        self,
+        vocabulary: int = 800,
+        length: int = 40,
+        width: int = 80,
+        n_heads: int = 5,
+        depth: int = 2,
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.body = Transformer(width, n_heads, depth, causal=True)
@@ -52,12 +68,18 @@ class Gpt(nn.Module):
 
 
 class RecurrentLanguageModel(nn.Module):
-    """Embedding, a recurrent network, a projection to the vocabulary: (batch, length) -> (batch, length, vocabulary)."""
+    """Embedding, a recurrent network, a projection to the vocabulary: (batch, length) -> (batch,
+    length, vocabulary).
+    """
 
-    def __init__(self, recurrent: str, vocabulary: int, width: int, hidden: int, depth: int) -> None:
+    def __init__(
+        self, recurrent: str, vocabulary: int, width: int, hidden: int, depth: int
+    ) -> None:
         super().__init__()
         self.embed, self.drop = nn.Embedding(vocabulary, width), nn.Dropout(0.1)
-        self.recurrent = {"gru": nn.GRU, "lstm": nn.LSTM}[recurrent](width, hidden, depth, batch_first=True)
+        self.recurrent = {"gru": nn.GRU, "lstm": nn.LSTM}[recurrent](
+            width, hidden, depth, batch_first=True
+        )
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -80,11 +102,17 @@ class _Dilated(nn.Module):
 
 
 class Tcn(nn.Module):
-    """Causal dilated convolutions (Bai, Kolter, Koltun 2018): (batch, features, length) -> (batch, classes)."""
+    """Causal dilated convolutions (Bai, Kolter, Koltun 2018): (batch, features, length) -> (batch,
+    classes).
+    """
 
-    def __init__(self, features: int = 12, width: int = 40, depth: int = 4, classes: int = 10) -> None:
+    def __init__(
+        self, features: int = 12, width: int = 40, depth: int = 4, classes: int = 10
+    ) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(_Dilated(features if not level else width, width, 2**level) for level in range(depth)))
+        self.blocks = nn.Sequential(
+            *(_Dilated(features if not level else width, width, 2**level) for level in range(depth))
+        )
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,15 +121,28 @@ class Tcn(nn.Module):
 
 
 class AudioNet(nn.Module):
-    """Strided 1d convolutions over a waveform (as M5, Dai et al. 2017): (batch, 1, samples) -> (batch, classes)."""
+    """Strided 1d convolutions over a waveform (as M5, Dai et al. 2017): (batch, 1, samples) ->
+    (batch, classes).
+    """
 
     def __init__(self, width: int = 24, classes: int = 35) -> None:
         super().__init__()
 
         def part(c_in: int, c_out: int, kernel: int, stride: int) -> list[nn.Module]:
-            return [nn.Conv1d(c_in, c_out, kernel, stride, bias=False), nn.BatchNorm1d(c_out), nn.ReLU(), nn.MaxPool1d(4)]
+            return [
+                nn.Conv1d(c_in, c_out, kernel, stride, bias=False),
+                nn.BatchNorm1d(c_out),
+                nn.ReLU(),
+                nn.MaxPool1d(4),
+            ]
 
-        self.body = nn.Sequential(*part(1, width, 80, 4), *part(width, width, 3, 1), *part(width, 2 * width, 3, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+        self.body = nn.Sequential(
+            *part(1, width, 80, 4),
+            *part(width, width, 3, 1),
+            *part(width, 2 * width, 3, 1),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+        )
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """The short names' builders.
 
-Each takes a batch size and returns ``(model, inputs, loss, optimizer)``: a fresh model, a tuple of inputs, a function from
-the model's output to a scalar, and SGD(lr=0.01) over the model's parameters. Nothing depends on the values of a tensor, so
-the builders also run under fake tensors.
+Each takes a batch size and returns ``(model, inputs, loss, optimizer)``: a fresh model, a tuple of
+inputs, a function from the model's output to a scalar, and SGD(lr=0.01) over the model's
+parameters. Nothing depends on the values of a tensor, so the builders also run under fake tensors.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,8 +16,12 @@ from networks.catalog import N_CLASSES, NETWORKS
 
 Built = tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor], torch.optim.Optimizer]
 
-SHORT_NAMES: dict[str, str] = {name: f"networks.targets:{name.replace('-', '_')}" for name in NETWORKS}
-"""Short name -> the builder's full name, for example ``cnn-small`` -> ``networks.targets:cnn_small``."""
+SHORT_NAMES: dict[str, str] = {
+    name: f"networks.targets:{name.replace('-', '_')}" for name in NETWORKS
+}
+"""Short name -> the builder's full name, for example ``cnn-small`` ->
+``networks.targets:cnn_small``.
+"""
 
 
 def mlp(batch_size: int) -> Built:
@@ -63,5 +68,12 @@ def _build(name: str, batch_size: int) -> Built:
     network = NETWORKS[name]
     model = network.build()
     x = torch.randn(batch_size, *network.input_shape)
-    wanted = network.make_wanted(torch.randint(0, N_CLASSES, (batch_size,)) if network.reads_digits else x)
-    return model, (x,), lambda output: network.loss(output, wanted), torch.optim.SGD(model.parameters(), lr=0.01)
+    wanted = network.make_wanted(
+        torch.randint(0, N_CLASSES, (batch_size,)) if network.reads_digits else x
+    )
+    return (
+        model,
+        (x,),
+        lambda output: network.loss(output, wanted),
+        torch.optim.SGD(model.parameters(), lr=0.01),
+    )

@@ -5,6 +5,7 @@
 
 Exit status: 0 done, 1 the training diverged, 2 unusable options or data, 130 on Ctrl-C.
 """
+
 from __future__ import annotations
 
 import sys
@@ -27,7 +28,9 @@ try:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-    if not __package__:  # run as a file: its folder is importable, the package that it belongs to is not
+    if (
+        not __package__
+    ):  # run as a file: its folder is importable, the package that it belongs to is not
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from networks.catalog import NETWORKS, Network
     from networks.data import DataError, Sample, Splits, generate, load
@@ -107,28 +110,87 @@ def positive(text: str) -> float:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(prog="train", description="Train one of the networks on MNIST's files, or on generated data of the same shape.")
+    parser = Parser(
+        prog="train",
+        description=(
+            "Train one of the networks on MNIST's files, or on generated data of the same shape."
+        ),
+    )
     add_training_options(parser)
-    parser.add_argument("--loader-workers", type=whole(0, 1024), default=0, metavar="W", help="processes that load the data (default: %(default)s)")
-    parser.add_argument("--threads", type=whole(1, 4096), metavar="T", help="threads inside each operation (default: torch's own number)")
+    parser.add_argument(
+        "--loader-workers",
+        type=whole(0, 1024),
+        default=0,
+        metavar="W",
+        help="processes that load the data (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole(1, 4096),
+        metavar="T",
+        help="threads inside each operation (default: torch's own number)",
+    )
     return parser.parse_args(argv)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What is trained, how, and on what."""
-    parser.add_argument("--net", choices=list(NETWORKS), default="mlp", help="which network (default: %(default)s)")
-    parser.add_argument("--epochs", type=whole(1), default=1, metavar="N")
-    parser.add_argument("--batch-size", type=whole(1, MOST_SAMPLES), default=32, metavar="B", help="of each process (default: %(default)s)")
-    parser.add_argument("--lr", type=positive, metavar="RATE", help="learning rate (default: one that suits the network and the optimizer)")
-    parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="sgd", help="(default: %(default)s)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with MNIST's four IDX files, plain or .gz; only for the networks that read digits")
-    parser.add_argument("--samples", type=whole(1, MOST_SAMPLES), metavar="N", help="to train on (default: all; 50,000 generated ones)")
     parser.add_argument(
-        "--val-samples", type=whole(0, MOST_SAMPLES), metavar="N",
-        help="to validate with, 0 for none (default: a sixth of the training file; 10,000 generated ones)",
-    )  # fmt: skip
-    parser.add_argument("--test-samples", type=whole(0, MOST_SAMPLES), metavar="N", help="to test with, 0 for none (default: all; 10,000 generated ones)")
-    parser.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="of the weights and of the order of the samples (default: %(default)s)")
+        "--net", choices=list(NETWORKS), default="mlp", help="which network (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=whole(1), default=1, metavar="N")
+    parser.add_argument(
+        "--batch-size",
+        type=whole(1, MOST_SAMPLES),
+        default=32,
+        metavar="B",
+        help="of each process (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lr",
+        type=positive,
+        metavar="RATE",
+        help="learning rate (default: one that suits the network and the optimizer)",
+    )
+    parser.add_argument(
+        "--optimizer", choices=list(OPTIMIZERS), default="sgd", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "folder with MNIST's four IDX files, plain or .gz; only for the networks that read"
+            " digits"
+        ),
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole(1, MOST_SAMPLES),
+        metavar="N",
+        help="to train on (default: all; 50,000 generated ones)",
+    )
+    parser.add_argument(
+        "--val-samples",
+        type=whole(0, MOST_SAMPLES),
+        metavar="N",
+        help=(
+            "to validate with, 0 for none (default: a sixth of the training file; 10,000 generated"
+            " ones)"
+        ),
+    )
+    parser.add_argument(
+        "--test-samples",
+        type=whole(0, MOST_SAMPLES),
+        metavar="N",
+        help="to test with, 0 for none (default: all; 10,000 generated ones)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=whole(0, 2**63 - 1),
+        default=0,
+        help="of the weights and of the order of the samples (default: %(default)s)",
+    )
 
 
 def ignore_interrupts(_worker: int) -> None:
@@ -136,8 +198,12 @@ def ignore_interrupts(_worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = sys.excepthook
 
-    def report_unless_hung_up(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """What a thread of the worker fails with, but for a main process that is interrupted while it fetches a batch."""
+    def report_unless_hung_up(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """What a thread of the worker fails with, but for a main process that is interrupted while
+        it fetches a batch.
+        """
         if not issubclass(kind, (EOFError, ConnectionError)):
             report(kind, error, trace)
 
@@ -145,16 +211,27 @@ def ignore_interrupts(_worker: int) -> None:
 
 
 def make_loader(
-    dataset: Dataset[Sample], args: argparse.Namespace, *, sampler: DistributedSampler[Sample] | None = None, shuffle: bool = False
+    dataset: Dataset[Sample],
+    args: argparse.Namespace,
+    *,
+    sampler: DistributedSampler[Sample] | None = None,
+    shuffle: bool = False,
 ) -> DataLoader[Sample]:
     """Batches of `dataset`."""
     return DataLoader(
-        dataset, batch_size=args.batch_size, shuffle=shuffle, sampler=sampler, num_workers=args.loader_workers,
-        persistent_workers=args.loader_workers > 0, worker_init_fn=ignore_interrupts,
-    )  # fmt: skip
+        dataset,
+        batch_size=args.batch_size,
+        shuffle=shuffle,
+        sampler=sampler,
+        num_workers=args.loader_workers,
+        persistent_workers=args.loader_workers > 0,
+        worker_init_fn=ignore_interrupts,
+    )
 
 
-def train(model: nn.Module, loader: DataLoader[Sample], network: Network, optimizer: torch.optim.Optimizer) -> Tally:
+def train(
+    model: nn.Module, loader: DataLoader[Sample], network: Network, optimizer: torch.optim.Optimizer
+) -> Tally:
     """One epoch."""
     model.train()
     tally = Tally()
@@ -163,7 +240,9 @@ def train(model: nn.Module, loader: DataLoader[Sample], network: Network, optimi
         output = model(inputs)
         try:
             loss = network.loss(output, wanted)
-        except RuntimeError as error:  # binary cross-entropy refuses NaN before it can show in the loss
+        except (
+            RuntimeError
+        ) as error:  # binary cross-entropy refuses NaN before it can show in the loss
             if output.isnan().any():
                 raise Diverged from error
             raise
@@ -186,7 +265,9 @@ def evaluate(model: nn.Module, loader: DataLoader[Sample], network: Network) -> 
     return tally
 
 
-def add(tally: Tally, loss: float, output: torch.Tensor, wanted: torch.Tensor, network: Network) -> None:
+def add(
+    tally: Tally, loss: float, output: torch.Tensor, wanted: torch.Tensor, network: Network
+) -> None:
     """Count a batch."""
     n = len(wanted)
     tally.loss += loss * n
@@ -197,13 +278,21 @@ def add(tally: Tally, loss: float, output: torch.Tensor, wanted: torch.Tensor, n
 
 def learning_rate(args: argparse.Namespace, network: Network) -> float:
     """The one asked for, or one that suits the network and the optimizer."""
-    suits: float = 1e-3 if args.optimizer.startswith("adam") else network.learning_rate * (0.1 if args.optimizer == "momentum" else 1)
+    suits: float = (
+        1e-3
+        if args.optimizer.startswith("adam")
+        else network.learning_rate * (0.1 if args.optimizer == "momentum" else 1)
+    )
     return args.lr or suits
 
 
-def run(args: argparse.Namespace, network: Network, splits: Splits, rank: int, n_ranks: int) -> None:
+def run(
+    args: argparse.Namespace, network: Network, splits: Splits, rank: int, n_ranks: int
+) -> None:
     """Train, validate after each epoch, test at the end; the first process prints."""
-    say: Callable[[str], None] = (lambda line: print(line, flush=True)) if rank == 0 else (lambda line: None)
+    say: Callable[[str], None] = (
+        (lambda line: print(line, flush=True)) if rank == 0 else (lambda line: None)
+    )
     sampler: DistributedSampler[Sample] | None = None
     validation, test = splits.validation, splits.test
     module = network.build()
@@ -211,11 +300,16 @@ def run(args: argparse.Namespace, network: Network, splits: Splits, rank: int, n
     group: dist.ProcessGroup | None = None
     if n_ranks > 1:
         sampler = DistributedSampler(splits.train, seed=args.seed % 2**32)
-        # every sample exactly once, which a DistributedSampler, making the shares equal, does not give
-        validation, test = (Subset(samples, range(rank, n, n_ranks)) for samples, n in zip((validation, test), splits.sizes[1:]))
+        # every sample exactly once, which a DistributedSampler, making the shares equal, does not
+        # give
+        validation, test = (
+            Subset(samples, range(rank, n, n_ranks))
+            for samples, n in zip((validation, test), splits.sizes[1:])
+        )
         model = DistributedDataParallel(module)
-        # A group of its own for the sums, since destroy_process_group ends its threads. Those of DDP's group may outlive it, and one that still
-        # held a tensor which Python has seen would abort the process at its exit ("terminate called without an active exception").
+        # A group of its own for the sums, since destroy_process_group ends its threads. Those of
+        # DDP's group may outlive it, and one that still held a tensor which Python has seen would
+        # abort the process at its exit ("terminate called without an active exception").
         group = dist.new_group()
     lr = learning_rate(args, network)
     optimizer = OPTIMIZERS[args.optimizer](model, lr)
@@ -224,15 +318,27 @@ def run(args: argparse.Namespace, network: Network, splits: Splits, rank: int, n
 
     n_train, n_validation, n_test = splits.sizes
     n_parameters = sum(p.numel() for p in module.parameters())
-    say(f"{network.name}: {n_parameters:,} parameters; {n_train:,} training, {n_validation:,} validation, {n_test:,} test samples {splits.source}")
-    say(f"{args.optimizer}, learning rate {lr:g}, batch size {args.batch_size}, threads {torch.get_num_threads()}, processes {n_ranks}")
+    say(
+        f"{network.name}: {n_parameters:,} parameters; {n_train:,} training, {n_validation:,}"
+        f" validation, {n_test:,} test samples {splits.source}"
+    )
+    say(
+        f"{args.optimizer}, learning rate {lr:g}, batch size {args.batch_size}, threads"
+        f" {torch.get_num_threads()}, processes {n_ranks}"
+    )
     for epoch in range(1, args.epochs + 1):
         begin = time.perf_counter()
         if sampler is not None:
             sampler.set_epoch(epoch)
-        line = f"epoch {epoch}/{args.epochs}  train {train(model, train_loader, network, optimizer).over(group).describe(network)}"
+        line = (
+            f"epoch {epoch}/{args.epochs}  train"
+            f" {train(model, train_loader, network, optimizer).over(group).describe(network)}"
+        )
         if n_validation:
-            line += f"  validation {evaluate(module, validation_loader, network).over(group).describe(network)}"
+            line += (
+                "  validation"
+                f" {evaluate(module, validation_loader, network).over(group).describe(network)}"
+            )
         say(f"{line}  {time.perf_counter() - begin:.2f} s")
     if n_test:
         say(f"test {evaluate(module, test_loader, network).over(group).describe(network)}")
@@ -245,9 +351,14 @@ def main(argv: list[str] | None = None) -> int:
     rank, n_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wanted = (args.samples, args.val_samples, args.test_samples)
     try:
-        splits = generate(network, *wanted) if args.data is None else load(args.data, network, *wanted)
+        splits = (
+            generate(network, *wanted) if args.data is None else load(args.data, network, *wanted)
+        )
         if splits.sizes[0] < n_ranks:
-            raise DataError(f"{splits.sizes[0]} training samples are too few for {n_ranks} processes; give more --samples")
+            raise DataError(
+                f"{splits.sizes[0]} training samples are too few for {n_ranks} processes; give more"
+                " --samples"
+            )
     except DataError as error:
         print(f"train: error: {error}", file=sys.stderr)
         return 2
@@ -259,7 +370,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run(args, network, splits, rank, n_ranks)
     except Diverged:
-        print(f"train: error: the loss of {network.name} is no finite number any more; choose a smaller --lr", file=sys.stderr)
+        print(
+            f"train: error: the loss of {network.name} is no finite number any more; choose a"
+            " smaller --lr",
+            file=sys.stderr,
+        )
         return 1
     finally:
         if dist.is_initialized():

@@ -1,4 +1,5 @@
 """Settings for all tests."""
+
 from __future__ import annotations
 
 import os
@@ -6,8 +7,9 @@ import signal
 
 from hypothesis import settings
 
-# In continuous integration the same examples every time: a rare one found at random belongs to whoever can look into it.
-# Nowhere a deadline: how long an example takes says how busy the machine is.
+# In continuous integration the same examples every time: a rare one found at random belongs to
+# whoever can look into it. Nowhere a deadline: how long an example takes says how busy the machine
+# is.
 settings.register_profile("own", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "own")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dlperf.errors import DlperfError
-from dlperf.machine import Machine
-from dlperf.measurement import Measurement
-from dlperf.trace import Trace
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.measurement import Measurement
+from dlperf.core.trace import Trace
 
 BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
 SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
@@ -19,9 +19,10 @@ SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
 class Item:
     """One piece of a step's time.
 
-    `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's loop, page
-    faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module call``, ``page faults``,
-    ``optimizer loop``, ...). `share` is the fraction of the op that belongs to the layer.
+    `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's
+    loop, page faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module
+    call``, ``page faults``, ``optimizer loop``, ...). `share` is the fraction of the op that
+    belongs to the layer.
     """
 
     layer: str
@@ -38,10 +39,11 @@ class Item:
 class Prices:
     """What a predictor says of a trace.
 
-    `items` add up to the step. `phases` are the phases it speaks of; the others are null in the prediction.
-    `unspoken` names the layers it cannot express (their rows are null in every phase). `low_factor` and
-    `high_factor` times the step's time are the 90 % interval; None if the predictor gives none. `warnings` say what makes
-    the whole of it doubtful, `notes` what a reader may want to know.
+    `items` add up to the step. `phases` are the phases it speaks of; the others are null in the
+    prediction. `unspoken` names the layers it cannot express (their rows are null in every phase).
+    `low_factor` and `high_factor` times the step's time are the 90 % interval; None if the
+    predictor gives none. `warnings` say what makes the whole of it doubtful, `notes` what a reader
+    may want to know.
     """
 
     items: tuple[Item, ...]
@@ -59,8 +61,12 @@ class Predictor(Protocol):
 
     name: str
 
-    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
-        """The price list under a policy of malloc (:data:`dlperf.allocator.POLICIES`), which a predictor without page faults ignores.
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """The price list under a policy of malloc
+        (:data:`dlperf.predictors.allocator.simulation.POLICIES`), which a predictor without page
+        faults ignores.
 
         Raises DlperfError where the machine file lacks what the predictor lives on.
         """
@@ -84,7 +90,8 @@ def names() -> Iterable[str]:
 
 
 def get(name: str, point: Measurement | None = None) -> Predictor:
-    """The predictor called `name`, resting on one measured `point` if it can: one that has a field of that name.
+    """The predictor called `name`, resting on one measured `point` if it can: one that has a field
+    of that name.
 
     Raises DlperfError that lists the known ones, or those that take a point.
     """
@@ -93,12 +100,17 @@ def get(name: str, point: Measurement | None = None) -> Predictor:
     if point is None:
         return _REGISTRY[name]()
     if not _takes_point(_REGISTRY[name]):
-        raise DlperfError(f"predictor {name!r} takes no measured point; those that do are {', '.join(n for n in names() if _takes_point(_REGISTRY[n]))}")
+        raise DlperfError(
+            f"predictor {name!r} takes no measured point; those that do are"
+            f" {', '.join(n for n in names() if _takes_point(_REGISTRY[n]))}"
+        )
     return _REGISTRY[name](point=point)  # type: ignore[call-arg]
 
 
 def evaluates_by_forward(name: str) -> bool:
-    """Whether validation and tests take the training step's forward, as this predictor's authors have it, and no pass of their own."""
+    """Whether validation and tests take the training step's forward, as this predictor's authors
+    have it, and no pass of their own.
+    """
     return bool(getattr(_REGISTRY.get(name), "evaluates_by_forward", False))
 
 

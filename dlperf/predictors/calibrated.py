@@ -1,4 +1,5 @@
-"""dlperf's own predictor: op by op from the machine file, with the framework's costs, the caches and malloc.
+"""dlperf's own predictor: op by op from the machine file, with the framework's costs, the caches
+and malloc.
 
 The time of a step is the sum of
 - each op's kernel, measured at this very shape or interpolated over its family's surface,
@@ -16,20 +17,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from dlperf.allocator import PAGE_BYTES
-from dlperf.clock import LONG_CALL_S, SHORT_CALL_S, quantile
-from dlperf.errors import DlperfError
-from dlperf.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
+from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
+from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
+from dlperf.core.variation import kernels_part, spells_of
+from dlperf.ops.roofs import LEVELS
+from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
-from dlperf.predictors.book import Book, Passed, PricedKernel, book_of
-from dlperf.predictors.description import Description, stacked
+from dlperf.predictors.features import Description, stacked
+from dlperf.predictors.kernel_cost_model import Book, Passed, PricedKernel, book_of
+from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
-from dlperf.predictors.paging import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
-from dlperf.predictors.surface import one_blas_thread
-from dlperf.roofs import LEVELS
-from dlperf.spread import kernels_part, spells_of
-from dlperf.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
+from dlperf.predictors.page_faults import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
 
 _LEAST_KERNEL_S = 2e-7
 _SMALL_S = 1e-5
@@ -38,10 +39,14 @@ _QUIET_UNREST = 1.06
 """Up to so much every machine is restless."""
 _Z90 = 1.645
 PROCESS_SPREAD = 0.05
-"""Standard deviation, as a fraction, of one step's median from process to process where nothing else is known."""
+"""Standard deviation, as a fraction, of one step's median from process to process where nothing
+else is known.
+"""
 HOUR_SPREAD = 0.064
-"""Standard deviation, as a fraction, of the machine's pace from the hour of its calibration to another: medians over the same 5,000 to 12,000 kernels in six
-calibrations of one day, on a virtual machine that shares its host, varied by 4.5 %; times the root of two."""
+"""Standard deviation, as a fraction, of the machine's pace from the hour of its calibration to
+another: medians over the same 5,000 to 12,000 kernels in six calibrations of one day, on a virtual
+machine that shares its host, varied by 4.5 %; times the root of two.
+"""
 
 
 @register
@@ -51,17 +56,30 @@ class Calibrated:
     name = "calibrated"
 
     @one_blas_thread
-    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
-        """The price list. Raises DlperfError where the file holds no kernels or no memory bandwidth."""
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """The price list. Raises DlperfError where the file holds no kernels or no memory
+        bandwidth.
+        """
         if not machine.kernels:
-            raise DlperfError(f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate")
+            raise DlperfError(
+                f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate"
+            )
         book, analysis = book_of(machine, threads), analyse(trace, malloc)
         priced = _Priced(trace, book, analysis, measured_threads=book.threads == threads)
         unrest = machine.unrest(book.threads)
         if unrest > _QUIET_UNREST:
-            priced.notes.add(f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} % longer than at best (neighbours); so do predictions")
-        # A target's own operations were measured at a moment of their own; what the framework does suffers more from neighbours than kernels do.
-        own, long = machine.unrest(book.threads, f"{own_operations(trace)} "), machine.long_unrest(book.threads)
+            priced.notes.add(
+                f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} %"
+                " longer than at best (neighbours); so do predictions"
+            )
+        # A target's own operations were measured at a moment of their own; what the framework does
+        # suffers more from neighbours than kernels do.
+        own, long = (
+            machine.unrest(book.threads, f"{own_operations(trace)} "),
+            machine.long_unrest(book.threads),
+        )
         framework = machine.cost_s(FRAMEWORK_UNREST, book.threads, unrest)
         left = min(1.0, (long - 1.0) / (unrest - 1.0)) if unrest > 1.0 else 1.0
         memory = machine.cost_s(MEMORY_UNREST, book.threads, unrest)
@@ -71,32 +89,66 @@ class Calibrated:
                 return memory * item.seconds
             short = own if item.op in priced.exact else unrest
             usual = 1.0 + (short - 1.0) * (1.0 - (1.0 - left) * _length(priced.kernel_s[item.op]))
-            called_s, waited_s = item.share * priced.overheads_s[item.op], item.share * priced.distances_s[item.op]
-            return usual * item.seconds + (framework - usual) * called_s + (memory - usual) * waited_s
+            called_s, waited_s = (
+                item.share * priced.overheads_s[item.op],
+                item.share * priced.distances_s[item.op],
+            )
+            return (
+                usual * item.seconds + (framework - usual) * called_s + (memory - usual) * waited_s
+            )
 
         kernels, calls = priced.items()
         quiet = kernels + calls
         items = [replace(item, seconds=restless_s(item)) for item in kernels]
         items += [replace(item, seconds=framework * item.seconds) for item in calls]
         total = math.fsum(item.seconds for item in items)
-        low, high = _interval(items, priced.priced, analysis, book, total, total / math.fsum(item.seconds for item in quiet) if total else unrest)
+        low, high = _interval(
+            items,
+            priced.priced,
+            analysis,
+            book,
+            total,
+            total / math.fsum(item.seconds for item in quiet) if total else unrest,
+        )
         notes = tuple(sorted(priced.notes))
         peak = peak_memory_bytes(trace, machine, analysis.replay)
-        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=_missing(machine, trace), peak_memory_bytes=peak)
+        return Prices(
+            tuple(items),
+            low_factor=low,
+            high_factor=high,
+            notes=notes,
+            warnings=_missing(machine, trace),
+            peak_memory_bytes=peak,
+        )
 
 
 def _length(seconds: float) -> float:
-    """From 0, a call that a neighbour is there for or not, to 1, one whose best samples had him for a part of their time."""
-    return min(1.0, max(0.0, math.log(max(seconds, SHORT_CALL_S) / SHORT_CALL_S) / math.log(LONG_CALL_S / SHORT_CALL_S)))
+    """From 0, a call that a neighbour is there for or not, to 1, one whose best samples had him for
+    a part of their time.
+    """
+    return min(
+        1.0,
+        max(
+            0.0,
+            math.log(max(seconds, SHORT_CALL_S) / SHORT_CALL_S)
+            / math.log(LONG_CALL_S / SHORT_CALL_S),
+        ),
+    )
 
 
-def pause_factors(trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]) -> tuple[float, ...]:
-    """How many times as long a step computes if it stands still for so many seconds between its backward and its optimizer, as a rank does that waits
-    for others: meanwhile neighbours take their part of the shared cache, as the machine file's ``retention`` and ``retention_page`` have it. 1 where neither
-    was measured."""
+def pause_factors(
+    trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]
+) -> tuple[float, ...]:
+    """How many times as long a step computes if it stands still for so many seconds between its
+    backward and its optimizer, as a rank does that waits for others: meanwhile neighbours take
+    their part of the shared cache, as the machine file's ``retention`` and ``retention_page`` have
+    it. 1 where neither was measured.
+    """
     if not any(cost.name.startswith(RETENTION) for cost in machine.costs):
         return tuple(1.0 for _ in pauses_s)
-    priced = _Priced(trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True)
+    priced = _Priced(
+        trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True
+    )
 
     def step_s(pause_s: float) -> float:
         priced.stand_still(pause_s)
@@ -115,32 +167,45 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
         return ()
     some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     where = f" -o {machine.path}" if machine.path else ""
-    line = f"{machine.path or 'the machine file'} holds no costs {some}, which count as nothing: predictions come out too low"
+    line = (
+        f"{machine.path or 'the machine file'} holds no costs {some}, which count as nothing:"
+        " predictions come out too low"
+    )
     return (f"{line}; dlperf calibrate{where} adds them",)
 
 
 class _Priced:
     """The items of one trace on one machine."""
 
-    def __init__(self, trace: Trace, book: Book, analysis: Analysis, measured_threads: bool) -> None:
+    def __init__(
+        self, trace: Trace, book: Book, analysis: Analysis, measured_threads: bool
+    ) -> None:
         self.trace, self.book, self.analysis = trace, book, analysis
         self.measured_threads = measured_threads
         self.cost_source = "measured" if measured_threads else "extrapolated"
         self.notes: set[str] = set()
         self.exact: set[int] = set()
         self.overheads_s: list[float] = []
-        """Of each op's item: what its call adds to its kernel; known once the kernels' items are. So are `distances_s`, what its operands' distance adds."""
+        """Of each op's item: what its call adds to its kernel; known once the kernels' items are.
+        So are `distances_s`, what its operands' distance adds.
+        """
         self.distances_s: list[float] = []
-        self.optimizer: OptimizerCosts | None = None if trace.optimizer is None else optimizer_costs(trace, book)
+        self.optimizer: OptimizerCosts | None = (
+            None if trace.optimizer is None else optimizer_costs(trace, book)
+        )
         self.priced = self._from_curves()
         self.kernel_s, self.source = self._kernel_times()
         self.stand_still(0.0)
 
     def stand_still(self, seconds: float) -> None:
-        """The step stands still for so long between its backward and its optimizer. Two steps' ops begin and end accordingly, as far as their kernels go."""
+        """The step stands still for so long between its backward and its optimizer. Two steps' ops
+        begin and end accordingly, as far as their kernels go.
+        """
         n = len(self.trace.ops)
         took_s = np.tile(np.maximum(self.kernel_s, _LEAST_KERNEL_S), 2)
-        first = next((index for index, op in enumerate(self.trace.ops) if op.phase == "optimizer"), n)
+        first = next(
+            (index for index, op in enumerate(self.trace.ops) if op.phase == "optimizer"), n
+        )
         after_s = np.zeros(2 * n)
         after_s[[place for place in (first, n + first) if place < 2 * n]] = seconds
         self.end_s = np.cumsum(took_s + after_s)
@@ -162,7 +227,9 @@ class _Priced:
         return [priced[op.signature] for op in self.trace.ops]
 
     def _kernel_times(self) -> tuple[list[float], list[str]]:
-        """Seconds of each op as torch.ops calls it with warm caches, and where the number comes from."""
+        """Seconds of each op as torch.ops calls it with warm caches, and where the number comes
+        from.
+        """
         ops = self.trace.ops
         seconds, source = [0.0] * len(ops), ["unpriced"] * len(ops)
         for index, (op, priced) in enumerate(zip(ops, self.priced)):
@@ -172,61 +239,103 @@ class _Priced:
                 if exact.family == EXACT:
                     self.exact.add(index)
             elif priced is None:
-                self.notes.add(f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower bound")
-                seconds[index] = self.book.unpriced_s(float(self.analysis.flops[index]), float(self.analysis.n_bytes[index]))
+                self.notes.add(
+                    f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower"
+                    " bound"
+                )
+                seconds[index] = self.book.unpriced_s(
+                    float(self.analysis.flops[index]), float(self.analysis.n_bytes[index])
+                )
             else:
                 self._note_stand_in(op, priced)
                 seconds[index], source[index] = priced.seconds, priced.source
         if not self.measured_threads:
-            source = ["extrapolated" if name in ("measured", "interpolated") else name for name in source]
+            source = [
+                "extrapolated" if name in ("measured", "interpolated") else name for name in source
+            ]
         return seconds, source
 
     def _note_stand_in(self, op: Op, priced: PricedKernel) -> None:
-        """Says so where an op is priced by a curve of another number format, or a convolution by one of another kind."""
+        """Says so where an op is priced by a curve of another number format, or a convolution by
+        one of another kind.
+        """
         for part in priced.parts:
             wanted, key = part.description.key, part.key
             if wanted == key:
                 continue
-            formats = [next((word for word in names if word in ITEM_BYTES), "") for names in (wanted, key)]
+            formats = [
+                next((word for word in names if word in ITEM_BYTES), "") for names in (wanted, key)
+            ]
             if "float" in formats[0] and formats[0] != formats[1]:
-                self.notes.add(f"{op.packet} in {formats[0]} has no curve: priced as in {formats[1]}, which may be far off")
+                self.notes.add(
+                    f"{op.packet} in {formats[0]} has no curve: priced as in {formats[1]}, which"
+                    " may be far off"
+                )
             elif wanted[0].startswith("conv") and wanted[2:3] != key[2:3]:
-                self.notes.add(f"{op.packet} of kind {wanted[2]} in {formats[0]} has no curve: priced as {key[2]}, which may be far off")
+                self.notes.add(
+                    f"{op.packet} of kind {wanted[2]} in {formats[0]} has no curve: priced as"
+                    f" {key[2]}, which may be far off"
+                )
 
     def _overhead_s(self, op: Op, index: int) -> float:
-        """What the call adds, in its place in a step, to the kernel as the micro-benchmark called it.
+        """What the call adds, in its place in a step, to the kernel as the micro-benchmark called
+        it.
 
-        What all operators share (interpreter, dispatcher, allocator) has left the caches as far as the op before drove it out, or, of the first of a step,
-        the backward and the optimizer before; what is the operator's own as far as all that happened since it last ran.
+        What all operators share (interpreter, dispatcher, allocator) has left the caches as far as
+        the op before drove it out, or, of the first of a step, the backward and the optimizer
+        before; what is the operator's own as far as all that happened since it last ran.
         """
         before = Passed(self.analysis.bytes_before[index]) if index else self._whole_step
         shared = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before))
-        called = shared + self.book.cold_operator_s(op.packet, self._since(index)) - self.book.cost_s("boxed_call")
+        called = (
+            shared
+            + self.book.cold_operator_s(op.packet, self._since(index))
+            - self.book.cost_s("boxed_call")
+        )
         if op.phase == "backward":
-            return called + (self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0)
+            return called + (
+                self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0
+            )
         return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
 
     def _since(self, index: int) -> Passed:
         """What passed since an op's code last ran."""
-        seconds = float(self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]])
+        seconds = float(
+            self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]]
+        )
         return Passed(self.analysis.code_distance[index], self.analysis.code_since[index], seconds)
 
     @property
     def _whole_step(self) -> Passed:
         """What passes from step to step."""
         step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
-        return Passed(self.analysis.step_bytes, self.analysis.step_code, step_s, PAGE_BYTES * sum(self.analysis.replay.faults))
+        return Passed(
+            self.analysis.step_bytes,
+            self.analysis.step_code,
+            step_s,
+            PAGE_BYTES * sum(self.analysis.replay.faults),
+        )
 
     def _distance_s(self) -> list[float]:
-        """Seconds, by op, for operands that lie farther away than the op's own working set does when it is repeated, or were long not touched."""
+        """Seconds, by op, for operands that lie farther away than the op's own working set does
+        when it is repeated, or were long not touched.
+        """
         analysis, book, n = self.analysis, self.book, len(self.trace.ops)
-        untouched_s = np.maximum(self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0)
-        extra_s = np.array([book.cold_s("operand", Passed(distance)) for distance in analysis.operand_distance])
+        untouched_s = np.maximum(
+            self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0
+        )
+        extra_s = np.array(
+            [book.cold_s("operand", Passed(distance)) for distance in analysis.operand_distance]
+        )
         packets = np.array([op.packet for op in self.trace.ops])[analysis.operand_op]
         for packet in set(packets.tolist()):
             which = packets == packet
-            near = book.far_seconds_per_byte(packet, analysis.working_bytes[analysis.operand_op[which]])
-            far = book.far_seconds_per_byte(packet, analysis.operand_distance[which], untouched_s[which])
+            near = book.far_seconds_per_byte(
+                packet, analysis.working_bytes[analysis.operand_op[which]]
+            )
+            far = book.far_seconds_per_byte(
+                packet, analysis.operand_distance[which], untouched_s[which]
+            )
             extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
         return np.bincount(analysis.operand_op, extra_s, minlength=n).tolist()  # type: ignore[no-any-return]
 
@@ -237,11 +346,19 @@ class _Priced:
         memory_s = analysis.n_bytes / book.level_rates[levels]
         peaks = book.peak_flops_per_s
         highest = max(peaks.values(), default=math.inf)
-        compute_s = analysis.flops / np.array([peaks.get(op.inputs[0].dtype, highest) if op.inputs else highest for op in self.trace.ops])
+        compute_s = analysis.flops / np.array(
+            [
+                peaks.get(op.inputs[0].dtype, highest) if op.inputs else highest
+                for op in self.trace.ops
+            ]
+        )
         total_s = np.array(seconds)
         small = (np.maximum(memory_s, compute_s) < 0.25 * total_s) & (total_s < _SMALL_S)
         moving = (memory_s >= 0.4 * total_s) & (memory_s >= compute_s)
-        return ["overhead" if s else LEVELS[level] if m else "compute" for s, m, level in zip(small, moving, levels)]
+        return [
+            "overhead" if s else LEVELS[level] if m else "compute"
+            for s, m, level in zip(small, moving, levels)
+        ]
 
     def kernels(self) -> Iterator[Item]:
         """One item an op (several where it serves several layers)."""
@@ -253,7 +370,10 @@ class _Priced:
         for index, op in enumerate(self.trace.ops):
             if op.phase == "optimizer" and self.optimizer is not None:
                 overhead_s = 0.0
-                own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op)) + self.analysis.roots_of_zero.get(index, 0.0) * root_s
+                own_s = (
+                    max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op))
+                    + self.analysis.roots_of_zero.get(index, 0.0) * root_s
+                )
             else:
                 overhead_s = self._overhead_s(op, index)
                 own_s = max(self.kernel_s[index] + overhead_s, _LEAST_KERNEL_S)
@@ -261,13 +381,29 @@ class _Priced:
             seconds.append(own_s + self.distances_s[index])
         for index, (op, bound) in enumerate(zip(self.trace.ops, self._bounds(seconds))):
             for layer, share in op.shares or ((op.layer, 1.0),):
-                yield Item(layer, op.phase, seconds[index] * share, bound, self.source[index], "kernel", index, share)
+                yield Item(
+                    layer,
+                    op.phase,
+                    seconds[index] * share,
+                    bound,
+                    self.source[index],
+                    "kernel",
+                    index,
+                    share,
+                )
 
     def page_faults(self, others: Seconds) -> Iterator[Item]:
         """First touches of memory that malloc got anew from the system, and giving it back."""
         replay = self.analysis.replay
         faults = cold_faults(replay, self.begin_s.tolist(), self.book.page_factor)
-        yield from page_items(self.trace, replay, faults, self.book.cost_s, "interpolated" if self.measured_threads else "extrapolated", others)
+        yield from page_items(
+            self.trace,
+            replay,
+            faults,
+            self.book.cost_s,
+            "interpolated" if self.measured_threads else "extrapolated",
+            others,
+        )
 
     def modules(self) -> Iterator[Item]:
         """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""
@@ -277,29 +413,72 @@ class _Priced:
         root = self.trace.layers[0].name if self.trace.layers else ""
         last = self._code_of_layers()
         if not self.trace.inference:
-            yield Item(LOSS, "forward", body_s + self.book.cold_s("module", last.get(LOSS, Passed())), "overhead", self.cost_source, "module body")
+            yield Item(
+                LOSS,
+                "forward",
+                body_s + self.book.cold_s("module", last.get(LOSS, Passed())),
+                "overhead",
+                self.cost_source,
+                "module body",
+            )
         for layer in self.trace.layers:
             for caller, count in layer.callers:
-                yield Item(caller or root, "forward", count * call_s, "overhead", self.cost_source, "module call")
+                yield Item(
+                    caller or root,
+                    "forward",
+                    count * call_s,
+                    "overhead",
+                    self.cost_source,
+                    "module call",
+                )
             if layer.is_leaf and layer.n_calls:
                 cold_s = self.book.cold_s("module", last.get(layer.name, Passed()))
-                yield Item(layer.name, "forward", layer.n_calls * body_s + cold_s, "overhead", self.cost_source, "module body")
+                yield Item(
+                    layer.name,
+                    "forward",
+                    layer.n_calls * body_s + cold_s,
+                    "overhead",
+                    self.cost_source,
+                    "module body",
+                )
             if layer.parameters:
-                yield Item(layer.name, "forward", layer.n_calls * len(layer.parameters) * lookup_s, "overhead", self.cost_source, "parameter look-up")
+                yield Item(
+                    layer.name,
+                    "forward",
+                    layer.n_calls * len(layer.parameters) * lookup_s,
+                    "overhead",
+                    self.cost_source,
+                    "parameter look-up",
+                )
                 if not self.trace.inference and layer.name in worked:
-                    yield Item(layer.name, "backward", len(layer.parameters) * accumulate_s, "overhead", self.cost_source, "gradient accumulation")
+                    yield Item(
+                        layer.name,
+                        "backward",
+                        len(layer.parameters) * accumulate_s,
+                        "overhead",
+                        self.cost_source,
+                        "gradient accumulation",
+                    )
 
     def _code_of_layers(self) -> dict[str, Passed]:
-        """What passed, by layer, since a module of its kind last ran: of its forward's operators, since that which ran last."""
+        """What passed, by layer, since a module of its kind last ran: of its forward's operators,
+        since that which ran last.
+        """
         found: dict[str, Passed] = {}
         for index, op in enumerate(self.trace.ops):
             if op.phase == "forward":
                 since = self._since(index)
-                found[op.layer] = min(found.get(op.layer, since), since, key=lambda passed: (passed.n_bytes, passed.seconds))
+                found[op.layer] = min(
+                    found.get(op.layer, since),
+                    since,
+                    key=lambda passed: (passed.n_bytes, passed.seconds),
+                )
         return found
 
     def calls(self) -> Iterator[Item]:
-        """What comes once a step: the calls of backward, of the optimizer and its loop, of zero_grad."""
+        """What comes once a step: the calls of backward, of the optimizer and its loop, of
+        zero_grad.
+        """
         if self.trace.inference:
             return
         passed = self._whole_step
@@ -308,28 +487,47 @@ class _Priced:
         if self.optimizer is None or self.trace.optimizer is None:
             return
         n_tensors = self.trace.optimizer.n_tensors
-        zero_s = self.book.cost_s("zero_grad_call") + n_tensors * self.book.cost_s("zero_grad_tensor") + self.book.cold_s("zero_grad", passed)
+        zero_s = (
+            self.book.cost_s("zero_grad_call")
+            + n_tensors * self.book.cost_s("zero_grad_tensor")
+            + self.book.cold_s("zero_grad", passed)
+        )
         yield Item(LOSS, "zero_grad", zero_s, "overhead", self.cost_source, "zero_grad")
         called_s = self.optimizer.call_s + self.book.cold_s("optimizer", passed)
         loop_s = called_s + n_tensors * self.optimizer.tensor_s
-        owners = [(layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters]
+        owners = [
+            (layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters
+        ]
         n_owned = sum(count for _, count in owners)
         for name, count in owners:
             source = self.optimizer.source if self.measured_threads else "extrapolated"
-            yield Item(name, "optimizer", loop_s * count / n_owned, "overhead", source, "optimizer loop")
+            yield Item(
+                name, "optimizer", loop_s * count / n_owned, "overhead", source, "optimizer loop"
+            )
 
 
-def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysis: Analysis, book: Book, total: float, unrest: float) -> tuple[float, float]:
+def _interval(
+    items: list[Item],
+    kernels: Sequence[PricedKernel | None],
+    analysis: Analysis,
+    book: Book,
+    total: float,
+    unrest: float,
+) -> tuple[float, float]:
     """Factors of the 90 % interval, from what may go wrong independently.
 
-    The error of each curve is that of its Gaussian process, made as wide as its held-out points ask for: ops of near places err alike, ops of
-    far places and of different curves each by themselves. An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
-    quadrature: the spread of processes and of hours, the steps that malloc may come to, and seconds in which the core is as fast or as slow as one of twenty
-    was during the calibration. All errors of curves are wider by the file's interval calibration factor, which its self-test gives.
+    The error of each curve is that of its Gaussian process, made as wide as its held-out points ask
+    for: ops of near places err alike, ops of far places and of different curves each by themselves.
+    An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
+    quadrature: the spread of processes and of hours, the steps that malloc may come to, and seconds
+    in which the core is as fast or as slow as one of twenty was during the calibration. All errors
+    of curves are wider by the file's interval calibration factor, which its self-test gives.
     """
     if total <= 0:
         return 1.0, 1.0
-    by_curve: dict[tuple[str, ...], dict[Description, float]] = defaultdict(lambda: defaultdict(float))
+    by_curve: dict[tuple[str, ...], dict[Description, float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
     unpriced_s = 0.0
     for item in items:
         if item.op < 0 or item.source == "measured":
@@ -338,19 +536,31 @@ def _interval(items: list[Item], kernels: Sequence[PricedKernel | None], analysi
         if kernel is None or item.source == "unpriced":
             unpriced_s += item.seconds
             continue
-        weight = (2.0 if item.source == "extrapolated" else 1.0) / max(kernel.seconds, _LEAST_KERNEL_S)
+        weight = (2.0 if item.source == "extrapolated" else 1.0) / max(
+            kernel.seconds, _LEAST_KERNEL_S
+        )
         for piece in kernel.parts:
             by_curve[piece.key][piece.description] += item.seconds * weight * piece.seconds
     variance_s2 = unpriced_s**2 + (PROCESS_SPREAD**2 + HOUR_SPREAD**2) * total**2
     for key, members in by_curve.items():
         seconds = np.array(list(members.values()))
-        variance_s2 += float(seconds @ book.surface(key).covariance(*stacked(list(members))) @ seconds)
+        variance_s2 += float(
+            seconds @ book.surface(key).covariance(*stacked(list(members))) @ seconds
+        )
     half = book.machine.interval_factor(book.threads) * _Z90 * math.sqrt(variance_s2) / total
     replay = analysis.replay
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)
-    fewer, more = (max(0.0, faults) * fault_s / total for faults in (now - replay.fewest_faults, replay.most_faults - now))
-    spells, part = spells_of(book.machine, book.threads), kernels_part(book.machine, book.threads, unrest)
-    fast, slow = (quantile(spells.values, 0.05), quantile(spells.values, 0.95)) if spells else (1.0, 1.0)
+    fewer, more = (
+        max(0.0, faults) * fault_s / total
+        for faults in (now - replay.fewest_faults, replay.most_faults - now)
+    )
+    spells, part = (
+        spells_of(book.machine, book.threads),
+        kernels_part(book.machine, book.threads, unrest),
+    )
+    fast, slow = (
+        (quantile(spells.values, 0.05), quantile(spells.values, 0.95)) if spells else (1.0, 1.0)
+    )
     faster, slower = part * (1.0 - fast), part * (slow - 1.0)
     return max(0.05, 1.0 - math.hypot(half, fewer, faster)), 1.0 + math.hypot(half, more, slower)

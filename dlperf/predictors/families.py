@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from dlperf.predictors import families_contractions, families_elements, families_images, families_layers, families_others, families_sequences
-from dlperf.predictors.description import Description, describe, known
+from dlperf.predictors import (
+    families_contractions,
+    families_elements,
+    families_images,
+    families_layers,
+    families_others,
+    families_sequences,
+)
+from dlperf.predictors.features import Description, describe, known
 
 __all__ = [
-    "Description", "describe", "families_contractions", "families_elements", "families_images", "families_layers", "families_others",
-    "families_sequences", "known",
-]  # fmt: skip
+    "Description",
+    "describe",
+    "families_contractions",
+    "families_elements",
+    "families_images",
+    "families_layers",
+    "families_others",
+    "families_sequences",
+    "known",
+]

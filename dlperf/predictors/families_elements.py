@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from dlperf.predictors.description import Description, family, ints, log2, tensor
-from dlperf.trace import Argument, Op, TensorSpec
+from dlperf.core.trace import Argument, Op, TensorSpec
+from dlperf.predictors.features import Description, family, ints, log2, tensor
 
-# -- views: no kernel at all ----------------------------------------------------------------------------------------
+# -- views: no kernel at all -----------------------------------------------------------------------
 
 _VIEWS = """
     view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias as_strided _local_scalar_dense empty empty_like
@@ -26,7 +26,7 @@ def _view(op: Op) -> Description:
     return Description(("view", name), (), (1.0,), (("view", "view"),))
 
 
-# -- elementwise ----------------------------------------------------------------------------------------------------
+# -- elementwise -----------------------------------------------------------------------------------
 
 _CHEAP = """
     relu hardtanh hardswish hardsigmoid leaky_relu neg abs sqrt rsqrt reciprocal clamp pow mul add sub div rsub clone fill zero bernoulli normal
@@ -56,15 +56,26 @@ _FOREACH = """
 """.split()
 
 
-_ELEMENTWISE = tuple(dict.fromkeys(f"aten.{name}{mark}" for name in (*_CHEAP, *_DEAR) for mark in ("", "_") if not (name.endswith("_") and mark)))
+_ELEMENTWISE = tuple(
+    dict.fromkeys(
+        f"aten.{name}{mark}"
+        for name in (*_CHEAP, *_DEAR)
+        for mark in ("", "_")
+        if not (name.endswith("_") and mark)
+    )
+)
 
 
 _LONG_RUN, _SHORT_RUN = 1024, 16
-"""Elements that lie side by side in all operands: from so many on gaps between runs cost next to nothing, below so few every element costs a step."""
+"""Elements that lie side by side in all operands: from so many on gaps between runs cost next to
+nothing, below so few every element costs a step.
+"""
 
 
 def _run(full: list[TensorSpec]) -> int:
-    """Elements that lie side by side in every operand, as TensorIterator joins inner dimensions into one loop."""
+    """Elements that lie side by side in every operand, as TensorIterator joins inner dimensions
+    into one loop.
+    """
     run = 1
     for place in reversed(range(len(full[0].shape))):
         if any(spec.shape[place] != 1 and spec.strides[place] != run for spec in full):
@@ -74,7 +85,9 @@ def _run(full: list[TensorSpec]) -> int:
 
 
 def _gaps(full: list[TensorSpec]) -> str:
-    """The pattern of operands that are not all of one order without gaps: by how many elements lie side by side."""
+    """The pattern of operands that are not all of one order without gaps: by how many elements lie
+    side by side.
+    """
     run = _run(full) if len({spec.shape for spec in full}) == 1 else 1
     return "flat" if run >= _LONG_RUN else "runs" if run >= _SHORT_RUN else "strided"
 
@@ -85,7 +98,9 @@ def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int,
         vector = next(spec for spec in others if spec.numel > 1)
         last = vector.shape[-1] if vector.shape else 1
         return "row" if last == shape[-1] and vector.numel == last else "column"
-    if orders == {True} or (len({spec.strides for spec in full}) == 1 and all(spec.is_dense for spec in full)):
+    if orders == {True} or (
+        len({spec.strides for spec in full}) == 1 and all(spec.is_dense for spec in full)
+    ):
         return "flat"
     if all(_repeats_inside(spec) for spec in full):
         return "broadcast"
@@ -93,8 +108,17 @@ def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int,
 
 
 def _repeats_inside(spec: TensorSpec) -> bool:
-    """Whether neighbours are one element repeated. Rows that are repeated as wholes are runs like others."""
-    return next((stride == 0 for size, stride in zip(reversed(spec.shape), reversed(spec.strides)) if size != 1), False)
+    """Whether neighbours are one element repeated. Rows that are repeated as wholes are runs like
+    others.
+    """
+    return next(
+        (
+            stride == 0
+            for size, stride in zip(reversed(spec.shape), reversed(spec.strides))
+            if size != 1
+        ),
+        False,
+    )
 
 
 def _is_one_element(spec: TensorSpec) -> bool:
@@ -103,17 +127,26 @@ def _is_one_element(spec: TensorSpec) -> bool:
 
 
 _OTHERWISE = {0.0: "fill", 0.5: "sqrt", -0.5: "rsqrt", 1.0: "clone"}
-"""Powers that are computed as another operator (aten/src/ATen/native/Pow.cpp, cpu/PowKernel.cpp)."""
+"""Powers that are computed as another operator (aten/src/ATen/native/Pow.cpp, cpu/PowKernel.cpp).
+"""
 _COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
 
 
 def _powers(exponent: Argument) -> tuple[str, ...]:
-    """Curves of a power, the nearest first: squares and cubes are products, powers of other numbers are not."""
-    return (f"pow {int(exponent)}", "pow 3", "pow fraction") if exponent in (2, 3) else ("pow fraction", "pow 3")  # type: ignore[arg-type]
+    """Curves of a power, the nearest first: squares and cubes are products, powers of other numbers
+    are not.
+    """
+    return (
+        (f"pow {int(exponent)}", "pow 3", "pow fraction")
+        if exponent in (2, 3)
+        else ("pow fraction", "pow 3")
+    )  # type: ignore[arg-type]
 
 
 def elementwise(op: Op) -> Description:
-    """Kernels that pass once over their operands: by operator, number of full-sized operands, dtype and access pattern; place is log2 of the elements."""
+    """Kernels that pass once over their operands: by operator, number of full-sized operands, dtype
+    and access pattern; place is log2 of the elements.
+    """
     name = op.packet.removeprefix("aten.")
     tensors = op.inputs
     created = op.outputs[0] if op.outputs else None
@@ -128,25 +161,48 @@ def elementwise(op: Op) -> Description:
     whole = [spec for spec in tensors if spec.numel == numel and spec.dtype != "bool"]
     full = [spec for spec in whole if not _is_one_element(spec)]
     repeated = [spec for spec in full if _repeats_inside(spec)]
-    is_column = 0 < len(repeated) < len(full)  # a column that was expanded is read like one that was not
+    is_column = (
+        0 < len(repeated) < len(full)
+    )  # a column that was expanded is read like one that was not
     if is_column:
         full = [spec for spec in full if not _repeats_inside(spec)]
     others = [spec for spec in tensors if spec.numel != numel]
     memory_format = dict(op.kwargs).get("memory_format")
     reordered = memory_format is not None and bool(full) and not full[0].is_contiguous
-    pattern = "flat" if not full else _gaps(full) if reordered else "column" if is_column else _pattern(full, others, shape)
+    pattern = (
+        "flat"
+        if not full
+        else _gaps(full)
+        if reordered
+        else "column"
+        if is_column
+        else _pattern(full, others, shape)
+    )
     if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
         exponent = op.args[1]
         if exponent not in _OTHERWISE:
-            keys = [(kernel, "1", precision, p) for kernel in _powers(exponent) for precision in dict.fromkeys((dtype, "float32")) for p in (pattern, "flat")]
-            return Description(keys[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(keys[1:])))
+            keys = [
+                (kernel, "1", precision, p)
+                for kernel in _powers(exponent)
+                for precision in dict.fromkeys((dtype, "float32"))
+                for p in (pattern, "flat")
+            ]
+            return Description(
+                keys[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(keys[1:]))
+            )
         name = _OTHERWISE[exponent]  # type: ignore[index]
     kind = f"cast {tensors[0].dtype}" if name == "_to_copy" and tensors else dtype
     arity = str(len(full))
     keys = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
     twin = name.rstrip("_") if name.endswith("_") else name + "_"
-    keys += [(twin, arity, kind, pattern), (twin, arity, kind, "flat"), (name, str(len(whole)), kind, "flat")]
-    if dict(op.kwargs).get("approximate") == "tanh":  # of gelu: the curve of the error function's where this has none
+    keys += [
+        (twin, arity, kind, pattern),
+        (twin, arity, kind, "flat"),
+        (name, str(len(whole)), kind, "flat"),
+    ]
+    if (
+        dict(op.kwargs).get("approximate") == "tanh"
+    ):  # of gelu: the curve of the error function's where this has none
         keys[:0] = [(f"{name} tanh", arity, kind, pattern), (f"{name} tanh", arity, kind, "flat")]
     if name in _COMPARISONS:
         keys += [("eq", arity, dtype, "flat"), ("eq", "1", dtype, "flat")]
@@ -160,7 +216,11 @@ def elementwise(op: Op) -> Description:
         if base in _CHEAP
         else ("sigmoid" if arity in ("0", "1") else "sigmoid_backward")
     )
-    arity = arity if proxy not in ("sigmoid_backward", "sigmoid") else ("1" if proxy == "sigmoid" else "2")
+    arity = (
+        arity
+        if proxy not in ("sigmoid_backward", "sigmoid")
+        else ("1" if proxy == "sigmoid" else "2")
+    )
     for precision in dict.fromkeys((dtype, "float32")):
         keys += [
             (name, str(len(full)), precision, "flat"),
@@ -179,7 +239,9 @@ family(*_ELEMENTWISE)(elementwise)
 def _repeat(op: Op) -> Description:
     spec = tensor(op.args[0])
     numel = spec.numel * math.prod(ints(op.args[1]))
-    clones = tuple(("clone", "1", dtype, "flat") for dtype in dict.fromkeys((spec.dtype, "float32")))
+    clones = tuple(
+        ("clone", "1", dtype, "flat") for dtype in dict.fromkeys((spec.dtype, "float32"))
+    )
     return Description(("repeat", "float32"), (log2(numel),), (1.0, float(numel)), clones)
 
 
@@ -187,9 +249,17 @@ def _repeat(op: Op) -> Description:
 def _many_tensors(op: Op) -> Description:
     name = op.packet.removeprefix("aten.")
     first = op.args[0]
-    specs = [spec for spec in (first if isinstance(first, tuple) else (first,)) if isinstance(spec, TensorSpec)]
+    specs = [
+        spec
+        for spec in (first if isinstance(first, tuple) else (first,))
+        if isinstance(spec, TensorSpec)
+    ]
     numel = sum(spec.numel for spec in specs)
     lists = sum(1 for a in op.args if isinstance(a, tuple) and a and isinstance(a[0], TensorSpec))
     dtype = specs[0].dtype if specs else "float32"
-    fallbacks = ((name, str(lists), "float32"), ("_foreach_add_", "2", "float32"), ("_foreach_mul_", "1", "float32"))
+    fallbacks = (
+        (name, str(lists), "float32"),
+        ("_foreach_add_", "2", "float32"),
+        ("_foreach_mul_", "1", "float32"),
+    )
     return Description((name, str(lists), dtype), (log2(numel),), (1.0, float(numel)), fallbacks)

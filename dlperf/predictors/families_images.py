@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import math
 
-from dlperf.predictors.description import Description, family, ints, log2, tensor
-from dlperf.trace import Argument, Op, TensorSpec
+from dlperf.core.trace import Argument, Op, TensorSpec
+from dlperf.predictors.features import Description, family, ints, log2, tensor
 
 _TAPS = {"nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}
 """Elements of the coarse image that one of the fine image is made of."""
 _SIDES = {"1d": 1, "2d": 2, "3d": 3}
 
 
-def _keys(name: str, dtype: str, *similar: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """A kernel's key, and those of kernels that come nearest to it: itself in float32, then similar ones."""
-    first, *others = ((kernel, precision) for kernel in (name, *similar) for precision in dict.fromkeys((dtype, "float32")))
+def _keys(
+    name: str, dtype: str, *similar: str
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """A kernel's key, and those of kernels that come nearest to it: itself in float32, then similar
+    ones.
+    """
+    first, *others = (
+        (kernel, precision)
+        for kernel in (name, *similar)
+        for precision in dict.fromkeys((dtype, "float32"))
+    )
     return first, tuple(others)
 
 
-# -- resampling -----------------------------------------------------------------------------------------------------
+# -- resampling ------------------------------------------------------------------------------------
 
 _RESAMPLING = tuple(
     f"{name}{way}"
     for name in (
-        *(f"{mark}{form}{d}" for d in _SIDES for mark, form in (("", "upsample_nearest"), ("_", "upsample_nearest_exact"))),
-        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+        *(
+            f"{mark}{form}{d}"
+            for d in _SIDES
+            for mark, form in (("", "upsample_nearest"), ("_", "upsample_nearest_exact"))
+        ),
+        *(
+            "upsample_linear1d",
+            "upsample_bilinear2d",
+            "upsample_trilinear3d",
+            "upsample_bicubic2d",
+            "_upsample_bilinear2d_aa",
+            "_upsample_bicubic2d_aa",
+        ),
     )
     for way in ("", "_backward")
 )
-_SIMILAR_RESAMPLING = {"upsample_linear1d": "upsample_bilinear2d", "upsample_trilinear3d": "upsample_bilinear2d"}
+_SIMILAR_RESAMPLING = {
+    "upsample_linear1d": "upsample_bilinear2d",
+    "upsample_trilinear3d": "upsample_bilinear2d",
+}
 
 
 def _resized(image: TensorSpec, size: Argument, scales: Argument, d: int) -> int:
@@ -46,7 +68,9 @@ def _resized(image: TensorSpec, size: Argument, scales: Argument, d: int) -> int
 
 @family(*(f"aten.{name}" for name in _RESAMPLING))
 def _resampling(op: Op) -> Description:
-    """Time goes by the elements of the resampled image and by how many of the other each is made of (aten/src/ATen/native/cpu/UpSampleKernel.cpp)."""
+    """Time goes by the elements of the resampled image and by how many of the other each is made of
+    (aten/src/ATen/native/cpu/UpSampleKernel.cpp).
+    """
     name = op.packet.removeprefix("aten.").lstrip("_").replace("_exact", "").replace("_aa", "")
     backward = name.endswith("_backward")
     form = name.removesuffix("_backward").removeprefix("upsample_")
@@ -56,7 +80,10 @@ def _resampling(op: Op) -> Description:
         fine, coarse = first.numel, math.prod(ints(op.args[2]))
     else:
         scales = op.args[-1] if op.name.endswith(".vec") else None
-        fine, coarse = op.outputs[0].numel if op.outputs else _resized(first, op.args[1], scales, d), first.numel
+        fine, coarse = (
+            op.outputs[0].numel if op.outputs else _resized(first, op.args[1], scales, d),
+            first.numel,
+        )
     planes = math.prod(first.shape[:-d])
     way = "_backward" if backward else ""
     kernel = f"upsample_{form}"
@@ -66,7 +93,12 @@ def _resampling(op: Op) -> Description:
     return Description(key, (log2(planes), log2(fine / max(planes, 1))), terms, others)
 
 
-@family("aten.grid_sampler_2d", "aten.grid_sampler_2d_backward", "aten.grid_sampler_3d", "aten.grid_sampler_3d_backward")
+@family(
+    "aten.grid_sampler_2d",
+    "aten.grid_sampler_2d_backward",
+    "aten.grid_sampler_3d",
+    "aten.grid_sampler_3d_backward",
+)
 def _grid_sampler(op: Op) -> Description:
     backward = op.packet.endswith("backward")
     image, grid = (tensor(argument) for argument in op.args[int(backward) : int(backward) + 2])
@@ -77,24 +109,45 @@ def _grid_sampler(op: Op) -> Description:
     return Description(key, (log2(points), log2(channels)), terms, others)
 
 
-# -- padding --------------------------------------------------------------------------------------------------------
+# -- padding ---------------------------------------------------------------------------------------
 
 
-@family(*(f"aten.{name}_pad{d}{way}" for name in ("reflection", "replication") for d in _SIDES for way in ("", "_backward")))
+@family(
+    *(
+        f"aten.{name}_pad{d}{way}"
+        for name in ("reflection", "replication")
+        for d in _SIDES
+        for way in ("", "_backward")
+    )
+)
 def _padding(op: Op) -> Description:
     backward = op.packet.endswith("backward")
     image = tensor(op.args[1 if backward else 0])
     pads = ints(op.args[2 if backward else 1])
-    sides = [size + sum(pads[2 * place : 2 * place + 2]) for place, size in enumerate(reversed(image.shape)) if 2 * place < len(pads)]
+    sides = [
+        size + sum(pads[2 * place : 2 * place + 2])
+        for place, size in enumerate(reversed(image.shape))
+        if 2 * place < len(pads)
+    ]
     planes = math.prod(image.shape[: len(image.shape) - len(sides)])
     padded = planes * math.prod(sides)
     name = op.packet.removeprefix("aten.")
     d = name[name.index("pad") + 3 :][:2]
-    key, others = _keys(name, image.dtype, name.replace("replication", "reflection"), name.replace("replication", "reflection").replace(d, "2d"))
-    return Description(key, (log2(planes), log2(padded / max(planes, 1))), (1.0, float(padded), float(padded // max(sides[0], 1)), float(planes)), others)
+    key, others = _keys(
+        name,
+        image.dtype,
+        name.replace("replication", "reflection"),
+        name.replace("replication", "reflection").replace(d, "2d"),
+    )
+    return Description(
+        key,
+        (log2(planes), log2(padded / max(planes, 1))),
+        (1.0, float(padded), float(padded // max(sides[0], 1)), float(planes)),
+        others,
+    )
 
 
-# -- windows as columns, unpooling ----------------------------------------------------------------------------------
+# -- windows as columns, unpooling -----------------------------------------------------------------
 
 
 @family("aten.im2col", "aten.col2im")
@@ -108,10 +161,20 @@ def _columns(op: Op) -> Description:
         columns = op.outputs[0].numel
     else:
         dilation, padding, stride = (ints(argument) for argument in op.args[2:5])
-        steps = ((size + 2 * pad - gap * (side - 1) - 1) // step + 1 for size, side, gap, pad, step in zip(given.shape[-2:], window, dilation, padding, stride))
+        steps = (
+            (size + 2 * pad - gap * (side - 1) - 1) // step + 1
+            for size, side, gap, pad, step in zip(
+                given.shape[-2:], window, dilation, padding, stride
+            )
+        )
         columns = math.prod(given.shape[:-2]) * math.prod(window) * math.prod(steps)
     key, others = _keys(name, given.dtype)
-    return Description(key, (log2(columns), log2(math.prod(window))), (1.0, float(columns), float(columns // max(math.prod(window), 1))), others)
+    return Description(
+        key,
+        (log2(columns), log2(math.prod(window))),
+        (1.0, float(columns), float(columns // max(math.prod(window), 1))),
+        others,
+    )
 
 
 @family("aten.max_unpool2d", "aten.max_unpool3d")

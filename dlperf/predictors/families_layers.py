@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import math
 
-from dlperf.predictors.description import Description, family, ints, log2, tensor
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.ops.registry import argument
 from dlperf.predictors.families_elements import elementwise
-from dlperf.predictors.parts import contiguous_clone
-from dlperf.trace import Op, TensorSpec
-from dlperf.work.registry import argument
+from dlperf.predictors.features import Description, family, ints, log2, tensor
+from dlperf.predictors.sub_kernels import contiguous_clone
 
 LANES = 16
 """Numbers of float32 in a vector of 512 bits."""
 
 
 def _tails(rows: int, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Terms and coordinates of rows that are no whole number of vectors: numbers left over of one vector and of two, which ATen's reductions load
-    together; those of rows shorter than a vector, which it computes one by one (cpu/vec/functional_base.h, cpu/Reduce.h)."""
+    """Terms and coordinates of rows that are no whole number of vectors: numbers left over of one
+    vector and of two, which ATen's reductions load together; those of rows shorter than a vector,
+    which it computes one by one (cpu/vec/functional_base.h, cpu/Reduce.h).
+    """
     left, short = width % LANES, width if width < LANES else 0
-    return (float(rows * left), float(rows * (width % (2 * LANES))), float(rows * short)), (0.5 * (rows and left > 0), 2.0 * (rows and short > 0))
+    return (float(rows * left), float(rows * (width % (2 * LANES))), float(rows * short)), (
+        0.5 * (rows and left > 0),
+        2.0 * (rows and short > 0),
+    )
 
 
-# -- normalisation, pooling -----------------------------------------------------------------------------------------
+# -- normalisation, pooling ------------------------------------------------------------------------
 
 
 @family(
-    "aten.native_batch_norm", "aten.native_batch_norm_backward", "aten._native_batch_norm_legit", "aten._batch_norm_with_update", "aten.batch_norm_backward"
+    "aten.native_batch_norm",
+    "aten.native_batch_norm_backward",
+    "aten._native_batch_norm_legit",
+    "aten._batch_norm_with_update",
+    "aten.batch_norm_backward",
 )
 def _batch_norm(op: Op) -> Description:
     backward = "backward" in op.packet
@@ -37,10 +46,20 @@ def _batch_norm(op: Op) -> Description:
     kind = "batch_norm_backward" if backward else "batch_norm"
     terms = (1.0, float(n * c * inner), float(n * c), float(c))
     key = (kind, image.dtype, "training" if training else "evaluation")
-    return Description(key, (log2(n), log2(c), log2(inner)), terms, ((kind, image.dtype, "training"), (kind, "float32", key[2]), (kind, "float32", "training")))
+    return Description(
+        key,
+        (log2(n), log2(c), log2(inner)),
+        terms,
+        ((kind, image.dtype, "training"), (kind, "float32", key[2]), (kind, "float32", "training")),
+    )
 
 
-@family("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
+@family(
+    "aten.native_layer_norm",
+    "aten.native_layer_norm_backward",
+    "aten._fused_rms_norm",
+    "aten._fused_rms_norm_backward",
+)
 def _layer_norm(op: Op) -> Description:
     backward = "backward" in op.packet
     spec = tensor(op.args[1 if backward else 0])
@@ -48,7 +67,12 @@ def _layer_norm(op: Op) -> Description:
     rows = spec.numel // max(width, 1)
     kind = "layer_norm_backward" if backward else "layer_norm"
     tails, place = _tails(rows, width)
-    return Description((kind, spec.dtype), (log2(rows), log2(width), *place), (1.0, float(spec.numel), float(rows), float(width), *tails), ((kind, "float32"),))
+    return Description(
+        (kind, spec.dtype),
+        (log2(rows), log2(width), *place),
+        (1.0, float(spec.numel), float(rows), float(width), *tails),
+        ((kind, "float32"),),
+    )
 
 
 @family("aten.native_group_norm", "aten.native_group_norm_backward")
@@ -57,7 +81,12 @@ def _group_norm(op: Op) -> Description:
     spec = tensor(op.args[1 if backward else 0])
     n, c, inner = (int(a) for a in (op.args[5:8] if backward else op.args[3:6]))  # type: ignore[arg-type]
     kind = "group_norm_backward" if backward else "group_norm"
-    return Description((kind, spec.dtype), (log2(n), log2(c), log2(inner)), (1.0, float(n * c * inner), float(n * c)), ((kind, "float32"),))
+    return Description(
+        (kind, spec.dtype),
+        (log2(n), log2(c), log2(inner)),
+        (1.0, float(n * c * inner), float(n * c)),
+        ((kind, "float32"),),
+    )
 
 
 @family(
@@ -94,10 +123,19 @@ def _pool(op: Op) -> Description:
     name = op.packet.removeprefix("aten.").replace("3d", "2d")
     terms = (1.0, float(out), float(out * area), float(image.numel), float(planes))
     key = (name, image.dtype)
-    return Description(key, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),))
+    return Description(
+        key, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),)
+    )
 
 
-@family(*(f"aten.{name}_pool{d}d{way}" for name in ("_adaptive_avg", "adaptive_max") for d in (2, 3) for way in ("", "_backward")))
+@family(
+    *(
+        f"aten.{name}_pool{d}d{way}"
+        for name in ("_adaptive_avg", "adaptive_max")
+        for d in (2, 3)
+        for way in ("", "_backward")
+    )
+)
 def _adaptive_pool(op: Op) -> Description:
     backward = op.packet.endswith("backward")
     image = tensor(op.args[1 if backward else 0])
@@ -106,10 +144,15 @@ def _adaptive_pool(op: Op) -> Description:
     out = tensor(op.args[0]).numel if backward else planes * math.prod(ints(op.args[1]))
     name = op.packet.removeprefix("aten.").replace("3d", "2d")
     place = (log2(planes), log2(image.numel / max(planes, 1)), log2(out / max(planes, 1)))
-    return Description((name, image.dtype), place, (1.0, float(image.numel), float(out), float(planes)), ((name, "float32"),))
+    return Description(
+        (name, image.dtype),
+        place,
+        (1.0, float(image.numel), float(out), float(planes)),
+        ((name, "float32"),),
+    )
 
 
-# -- rows: softmax, reductions, losses ------------------------------------------------------------------------------
+# -- rows: softmax, reductions, losses -------------------------------------------------------------
 
 
 def _split(spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int, int, int]:
@@ -123,7 +166,13 @@ def _split(spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int, int, int]:
     return spec.numel // max(reduced * inner, 1), reduced, inner
 
 
-_SIMILAR_ROWS = {"mean": "sum", "_safe_softmax": "_softmax", "logsumexp": "var", "var_all": "var", "logcumsumexp": "cumsum"}
+_SIMILAR_ROWS = {
+    "mean": "sum",
+    "_safe_softmax": "_softmax",
+    "logsumexp": "var",
+    "var_all": "var",
+    "logcumsumexp": "cumsum",
+}
 """What comes before the same operator along another side."""
 
 
@@ -132,12 +181,27 @@ def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> 
     tails, place = _tails(outer if inner == 1 else 0, reduced)
     terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer), *tails)
     key = (name, spec.dtype, side)
-    similar = [(_SIMILAR_ROWS[name], dtype, side) for dtype in (spec.dtype, "float32")] if name in _SIMILAR_ROWS else []
-    others = (*similar, (name, spec.dtype, "last"), (name, "float32", side), (name, "float32", "last"))
+    similar = (
+        [(_SIMILAR_ROWS[name], dtype, side) for dtype in (spec.dtype, "float32")]
+        if name in _SIMILAR_ROWS
+        else []
+    )
+    others = (
+        *similar,
+        (name, spec.dtype, "last"),
+        (name, "float32", side),
+        (name, "float32", "last"),
+    )
     return Description(key, (log2(outer), log2(reduced), log2(inner), *place), terms, others)
 
 
-@family("aten._log_softmax", "aten._softmax", "aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten._safe_softmax")
+@family(
+    "aten._log_softmax",
+    "aten._softmax",
+    "aten._log_softmax_backward_data",
+    "aten._softmax_backward_data",
+    "aten._safe_softmax",
+)
 def _softmax(op: Op) -> Description:
     backward = op.packet.endswith("backward_data")
     spec = tensor(op.args[0])
@@ -182,7 +246,9 @@ _REDUCTIONS = {
 @family(*_REDUCTIONS)
 def _reduction(op: Op) -> Description:
     spec = tensor(op.args[0])
-    if len(op.args) > 1 and isinstance(op.args[1], TensorSpec) and op.packet != "aten.equal":  # max(a, b): elementwise
+    if (
+        len(op.args) > 1 and isinstance(op.args[1], TensorSpec) and op.packet != "aten.equal"
+    ):  # max(a, b): elementwise
         return elementwise(op)
     dims: tuple[int, ...] = ()
     named = dict(op.kwargs).get("dim")
@@ -204,37 +270,69 @@ def _reduction(op: Op) -> Description:
     if named is not None:
         dims = ints(named)
     name = _REDUCTIONS[op.packet]
-    return _rows("var_all" if name == "var" and not dims else name, spec, *_split(spec, dims))  # a variance of all has a kernel of its own
+    return _rows(
+        "var_all" if name == "var" and not dims else name, spec, *_split(spec, dims)
+    )  # a variance of all has a kernel of its own
 
 
-@family("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian", "aten.mode")
+@family(
+    "aten.sort",
+    "aten.argsort",
+    "aten.topk",
+    "aten.kthvalue",
+    "aten.median",
+    "aten.nanmedian",
+    "aten.mode",
+)
 def _ordering(op: Op) -> Description:
     """Sorting: n log2 n along a dimension; picking the largest: n."""
     name = op.packet.removeprefix("aten.")
     spec = tensor(op.args[0])
-    dim = argument(op, 2 if name in ("topk", "kthvalue") else 1, "dim", -1)  # theirs comes after a number of elements
+    dim = argument(
+        op, 2 if name in ("topk", "kthvalue") else 1, "dim", -1
+    )  # theirs comes after a number of elements
     outer, length, inner = _split(spec, ints(dim) or (-1,)) if spec.shape else (1, 1, 1)
     kernel = "sort" if name in ("sort", "argsort", "mode") else "topk"
     terms = (1.0, float(spec.numel), spec.numel * log2(length), float(outer * inner))
     side = "last" if inner == 1 else "first"
-    return Description((kernel, "float32", side), (log2(outer * inner), log2(length)), terms, ((kernel, "float32", "last"),))
+    return Description(
+        (kernel, "float32", side),
+        (log2(outer * inner), log2(length)),
+        terms,
+        ((kernel, "float32", "last"),),
+    )
 
 
-@family("aten.nll_loss_forward", "aten.nll_loss_backward", "aten.nll_loss2d_forward", "aten.nll_loss2d_backward")
+@family(
+    "aten.nll_loss_forward",
+    "aten.nll_loss_backward",
+    "aten.nll_loss2d_forward",
+    "aten.nll_loss2d_backward",
+)
 def _nll(op: Op) -> Description:
     backward = "backward" in op.packet
     spec = tensor(op.args[1 if backward else 0])
     classes = spec.shape[1] if len(spec.shape) > 1 else spec.numel
     rows = spec.numel // max(classes, 1)
     return Description(
-        ("nll_backward" if backward else "nll", "float32"), (log2(rows), log2(classes)), (1.0, float(rows), float(spec.numel) if backward else 0.0)
+        ("nll_backward" if backward else "nll", "float32"),
+        (log2(rows), log2(classes)),
+        (1.0, float(rows), float(spec.numel) if backward else 0.0),
     )
 
 
-# -- moves: embeddings, joins, gathers ------------------------------------------------------------------------------
+# -- moves: embeddings, joins, gathers -------------------------------------------------------------
 
 
-_GATHERS = ("embedding", "embedding_dense_backward", "gather", "index_select", "index", "index_put", "index_add")
+_GATHERS = (
+    "embedding",
+    "embedding_dense_backward",
+    "gather",
+    "index_select",
+    "index",
+    "index_put",
+    "index_add",
+)
 """Gathers and scatters with a curve of their own."""
 _LIKE_GATHERS = {
     "_index_put_impl_": "index_put",
@@ -242,7 +340,10 @@ _LIKE_GATHERS = {
     "index_add_": "index_add",
     "index_copy": "index_add",
     "index_copy_": "index_add",
-} | dict.fromkeys(("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"), "gather")
+} | dict.fromkeys(
+    ("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"),
+    "gather",
+)
 """Those that take another's."""
 
 
@@ -263,9 +364,18 @@ def _gather(op: Op) -> Description:
         moved = picked if name == "gather" else picked * width
     rows = moved // max(width, 1)
     place = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
-    filled = name == "embedding_dense_backward" or packet in ("index_put", "index_add", "index_copy")  # out of place: a copy of all first
+    filled = name == "embedding_dense_backward" or packet in (
+        "index_put",
+        "index_add",
+        "index_copy",
+    )  # out of place: a copy of all first
     terms = (1.0, float(rows), float(moved), float(whole) if filled else 0.0)
-    return Description((name, "float32"), place, terms, (("index_select", "float32"),) if name in ("index", "index_put", "index_add") else ())
+    return Description(
+        (name, "float32"),
+        place,
+        terms,
+        (("index_select", "float32"),) if name in ("index", "index_put", "index_add") else (),
+    )
 
 
 @family("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten._embedding_bag_backward")
@@ -274,11 +384,19 @@ def _embedding_bag(op: Op) -> Description:
     first, tokens, offsets = (tensor(argument) for argument in op.args[:3])
     width = first.shape[-1]
     table = int(op.args[6]) if backward else first.shape[0]  # type: ignore[arg-type]
-    mode, sparse = (op.args[8], op.args[9]) if backward else (op.args[4] if len(op.args) > 4 else 0, False)
+    mode, sparse = (
+        (op.args[8], op.args[9]) if backward else (op.args[4] if len(op.args) > 4 else 0, False)
+    )
     rows = tokens.numel
     form = ("sum", "mean", "max")[int(mode)]  # type: ignore[arg-type]
     place = (log2(rows), log2(width), log2(table) * 0.5)
-    terms = (1.0, float(rows), float(rows * width), float(table * width) if backward and not sparse else 0.0, float(offsets.numel * width))
+    terms = (
+        1.0,
+        float(rows),
+        float(rows * width),
+        float(table * width) if backward and not sparse else 0.0,
+        float(offsets.numel * width),
+    )
     name = f"embedding_bag{'_backward' if backward else ''}"
     return Description((name, form), place, terms, ((name, "mean"), (name, "sum")))
 
@@ -291,40 +409,76 @@ def _join(op: Op) -> Description:
     dim = int(op.args[1]) if len(op.args) > 1 else 0  # type: ignore[arg-type]
     numel = sum(spec.numel for spec in specs)
     rank = max(len(specs[0].shape), 1)
-    run = math.prod(specs[0].shape[(dim % rank) :]) if op.packet == "aten.cat" else math.prod(specs[0].shape[dim if dim >= 0 else rank + 1 + dim :])
+    run = (
+        math.prod(specs[0].shape[(dim % rank) :])
+        if op.packet == "aten.cat"
+        else math.prod(specs[0].shape[dim if dim >= 0 else rank + 1 + dim :])
+    )
     runs = numel / max(run, 1)
-    return Description(("join", specs[0].dtype), (log2(numel), log2(run)), (1.0, float(numel), runs, float(len(specs))), (("join", "float32"),))
+    return Description(
+        ("join", specs[0].dtype),
+        (log2(numel), log2(run)),
+        (1.0, float(numel), runs, float(len(specs))),
+        (("join", "float32"),),
+    )
 
 
-@family("aten.slice_backward", "aten.select_backward", "aten.slice_scatter", "aten.select_scatter", "aten.as_strided_scatter", "aten.diagonal_backward")
+@family(
+    "aten.slice_backward",
+    "aten.select_backward",
+    "aten.slice_scatter",
+    "aten.select_scatter",
+    "aten.as_strided_scatter",
+    "aten.diagonal_backward",
+)
 def _scatter_into_zeros(op: Op) -> Description:
     """The whole is filled, and runs of elements that lie side by side are copied into it."""
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
-    sizes = op.outputs[0].shape if op.outputs else ints(op.args[1]) if name.endswith("backward") else given.shape
+    sizes = (
+        op.outputs[0].shape
+        if op.outputs
+        else ints(op.args[1])
+        if name.endswith("backward")
+        else given.shape
+    )
     if name == "slice_backward":
         moved, run = given.numel, math.prod(given.shape[int(op.args[2]) % max(len(sizes), 1) :])  # type: ignore[arg-type]
     elif name == "select_backward":
         moved, run = given.numel, math.prod(sizes[int(op.args[2]) % max(len(sizes), 1) + 1 :])  # type: ignore[arg-type]
     else:  # a copy of the whole, then the source into a part of it
-        moved, run = min((spec.numel for spec in op.inputs), default=1), given.shape[-1] if given.shape else 1
-    kernel = "select_backward" if name in ("select_backward", "diagonal_backward") else "slice_backward"
+        moved, run = (
+            min((spec.numel for spec in op.inputs), default=1),
+            given.shape[-1] if given.shape else 1,
+        )
+    kernel = (
+        "select_backward" if name in ("select_backward", "diagonal_backward") else "slice_backward"
+    )
     return _filled(kernel, math.prod(sizes), moved, run)
 
 
 def _filled(kernel: str, whole: int, moved: int, run: int) -> Description:
-    return Description((kernel, "float32"), (log2(whole), log2(run)), (1.0, float(whole), float(moved), moved / max(run, 1)))
+    return Description(
+        (kernel, "float32"),
+        (log2(whole), log2(run)),
+        (1.0, float(whole), float(moved), moved / max(run, 1)),
+    )
 
 
 @family("aten.constant_pad_nd")
 def _constant_padding(op: Op) -> Description:
     """As :func:`_scatter_into_zeros`; for a negative padding, a copy of what is left."""
     given, pads = tensor(op.args[0]), ints(op.args[1])
-    sides = [(size, size + sum(pads[2 * place : 2 * place + 2])) for place, size in enumerate(reversed(given.shape))]  # before and after, the last first
+    sides = [
+        (size, size + sum(pads[2 * place : 2 * place + 2]))
+        for place, size in enumerate(reversed(given.shape))
+    ]  # before and after, the last first
     sizes = tuple(after for _, after in reversed(sides))
     if min(pads, default=0) < 0:
         return elementwise(contiguous_clone(TensorSpec(sizes, given.strides, given.dtype)))
     # Dimensions up to the first that changes its size lie side by side.
-    changed = next((place for place, (before, after) in enumerate(sides) if before != after), len(sides) - 1)
+    changed = next(
+        (place for place, (before, after) in enumerate(sides) if before != after), len(sides) - 1
+    )
     run = math.prod(min(pair) for pair in sides[: changed + 1])
     return _filled("constant_pad_nd", math.prod(sizes), min(given.numel, math.prod(sizes)), run)

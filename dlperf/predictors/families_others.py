@@ -1,14 +1,22 @@
-"""Families that few networks have: distances between all pairs, bilinear forms, losses of margins and of sequences, Fourier transforms."""
+"""Families that few networks have: distances between all pairs, bilinear forms, losses of margins
+and of sequences, Fourier transforms.
+"""
 
 from __future__ import annotations
 
 import math
 
-from dlperf.predictors.description import Description, family, ints, log2, tensor
-from dlperf.trace import Op
+from dlperf.core.trace import Op
+from dlperf.predictors.features import Description, family, ints, log2, tensor
 
 
-@family("aten._cdist_forward", "aten._cdist_backward", "aten._euclidean_dist", "aten._pdist_forward", "aten._pdist_backward")
+@family(
+    "aten._cdist_forward",
+    "aten._cdist_backward",
+    "aten._euclidean_dist",
+    "aten._pdist_forward",
+    "aten._pdist_backward",
+)
 def _distances(op: Op) -> Description:
     name = op.packet.removeprefix("aten.").replace("pdist", "cdist")
     backward = name.endswith("backward")
@@ -16,22 +24,50 @@ def _distances(op: Op) -> Description:
     other = one if "pdist" in op.packet else tensor(op.args[int(backward) + 1])
     rows, columns, width = one.shape[-2], other.shape[-2], one.shape[-1]
     pairs = math.prod(one.shape[:-2]) * rows * columns // (2 if "pdist" in op.packet else 1)
-    return Description((name, "float32"), (log2(pairs), log2(width)), (1.0, float(pairs * width), float(pairs)), (("_cdist_forward", "float32"),))
+    return Description(
+        (name, "float32"),
+        (log2(pairs), log2(width)),
+        (1.0, float(pairs * width), float(pairs)),
+        (("_cdist_forward", "float32"),),
+    )
 
 
 @family("aten._trilinear")
 def _bilinear_form(op: Op) -> Description:
-    """The products of a bilinear layer's two inputs and its weight, before they are summed (ATen/native/Linear.cpp)."""
+    """The products of a bilinear layer's two inputs and its weight, before they are summed
+    (ATen/native/Linear.cpp).
+    """
     one, weight, other = (tensor(argument) for argument in op.args[:3])
     products = one.numel * weight.numel // max(one.shape[-1], 1)
-    return Description(("trilinear", "float32"), (log2(products),), (1.0, float(products), float(weight.shape[0]), float(one.numel + other.numel)))
+    return Description(
+        ("trilinear", "float32"),
+        (log2(products),),
+        (1.0, float(products), float(weight.shape[0]), float(one.numel + other.numel)),
+    )
 
 
-@family(*(f"aten.{name}" for name in ("multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward", "multilabel_margin_loss_backward")))
+@family(
+    *(
+        f"aten.{name}"
+        for name in (
+            "multi_margin_loss",
+            "multi_margin_loss_backward",
+            "multilabel_margin_loss_forward",
+            "multilabel_margin_loss_backward",
+        )
+    )
+)
 def _margin_loss(op: Op) -> Description:
     name = op.packet.removeprefix("aten.")
     scores = max(op.inputs, key=lambda spec: (spec.numel, spec.dtype == "float32"))
-    others = (("soft_margin_loss_backward" if name.endswith("backward") else "soft_margin_loss", "2", "float32", "flat"),)
+    others = (
+        (
+            "soft_margin_loss_backward" if name.endswith("backward") else "soft_margin_loss",
+            "2",
+            "float32",
+            "flat",
+        ),
+    )
     return Description((name, "float32"), (log2(scores.numel),), (1.0, float(scores.numel)), others)
 
 
@@ -39,18 +75,26 @@ def _margin_loss(op: Op) -> Description:
 def _weight_norm(op: Op) -> Description:
     name = op.packet.removeprefix("aten.")
     weight, scale = tensor(op.args[0]), tensor(op.args[2 if name.endswith("backward") else 1])
-    return Description((name, "float32"), (log2(weight.numel),), (1.0, float(weight.numel), float(scale.numel)))
+    return Description(
+        (name, "float32"), (log2(weight.numel),), (1.0, float(weight.numel), float(scale.numel))
+    )
 
 
 @family("aten._ctc_loss", "aten._ctc_loss_backward")
 def _ctc(op: Op) -> Description:
     backward = op.packet.endswith("backward")
     scores, targets = (tensor(argument) for argument in op.args[int(backward) : int(backward) + 2])
-    steps, batch, classes = scores.shape if len(scores.shape) == 3 else (scores.shape[0], 1, scores.shape[1])
+    steps, batch, classes = (
+        scores.shape if len(scores.shape) == 3 else (scores.shape[0], 1, scores.shape[1])
+    )
     labels = targets.numel // max(batch, 1)
     states = steps * batch * (2 * labels + 1)
     name = "ctc_loss_backward" if backward else "ctc_loss"
-    return Description((name, "float32"), (log2(states), log2(classes)), (1.0, float(states), float(steps * batch * classes)))
+    return Description(
+        (name, "float32"),
+        (log2(states), log2(classes)),
+        (1.0, float(states), float(steps * batch * classes)),
+    )
 
 
 @family("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r")
@@ -66,4 +110,9 @@ def _fourier(op: Op) -> Description:
     length = max(math.prod(lengths), 1)
     last = "last" if dims[-1] % len(spec.shape) == len(spec.shape) - 1 else "first"
     terms = (1.0, numel * log2(length), float(numel), float(numel // length))
-    return Description((name, last), (log2(numel), log2(length)), terms, ((name, "last"), ("_fft_c2c", last), ("_fft_c2c", "last")))
+    return Description(
+        (name, last),
+        (log2(numel), log2(length)),
+        terms,
+        ((name, "last"), ("_fft_c2c", last), ("_fft_c2c", "last")),
+    )

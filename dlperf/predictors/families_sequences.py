@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlperf.predictors.description import Description, family, log2, tensor
+from dlperf.core.trace import Op
+from dlperf.ops.registry import argument
+from dlperf.predictors.features import Description, family, log2, tensor
 from dlperf.predictors.onednn import BLOCK, padded, remainders
-from dlperf.trace import Op
-from dlperf.work.registry import argument
 
 _KEYS = 512
-"""Keys that flash attention on a CPU takes at once (kv_split_size in aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
+"""Keys that flash attention on a CPU takes at once (kv_split_size in
+aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
+"""
 
 
 def _query_rows(n_queries: int) -> int:
@@ -21,7 +23,9 @@ def _query_rows(n_queries: int) -> int:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some queries against some keys: two products and a softmax between them. `unused` of the results lie behind a causal mask: computed, then filled in."""
+    """Some queries against some keys: two products and a softmax between them. `unused` of the
+    results lie behind a causal mask: computed, then filled in.
+    """
 
     queries: int
     keys: int
@@ -40,33 +44,67 @@ def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[_Block]:
         reached = min(first + queries, n_keys) if causal else n_keys
         for start in range(0, reached, _KEYS):
             keys = min(_KEYS, n_keys - start)
-            unused = sum(max(0, start + keys - 1 - row) for row in range(first, first + queries)) if causal and reached - start <= _KEYS else 0
+            unused = (
+                sum(max(0, start + keys - 1 - row) for row in range(first, first + queries))
+                if causal and reached - start <= _KEYS
+                else 0
+            )
             yield _Block(queries, keys, unused)
 
 
-@family("aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention_for_cpu_backward")
+@family(
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+)
 def _attention(op: Op) -> Description:
     backward = op.packet.endswith("backward")
     query, key = (tensor(a) for a in (op.args[1:3] if backward else op.args[:2]))
     batch, n_heads, n_queries, width = query.shape
     heads, n_keys = batch * n_heads, key.shape[2]
-    causal, masked = argument(op, 7 if backward else 4, "is_causal", False) is True, dict(op.kwargs).get("attn_mask") is not None
+    causal, masked = (
+        argument(op, 7 if backward else 4, "is_causal", False) is True,
+        dict(op.kwargs).get("attn_mask") is not None,
+    )
     blocks = list(_blocks(n_queries, n_keys, causal))
     scores = sum(block.queries * block.keys for block in blocks)
     per_head = (
-        1, len(blocks), scores * width, scores, n_queries * width, n_keys * width,
-        # Products: whole tiles, and the parts that what is left over is cut into. Softmax: what is left over of vectors goes one by one.
-        sum(block.queries * padded(block.keys) * width for block in blocks), sum(padded(block.queries) * block.keys * width for block in blocks),
-        sum(block.queries * remainders(block.keys) * width for block in blocks), sum(remainders(block.queries) * block.keys * width for block in blocks),
-        scores * padded(width), scores * remainders(width), sum(block.queries * (block.keys % BLOCK) for block in blocks),
-        sum(block.queries for block in blocks if block.unused), sum(block.unused for block in blocks), scores * masked,
-    )  # fmt: skip
+        1,
+        len(blocks),
+        scores * width,
+        scores,
+        n_queries * width,
+        n_keys * width,
+        # Products: whole tiles, and the parts that what is left over is cut into. Softmax: what is
+        # left over of vectors goes one by one.
+        sum(block.queries * padded(block.keys) * width for block in blocks),
+        sum(padded(block.queries) * block.keys * width for block in blocks),
+        sum(block.queries * remainders(block.keys) * width for block in blocks),
+        sum(remainders(block.queries) * block.keys * width for block in blocks),
+        scores * padded(width),
+        scores * remainders(width),
+        sum(block.queries * (block.keys % BLOCK) for block in blocks),
+        sum(block.queries for block in blocks if block.unused),
+        sum(block.unused for block in blocks),
+        scores * masked,
+    )
     place = (
-        log2(heads), log2(n_queries), log2(n_keys), log2(width), n_keys % BLOCK / BLOCK, 0.35 * remainders(width),
-        float(causal), float(masked), float(query.strides[2] != width),
-    )  # fmt: skip
+        log2(heads),
+        log2(n_queries),
+        log2(n_keys),
+        log2(width),
+        n_keys % BLOCK / BLOCK,
+        0.35 * remainders(width),
+        float(causal),
+        float(masked),
+        float(query.strides[2] != width),
+    )
     name = "attention_backward" if backward else "attention"
-    return Description((name, query.dtype), place, (1.0, *(float(heads * amount) for amount in per_head)), ((name, "float32"),))
+    return Description(
+        (name, query.dtype),
+        place,
+        (1.0, *(float(heads * amount) for amount in per_head)),
+        ((name, "float32"),),
+    )
 
 
 @family("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
@@ -76,9 +114,30 @@ def _recurrent(op: Op) -> Description:
     gates = w_input.shape[0] // max(hidden, 1)
     t, b, inputs = x.shape
     name = "rnn_backward" if op.packet.endswith("backward") else "rnn"
-    # Products over whole blocks of the hidden width, inputs for all times at once, states time by time; the weights' reading, whose copy is made once.
+    # Products over whole blocks of the hidden width, inputs for all times at once, states time by
+    # time; the weights' reading, whose copy is made once.
     wide = gates * padded(hidden)
     weights = gates * hidden * hidden
-    amounts = (t, t * b * wide * inputs, t * b * wide * hidden, gates * hidden * inputs, weights, t * weights, t * b * (gates * hidden + inputs))
-    place = (log2(t), log2(b), log2(inputs), log2(hidden), 0.35 * remainders(hidden), 0.35 * remainders(inputs))
-    return Description((name, x.dtype, str(gates)), place, (1.0, *(float(amount) for amount in amounts)), ((name, x.dtype, "4"), (name, "float32", "4")))
+    amounts = (
+        t,
+        t * b * wide * inputs,
+        t * b * wide * hidden,
+        gates * hidden * inputs,
+        weights,
+        t * weights,
+        t * b * (gates * hidden + inputs),
+    )
+    place = (
+        log2(t),
+        log2(b),
+        log2(inputs),
+        log2(hidden),
+        0.35 * remainders(hidden),
+        0.35 * remainders(inputs),
+    )
+    return Description(
+        (name, x.dtype, str(gates)),
+        place,
+        (1.0, *(float(amount) for amount in amounts)),
+        ((name, x.dtype, "4"), (name, "float32", "4")),
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlperf import work
-from dlperf.errors import DlperfError
-from dlperf.machine import Kernel, Machine
-from dlperf.trace import Op, TensorSpec
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Kernel, Machine
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.ops import counts as work
 
 _FIRST_MATRIX = {"aten.mm": 0, "aten.addmm": 1, "aten._addmm_activation": 1, "aten.linear": 0}
 PRODUCTS = frozenset(_FIRST_MATRIX)
@@ -17,7 +17,9 @@ PRODUCTS = frozenset(_FIRST_MATRIX)
 
 @dataclass(frozen=True, slots=True)
 class GemmSize:
-    """(m x k) times (k x n): k is contracted. `orientation` is BLAS's pair of N and T, `dtype` the first matrix's."""
+    """(m x k) times (k x n): k is contracted. `orientation` is BLAS's pair of N and T, `dtype` the
+    first matrix's.
+    """
 
     m: int
     k: int
@@ -51,14 +53,21 @@ def gemm_size(op: Op) -> GemmSize | None:
     if place is None or len(op.args) < place + 2:
         return None
     left, right = op.args[place], op.args[place + 1]
-    if not isinstance(left, TensorSpec) or not isinstance(right, TensorSpec) or len(right.shape) != 2 or not left.shape:
+    if (
+        not isinstance(left, TensorSpec)
+        or not isinstance(right, TensorSpec)
+        or len(right.shape) != 2
+        or not left.shape
+    ):
         return None
     if op.packet == "aten.linear":
         k = left.shape[-1]
         return GemmSize(left.numel // max(k, 1), k, right.shape[0], left.dtype, "NT")
     if len(left.shape) != 2:
         return None
-    return GemmSize(left.shape[0], left.shape[1], right.shape[1], left.dtype, _letter(left) + _letter(right))
+    return GemmSize(
+        left.shape[0], left.shape[1], right.shape[1], left.dtype, _letter(left) + _letter(right)
+    )
 
 
 def measured_gemms(machine: Machine, threads: int) -> tuple[tuple[GemmSize, Kernel], ...]:
@@ -68,9 +77,15 @@ def measured_gemms(machine: Machine, threads: int) -> tuple[tuple[GemmSize, Kern
     """
     counts = {kernel.threads for kernel in machine.kernels if kernel.family == "gemm"}
     if not counts:
-        raise DlperfError(f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate")
+        raise DlperfError(
+            f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate"
+        )
     nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
-    return tuple((size, kernel) for kernel in machine.family("gemm", nearest) if (size := gemm_size(kernel.op)) is not None and size.flops)
+    return tuple(
+        (size, kernel)
+        for kernel in machine.family("gemm", nearest)
+        if (size := gemm_size(kernel.op)) is not None and size.flops
+    )
 
 
 def peak_flops_per_s(machine: Machine, threads: int) -> dict[str, float]:
@@ -83,5 +98,7 @@ def peak_flops_per_s(machine: Machine, threads: int) -> dict[str, float]:
         rate = (work.op_flops(kernel.op) or 0) / kernel.samples.minimum
         peaks[size.dtype] = max(rate, peaks.get(size.dtype, 0.0))
     if not peaks:
-        raise DlperfError(f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate")
+        raise DlperfError(
+            f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate"
+        )
     return peaks

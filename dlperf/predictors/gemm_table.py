@@ -6,10 +6,12 @@ The forward pass of fully connected, ReLU and sigmoid layers:
   exactly that size, OI counts inputs, weights and outputs once, M_peak is STREAM; the bias is free;
 - ReLU: 4 x batch x n / M_peak seconds; sigmoid: 30 x 4 x batch x n / M_peak seconds.
 
-It says nothing of other layers, of the loss, of the backward pass, or of the optimizer: those are null. Reshaping is free, as in the paper.
+It says nothing of other layers, of the loss, of the backward pass, or of the optimizer: those are
+null. Reshaping is free, as in the paper.
 
-One thing is added, since the paper says nothing of sizes that are not in its table: the rate is then interpolated between
-the nearest measured sizes, and such an op says ``interpolated`` (``extrapolated`` outside the measured range).
+One thing is added, since the paper says nothing of sizes that are not in its table: the rate is
+then interpolated between the nearest measured sizes, and such an op says ``interpolated``
+(``extrapolated`` outside the measured range).
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dlperf import work
-from dlperf.laws.roofline import activation_s, operational_intensity, parameterised_flops_per_s
-from dlperf.machine import Machine
+from dlperf.core.machine import Machine
+from dlperf.core.trace import ITEM_BYTES, Op, Trace
+from dlperf.models.roofline import activation_s, operational_intensity, parameterised_flops_per_s
+from dlperf.ops import counts
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.gemm_points import GemmSize, gemm_size, measured_gemms
-from dlperf.trace import ITEM_BYTES, Op, Trace
 
 ACTIVATION_WEIGHTS = {"aten.relu": 1, "aten.relu_": 1, "aten.sigmoid": 30, "aten.sigmoid_": 30}
 """How much an element of each activation weighs; an elementary function counts as 30."""
@@ -34,19 +36,34 @@ N_NEIGHBOURS = 8
 class GemmTable:
     """The published predictor.
 
-    A product whose size is in the machine file says ``measured``, everything else ``interpolated`` or ``extrapolated`` (an activation
-    is never priced by its own measurement). Bounds are ``compute`` and ``DRAM``.
+    A product whose size is in the machine file says ``measured``, everything else ``interpolated``
+    or ``extrapolated`` (an activation is never priced by its own measurement). Bounds are
+    ``compute`` and ``DRAM``.
     """
 
     name = "gemm-table"
 
-    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
-        """The price list of the forward pass; layers that do anything else in it are named in `unspoken`.
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """The price list of the forward pass; layers that do anything else in it are named in
+        `unspoken`.
 
-        Raises DlperfError where the machine file holds no memory bandwidth, or no matrix product though the network has one.
+        Raises DlperfError where the machine file holds no memory bandwidth, or no matrix product
+        though the network has one.
         """
-        forward = [(place, op) for place, op in enumerate(trace.ops) if op.phase == "forward" and not _is_free(op)]
-        unspoken = tuple(dict.fromkeys(op.layer for _, op in forward if gemm_size(op) is None and op.packet not in ACTIVATION_WEIGHTS))
+        forward = [
+            (place, op)
+            for place, op in enumerate(trace.ops)
+            if op.phase == "forward" and not _is_free(op)
+        ]
+        unspoken = tuple(
+            dict.fromkeys(
+                op.layer
+                for _, op in forward
+                if gemm_size(op) is None and op.packet not in ACTIVATION_WEIGHTS
+            )
+        )
         bandwidth = machine.dram_bytes_per_s(threads)
         priced = [(place, op) for place, op in forward if op.layer not in unspoken]
         table = GemmRates(machine, threads) if any(gemm_size(op) for _, op in priced) else None
@@ -54,55 +71,84 @@ class GemmTable:
         for place, op in priced:
             size = gemm_size(op)
             if size is None:
-                seconds, bound, source = float(activation_s(op.inputs[0].numel, bandwidth, ACTIVATION_WEIGHTS[op.packet])), "DRAM", "interpolated"
+                seconds, bound, source = (
+                    float(
+                        activation_s(op.inputs[0].numel, bandwidth, ACTIVATION_WEIGHTS[op.packet])
+                    ),
+                    "DRAM",
+                    "interpolated",
+                )
             else:
                 assert table is not None
                 rate, source = table.rate(size)
                 if size.dtype not in table.dtypes:
-                    notes.add(f"gemm-table: no {size.dtype} matrix product in the machine file; {table.fallback} stands for it")
+                    notes.add(
+                        f"gemm-table: no {size.dtype} matrix product in the machine file;"
+                        f" {table.fallback} stands for it"
+                    )
                 seconds, bound = fully_connected_s(size, rate, bandwidth)
             items.append(Item(op.layer, "forward", seconds, bound, source, op=place))
         spoken = {item.layer for item in items}
-        for place, op in enumerate(trace.ops):  # a layer that only reshapes has its row, and takes no time
+        for place, op in enumerate(
+            trace.ops
+        ):  # a layer that only reshapes has its row, and takes no time
             if op.phase == "forward" and op.layer not in spoken and op.layer not in unspoken:
                 spoken.add(op.layer)
-                items.append(Item(op.layer, "forward", 0.0, "DRAM", "interpolated", what="reshape", op=place))
-        return Prices(tuple(items), phases=("forward",), unspoken=unspoken, notes=tuple(sorted(notes)))
+                items.append(
+                    Item(op.layer, "forward", 0.0, "DRAM", "interpolated", what="reshape", op=place)
+                )
+        return Prices(
+            tuple(items), phases=("forward",), unspoken=unspoken, notes=tuple(sorted(notes))
+        )
 
 
 def _is_free(op: Op) -> bool:
-    return work.is_view(op) or (work.op_flops(op) == 0 and work.op_bytes(op) == 0)
+    return counts.is_view(op) or (counts.op_flops(op) == 0 and counts.op_bytes(op) == 0)
 
 
-def fully_connected_s(size: GemmSize, gemm_flops_per_s: float, bytes_per_s: float) -> tuple[float, str]:
+def fully_connected_s(
+    size: GemmSize, gemm_flops_per_s: float, bytes_per_s: float
+) -> tuple[float, str]:
     """Time of a fully connected layer in seconds and what bounds it, by equation 3.1.
 
-    Cardwell 2019: F / min{f, OI x M_peak}, F = 2 m k n FLOP, OI = F / M with M the bytes of inputs, weights and outputs.
+    Cardwell 2019: F / min{f, OI x M_peak}, F = 2 m k n FLOP, OI = F / M with M the bytes of inputs,
+    weights and outputs.
 
     >>> fully_connected_s(GemmSize(2, 10, 5, "float32", "NN"), gemm_flops_per_s=100.0, bytes_per_s=1e9)  # 200 FLOP at 100 FLOP/s
     (2.0, 'compute')
     """
     if not size.flops:
         return 0.0, "compute"
-    moved_bytes = ITEM_BYTES.get(size.dtype, 4) * (size.m * size.k + size.k * size.n + size.m * size.n)
-    rate = float(parameterised_flops_per_s(gemm_flops_per_s, operational_intensity(size.flops, moved_bytes), bytes_per_s))
+    moved_bytes = ITEM_BYTES.get(size.dtype, 4) * (
+        size.m * size.k + size.k * size.n + size.m * size.n
+    )
+    rate = float(
+        parameterised_flops_per_s(
+            gemm_flops_per_s, operational_intensity(size.flops, moved_bytes), bytes_per_s
+        )
+    )
     return size.flops / rate, "compute" if rate == gemm_flops_per_s else "DRAM"
 
 
 class GemmRates:
     """f(k, m, n): measured rates of matrix products by size, in FLOP/s, from medians.
 
-    The paper's f knows only sizes. Where the same size was measured in several orientations the op's own comes first,
-    then that of a linear layer's forward (NT), then any.
+    The paper's f knows only sizes. Where the same size was measured in several orientations the
+    op's own comes first, then that of a linear layer's forward (NT), then any.
     """
 
     def __init__(self, machine: Machine, threads: int) -> None:
-        self._points = [(size, size.flops / kernel.samples.minimum) for size, kernel in measured_gemms(machine, threads)]
+        self._points = [
+            (size, size.flops / kernel.samples.minimum)
+            for size, kernel in measured_gemms(machine, threads)
+        ]
         self.dtypes = {size.dtype for size, _ in self._points}
         self.fallback = "float32" if "float32" in self.dtypes else min(self.dtypes)
 
     def rate(self, size: GemmSize) -> tuple[float, str]:
-        """The rate at `size`, and whether it was ``measured``, ``interpolated`` or ``extrapolated``."""
+        """The rate at `size`, and whether it was ``measured``, ``interpolated`` or
+        ``extrapolated``.
+        """
         dtype = size.dtype if size.dtype in self.dtypes else self.fallback
         points = [(at, rate) for at, rate in self._points if at.dtype == dtype]
         same = {at.orientation: rate for at, rate in points if at.sizes == size.sizes}
@@ -120,11 +166,18 @@ def _within(size: GemmSize, points: Sequence[tuple[GemmSize, float]]) -> bool:
 
 
 def _interpolate(size: GemmSize, points: Sequence[tuple[GemmSize, float]]) -> float:
-    """The rates of the nearest sizes, weighted by 1 / distance^2; distances and the mean are taken of logarithms.
+    """The rates of the nearest sizes, weighted by 1 / distance^2; distances and the mean are taken
+    of logarithms.
 
-    It stays between the least and the greatest of them, so it never invents a rate that nothing reached.
+    It stays between the least and the greatest of them, so it never invents a rate that nothing
+    reached.
     """
     wanted = [math.log2(max(value, 1)) for value in size.sizes]
-    near = sorted((sum((w - math.log2(max(v, 1))) ** 2 for w, v in zip(wanted, at.sizes)), rate) for at, rate in points)[:N_NEIGHBOURS]
+    near = sorted(
+        (sum((w - math.log2(max(v, 1))) ** 2 for w, v in zip(wanted, at.sizes)), rate)
+        for at, rate in points
+    )[:N_NEIGHBOURS]
     weights = [1.0 / max(distance, 1e-9) for distance, _ in near]
-    return math.exp(sum(weight * math.log(rate) for weight, (_, rate) in zip(weights, near)) / sum(weights))
+    return math.exp(
+        sum(weight * math.log(rate) for weight, (_, rate) in zip(weights, near)) / sum(weights)
+    )

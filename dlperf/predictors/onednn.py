@@ -1,12 +1,14 @@
-"""Which convolutions go to oneDNN, and what they allocate on the way: PyTorch's and oneDNN's conditions as functions of shapes."""
+"""Which convolutions go to oneDNN, and what they allocate on the way: PyTorch's and oneDNN's
+conditions as functions of shapes.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from dlperf.predictors.description import ints
-from dlperf.trace import Argument, Op, TensorSpec
+from dlperf.core.trace import Argument, Op, TensorSpec
+from dlperf.predictors.features import ints
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
@@ -14,7 +16,9 @@ _HALF_BLOCK = 8
 _PLAIN_WEIGHT_CHANNELS = 3
 """Up to so many input channels the gradient of the weight reads the image as it is."""
 _DEPTHWISE_WEIGHT_SIDE = 3
-"""The longest kernel for which the gradient of a depthwise convolution's weight has a kernel of its own."""
+"""The longest kernel for which the gradient of a depthwise convolution's weight has a kernel of its
+own.
+"""
 
 
 def padded(channels: int) -> int:
@@ -37,7 +41,9 @@ def remainders(size: int) -> int:
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride, padding and dilation of a convolution and the image that it slides over, one number for each spatial axis."""
+    """Kernel, stride, padding and dilation of a convolution and the image that it slides over, one
+    number for each spatial axis.
+    """
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -50,7 +56,9 @@ class Window:
         """Places that it takes (PyTorch's documented formula)."""
         return tuple(
             (size + 2 * pad - reach * (side - 1) - 1) // step + 1
-            for size, side, step, pad, reach in zip(self.image, self.kernel, self.stride, self.padding, self.dilation)
+            for size, side, step, pad, reach in zip(
+                self.image, self.kernel, self.stride, self.padding, self.dilation
+            )
         )
 
     @property
@@ -62,7 +70,9 @@ class Window:
         """
         return math.prod(
             sum(_places_inside(tap * reach - pad, step, size, places) for tap in range(side))
-            for side, step, pad, reach, size, places in zip(self.kernel, self.stride, self.padding, self.dilation, self.image, self.out)
+            for side, step, pad, reach, size, places in zip(
+                self.kernel, self.stride, self.padding, self.dilation, self.image, self.out
+            )
         )
 
     @property
@@ -87,13 +97,20 @@ class Window:
 
     @property
     def is_point(self) -> bool:
-        """Whether its kernel has one tap and no stride: jit_1x1 computes those, with a stride they take what larger kernels do."""
+        """Whether its kernel has one tap and no stride: jit_1x1 computes those, with a stride they
+        take what larger kernels do.
+        """
         return math.prod(self.kernel) == 1 and not self.is_strided
 
     @property
     def is_padded_far(self) -> bool:
-        """Whether there are outputs whose middle tap lies outside the image: more padding than half of the kernel's reach."""
-        return any(pad > (step * (side - 1) + 1) // 2 for side, pad, step in zip(self.kernel, self.padding, self.dilation))
+        """Whether there are outputs whose middle tap lies outside the image: more padding than half
+        of the kernel's reach.
+        """
+        return any(
+            pad > (step * (side - 1) + 1) // 2
+            for side, pad, step in zip(self.kernel, self.padding, self.dilation)
+        )
 
 
 def _places_inside(first: int, step: int, size: int, places: int) -> int:
@@ -101,18 +118,31 @@ def _places_inside(first: int, step: int, size: int, places: int) -> int:
     return max(0, min(places, (size - 1 - first) // step + 1) - max(0, -(first // step)))
 
 
-def window_of(weight: TensorSpec, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], image: tuple[int, ...]) -> Window:
-    """The window of a convolution with this weight over an image of these sizes; one number stands for all axes."""
+def window_of(
+    weight: TensorSpec,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    image: tuple[int, ...],
+) -> Window:
+    """The window of a convolution with this weight over an image of these sizes; one number stands
+    for all axes.
+    """
     d = len(weight.shape) - 2
-    stride, padding, dilation = (values * d if len(values) == 1 else values for values in (stride, padding, dilation))
+    stride, padding, dilation = (
+        values * d if len(values) == 1 else values for values in (stride, padding, dilation)
+    )
     return Window(tuple(weight.shape[2:]), stride, padding, dilation, image)
 
 
 def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
-    """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``, ``blocked`` or ``gemm``.
+    """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``,
+    ``blocked`` or ``gemm``.
 
-    ONEDNN_VERBOSE tells (v3.12): from fewer channels than a block it reads the plain image (wei Acdb16a), but in jit_1x1; groups need channels in fours but for
-    depthwise ones of one output each, and a padded kernel of one tap has no kernel of its own: those are computed image by image, by im2col and a product.
+    ONEDNN_VERBOSE tells (v3.12): from fewer channels than a block it reads the plain image (wei
+    Acdb16a), but in jit_1x1; groups need channels in fours but for depthwise ones of one output
+    each, and a padded kernel of one tap has no kernel of its own: those are computed image by
+    image, by im2col and a product.
 
     >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
     >>> forward_regime(3, 32, 1, window), forward_regime(32, 32, 1, window), forward_regime(6, 6, 4, window)
@@ -130,11 +160,13 @@ def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
 
 
 def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
-    """Which kernels the gradient of the weight takes: ``first``, ``blocked``, ``half`` (blocks of 8 channels, jit:avx2) or ``gemm``.
+    """Which kernels the gradient of the weight takes: ``first``, ``blocked``, ``half`` (blocks of 8
+    channels, jit:avx2) or ``gemm``.
 
-    ONEDNN_VERBOSE tells (v3.12); the conditions are those of jit_uni_dw_conv_bwd_weights_kernel and of the dense kernels' init_conf. Only kernels of
-    512 bits know dilation (with a stride, only in 1d), and none of them padding beyond half of the kernel in 2d, nor a kernel deeper than the image
-    in 3d; those of 256 know no padding in 3d and no kernel longer than the image.
+    ONEDNN_VERBOSE tells (v3.12); the conditions are those of jit_uni_dw_conv_bwd_weights_kernel and
+    of the dense kernels' init_conf. Only kernels of 512 bits know dilation (with a stride, only in
+    1d), and none of them padding beyond half of the kernel in 2d, nor a kernel deeper than the
+    image in 3d; those of 256 know no padding in 3d and no kernel longer than the image.
 
     >>> near, far = (Window((side, side), (1, 1), (side // 2, side // 2), (1, 1), (14, 14)) for side in (3, 5))
     >>> weight_regime(1, 1, 32, near), weight_regime(1, 1, 32, far), weight_regime(3, 32, 1, far), weight_regime(12, 32, 1, near)
@@ -142,9 +174,15 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """
     d = len(window.kernel)
     if groups > 1 and c_in == c_out == 1:
-        shifted = any(pad > 1 and pad % stride for pad, stride in zip(window.padding, window.stride))
+        shifted = any(
+            pad > 1 and pad % stride for pad, stride in zip(window.padding, window.stride)
+        )
         gaps = any(stride > side for stride, side in zip(window.stride, window.kernel))
-        own = d < 3 and window.kernel[-1] <= _DEPTHWISE_WEIGHT_SIDE and not (window.is_dilated or window.is_padded_far or shifted or gaps)
+        own = (
+            d < 3
+            and window.kernel[-1] <= _DEPTHWISE_WEIGHT_SIDE
+            and not (window.is_dilated or window.is_padded_far or shifted or gaps)
+        )
         return "blocked" if own else "gemm"
     if math.prod(window.kernel) == 1 and groups == 1 and window.is_padded_far:
         return "gemm"
@@ -158,12 +196,20 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
         return "gemm"
     if (whole or plain) and not far and not dilated_far:
         return "first" if plain else "blocked"
-    halves = (groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)) and not window.is_short
-    return "half" if halves and not window.is_dilated and (d < 3 or max(window.padding) == 0) else "gemm"
+    halves = (
+        groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)
+    ) and not window.is_short
+    return (
+        "half"
+        if halves and not window.is_dilated and (d < 3 or max(window.padding) == 0)
+        else "gemm"
+    )
 
 
 def input_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
-    """Which kernels the gradient of the input takes: ``blocked``, ``strided`` (brgconv_strided, in channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12)."""
+    """Which kernels the gradient of the input takes: ``blocked``, ``strided`` (brgconv_strided, in
+    channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12).
+    """
     if groups > 1 and c_in == c_out == 1:
         return "gemm" if len(window.kernel) == 3 or window.is_dilated else "blocked"
     if window.is_strided and window.is_dilated:
@@ -176,12 +222,20 @@ def input_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     return "blocked" if own else "gemm"
 
 
-def takes_onednn(image: TensorSpec, weight: TensorSpec, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int, threads: int = 1) -> bool:
-    """Whether a convolution, transposed or not, goes to oneDNN (ConvParams::use_mkldnn, ATen/native/Convolution.cpp).
+def takes_onednn(
+    image: TensorSpec,
+    weight: TensorSpec,
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    threads: int = 1,
+) -> bool:
+    """Whether a convolution, transposed or not, goes to oneDNN (ConvParams::use_mkldnn,
+    ATen/native/Convolution.cpp).
 
-    In bfloat16 and float16 all do, where the processor has instructions for them (assumed); in float64 and complex
-    numbers none. In float32 torch looks at the last two sides of the kernel, and at the first four of the image; a 1d convolution counts as
-    a 2d one of height 1.
+    In bfloat16 and float16 all do, where the processor has instructions for them (assumed); in
+    float64 and complex numbers none. In float32 torch looks at the last two sides of the kernel,
+    and at the first four of the image; a 1d convolution counts as a 2d one of height 1.
 
     >>> one = TensorSpec.contiguous(1, 16, 8, 8); small = TensorSpec.contiguous(8, 16, 1, 1)
     >>> takes_onednn(one, small, (1, 1), (1, 1), 1)
@@ -191,7 +245,13 @@ def takes_onednn(image: TensorSpec, weight: TensorSpec, stride: tuple[int, ...],
         return image.dtype in ("bfloat16", "float16")
     sides = (1, *weight.shape[2:])[-2:]
     size = image.numel if len(image.shape) < 5 else math.prod(image.shape[:4])
-    moved = max(stride) > 1 or max(dilation) > 1 or image.shape[0] >= 16 or any(side != 1 for side in sides) or threads > 1
+    moved = (
+        max(stride) > 1
+        or max(dilation) > 1
+        or image.shape[0] >= 16
+        or any(side != 1 for side in sides)
+        or threads > 1
+    )
     large = groups > 1 or all(side > 3 for side in sides) or image.shape[0] > 1 or size > 20480
     return moved and large
 
@@ -204,22 +264,35 @@ def _blocked(spec: TensorSpec) -> int:
 
 def _blocked_weight(spec: TensorSpec) -> int:
     c_out, c_in = spec.shape[:2]
-    return padded(c_out) * (c_in if c_in < BLOCK else padded(c_in)) * math.prod(spec.shape[2:]) * spec.item_bytes
+    return (
+        padded(c_out)
+        * (c_in if c_in < BLOCK else padded(c_in))
+        * math.prod(spec.shape[2:])
+        * spec.item_bytes
+    )
 
 
 _RECURRENT_FLOATS = 15.6
-"""Floats that oneDNN keeps of an LSTM for each of its outputs, channels padded to whole blocks: gates and states of every step, for the backward. The
-sizes that aten.mkldnn_rnn_layer returns: 159,744 bytes of 10 steps, batch 8, 24 channels; 10,240,000 of 20, 64 and 128."""
+"""Floats that oneDNN keeps of an LSTM for each of its outputs, channels padded to whole blocks:
+gates and states of every step, for the backward. The sizes that aten.mkldnn_rnn_layer returns:
+159,744 bytes of 10 steps, batch 8, 24 channels; 10,240,000 of 20, 64 and 128.
+"""
 
 
 def workspace_bytes(op: Op) -> tuple[int, int] | None:
-    """(storage, bytes) of what an op keeps for its backward where no recording on fake tensors can know its size; None for other ops.
+    """(storage, bytes) of what an op keeps for its backward where no recording on fake tensors can
+    know its size; None for other ops.
 
     >>> step = TensorSpec.contiguous(10, 8, 24); kept = TensorSpec.contiguous(0, dtype="uint8", storage=7)
     >>> workspace_bytes(Op("aten.mkldnn_rnn_layer.default", outputs=(step, step, step, kept)))
     (7, 159744)
     """
-    if op.packet != "aten.mkldnn_rnn_layer" or len(op.outputs) < 4 or len(op.outputs[0].shape) != 3 or op.outputs[3].storage < 0:
+    if (
+        op.packet != "aten.mkldnn_rnn_layer"
+        or len(op.outputs) < 4
+        or len(op.outputs[0].shape) != 3
+        or op.outputs[3].storage < 0
+    ):
         return None
     steps, batch, channels = op.outputs[0].shape
     return op.outputs[3].storage, round(_RECURRENT_FLOATS * steps * batch * padded(channels) * 4)
@@ -227,10 +300,13 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution that goes to oneDNN, by channels in and out of a group, number of groups and window.
+    """A convolution that goes to oneDNN, by channels in and out of a group, number of groups and
+    window.
 
-    A transposed one is described as the convolution that it is the gradient of: its forward computes the gradient of that one's input, from an image
-    that is that one's output (the definition of ``torch.nn.ConvTranspose2d``, and how oneDNN computes it: ``deconvolution``, ``conv:any+...``).
+    A transposed one is described as the convolution that it is the gradient of: its forward
+    computes the gradient of that one's input, from an image that is that one's output (the
+    definition of ``torch.nn.ConvTranspose2d``, and how oneDNN computes it: ``deconvolution``,
+    ``conv:any+...``).
     """
 
     c_in: int
@@ -239,8 +315,12 @@ class Convolution:
     window: Window
 
     def regime(self, way: str) -> str:
-        """Which kernels it takes to compute its output, the gradient of its input or that of its weight: `way` is ``output``, ``input`` or ``weight``."""
-        return {"output": forward_regime, "input": input_regime, "weight": weight_regime}[way](self.c_in, self.c_out, self.groups, self.window)
+        """Which kernels it takes to compute its output, the gradient of its input or that of its
+        weight: `way` is ``output``, ``input`` or ``weight``.
+        """
+        return {"output": forward_regime, "input": input_regime, "weight": weight_regime}[way](
+            self.c_in, self.c_out, self.groups, self.window
+        )
 
 
 def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:
@@ -257,11 +337,13 @@ def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...
 
 
 def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
-    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op without such.
+    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
+    without such.
 
-    A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and converts back; its
-    backward does so once for the gradient of the input and once for that of the weight. Where a product does the work, it is on the columns of
-    one image (im2col), a group at a time.
+    A convolution in oneDNN converts its NCHW operands to blocks of channels, computes there, and
+    converts back; its backward does so once for the gradient of the input and once for that of the
+    weight. Where a product does the work, it is on the columns of one image (im2col), a group at a
+    time.
     """
     needs: tuple[bool, bool] | None = None
     result: Argument
@@ -271,7 +353,11 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
         (result, image, weight, _, *settings), needs = op.args[:10], (bool(mask[0]), bool(mask[1]))
     else:
         return ()
-    if not (isinstance(image, TensorSpec) and isinstance(weight, TensorSpec) and isinstance(result, TensorSpec)):
+    if not (
+        isinstance(image, TensorSpec)
+        and isinstance(weight, TensorSpec)
+        and isinstance(result, TensorSpec)
+    ):
         return ()
     stride, padding, dilation, transposed, _, groups = settings
     assert isinstance(groups, int)
@@ -280,17 +366,33 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     if not takes_onednn(image, weight, window.stride, window.dilation, groups):
         return ()
     found = Convolution(before.shape[1] // groups, after.shape[1] // groups, groups, window)
-    return tuple(_stage(found, way, before, after, weight) for way in ways_of(bool(transposed), needs))
+    return tuple(
+        _stage(found, way, before, after, weight) for way in ways_of(bool(transposed), needs)
+    )
 
 
-def _stage(convolution: Convolution, way: str, before: TensorSpec, after: TensorSpec, weight: TensorSpec) -> tuple[int, ...]:
+def _stage(
+    convolution: Convolution, way: str, before: TensorSpec, after: TensorSpec, weight: TensorSpec
+) -> tuple[int, ...]:
     """Bytes allocated within one of the ways of a convolution of `before` to `after`."""
     regime = convolution.regime(way)
     if regime == "gemm":
-        return (convolution.c_in * math.prod(convolution.window.kernel) * math.prod(after.shape[2:]) * after.item_bytes,)
+        return (
+            convolution.c_in
+            * math.prod(convolution.window.kernel)
+            * math.prod(after.shape[2:])
+            * after.item_bytes,
+        )
     if regime == "strided":
         return (after.nbytes, _blocked_weight(weight), before.nbytes)
     incoming = () if regime == "first" else (_blocked(before),)
     if way == "output":
         return (*incoming, _blocked_weight(weight), _blocked(after))
-    return (_blocked(after), *((_blocked_weight(weight), *incoming) if way == "input" else (*incoming, _blocked_weight(weight))))
+    return (
+        _blocked(after),
+        *(
+            (_blocked_weight(weight), *incoming)
+            if way == "input"
+            else (*incoming, _blocked_weight(weight))
+        ),
+    )

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlperf.predictors.book import Book
+from dlperf.core.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
 from dlperf.predictors.families import describe
-from dlperf.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
+from dlperf.predictors.kernel_cost_model import Book
 
 _TINY = 16
 
 
 @dataclass(frozen=True)
 class OptimizerCosts:
-    """Seconds a step (`call_s`) and a parameter tensor (`tensor_s`), kernels on tiny tensors included; `source` says if this very loop was measured."""
+    """Seconds a step (`call_s`) and a parameter tensor (`tensor_s`), kernels on tiny tensors
+    included; `source` says if this very loop was measured.
+    """
 
     call_s: float
     tensor_s: float
@@ -26,11 +28,24 @@ class OptimizerCosts:
 
     def floor_s(self, op: Op) -> float:
         """Seconds of the op on a tiny tensor: what the loop's cost holds already."""
-        signature = (op.packet, len(op.args), len(op.inputs) if op.packet.startswith("aten._f") else 0, op.inputs[0].dtype if op.inputs else "")
+        signature = (
+            op.packet,
+            len(op.args),
+            len(op.inputs) if op.packet.startswith("aten._f") else 0,
+            op.inputs[0].dtype if op.inputs else "",
+        )
         if signature not in self.known:
-            tiny = Op(op.name, tuple(_shrink(value) for value in op.args), tuple((name, _shrink(value)) for name, value in op.kwargs))
+            tiny = Op(
+                op.name,
+                tuple(_shrink(value) for value in op.args),
+                tuple((name, _shrink(value)) for name, value in op.kwargs),
+            )
             (priced,) = self.book.curves_s([(describe(tiny),)])
-            self.known[signature] = priced.seconds if priced is not None else self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+            self.known[signature] = (
+                priced.seconds
+                if priced is not None
+                else self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+            )
         return self.known[signature]
 
 
@@ -45,22 +60,42 @@ def _shrink(argument: Argument) -> Argument:
 
 
 def optimizer_costs(trace: Trace, book: Book) -> OptimizerCosts:
-    """The costs of the trace's optimizer: measured for its class and loop, else from a line through the measured ones over ops a tensor."""
+    """The costs of the trace's optimizer: measured for its class and loop, else from a line through
+    the measured ones over ops a tensor.
+    """
     info = trace.optimizer
     assert info is not None
     n_ops = sum(op.phase == "optimizer" for op in trace.ops)
     per_tensor = n_ops / max(info.n_tensors, 1) if info.implementation == "for-loop" else n_ops
     measured = _measured(book)
-    own = {ops: seconds for (kind, implementation, ops), seconds in measured.items() if (kind, implementation) == (info.type, info.implementation)}
+    own = {
+        ops: seconds
+        for (kind, implementation, ops), seconds in measured.items()
+        if (kind, implementation) == (info.type, info.implementation)
+    }
     call_s = _call_s(info, book)
     if own:
         nearest = min(own, key=lambda ops: abs(ops - per_tensor))
         # Another variant of the same class (weight decay, amsgrad) has a few ops more or less.
-        return OptimizerCosts(call_s, max(0.0, own[nearest] + (per_tensor - nearest) * _slope(measured, info)), "measured", book)
-    alike = [(ops, seconds) for (_, implementation, ops), seconds in measured.items() if implementation == info.implementation]
+        return OptimizerCosts(
+            call_s,
+            max(0.0, own[nearest] + (per_tensor - nearest) * _slope(measured, info)),
+            "measured",
+            book,
+        )
+    alike = [
+        (ops, seconds)
+        for (_, implementation, ops), seconds in measured.items()
+        if implementation == info.implementation
+    ]
     if not alike:
         return OptimizerCosts(call_s, per_tensor * book.cost_s("native_call"), "extrapolated", book)
-    return OptimizerCosts(call_s, float(np.median([seconds / max(ops, 1) for ops, seconds in alike])) * per_tensor, "interpolated", book)
+    return OptimizerCosts(
+        call_s,
+        float(np.median([seconds / max(ops, 1) for ops, seconds in alike])) * per_tensor,
+        "interpolated",
+        book,
+    )
 
 
 def _measured(book: Book) -> dict[tuple[str, str, int], float]:
@@ -73,10 +108,16 @@ def _measured(book: Book) -> dict[tuple[str, str, int], float]:
 
 
 def _slope(measured: dict[tuple[str, str, int], float], info: OptimizerInfo) -> float:
-    """Seconds that one more op a tensor takes in a for-loop; 0 for the others, whose ops serve all tensors at once."""
+    """Seconds that one more op a tensor takes in a for-loop; 0 for the others, whose ops serve all
+    tensors at once.
+    """
     if info.implementation != "for-loop":
         return 0.0
-    points = [(ops, seconds) for (_, implementation, ops), seconds in measured.items() if implementation == "for-loop"]
+    points = [
+        (ops, seconds)
+        for (_, implementation, ops), seconds in measured.items()
+        if implementation == "for-loop"
+    ]
     return float(np.median([seconds / max(ops, 1) for ops, seconds in points]))
 
 
@@ -84,5 +125,9 @@ def _call_s(info: OptimizerInfo, book: Book) -> float:
     own = book.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
     if own:
         return own
-    calls = [cost.seconds for cost in book.machine.costs if cost.name.startswith("optimizer_call/") and cost.threads == book.threads]
+    calls = [
+        cost.seconds
+        for cost in book.machine.costs
+        if cost.name.startswith("optimizer_call/") and cost.threads == book.threads
+    ]
     return float(np.median(calls)) if calls else 0.0

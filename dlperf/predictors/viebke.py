@@ -1,16 +1,19 @@
-"""Viebke et al. 2019: strategies (a) and (b) as predictors of one worker's step, for any recorded network.
+"""Viebke et al. 2019: strategies (a) and (b) as predictors of one worker's step, for any recorded
+network.
 
 What the paper takes for one image on one thread is priced here for a step and by layer; the law over p workers, epochs, validation and tests is
-:func:`dlperf.laws.threads.training_time` with :meth:`dlperf.laws.threads.ImageTimes.of_step`. Validation and tests take the step's forward, the paper's FProp.
+:func:`dlperf.models.threads.training_time` with :meth:`dlperf.models.threads.ImageTimes.of_step`. Validation and tests take the step's forward, the paper's FProp.
 
-Both rest on one measured point: a measurement of the network (``--point``), or, without one, the step that ``calibrated`` predicts.
+Both rest on one measured point: a measurement of the network (``--point``), or, without one, the
+step that ``calibrated`` predicts.
 
 - (a) ``viebke-a``: FLOPs of every op times OperationFactor / s, that one number fitted to the point's whole step. The paper's own operation counts are not
   FLOPs, so its 15 is of no use here. The law knows no bandwidth, no dispatch and no page fault: within a step it errs low for small and memory-bound layers,
   and high for the others.
 - (b) ``viebke-b``: T_FProp and T_BProp as they are at the point, layer by layer.
 
-A point at another batch size is scaled by images (the optimizer's step is not), and then ``extrapolated``; so is one of another number of threads.
+A point at another batch size is scaled by images (the optimizer's step is not), and then
+``extrapolated``; so is one of another number of threads.
 """
 
 from __future__ import annotations
@@ -20,17 +23,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dlperf import work
-from dlperf.errors import DlperfError
-from dlperf.laws.threads import seconds_per_operation
-from dlperf.machine import Machine
-from dlperf.measurement import Measurement
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.measurement import Measurement
+from dlperf.core.trace import LOSS, Trace
+from dlperf.models.threads import seconds_per_operation
+from dlperf.ops import counts
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.calibrated import Calibrated
-from dlperf.predictors.paging import peak_memory_bytes
+from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.roofline import Roofline
-from dlperf.trace import LOSS, Trace
 
 IMAGE_PHASES = ("forward", "backward")
 """The phases whose work grows with the batch."""
@@ -41,42 +44,75 @@ IMAGE_PHASES = ("forward", "backward")
 class ViebkeA:
     """Strategy (a): FLOPs times OperationFactor / s.
 
-    Every op with a FLOP formula is ``interpolated`` at the point's own batch size and threads, else ``extrapolated``, and bound by ``compute``, the only
-    thing that the law knows. Ops that compute nothing (copies) take no time in it; ops without a formula are ``unpriced`` and enter with
-    bytes / bandwidth, which the fit leaves out.
+    Every op with a FLOP formula is ``interpolated`` at the point's own batch size and threads, else
+    ``extrapolated``, and bound by ``compute``, the only thing that the law knows. Ops that compute
+    nothing (copies) take no time in it; ops without a formula are ``unpriced`` and enter with bytes
+    / bandwidth, which the fit leaves out.
     """
 
     name = "viebke-a"
     evaluates_by_forward = True
     point: Measurement | None = None
 
-    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
-        """The price list. Raises DlperfError where the point is of another network, or leaves nothing to fit."""
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """The price list. Raises DlperfError where the point is of another network, or leaves
+        nothing to fit.
+        """
         if not trace.ops:
             return Prices(())
-        flops, n_bytes = work.totals(trace)
-        unknown = work.unknown_ops(trace)
+        flops, n_bytes = counts.totals(trace)
+        unknown = counts.unknown_ops(trace)
         bandwidth = machine.dram_bytes_per_s(threads) if unknown else math.inf
         unpriced = {place: n_bytes[place] / bandwidth for place in unknown}
         if self.point is None:
             calibrated = Calibrated().price(trace, machine, threads, malloc)
-            point_s, phases, ratio, source = math.fsum(item.seconds for item in calibrated.items), frozenset(calibrated.phases), 1.0, "interpolated"
-            low, high, said = calibrated.low_factor, calibrated.high_factor, "the step that calibrated predicts"
+            point_s, phases, ratio, source = (
+                math.fsum(item.seconds for item in calibrated.items),
+                frozenset(calibrated.phases),
+                1.0,
+                "interpolated",
+            )
+            low, high, said = (
+                calibrated.low_factor,
+                calibrated.high_factor,
+                "the step that calibrated predicts",
+            )
         else:
             point_s, phases = _whole(self.point, trace)
             ratio, source, said = _place(self.point, trace, threads, "interpolated")
             low = high = None
         weights = [_weight(op.phase, ratio) if op.phase in phases else 0.0 for op in trace.ops]
         each_s = seconds_per_operation(
-            point_s, math.fsum(count * weight for count, weight in zip(flops, weights)), math.fsum(unpriced[place] * weights[place] for place in unknown)
+            point_s,
+            math.fsum(count * weight for count, weight in zip(flops, weights)),
+            math.fsum(unpriced[place] * weights[place] for place in unknown),
         )
         items = []
         for place, op in enumerate(trace.ops):
-            seconds, how, bound = (unpriced[place], "unpriced", "DRAM") if place in unpriced else (flops[place] * each_s, source, "compute")
-            items += [Item(layer, op.phase, share * seconds, bound, how, op=place, share=share) for layer, share in op.shares or ((op.layer, 1.0),)]
-        notes = (f"{self.name}: OperationFactor / s is {each_s:.4g} s per FLOP, fitted to {said}", *(calibrated.notes if self.point is None else ()))
+            seconds, how, bound = (
+                (unpriced[place], "unpriced", "DRAM")
+                if place in unpriced
+                else (flops[place] * each_s, source, "compute")
+            )
+            items += [
+                Item(layer, op.phase, share * seconds, bound, how, op=place, share=share)
+                for layer, share in op.shares or ((op.layer, 1.0),)
+            ]
+        notes = (
+            f"{self.name}: OperationFactor / s is {each_s:.4g} s per FLOP, fitted to {said}",
+            *(calibrated.notes if self.point is None else ()),
+        )
         warnings = calibrated.warnings if self.point is None else ()
-        return Prices(tuple(items), low_factor=low, high_factor=high, notes=notes, warnings=warnings, peak_memory_bytes=_peak(trace, machine, malloc))
+        return Prices(
+            tuple(items),
+            low_factor=low,
+            high_factor=high,
+            notes=notes,
+            warnings=warnings,
+            peak_memory_bytes=_peak(trace, machine, malloc),
+        )
 
 
 @register
@@ -84,36 +120,63 @@ class ViebkeA:
 class ViebkeB:
     """Strategy (b): forward and backward as measured, or as ``calibrated`` predicts them.
 
-    Of a measurement: the layers' times in proportion, so that each phase, and the step, add up to what was measured without instruments. ``measured`` at the
-    point's own batch size and threads, else ``extrapolated``. A measurement does not say what bounds a layer; `bound` is that of the roofline.
+    Of a measurement: the layers' times in proportion, so that each phase, and the step, add up to
+    what was measured without instruments. ``measured`` at the point's own batch size and threads,
+    else ``extrapolated``. A measurement does not say what bounds a layer; `bound` is that of the
+    roofline.
     """
 
     name = "viebke-b"
     evaluates_by_forward = True
     point: Measurement | None = None
 
-    def price(self, trace: Trace, machine: Machine, threads: int, malloc: str = "default") -> Prices:
-        """The price list. Raises DlperfError where the point is of another network, or a forward pass alone for a training step."""
+    def price(
+        self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
+    ) -> Prices:
+        """The price list. Raises DlperfError where the point is of another network, or a forward
+        pass alone for a training step.
+        """
         if self.point is None:
             prices = Calibrated().price(trace, machine, threads, malloc)
-            return replace(prices, notes=(f"{self.name}: T_FProp and T_BProp are those that calibrated predicts", *prices.notes))
+            return replace(
+                prices,
+                notes=(
+                    f"{self.name}: T_FProp and T_BProp are those that calibrated predicts",
+                    *prices.notes,
+                ),
+            )
         if self.point.inference and not trace.inference:
-            raise DlperfError(f"{self.name}: the point, {self.point.target}, is a forward pass, which says nothing of T_BProp; measure without --inference")
+            raise DlperfError(
+                f"{self.name}: the point, {self.point.target}, is a forward pass, which says"
+                " nothing of T_BProp; measure without --inference"
+            )
         _, phases = _whole(self.point, trace)
         ratio, source, said = _place(self.point, trace, threads, "measured")
         bounds = _bounds(trace, machine, threads)
         items = [
-            Item(layer, phase, seconds / _weight(phase, ratio), bounds.get((layer, phase), "overhead"), source, what=phase)
+            Item(
+                layer,
+                phase,
+                seconds / _weight(phase, ratio),
+                bounds.get((layer, phase), "overhead"),
+                source,
+                what=phase,
+            )
             for layer, phase, seconds in _layer_times(self.point, trace, phases)
         ]
-        return Prices(tuple(items), notes=(f"{self.name}: T_FProp and T_BProp are those of {said}",), peak_memory_bytes=_peak(trace, machine, malloc))
+        return Prices(
+            tuple(items),
+            notes=(f"{self.name}: T_FProp and T_BProp are those of {said}",),
+            peak_memory_bytes=_peak(trace, machine, malloc),
+        )
 
 
-# -- the point ------------------------------------------------------------------------------------------------------------
+# -- the point -------------------------------------------------------------------------------------
 
 
 def _whole(point: Measurement, trace: Trace) -> tuple[float, frozenset[str]]:
-    """The seconds that the point and the trace have in common, and their phases: the whole step, or the forward where one is no training.
+    """The seconds that the point and the trace have in common, and their phases: the whole step, or
+    the forward where one is no training.
 
     Raises DlperfError where the point's layers are not the trace's.
     """
@@ -122,19 +185,31 @@ def _whole(point: Measurement, trace: Trace) -> tuple[float, frozenset[str]]:
         if row.layer != LOSS and types.get(row.layer) != row.type:
             here = f"is {types[row.layer]} in" if row.layer in types else "is not in"
             raise DlperfError(
-                f"the point is of another network: its layer {row.layer!r} ({row.type}) {here} {trace.target}; dlperf measure {trace.target} -o FILE makes one"
+                f"the point is of another network: its layer {row.layer!r} ({row.type}) {here}"
+                f" {trace.target}; dlperf measure {trace.target} -o FILE makes one"
             )
     if point.inference == trace.inference:
-        return point.step["total"].median, frozenset(("zero_grad", "forward", "backward", "optimizer"))
+        return point.step["total"].median, frozenset(
+            ("zero_grad", "forward", "backward", "optimizer")
+        )
     return point.step["forward"].median, frozenset(("forward",))
 
 
 def _place(point: Measurement, trace: Trace, threads: int, source: str) -> tuple[float, str, str]:
-    """The point's images to the trace's, what a price from it may call itself, and what it is in words."""
-    words = f"the measurement of {point.target} at batch size {point.batch_size} with {point.threads} thread(s)"
+    """The point's images to the trace's, what a price from it may call itself, and what it is in
+    words.
+    """
+    words = (
+        f"the measurement of {point.target} at batch size {point.batch_size} with {point.threads}"
+        " thread(s)"
+    )
     if point.inference != trace.inference:
         words += ", its forward pass alone"
-    at_home = point.batch_size == trace.batch_size and point.threads == threads and point.inference == trace.inference
+    at_home = (
+        point.batch_size == trace.batch_size
+        and point.threads == threads
+        and point.inference == trace.inference
+    )
     return point.batch_size / trace.batch_size, source if at_home else "extrapolated", words
 
 
@@ -142,14 +217,28 @@ def _weight(phase: str, ratio: float) -> float:
     return ratio if phase in IMAGE_PHASES else 1.0
 
 
-def _layer_times(point: Measurement, trace: Trace, phases: frozenset[str]) -> Iterator[tuple[str, str, float]]:
-    """(layer, phase, seconds) of the point that add up to its whole; a phase without times by layer stands under the root."""
+def _layer_times(
+    point: Measurement, trace: Trace, phases: frozenset[str]
+) -> Iterator[tuple[str, str, float]]:
+    """(layer, phase, seconds) of the point that add up to its whole; a phase without times by layer
+    stands under the root.
+    """
     medians = {phase: samples.median for phase, samples in point.step.items() if phase in phases}
     whole_s, _ = _whole(point, trace)
-    scale = whole_s / math.fsum(medians.values())  # medians of phases do not quite add up to the median of the step
+    scale = whole_s / math.fsum(
+        medians.values()
+    )  # medians of phases do not quite add up to the median of the step
     root = trace.layers[0].name if trace.layers else LOSS
     for phase, median in medians.items():
-        rows = [] if phase == "zero_grad" else [(row.layer, samples.median) for row in point.layers if (samples := row.phase(phase)) is not None]
+        rows = (
+            []
+            if phase == "zero_grad"
+            else [
+                (row.layer, samples.median)
+                for row in point.layers
+                if (samples := row.phase(phase)) is not None
+            ]
+        )
         total = math.fsum(seconds for _, seconds in rows)
         for layer, seconds in rows if total > 0 else [(root, 1.0)]:
             yield layer, phase, scale * median * seconds / (total or 1.0)

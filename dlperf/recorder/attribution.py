@@ -1,9 +1,12 @@
-"""Whose work an operation is: the layer on the module stack, the layer whose forward made an autograd node, the owner of a parameter.
+"""Whose work an operation is: the layer on the module stack, the layer whose forward made an
+autograd node, the owner of a parameter.
 
-Forward work belongs to the module whose ``forward`` is running. Backward work belongs to the layer whose forward made the
-autograd node: nodes are numbered in the order in which they are made, so the numbers seen when a module is entered and
-left cut the count into intervals, one layer each. Optimizer work belongs to the layer that owns the parameter.
+Forward work belongs to the module whose ``forward`` is running. Backward work belongs to the layer
+whose forward made the autograd node: nodes are numbered in the order in which they are made, so the
+numbers seen when a module is entered and left cut the count into intervals, one layer each.
+Optimizer work belongs to the layer that owns the parameter.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -14,10 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlperf.trace import LOSS, TensorSpec
+from dlperf.core.trace import LOSS, TensorSpec
 
 _UNNUMBERED = 2**63
-"""Sequence numbers from here on belong to nodes without one (AccumulateGrad carries the largest unsigned number)."""
+"""Sequence numbers from here on belong to nodes without one (AccumulateGrad carries the largest
+unsigned number).
+"""
 
 
 def sequence_number() -> int:
@@ -26,7 +31,9 @@ def sequence_number() -> int:
 
 
 def layer_names(model: nn.Module) -> dict[nn.Module, str]:
-    """Every module of the tree with its qualified name; the root by its type, a shared module by its first name."""
+    """Every module of the tree with its qualified name; the root by its type, a shared module by
+    its first name.
+    """
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
@@ -70,7 +77,9 @@ class ModuleStack:
         self.mark(sequence_number(), name)
 
     def leave(self, name: str) -> None:
-        """`name`'s forward ended, by return or by exception; what it called and did not leave is left as well."""
+        """`name`'s forward ended, by return or by exception; what it called and did not leave is
+        left as well.
+        """
         if name not in self._stack:
             return
         while self._stack.pop() != name:
@@ -90,8 +99,8 @@ class ModuleStack:
     def backward_layer(self, node: Any) -> str:
         """The layer of an operation that runs in the backward, in `node` (None: between nodes).
 
-        A module on the stack means recomputation, and its layer wins. Accumulations of gradients, inside
-        AccumulateGrad or between nodes, belong to the layer of the operation before.
+        A module on the stack means recomputation, and its layer wins. Accumulations of gradients,
+        inside AccumulateGrad or between nodes, belong to the layer of the operation before.
         """
         if self._stack:
             self._previous = self._stack[-1]
@@ -117,7 +126,9 @@ class ModuleStack:
                 self._n_nodes += 1
             self._last_node = None
             return place
-        if node is not self._last_node:  # AccumulateGrad holds nothing but its parameter, so it may be kept alive here
+        if (
+            node is not self._last_node
+        ):  # AccumulateGrad holds nothing but its parameter, so it may be kept alive here
             self._last_node = node
             self._n_nodes += 1
         return self._n_nodes - 1
@@ -135,16 +146,22 @@ class Owners:
         self._last = root
 
     def add(self, storage: int, layer: str) -> None:
-        """`storage` belongs to `layer`; the first to say so is right, and what runs before any owner is known is the first one's."""
+        """`storage` belongs to `layer`; the first to say so is right, and what runs before any
+        owner is known is the first one's.
+        """
         if not self._by_storage:
             self._last = layer
         if storage >= 0:
             self._by_storage.setdefault(storage, layer)
 
-    def attribute(self, operands: Sequence[Any], outputs: Iterable[TensorSpec]) -> tuple[str, tuple[tuple[str, float], ...]]:
-        """The layer of an optimizer's operation and, where it serves several, each one's fraction of the bytes.
+    def attribute(
+        self, operands: Sequence[Any], outputs: Iterable[TensorSpec]
+    ) -> tuple[str, tuple[tuple[str, float], ...]]:
+        """The layer of an optimizer's operation and, where it serves several, each one's fraction
+        of the bytes.
 
-        `operands` are the op's arguments; results inherit their owner, position by position where a list goes in.
+        `operands` are the op's arguments; results inherit their owner, position by position where a
+        list goes in.
         """
         by_layer: dict[str, int] = defaultdict(int)
         first: list[str] | None = None

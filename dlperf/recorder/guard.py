@@ -1,4 +1,5 @@
 """What a recording must leave as it was: tensors that nobody gave it, random states, interrupts."""
+
 from __future__ import annotations
 
 import contextlib
@@ -21,11 +22,13 @@ from torch.utils._mode_utils import no_dispatch
 
 
 class Foreign:
-    """Tensors that the step reaches without the model holding them, such as those that are global variables.
+    """Tensors that the step reaches without the model holding them, such as those that are global
+    variables.
 
-    Their gradients and contents and the states of generators are noted before the first operation that could change
-    them. Among fake tensors every real one is foreign (operations on real ones alone are real there, too); with
-    `real` all that was neither given to :meth:`own` nor made by the recording.
+    Their gradients and contents and the states of generators are noted before the first operation
+    that could change them. Among fake tensors every real one is foreign (operations on real ones
+    alone are real there, too); with `real` all that was neither given to :meth:`own` nor made by
+    the recording.
     """
 
     def __init__(self, real: bool) -> None:
@@ -64,7 +67,9 @@ class Foreign:
         key = _storage_key(tensor)
         if key is None or key in self._own:
             return
-        self._own[key] = weakref.ref(tensor.untyped_storage(), lambda _: self._own.pop(key, None) and None)
+        self._own[key] = weakref.ref(
+            tensor.untyped_storage(), lambda _: self._own.pop(key, None) and None
+        )
 
     def restore(self) -> None:
         """Put gradients, contents and generator states back."""
@@ -80,7 +85,12 @@ class Foreign:
         if kind is FakeTensor or kind is float or kind is int:
             return
         if isinstance(value, torch.Tensor):
-            if value.requires_grad and value.is_leaf and id(value) not in self._leaves and _storage_key(value) not in self._own:
+            if (
+                value.requires_grad
+                and value.is_leaf
+                and id(value) not in self._leaves
+                and _storage_key(value) not in self._own
+            ):
                 self._leaves[id(value)] = (value, value.grad)
         elif kind is list or kind is tuple:
             for item in value:
@@ -125,15 +135,21 @@ def _flat(values: Any) -> Iterator[torch.Tensor]:
 def _storage_key(tensor: Any) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # sparse, nested, or not yet initialized
+    except (
+        AttributeError,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ):  # sparse, nested, or not yet initialized
         return None
 
 
 class Interrupts:
-    """Ctrl-C (or SIGTERM, where somebody handles it) while fake tensors are at work: torch asks them for what they are from code that cannot raise.
+    """Ctrl-C (or SIGTERM, where somebody handles it) while fake tensors are at work: torch asks
+    them for what they are from code that cannot raise.
 
-    Inside the context an interrupt that meets torch or dlperf is kept, and :meth:`check` raises it; one that meets
-    the user's own code is raised at once.
+    Inside the context an interrupt that meets torch or dlperf is kept, and :meth:`check` raises it;
+    one that meets the user's own code is raised at once.
     """
 
     _TORCH = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
@@ -172,7 +188,9 @@ class Interrupts:
             self._pending = number
 
     def _may_raise(self, frame: types.FrameType | None) -> bool:
-        """Whether the innermost code that is no library's is the user's, and no dispatch mode is under way around it."""
+        """Whether the innermost code that is no library's is the user's, and no dispatch mode is
+        under way around it.
+        """
         is_users = None
         while frame is not None:
             name = frame.f_code.co_filename
@@ -189,15 +207,19 @@ class Interrupts:
 
 @contextlib.contextmanager
 def undisturbed_surroundings() -> Iterator[None]:
-    """Random states, default dtype and autocast caches come back as they were; what the model prints goes to stderr.
+    """Random states, default dtype and autocast caches come back as they were; what the model
+    prints goes to stderr.
 
-    The garbage collector rests, so that it does not end the life of a tensor at a moment of its own choosing.
+    The garbage collector rests, so that it does not end the life of a tensor at a moment of its own
+    choosing.
     """
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_random = sys.modules.get("numpy.random")
     numpy_state = numpy_random.get_state() if numpy_random is not None else None
     dtype = torch.get_default_dtype()
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it logs every error that we are about to report ourselves
+    log = logging.getLogger(
+        "torch._subclasses.fake_tensor"
+    )  # it logs every error that we are about to report ourselves
     disabled = log.disabled
     collecting = gc.isenabled()
     gc.disable()

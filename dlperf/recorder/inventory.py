@@ -1,4 +1,7 @@
-"""What takes part in a step: the layers as they are called, and the tensors that are there before it, with their owners."""
+"""What takes part in a step: the layers as they are called, and the tensors that are there before
+it, with their owners.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -11,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from dlperf.core.trace import LOSS, Layer, Parameter, TensorSpec
 from dlperf.recorder.attribution import ModuleStack, Owners, layer_names
 from dlperf.recorder.guard import Interrupts
 from dlperf.recorder.tape import Tape, tensors_of
-from dlperf.trace import LOSS, Layer, Parameter, TensorSpec
 
 
 def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
@@ -27,13 +30,26 @@ def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.opt
         seen.add(id(part))
         yield part
         for value in vars(part).values():
-            waiting += [item for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, torch.optim.Optimizer)]
+            waiting += [
+                item
+                for item in (value if isinstance(value, (list, tuple)) else (value,))
+                if isinstance(item, torch.optim.Optimizer)
+            ]
 
 
 class Known:
-    """What is there before the recorded step: whose the parameters, gradients and optimizer states are, and what the memory is for."""
+    """What is there before the recorded step: whose the parameters, gradients and optimizer states
+    are, and what the memory is for.
+    """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Any, tape: Tape, stack: ModuleStack) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        inputs: Any,
+        tape: Tape,
+        stack: ModuleStack,
+    ) -> None:
         self._tape, self._stack = tape, stack
         self._trained: list[tuple[torch.Tensor, str]] = []
         self._states: list[tuple[int, str]] = []
@@ -68,7 +84,10 @@ class Known:
                     layer = owner.get(id(trained), stack.root)
                     self._states.append((tape.set_kind(tensor, "optimizer"), layer))
         if n_outside:
-            self.notes.append(f"{n_outside} parameter(s) of the optimizer are not the model's; their work stands under {LOSS}")
+            self.notes.append(
+                f"{n_outside} parameter(s) of the optimizer are not the model's; their work stands"
+                f" under {LOSS}"
+            )
         for trained, _ in self._trained:
             if trained.grad is not None:
                 tape.set_kind(trained.grad, "gradient")
@@ -86,7 +105,9 @@ class Known:
 
 
 class Definition:
-    """The model's parameters and buffers in the order in which they are defined, shared ones once, and the order in which gradients arrive."""
+    """The model's parameters and buffers in the order in which they are defined, shared ones once,
+    and the order in which gradients arrive.
+    """
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self._tape = tape
@@ -104,7 +125,15 @@ class Definition:
                     seen.add(id(parameter))
                     if parameter.requires_grad:
                         self._trained.append((len(self.parameters), parameter))
-                    self.parameters.append(Parameter(prefix + name, layer, tape.spec(parameter), parameter.requires_grad, sparse))
+                    self.parameters.append(
+                        Parameter(
+                            prefix + name,
+                            layer,
+                            tape.spec(parameter),
+                            parameter.requires_grad,
+                            sparse,
+                        )
+                    )
             for name, buffer in module._buffers.items():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
@@ -117,7 +146,10 @@ class Definition:
         def noting(index: int) -> Any:
             return lambda _: self.arrivals.append((index, self._tape.n_ops))
 
-        handles = [parameter.register_post_accumulate_grad_hook(noting(index)) for index, parameter in self._trained]  # type: ignore[no-untyped-call]
+        handles = [
+            parameter.register_post_accumulate_grad_hook(noting(index))
+            for index, parameter in self._trained
+        ]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
@@ -163,26 +195,45 @@ class Calls:
             seen = first.get(name)
             if seen is not None and not seen.inputs and not seen.outputs:
                 try:
-                    seen.inputs = tuple([tape.spec(tensor) for tensor in tensors_of((args, kwargs))])
+                    seen.inputs = tuple(
+                        [tape.spec(tensor) for tensor in tensors_of((args, kwargs))]
+                    )
                     seen.outputs = tuple([tape.spec(tensor) for tensor in tensors_of(output)])
                 except Exception as error:
                     tape.error = tape.error or error
 
-        handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, with_kwargs=True, always_call=True)]
+        handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def layers(self, model: nn.Module, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]) -> tuple[Layer, ...]:
+    def layers(
+        self, model: nn.Module, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]
+    ) -> tuple[Layer, ...]:
         """In the order of first execution; then those that were not called but own parameters."""
         modules = {name: module for module, name in reversed(layer_names(model).items())}
-        names = list(self._first) + [name for name, rows in parameters.items() if rows and name not in self._first]
+        names = list(self._first) + [
+            name for name, rows in parameters.items() if rows and name not in self._first
+        ]
         rows = []
         for name in names:
             module, seen = modules[name], self._first.get(name, _Seen())
             is_leaf = not any(child is not None for child in module._modules.values())
             callers = tuple(self.stack.callers.get(name, {}).items())
-            rows.append(Layer(name, type(module).__name__, is_leaf, callers, seen.inputs, seen.outputs, parameters.get(name, ())))
+            rows.append(
+                Layer(
+                    name,
+                    type(module).__name__,
+                    is_leaf,
+                    callers,
+                    seen.inputs,
+                    seen.outputs,
+                    parameters.get(name, ()),
+                )
+            )
         return tuple(rows)

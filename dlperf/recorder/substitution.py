@@ -1,10 +1,11 @@
 """Substitutes for the tensors of a model and its optimizer, put in for the time of a recording.
 
-A step that is recorded on a user's own model changes parameters, buffers, optimizer state, counters, caches. So
-every tensor that the model and the optimizer hold is replaced by a substitute (a fake tensor, or a clone), and every
-object that holds one gets its content back afterwards. The originals are never written to, so giving them back is
-enough.
+A step that is recorded on a user's own model changes parameters, buffers, optimizer state,
+counters, caches. So every tensor that the model and the optimizer hold is replaced by a substitute
+(a fake tensor, or a clone), and every object that holds one gets its content back afterwards. The
+originals are never written to, so giving them back is enough.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -27,17 +28,64 @@ class NotFakeable(RuntimeError):
 _MAX_VISITED = 200_000
 """Objects that a substitution looks at; beyond, attributes of plain objects are left alone."""
 _DICTS = (dict, OrderedDict, defaultdict)
-_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, tuple, set, deque, types.FunctionType, types.MethodType, functools.partial})
-_FOREIGN_CODE = frozenset({
-    "torch", "numpy", "pandas", "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "socket", "io", "_io", "builtins", "functools",
-    "weakref", "re", "unittest", "_pytest", "pytest", "dlperf", "datetime", "pathlib", "enum", "contextvars", "queue",
-    "subprocess", "collections", "inspect", "ctypes", "tqdm", "tensorboard", "wandb",
-})  # fmt: skip
-"""Packages whose objects are not looked into: they are no part of a model, and other threads may be at work in them."""
+_CONTAINERS = frozenset(
+    {
+        dict,
+        OrderedDict,
+        defaultdict,
+        list,
+        tuple,
+        set,
+        deque,
+        types.FunctionType,
+        types.MethodType,
+        functools.partial,
+    }
+)
+_FOREIGN_CODE = frozenset(
+    {
+        "torch",
+        "numpy",
+        "pandas",
+        "logging",
+        "threading",
+        "_thread",
+        "multiprocessing",
+        "concurrent",
+        "asyncio",
+        "socket",
+        "io",
+        "_io",
+        "builtins",
+        "functools",
+        "weakref",
+        "re",
+        "unittest",
+        "_pytest",
+        "pytest",
+        "dlperf",
+        "datetime",
+        "pathlib",
+        "enum",
+        "contextvars",
+        "queue",
+        "subprocess",
+        "collections",
+        "inspect",
+        "ctypes",
+        "tqdm",
+        "tensorboard",
+        "wandb",
+    }
+)
+"""Packages whose objects are not looked into: they are no part of a model, and other threads may be
+at work in them.
+"""
 
 
 class Substitution:
-    """Puts substitutes of tensors into modules, optimizers and what they hold; :meth:`restore` puts the originals back.
+    """Puts substitutes of tensors into modules, optimizers and what they hold; :meth:`restore` puts
+    the originals back.
 
     `substitute` makes one; each original gets a single one, so that ties stay ties.
     """
@@ -58,13 +106,18 @@ class Substitution:
             self._memo[id(original)] = self._memo[id(known)] = known
             self._originals += [original, known]  # an id is unique only while its object lives
             if original.requires_grad and original.is_leaf:
-                for hooks in (original._backward_hooks, getattr(original, "_post_accumulate_grad_hooks", None)):
+                for hooks in (
+                    original._backward_hooks,
+                    getattr(original, "_post_accumulate_grad_hooks", None),
+                ):
                     for hook in (hooks or {}).values():
                         self.visit(hook)
         return known
 
     def value(self, value: Any) -> Any:
-        """A copy of nested tuples, lists and dicts with substitutes in place of tensors, for inputs."""
+        """A copy of nested tuples, lists and dicts with substitutes in place of tensors, for
+        inputs.
+        """
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         if isinstance(value, tuple):
@@ -85,7 +138,11 @@ class Substitution:
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         kind = type(value)
-        if kind in (int, float, str, bool, type(None), bytes) or id(value) in self._seen or len(self._seen) > _MAX_VISITED:
+        if (
+            kind in (int, float, str, bool, type(None), bytes)
+            or id(value) in self._seen
+            or len(self._seen) > _MAX_VISITED
+        ):
             return value
         if isinstance(value, tuple):
             items = [self.visit(item) for item in value]
@@ -113,7 +170,9 @@ class Substitution:
 
     @staticmethod
     def _is_plain(value: Any) -> bool:
-        if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)) or not isinstance(getattr(value, "__dict__", None), dict):
+        if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)) or not isinstance(
+            getattr(value, "__dict__", None), dict
+        ):
             return False
         return not Substitution._is_foreign_code(value)
 
@@ -122,7 +181,11 @@ class Substitution:
         """Functions and plain objects of packages that are no part of a model."""
         if isinstance(value, (torch.Tensor, nn.Module, torch.optim.Optimizer)):
             return False
-        where = getattr(value, "__module__", None) if isinstance(value, types.FunctionType) else type(value).__module__
+        where = (
+            getattr(value, "__module__", None)
+            if isinstance(value, types.FunctionType)
+            else type(value).__module__
+        )
         return (where or "").partition(".")[0] in _FOREIGN_CODE and type(value) not in _CONTAINERS
 
     def _visit_object(self, value: Any) -> None:
@@ -140,7 +203,9 @@ class Substitution:
 
     def _visit_dict(self, value: dict[Any, Any]) -> None:
         before = list(value.items())
-        base = OrderedDict if isinstance(value, OrderedDict) else dict  # past what a subclass makes of an assignment
+        base = (
+            OrderedDict if isinstance(value, OrderedDict) else dict
+        )  # past what a subclass makes of an assignment
 
         def write(items: list[tuple[Any, Any]]) -> None:
             base.clear(value)
@@ -148,11 +213,16 @@ class Substitution:
                 base.__setitem__(value, key, item)
 
         def restore() -> None:
-            if len(value) != len(before) or any(a is not c or b is not d for (a, b), (c, d) in zip(value.items(), before)):
+            if len(value) != len(before) or any(
+                a is not c or b is not d for (a, b), (c, d) in zip(value.items(), before)
+            ):
                 write(before)
 
         self._undo.append(restore)
-        after = [(self.visit(key) if isinstance(key, torch.Tensor) else key, self.visit(item)) for key, item in before]
+        after = [
+            (self.visit(key) if isinstance(key, torch.Tensor) else key, self.visit(item))
+            for key, item in before
+        ]
         if any(a is not c or b is not d for (a, b), (c, d) in zip(after, before)):
             write(after)
 
@@ -180,12 +250,16 @@ class Substitution:
         self._undo.append(restore)
 
     def _visit_callable(self, value: Any) -> None:
-        """What a function carries: the object of a method, the arguments of a partial, what a closure captured."""
+        """What a function carries: the object of a method, the arguments of a partial, what a
+        closure captured.
+        """
         if isinstance(value, types.MethodType):
             self.visit(value.__self__)
         elif isinstance(value, functools.partial):
             for item in (value.func, *value.args, *value.keywords.values()):
-                if not isinstance(item, torch.Tensor):  # these cannot be exchanged, and count as foreign
+                if not isinstance(
+                    item, torch.Tensor
+                ):  # these cannot be exchanged, and count as foreign
                     self.visit(item)
         else:
             for cell in value.__closure__ or ():
@@ -207,15 +281,23 @@ class Substitution:
         if after is not before:
             cell.cell_contents = after
 
+
 def fake_substitute(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes fake tensors of `mode` without allocating anything. Numbers (0-dim) keep their value, so that it can be read."""
+    """Makes fake tensors of `mode` without allocating anything. Numbers (0-dim) keep their value,
+    so that it can be read.
+    """
 
     def substitute(original: torch.Tensor) -> torch.Tensor:
         if isinstance(original, FakeTensor):
             return original
         if isinstance(original, UninitializedTensorMixin):
             raise NotFakeable("it has lazy modules, whose parameters do not exist yet")
-        if original.dim() == 0 and not original.requires_grad and original.device.type == "cpu" and original.layout is torch.strided:
+        if (
+            original.dim() == 0
+            and not original.requires_grad
+            and original.device.type == "cpu"
+            and original.layout is torch.strided
+        ):
             number = original.item()
             with mode:
                 return torch.tensor(number, dtype=original.dtype)
@@ -234,7 +316,11 @@ def clone_substitute() -> Callable[[torch.Tensor], torch.Tensor]:
             lazy: torch.Tensor = type(original)(requires_grad=original.requires_grad)
             return lazy
         plain = original.detach()
-        if type(plain) is not torch.Tensor or plain.layout is not torch.strided or plain.is_quantized:
+        if (
+            type(plain) is not torch.Tensor
+            or plain.layout is not torch.strided
+            or plain.is_quantized
+        ):
             return _as_original(plain.clone(), original)
         storage = plain.untyped_storage()
         if storage._cdata not in storages:
@@ -247,7 +333,9 @@ def clone_substitute() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _as_original(substitute: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """`substitute` as a parameter, or as a leaf that requires gradients, where the original is one; with the original's hooks."""
+    """`substitute` as a parameter, or as a leaf that requires gradients, where the original is one;
+    with the original's hooks.
+    """
     if isinstance(original, nn.Parameter):
         substitute = nn.Parameter(substitute, requires_grad=original.requires_grad)
     elif original.requires_grad:
@@ -264,24 +352,40 @@ def _as_original(substitute: torch.Tensor, original: torch.Tensor) -> torch.Tens
 def converting_fake_parameters() -> Iterator[None]:
     """Inside, ``module.to(...)``, ``.double()`` and their like work on fake parameters too.
 
-    torch exchanges a fake parameter's contents with those of the converted one, which fails because the fake-tensor mode
-    itself keeps weak references. Here the converted parameter takes the other's place in its module; one that does
-    not change (``.to("cpu")``) stays the same object, tied ones stay tied.
+    torch exchanges a fake parameter's contents with those of the converted one, which fails because
+    the fake-tensor mode itself keeps weak references. Here the converted parameter takes the
+    other's place in its module; one that does not change (``.to("cpu")``) stays the same object,
+    tied ones stay tied.
     """
     original = nn.Module._apply
     converted: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
-    def apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    def apply(
+        self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> nn.Module:
         if recurse:
             for child in self.children():
                 child._apply(fn)  # type: ignore[no-untyped-call]
-        fakes: dict[str, Any] = {key: value for key, value in self._parameters.items() if isinstance(value, FakeTensor)}
+        fakes: dict[str, Any] = {
+            key: value for key, value in self._parameters.items() if isinstance(value, FakeTensor)
+        }
         for key, parameter in fakes.items():
             if id(parameter) not in converted:
                 with torch.no_grad():
                     result = fn(parameter)
-                unchanged = result is parameter or (result.dtype, result.device, result.stride()) == (parameter.dtype, parameter.device, parameter.stride())
-                converted[id(parameter)] = (parameter, parameter if unchanged else nn.Parameter(result, requires_grad=parameter.requires_grad))
+                unchanged = result is parameter or (
+                    result.dtype,
+                    result.device,
+                    result.stride(),
+                ) == (parameter.dtype, parameter.device, parameter.stride())
+                converted[id(parameter)] = (
+                    parameter,
+                    (
+                        parameter
+                        if unchanged
+                        else nn.Parameter(result, requires_grad=parameter.requires_grad)
+                    ),
+                )
             self._parameters[key] = None
         try:
             original(self, fn, recurse=False)  # type: ignore[no-untyped-call]

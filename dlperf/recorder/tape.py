@@ -1,4 +1,7 @@
-"""Every aten operation of a step, written down as it is dispatched, with the memory that it makes and the memory that dies."""
+"""Every aten operation of a step, written down as it is dispatched, with the memory that it makes
+and the memory that dies.
+"""
+
 from __future__ import annotations
 
 import weakref
@@ -11,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlperf.core.trace import Argument, Op, Storage, Symbol, TensorSpec
 from dlperf.recorder.attribution import ModuleStack, Owners, sequence_number
 from dlperf.recorder.guard import Foreign
 from dlperf.recorder.substitution import NotFakeable
-from dlperf.trace import Argument, Op, Storage, Symbol, TensorSpec
 
 _DEVICE = torch.ops.prim.device.default
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -22,7 +25,11 @@ _COUNT = torch.ops.aten.add_.Tensor
 _UNREAL_NAMESPACES = frozenset({"prim", "profiler", "debugprims"})
 """Namespaces of what a dispatch mode sees and no kernel runs."""
 _PLAIN = frozenset({int, float, bool, str, type(None)})
-_DTYPE_NAMES = {value: name for name, value in vars(torch).items() if isinstance(value, torch.dtype) and str(value) == f"torch.{name}"}
+_DTYPE_NAMES = {
+    value: name
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype) and str(value) == f"torch.{name}"
+}
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -41,15 +48,31 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 _IN_PLACE = frozenset(
-    getattr(torch.ops.aten, name) for name in ("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "sqrt_", "neg_", "zero_", "fill_", "copy_")
+    getattr(torch.ops.aten, name)
+    for name in (
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "addcmul_",
+        "addcdiv_",
+        "lerp_",
+        "sqrt_",
+        "neg_",
+        "zero_",
+        "fill_",
+        "copy_",
+    )
 )
 
 
 def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
-    """The result of an optimizer's elementwise in-place operation on fake tensors, which is its first argument; else None.
+    """The result of an optimizer's elementwise in-place operation on fake tensors, which is its
+    first argument; else None.
 
-    A fake tensor with a known value, such as a step counter, is counted up and read as the fake mode would do it.
-    Optimizers consist of these; not sending them through the fake mode halves the time of a recording.
+    A fake tensor with a known value, such as a step counter, is counted up and read as the fake
+    mode would do it. Optimizers consist of these; not sending them through the fake mode halves the
+    time of a recording.
     """
     target = args[0] if args else None
     if type(target) is not FakeTensor:
@@ -67,14 +90,18 @@ def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
     shape = target.shape
     for value in args[1:]:
         kind = type(value)
-        if not (kind is float or kind is int or (kind is FakeTensor and value.shape == shape and value.dtype is target.dtype)):
+        if not (
+            kind is float
+            or kind is int
+            or (kind is FakeTensor and value.shape == shape and value.dtype is target.dtype)
+        ):
             return None
     return target
 
 
 @dataclass
 class _Life:
-    """A storage while it is being watched; see :class:`dlperf.trace.Storage`."""
+    """A storage while it is being watched; see :class:`dlperf.core.trace.Storage`."""
 
     nbytes: int
     born: int
@@ -87,8 +114,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Until :meth:`start` it only shows `foreign` what the operations could change.
 
-    Nothing that goes wrong in here may leave :meth:`__torch_dispatch__`: torch asks fake tensors for their device
-    from code that cannot raise. The first such error is kept, and :meth:`stop` raises it.
+    Nothing that goes wrong in here may leave :meth:`__torch_dispatch__`: torch asks fake tensors
+    for their device from code that cannot raise. The first such error is kept, and :meth:`stop`
+    raises it.
     """
 
     def __init__(self, stack: ModuleStack, foreign: Foreign) -> None:
@@ -106,7 +134,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._number = 0
         self._names: dict[Any, str] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Run `func` and write it down."""
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # what the mode below would answer, without the way there
@@ -121,7 +155,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
                 number = sequence_number()
                 argument = self._argument
-                described = tuple([argument(a) for a in args]), tuple([(name, argument(value)) for name, value in kwargs.items()])
+                described = (
+                    tuple([argument(a) for a in args]),
+                    tuple([(name, argument(value)) for name, value in kwargs.items()]),
+                )
         except Exception as error:
             self.error = self.error or error
         if self.phase != "optimizer" or (result := _shortcut(func, args)) is None:
@@ -135,7 +172,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.error = self.error or error
         return result
 
-    def _write(self, func: Any, described: tuple[Any, Any], result: Any, node: Any, number: int) -> None:
+    def _write(
+        self, func: Any, described: tuple[Any, Any], result: Any, node: Any, number: int
+    ) -> None:
         args, kwargs = described
         born = len(self._ops)
         if isinstance(result, torch.Tensor):
@@ -152,7 +191,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             layer = self._stack.backward_layer(node)
             place = self._stack.ordinal(node)
         elif self.owners is not None:
-            layer, shares = self.owners.attribute(args + tuple([value for _, value in kwargs]), outputs)
+            layer, shares = self.owners.attribute(
+                args + tuple([value for _, value in kwargs]), outputs
+            )
         else:
             layer = self._stack.root
         if grad:
@@ -187,22 +228,35 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return str(value) if isinstance(value, complex) else kind.__name__
 
     def spec(self, tensor: torch.Tensor, born: int = -1) -> TensorSpec:
-        """`tensor` described; its memory is watched from now on, as made by operation `born` where it is new.
+        """`tensor` described; its memory is watched from now on, as made by operation `born` where
+        it is new.
 
         A sparse tensor stands as its values: that is the memory which is moved.
         """
         if tensor.layout is torch.strided:
             try:
                 dtype = _DTYPE_NAMES.get(tensor.dtype) or str(tensor.dtype)[6:]
-                return TensorSpec(tuple(tensor.shape), tensor.stride(), dtype, self._storage(tensor, born))
+                return TensorSpec(
+                    tuple(tensor.shape), tensor.stride(), dtype, self._storage(tensor, born)
+                )
             except (RuntimeError, NotImplementedError):  # a nested tensor has no shape
                 return TensorSpec.contiguous(tensor.numel(), dtype=str(tensor.dtype)[6:])
         if isinstance(tensor, FakeTensor):
-            raise NotFakeable(f"it makes {str(tensor.layout)[6:]} tensors, whose size depends on data")
-        recording, self._recording = self._recording, False  # looking at the values is an operation itself
+            raise NotFakeable(
+                f"it makes {str(tensor.layout)[6:]} tensors, whose size depends on data"
+            )
+        recording, self._recording = (
+            self._recording,
+            False,
+        )  # looking at the values is an operation itself
         try:
             values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
-            return TensorSpec(tuple(values.shape), values.stride(), str(tensor.dtype)[6:], self._storage(values, born))
+            return TensorSpec(
+                tuple(values.shape),
+                values.stride(),
+                str(tensor.dtype)[6:],
+                self._storage(values, born),
+            )
         except Exception:  # opaque and blocked layouts: the number of elements is all there is
             return TensorSpec.contiguous(tensor.numel(), dtype=str(tensor.dtype)[6:])
         finally:
@@ -235,7 +289,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage_died
 
     def set_kind(self, tensor: torch.Tensor, kind: str) -> int:
-        """Say what a tensor's memory is for; the first to say so is right. Returns the number of its storage."""
+        """Say what a tensor's memory is for; the first to say so is right. Returns the number of
+        its storage.
+        """
         index = self.spec(tensor).storage
         if index >= 0 and not self._lives[index].kind:
             self._lives[index].kind = kind
@@ -259,4 +315,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.forget()
         if self.error is not None:
             raise self.error
-        return tuple(self._ops), tuple(Storage(life.nbytes, life.born, life.dies, life.kind) for life in self._lives)
+        return tuple(self._ops), tuple(
+            Storage(life.nbytes, life.born, life.dies, life.kind) for life in self._lives
+        )

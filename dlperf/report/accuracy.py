@@ -1,4 +1,7 @@
-"""How right a prediction was: the step's error and the mean absolute percentage error over its layers, beside what a repetition would differ by."""
+"""How right a prediction was: the step's error and the mean absolute percentage error over its
+layers, beside what a repetition would differ by.
+"""
+
 from __future__ import annotations
 
 import math
@@ -10,24 +13,28 @@ from typing import TYPE_CHECKING
 from dlperf.report.rows import MEASURED, Row, phases_of
 
 if TYPE_CHECKING:
-    from dlperf.measurement import Measurement
-    from dlperf.prediction import Prediction
+    from dlperf.core.measurement import Measurement
+    from dlperf.forecast.prediction import Prediction
 
 SHARE_FRAC = 0.01
-"""The least share of its phase that lets a layer into the headline MAPE: below it, timing noise would be averaged at full weight."""
+"""The least share of its phase that lets a layer into the headline MAPE: below it, timing noise
+would be averaged at full weight.
+"""
 
 
 @dataclass(frozen=True)
 class PhaseAccuracy:
     """One predictor in one phase of the step (``step`` is the whole).
 
-    `error_frac` is predicted / actual - 1 of the phase; `floor_frac` what a repeated measurement of the step differed by.
-    `mape_frac` is the mean of abs(predicted / actual - 1) over the `n_layers` layers that take at least 1 % of the phase,
-    `mape_all_frac` the same over all `n_all` measured layers; `weighted_frac` is the sum of abs(predicted - actual) over the
-    sum of actual. `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of their own samples.
-    `seen_frac` is the share of the phase that the measurement attributes to layers. A measured layer without a
-    predicted row is `n_missing` and counts as a prediction of 0 (an error of 100 %); a row that the predictor does not speak of
-    is `n_unspoken` and drops out. Everything is None where a side does not know.
+    `error_frac` is predicted / actual - 1 of the phase; `floor_frac` what a repeated measurement of
+    the step differed by. `mape_frac` is the mean of abs(predicted / actual - 1) over the `n_layers`
+    layers that take at least 1 % of the phase, `mape_all_frac` the same over all `n_all` measured
+    layers; `weighted_frac` is the sum of abs(predicted - actual) over the sum of actual.
+    `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of their own
+    samples. `seen_frac` is the share of the phase that the measurement attributes to layers. A
+    measured layer without a predicted row is `n_missing` and counts as a prediction of 0 (an error
+    of 100 %); a row that the predictor does not speak of is `n_unspoken` and drops out. Everything
+    is None where a side does not know.
     """
 
     predictor: str
@@ -47,17 +54,42 @@ class PhaseAccuracy:
     n_unspoken: int = 0
 
 
-def accuracy_of(rows: Sequence[Row], prediction: Prediction, measurement: Measurement, predictor: str) -> tuple[PhaseAccuracy, ...]:
-    """The accuracy of one predictor's rows: each phase, zero_grad (training only), and the step last."""
+def accuracy_of(
+    rows: Sequence[Row], prediction: Prediction, measurement: Measurement, predictor: str
+) -> tuple[PhaseAccuracy, ...]:
+    """The accuracy of one predictor's rows: each phase, zero_grad (training only), and the step
+    last.
+    """
     step = prediction.step
-    predicted = {"forward": step.forward_s, "backward": step.backward_s, "optimizer": step.optimizer_s, "zero_grad": step.zero_grad_s}
+    predicted = {
+        "forward": step.forward_s,
+        "backward": step.backward_s,
+        "optimizer": step.optimizer_s,
+        "zero_grad": step.zero_grad_s,
+    }
     found = []
-    for phase in (*phases_of(prediction.trace.inference), *(() if prediction.trace.inference else ("zero_grad",))):
+    for phase in (
+        *phases_of(prediction.trace.inference),
+        *(() if prediction.trace.inference else ("zero_grad",)),
+    ):
         samples = measurement.step.get(phase)
         actual_s = samples.median if samples is not None else None
-        in_layers = None if phase == "zero_grad" else _layers(rows, phase, actual_s, phase in prediction.prices.phases)
+        in_layers = (
+            None
+            if phase == "zero_grad"
+            else _layers(rows, phase, actual_s, phase in prediction.prices.phases)
+        )
         found.append(_accuracy(predictor, phase, predicted[phase], actual_s, None, in_layers))
-    found.append(_accuracy(predictor, "step", step.total_s, measurement.step["total"].median, measurement.floor_frac, None))
+    found.append(
+        _accuracy(
+            predictor,
+            "step",
+            step.total_s,
+            measurement.step["total"].median,
+            measurement.floor_frac,
+            None,
+        )
+    )
     return tuple(found)
 
 
@@ -75,7 +107,11 @@ class _Layers:
 
 
 def _layers(rows: Sequence[Row], phase: str, phase_s: float | None, spoken: bool) -> _Layers | None:
-    seen = [(row, times) for row in rows if (times := row.phase(phase)) is not None and times.actual_s is not None]
+    seen = [
+        (row, times)
+        for row in rows
+        if (times := row.phase(phase)) is not None and times.actual_s is not None
+    ]
     if not phase_s or not seen:
         return None
     seen_frac = math.fsum(times.actual_s or 0.0 for _, times in seen) / phase_s
@@ -101,19 +137,43 @@ def _layers(rows: Sequence[Row], phase: str, phase_s: float | None, spoken: bool
     return _Layers(
         mape_frac=fmean(abs(p / a - 1) for p, a, _ in large) if large else None,
         mape_all_frac=fmean(abs(p / a - 1) for p, a, _ in positive) if positive else None,
-        weighted_frac=math.fsum(abs(p - a) for p, a, _ in judged) / actual_sum if actual_sum else None,
-        spread_frac=fmean(spreads) if spreads else None, seen_frac=seen_frac,
-        n_layers=len(large), n_all=len(positive), n_missing=n_missing, n_unspoken=n_unspoken,
-    )  # fmt: skip
+        weighted_frac=(
+            math.fsum(abs(p - a) for p, a, _ in judged) / actual_sum if actual_sum else None
+        ),
+        spread_frac=fmean(spreads) if spreads else None,
+        seen_frac=seen_frac,
+        n_layers=len(large),
+        n_all=len(positive),
+        n_missing=n_missing,
+        n_unspoken=n_unspoken,
+    )
 
 
 def _accuracy(
-    predictor: str, phase: str, predicted_s: float | None, actual_s: float | None, floor_frac: float | None, layers: _Layers | None
+    predictor: str,
+    phase: str,
+    predicted_s: float | None,
+    actual_s: float | None,
+    floor_frac: float | None,
+    layers: _Layers | None,
 ) -> PhaseAccuracy:
     error_frac = predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
     if layers is None:
         return PhaseAccuracy(predictor, phase, predicted_s, actual_s, error_frac, floor_frac)
     return PhaseAccuracy(
-        predictor, phase, predicted_s, actual_s, error_frac, floor_frac, layers.mape_frac, layers.mape_all_frac, layers.weighted_frac,
-        layers.spread_frac, layers.seen_frac, layers.n_layers, layers.n_all, layers.n_missing, layers.n_unspoken,
-    )  # fmt: skip
+        predictor,
+        phase,
+        predicted_s,
+        actual_s,
+        error_frac,
+        floor_frac,
+        layers.mape_frac,
+        layers.mape_all_frac,
+        layers.weighted_frac,
+        layers.spread_frac,
+        layers.seen_frac,
+        layers.n_layers,
+        layers.n_all,
+        layers.n_missing,
+        layers.n_unspoken,
+    )

@@ -1,4 +1,7 @@
-"""The roofline with communication (Cardwell 2019, chapter 2): the pair of 2D plots, and the 3D surface."""
+"""The roofline with communication (Cardwell 2019, chapter 2): the pair of 2D plots, and the 3D
+surface.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,19 +12,26 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from dlperf.laws import ridgeline as law
-from dlperf.laws.roofline import attainable_flops_per_s, attainable_with_network_flops_per_s
+from dlperf.core.units import format_si
+from dlperf.models import ridgeline as law
+from dlperf.models.roofline import attainable_flops_per_s, attainable_with_network_flops_per_s
 from dlperf.report.drawing import BLUE, GREEN, INK, VERMILLION, new_figure, plain
 from dlperf.report.ridgeline import SERIES, powers
-from dlperf.units import format_si
 
-SYSTEM_STYLES = ((VERMILLION, "solid"), (GREEN, (0, (6, 2))), (BLUE, (0, (4, 1.5, 1, 1.5))), (INK, (0, (1, 1.2))))
+SYSTEM_STYLES = (
+    (VERMILLION, "solid"),
+    (GREEN, (0, (6, 2))),
+    (BLUE, (0, (4, 1.5, 1, 1.5))),
+    (INK, (0, (1, 1.2))),
+)
 _AXES = (("communication arithmetic intensity", "network"), ("operational intensity", "memory"))
 
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """A run: OI and CAI in FLOP per byte (CAI infinite where nothing is sent), and the rate that one process reached."""
+    """A run: OI and CAI in FLOP per byte (CAI infinite where nothing is sent), and the rate that
+    one process reached.
+    """
 
     operational: float
     communication: float
@@ -37,8 +47,11 @@ class System:
     rates: law.Rates
 
 
-def pair_figure(systems: Sequence[System], points: Sequence[MeasuredPoint] = (), title: str = "") -> Figure:
-    """The 2D pair (Figures 2.2 and 2.3): communication roofline left, original roofline right, the same points in both; ridge points are marked.
+def pair_figure(
+    systems: Sequence[System], points: Sequence[MeasuredPoint] = (), title: str = ""
+) -> Figure:
+    """The 2D pair (Figures 2.2 and 2.3): communication roofline left, original roofline right, the
+    same points in both; ridge points are marked.
 
     A point that sends nothing is drawn on the right alone.
     """
@@ -47,17 +60,46 @@ def pair_figure(systems: Sequence[System], points: Sequence[MeasuredPoint] = (),
     top = max(system.rates.peak_flops_per_s for system in systems)
     heights: list[float] = [top]
     for side, (ax, (name, resource)) in enumerate(zip(axes, _AXES)):
-        bandwidths = [s.rates.network_bytes_per_s if side == 0 else s.rates.memory_bytes_per_s for s in systems]
-        xs = [x for p in points if 0 < (x := p.communication if side == 0 else p.operational) < np.inf]
+        bandwidths = [
+            s.rates.network_bytes_per_s if side == 0 else s.rates.memory_bytes_per_s
+            for s in systems
+        ]
+        xs = [
+            x for p in points if 0 < (x := p.communication if side == 0 else p.operational) < np.inf
+        ]
         ridges = [s.rates.peak_flops_per_s / bandwidth for s, bandwidth in zip(systems, bandwidths)]
-        x_low, x_high = min([*xs, *ridges]) / (3 if xs else 100), max([*xs, *ridges]) * (3 if xs else 10)
+        x_low, x_high = (
+            min([*xs, *ridges]) / (3 if xs else 100),
+            max([*xs, *ridges]) * (3 if xs else 10),
+        )
         grid = np.geomspace(x_low, x_high, 400)
         for number, (system, bandwidth, ridge) in enumerate(zip(systems, bandwidths, ridges)):
-            color, style = SYSTEM_STYLES[number % len(SYSTEM_STYLES)] if len(systems) > 1 else (INK, "solid")
-            roof = np.asarray(attainable_flops_per_s(grid, system.rates.peak_flops_per_s, bandwidth))
-            label = (f"{system.name}: " if len(systems) > 1 else "") + f"{format_si(bandwidth, 'B/s')}, ridge at {ridge:.3g}"
-            ax.plot(grid, roof, color=color, linestyle=style, linewidth=1.6, label=plain(label, 60), zorder=3)
-            ax.plot([ridge] * 2, [system.rates.peak_flops_per_s / 1e9, system.rates.peak_flops_per_s], color=color, linestyle=":", linewidth=0.9, zorder=1)
+            color, style = (
+                SYSTEM_STYLES[number % len(SYSTEM_STYLES)] if len(systems) > 1 else (INK, "solid")
+            )
+            roof = np.asarray(
+                attainable_flops_per_s(grid, system.rates.peak_flops_per_s, bandwidth)
+            )
+            label = (
+                f"{system.name}: " if len(systems) > 1 else ""
+            ) + f"{format_si(bandwidth, 'B/s')}, ridge at {ridge:.3g}"
+            ax.plot(
+                grid,
+                roof,
+                color=color,
+                linestyle=style,
+                linewidth=1.6,
+                label=plain(label, 60),
+                zorder=3,
+            )
+            ax.plot(
+                [ridge] * 2,
+                [system.rates.peak_flops_per_s / 1e9, system.rates.peak_flops_per_s],
+                color=color,
+                linestyle=":",
+                linewidth=0.9,
+                zorder=1,
+            )
             heights.append(float(roof.min()) if not points else system.rates.peak_flops_per_s)
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -75,9 +117,16 @@ def pair_figure(systems: Sequence[System], points: Sequence[MeasuredPoint] = (),
             shown = [p for p in mine if side == 1 or p.communication < np.inf]
             xs = [p.communication if side == 0 else p.operational for p in shown]
             (line,) = ax.plot(
-                xs, [p.flops_per_s for p in shown], marker=mark, color=color, markeredgecolor="white", markeredgewidth=0.6, markersize=6.5, linewidth=0.8,
+                xs,
+                [p.flops_per_s for p in shown],
+                marker=mark,
+                color=color,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+                markersize=6.5,
+                linewidth=0.8,
                 zorder=4,
-            )  # fmt: skip
+            )
         line.set_label(plain(series))
         handles.append(line)
     axes[0].set_ylim(min(heights) / 3, top * 3)
@@ -90,33 +139,67 @@ def pair_figure(systems: Sequence[System], points: Sequence[MeasuredPoint] = (),
     return figure
 
 
-def surface_figure(systems: Sequence[System], points: Sequence[MeasuredPoint] = (), title: str = "") -> Figure:
-    """The 3D surface of equation 2.5 for each system, all axes logarithmic (Figure 2.12), with points on it (Figure 2.13). What sends nothing is not drawn."""
+def surface_figure(
+    systems: Sequence[System], points: Sequence[MeasuredPoint] = (), title: str = ""
+) -> Figure:
+    """The 3D surface of equation 2.5 for each system, all axes logarithmic (Figure 2.12), with
+    points on it (Figure 2.13). What sends nothing is not drawn.
+    """
     shown = [p for p in points if p.communication < np.inf]
-    operational = [s.rates.peak_flops_per_s / s.rates.memory_bytes_per_s for s in systems] + [p.operational for p in shown]
-    communication = [s.rates.peak_flops_per_s / s.rates.network_bytes_per_s for s in systems] + [p.communication for p in shown]
+    operational = [s.rates.peak_flops_per_s / s.rates.memory_bytes_per_s for s in systems] + [
+        p.operational for p in shown
+    ]
+    communication = [s.rates.peak_flops_per_s / s.rates.network_bytes_per_s for s in systems] + [
+        p.communication for p in shown
+    ]
     room = 2.0 if shown else 20.0
     oi = np.geomspace(min(operational) / room, max(operational) * 2, 128 if not shown else 64)
     cai = np.geomspace(min(communication) / room, max(communication) * 2, len(oi))
     across, along = np.meshgrid(oi, cai)
     surfaces = [
-        np.log10(np.asarray(attainable_with_network_flops_per_s(across, along, r.peak_flops_per_s, r.memory_bytes_per_s, r.network_bytes_per_s)))
+        np.log10(
+            np.asarray(
+                attainable_with_network_flops_per_s(
+                    across, along, r.peak_flops_per_s, r.memory_bytes_per_s, r.network_bytes_per_s
+                )
+            )
+        )
         for r in (system.rates for system in systems)
-    ]  # fmt: skip
+    ]
     low = min([surface.min() for surface in surfaces] + [np.log10(p.flops_per_s) for p in shown])
     high = max(surface.max() for surface in surfaces)
     figure = new_figure(1.6 + 5.2 * len(systems), 5.8 if len(systems) > 1 else 6.4)
     for number, (system, surface) in enumerate(zip(systems, surfaces)):
         ax: Any = figure.add_subplot(1, len(systems), number + 1, projection="3d")
         ax.plot_surface(
-            np.log10(across), np.log10(along), surface, cmap="viridis", vmin=low, vmax=high, rstride=1, cstride=1, linewidth=0, antialiased=False,
+            np.log10(across),
+            np.log10(along),
+            surface,
+            cmap="viridis",
+            vmin=low,
+            vmax=high,
+            rstride=1,
+            cstride=1,
+            linewidth=0,
+            antialiased=False,
             alpha=0.75 if shown else 1.0,
-        )  # fmt: skip
+        )
         for place, series in enumerate(dict.fromkeys(p.series for p in shown)):
             mark, color = SERIES[place % len(SERIES)]
             mine = [p for p in shown if p.series == series]
-            coordinates = [[np.log10(getattr(p, name)) for p in mine] for name in ("operational", "communication", "flops_per_s")]
-            ax.plot(*coordinates, marker=mark, color=color, markersize=5, linewidth=0.8, zorder=10, label=plain(series) if number == 0 else None)
+            coordinates = [
+                [np.log10(getattr(p, name)) for p in mine]
+                for name in ("operational", "communication", "flops_per_s")
+            ]
+            ax.plot(
+                *coordinates,
+                marker=mark,
+                color=color,
+                markersize=5,
+                linewidth=0.8,
+                zorder=10,
+                label=plain(series) if number == 0 else None,
+            )
         powers(ax.xaxis, oi[0], oi[-1])
         powers(ax.yaxis, cai[0], cai[-1])
         powers(ax.zaxis, 10**low, 10**high, "eng")

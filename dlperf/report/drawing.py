@@ -1,4 +1,7 @@
-"""What the plots share: a style of their own that leaves the user's alone, colours that can be told apart, labels that keep clear of each other."""
+"""What the plots share: a style of their own that leaves the user's alone, colours that can be told
+apart, labels that keep clear of each other.
+"""
+
 from __future__ import annotations
 
 import io
@@ -20,16 +23,24 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
+from dlperf.core.text import printable, visible
+from dlperf.core.units import format_seconds
 from dlperf.report.table import shorten
-from dlperf.text import printable, visible
-from dlperf.units import format_seconds
 
 INK, DIM, GRID = "#1c2024", "#5b6570", "#d8dde3"
 PHASE_MARKS = {"forward": "o", "backward": "s", "optimizer": "^"}
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442"
-)  # fmt: skip
-"""Colours that colour-blind readers can tell apart (Okabe and Ito 2008); with ``ACTUAL_COLOR``, the black."""
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#f0e442",
+)
+"""Colours that colour-blind readers can tell apart (Okabe and Ito 2008); with ``ACTUAL_COLOR``, the
+black.
+"""
 CYCLE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 """Those that show as a line on white."""
 PHASE_COLORS = {"forward": BLUE, "backward": ORANGE, "optimizer": GREEN}
@@ -39,24 +50,47 @@ PREDICTOR_COLORS = (ORANGE, SKY, GREEN, PURPLE, YELLOW)
 PREDICTOR_HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\")
 
 _SETTINGS: dict[str, Any] = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 9,
-    "axes.edgecolor": DIM, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": False, "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True, "legend.frameon": False,
-    "legend.fontsize": 8.5, "hatch.linewidth": 0.7, "figure.dpi": 100, "figure.facecolor": "white",
-}  # fmt: skip
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.edgecolor": DIM,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "hatch.linewidth": 0.7,
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+}
 
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """matplotlib's defaults and ours while a plot is drawn; the user's settings stand again afterwards."""
+    """matplotlib's defaults and ours while a plot is drawn; the user's settings stand again
+    afterwards.
+    """
     with matplotlib.style.context(["default", _SETTINGS]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*missing from font.*")  # a name in a script that the font lacks is drawn as boxes
+        warnings.filterwarnings(
+            "ignore", message=".*missing from font.*"
+        )  # a name in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
         yield
 
 
 def new_figure(width_in: float, height_in: float, gap_frac: float = 0.02) -> Figure:
-    """A figure that no window and no global state knows of; `gap_frac` of its width lies between panels."""
+    """A figure that no window and no global state knows of; `gap_frac` of its width lies between
+    panels.
+    """
     figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(wspace=gap_frac))
     FigureCanvasAgg(figure)
     return figure
@@ -71,7 +105,13 @@ def to_png(figure: Figure, dpi: int = 150, description: str = "") -> bytes:
     logger.setLevel(logging.ERROR)
     try:
         with own_style():
-            figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": "dlperf", "Description": visible(description)})
+            figure.savefig(
+                buffer,
+                format="png",
+                dpi=dpi,
+                facecolor="white",
+                metadata={"Software": "dlperf", "Description": visible(description)},
+            )
     finally:
         logger.setLevel(level)
     return buffer.getvalue()
@@ -88,7 +128,10 @@ def circumstances(target: str, batch_size: int, threads: int, machine: str) -> s
     >>> circumstances("nets.py:cnn", 32, 2, "Testor 9000")
     'nets.py:cnn, batch size 32, 2 threads\\non Testor 9000'
     """
-    return f"{plain(target, 60)}, batch size {batch_size}, {threads} thread{'s' * (threads != 1)}\non {plain(machine, 70)}"
+    return (
+        f"{plain(target, 60)}, batch size {batch_size}, {threads} thread{'s' * (threads != 1)}\non"
+        f" {plain(machine, 70)}"
+    )
 
 
 def seconds_axis(axis: Any) -> None:
@@ -138,10 +181,16 @@ def label_points(
             if not _holds(frame, box) or _covers(box, others) or any(map(box.overlaps, taken)):
                 continue
             text = ax.annotate(
-                label.text, (label.x, label.y), xytext=place[:2], textcoords="offset points",
-                ha=place[2], va=place[3], fontsize=size, zorder=5,
+                label.text,
+                (label.x, label.y),
+                xytext=place[:2],
+                textcoords="offset points",
+                ha=place[2],
+                va=place[3],
+                fontsize=size,
+                zorder=5,
                 arrowprops=_LEADER if place in _FAR_PLACES else None,
-            )  # fmt: skip
+            )
             text.set_in_layout(False)
             text.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
             taken.append(box.padded(1.5 * pixels))
@@ -151,7 +200,8 @@ def label_points(
 
 
 def label_lines(ax: Any, lines: Sequence[tuple[float, str]]) -> None:
-    """Each horizontal line's text in the right margin, moved as far as it takes not to cover another.
+    """Each horizontal line's text in the right margin, moved as far as it takes not to cover
+    another.
 
     `lines` are heights and texts, the highest first. Call it when the limits of the axes stand.
     """
@@ -165,10 +215,17 @@ def label_lines(ax: Any, lines: Sequence[tuple[float, str]]) -> None:
         middle = min(own, free - size / 2)
         free = middle - size / 2 - 1.0
         ax.annotate(
-            text, (1.0, own / (frame.height * points_per_pixel)), xycoords="axes fraction",
-            xytext=(16, middle - own), textcoords="offset points", ha="left", va="center",
-            fontsize=8, annotation_clip=False, arrowprops={**_LEADER, "shrinkB": 0},
-        )  # fmt: skip
+            text,
+            (1.0, own / (frame.height * points_per_pixel)),
+            xycoords="axes fraction",
+            xytext=(16, middle - own),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+            arrowprops={**_LEADER, "shrinkB": 0},
+        )
 
 
 _Place = tuple[float, float, str, str]
@@ -198,7 +255,12 @@ def _covers(box: Bbox, marks: Any) -> bool:
 def _near_places(flip: int) -> tuple[_Place, ...]:
     ways = ((7, 4), (7, -4), (-7, 4), (-7, -4), (0, 8), (0, -8))
     return tuple(
-        (flip * dx * far, dy * far, "center" if not dx else "left" if flip * dx > 0 else "right", "bottom" if dy > 0 else "top")
+        (
+            flip * dx * far,
+            dy * far,
+            "center" if not dx else "left" if flip * dx > 0 else "right",
+            "bottom" if dy > 0 else "top",
+        )
         for far in (1.0, 1.7)
         for dx, dy in ways
     )
@@ -207,7 +269,12 @@ def _near_places(flip: int) -> tuple[_Place, ...]:
 def _far_places() -> tuple[_Place, ...]:
     angles = [math.radians(15 * step) for step in range(24)]
     return tuple(
-        (radius * math.cos(angle), radius * math.sin(angle), "left" if math.cos(angle) > 0 else "right", "center")
+        (
+            radius * math.cos(angle),
+            radius * math.sin(angle),
+            "left" if math.cos(angle) > 0 else "right",
+            "center",
+        )
         for radius in (24, 36, 50, 66, 84, 104, 126, 150, 176, 204, 234, 266)
         for angle in angles
     )
@@ -217,8 +284,12 @@ _PLACES = {False: _near_places(1), True: _near_places(-1)}
 _FAR_PLACES = _far_places()
 
 
-def group_points(ax: Any, points: Sequence[tuple[float, float]], reach: float = 7.0) -> list[list[int]]:
-    """Indices of the points that cannot be told apart: within `reach` (1/72 inch) of a group's first."""
+def group_points(
+    ax: Any, points: Sequence[tuple[float, float]], reach: float = 7.0
+) -> list[list[int]]:
+    """Indices of the points that cannot be told apart: within `reach` (1/72 inch) of a group's
+    first.
+    """
     groups: list[tuple[Any, list[int]]] = []
     for index, point in enumerate(points):
         at = ax.transData.transform(point)

@@ -1,13 +1,14 @@
 """The columns of the layer table, for text and Markdown."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dlperf.core.text import printable
+from dlperf.core.units import format_si
 from dlperf.report.outline import FOLDED, Line
 from dlperf.report.rows import BOTH, MEASURED, PREDICTED, Times
 from dlperf.report.table import Column, format_error, format_time
-from dlperf.text import printable
-from dlperf.units import format_si
 
 
 def predicted_cell(times: Times | None) -> str:
@@ -48,13 +49,17 @@ def side_cell(line: Line) -> str:
 
 
 def layer_columns(lines: Sequence[Line], phases: Sequence[str], measured: bool) -> list[Column]:
-    """The table's columns, the name first; those that an 80 column terminal has no room for carry a rank."""
+    """The table's columns, the name first; those that an 80 column terminal has no room for carry a
+    rank.
+    """
 
     def cells(cell: Callable[[Line], str]) -> tuple[str, ...]:
         return tuple(cell(line) for line in lines)
 
     columns = [Column("layer", cells(label_of), align_left=True)]
-    columns.append(Column("type", cells(lambda line: printable(line.type)), rank=1, align_left=True))
+    columns.append(
+        Column("type", cells(lambda line: printable(line.type)), rank=1, align_left=True)
+    )
     for phase in phases:
         rank = 3 if phase == "optimizer" else 0
         columns.extend(_triple(phase, [line.phase(phase) for line in lines], measured, rank))
@@ -62,10 +67,22 @@ def layer_columns(lines: Sequence[Line], phases: Sequence[str], measured: bool) 
         columns.extend(_triple("total", [line.total for line in lines], measured, 4))
     if measured:
         columns.append(Column("fwd spread", cells(lambda line: spread_cell(line.forward)), rank=7))
-    columns.append(Column("FLOP", cells(lambda line: format_si(line.flops, "").rstrip() if line.flops else ""), rank=5))
-    columns.append(Column("bytes", cells(lambda line: format_si(line.bytes, "B") if line.bytes else ""), rank=6))
+    columns.append(
+        Column(
+            "FLOP",
+            cells(lambda line: format_si(line.flops, "").rstrip() if line.flops else ""),
+            rank=5,
+        )
+    )
+    columns.append(
+        Column(
+            "bytes", cells(lambda line: format_si(line.bytes, "B") if line.bytes else ""), rank=6
+        )
+    )
     columns.append(Column("bound", cells(lambda line: line.bound or "-"), rank=0, align_left=True))
-    columns.append(Column("source", cells(lambda line: line.source or "-"), rank=2, align_left=True))
+    columns.append(
+        Column("source", cells(lambda line: line.source or "-"), rank=2, align_left=True)
+    )
     if any(line.side != BOTH for line in lines):
         columns.append(Column("one side", cells(side_cell), rank=1, align_left=True))
     return columns
@@ -82,13 +99,26 @@ def _triple(title: str, times: Sequence[Times | None], measured: bool, rank: int
     ]
 
 
-def error_columns(lines_by_predictor: Sequence[tuple[str, Sequence[Line]]], phases: Sequence[str]) -> list[Column]:
-    """One line a layer, for several predictors at once: the measured time, and each predictor's error."""
+def error_columns(
+    lines_by_predictor: Sequence[tuple[str, Sequence[Line]]], phases: Sequence[str]
+) -> list[Column]:
+    """One line a layer, for several predictors at once: the measured time, and each predictor's
+    error.
+    """
     _, first = lines_by_predictor[0]
     columns = [Column("layer", tuple(label_of(line) for line in first), align_left=True)]
     for phase in phases:
         rank = {"forward": 0, "backward": 1, "optimizer": 2}[phase]
-        columns.append(Column("actual", tuple(actual_cell(line.phase(phase)) for line in first), phase, rank))
+        columns.append(
+            Column("actual", tuple(actual_cell(line.phase(phase)) for line in first), phase, rank)
+        )
         for predictor, lines in lines_by_predictor:
-            columns.append(Column(printable(predictor), tuple(error_cell(line.phase(phase)) for line in lines), phase, rank))
+            columns.append(
+                Column(
+                    printable(predictor),
+                    tuple(error_cell(line.phase(phase)) for line in lines),
+                    phase,
+                    rank,
+                )
+            )
     return columns

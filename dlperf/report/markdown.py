@@ -1,4 +1,5 @@
 """Reports as Markdown (GitHub's tables)."""
+
 from __future__ import annotations
 
 import re
@@ -18,20 +19,36 @@ if TYPE_CHECKING:
 
 def report_to_markdown(report: Report, images: Sequence[str] = ()) -> str:
     """The report with every layer of every predictor; `images` are links to its plots."""
-    blocks = [f"<!-- dlperf report, {_comment(report.created)} -->", f"## {escape(heading(report))}"]
+    blocks = [
+        f"<!-- dlperf report, {_comment(report.created)} -->",
+        f"## {escape(heading(report))}",
+    ]
     summary = [
-        f"- **{escape(label)}**: {escape(step_sentence(p.step, report.measurement.step['total'].median, report.measurement.floor_frac))}"
+        f"- **{escape(label)}**:"
+        f" {escape(step_sentence(p.step, report.measurement.step['total'].median, report.measurement.floor_frac))}"
         for p, label in zip(report.predictions, report.predictors)
     ]
-    blocks += ["\n".join(summary), "### Accuracy", table(accuracy_columns(report.accuracy)), escape(ACCURACY_NOTE)]
+    blocks += [
+        "\n".join(summary),
+        "### Accuracy",
+        table(accuracy_columns(report.accuracy)),
+        escape(ACCURACY_NOTE),
+    ]
     for label in report.predictors:
         lines = report.outline(label)
         columns = layer_columns(lines, phases_of(report.inference), measured=True)
         bold = {i for i, line in enumerate(lines) if line.kind in (GROUP, SUM)}
         blocks += [f"### Layers, {escape(label)}", table(columns, bold)]
-    blocks += ["### Bytes by level of the memory", table(traffic_columns(report)), escape(TRAFFIC_NOTE)]
+    blocks += [
+        "### Bytes by level of the memory",
+        table(traffic_columns(report)),
+        escape(TRAFFIC_NOTE),
+    ]
     if images:
-        blocks += ["### Plots", "\n\n".join(f"![{escape(_caption(link))}]({link})" for link in images)]
+        blocks += [
+            "### Plots",
+            "\n\n".join(f"![{escape(_caption(link))}]({link})" for link in images),
+        ]
     if report.remarks:
         blocks += ["### Remarks", "\n".join(f"- {escape(remark)}" for remark in report.remarks)]
     blocks.append("<sub>" + "<br>".join(escape(line) for line in report.provenance) + "</sub>")
@@ -39,7 +56,9 @@ def report_to_markdown(report: Report, images: Sequence[str] = ()) -> str:
 
 
 def table(columns: Sequence[Column], bold: set[int] | frozenset[int] = frozenset()) -> str:
-    """All columns as a Markdown table, a group's title in front of each of its columns; the rows in `bold` stand out."""
+    """All columns as a Markdown table, a group's title in front of each of its columns; the rows in
+    `bold` stand out.
+    """
     titles = [f"{column.group} {column.title}".strip() for column in columns]
     rules = [":---" if column.align_left else "---:" for column in columns]
     lines = ["| " + " | ".join(map(escape, titles)) + " |", "| " + " | ".join(rules) + " |"]
@@ -50,7 +69,9 @@ def table(columns: Sequence[Column], bold: set[int] | frozenset[int] = frozenset
             stripped = text.lstrip(" ")
             cell = escape(stripped)
             if place == 0:
-                cell = "&nbsp;" * 2 * (len(text) - len(stripped)) + (f"**{cell}**" if i in bold else cell)
+                cell = "&nbsp;" * 2 * (len(text) - len(stripped)) + (
+                    f"**{cell}**" if i in bold else cell
+                )
             cells.append(cell)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -1,23 +1,30 @@
-"""The rows of a report in the shape of the model: containers as group lines with the sums of what is in them."""
+"""The rows of a report in the shape of the model: containers as group lines with the sums of what
+is in them.
+"""
+
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dlperf.core.trace import LOSS
 from dlperf.report.rows import BOTH, Row, Times, add
-from dlperf.trace import LOSS
 
 LAYER, GROUP, OWN, FOLDED, REST, SUM = "layer", "group", "own", "folded", "rest", "sum"
-"""Kinds of lines: a layer; a container, with the sums of the lines below it; a container's own work outside its children; a
-container whose lines are left out; several small layers of one container in one line; the sum of all rows."""
+"""Kinds of lines: a layer; a container, with the sums of the lines below it; a container's own work
+outside its children; a container whose lines are left out; several small layers of one container in
+one line; the sum of all rows.
+"""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: what it stands for, how deep, and the sums over the `n_layers` rows behind it.
+    """One line of the table: what it stands for, how deep, and the sums over the `n_layers` rows
+    behind it.
 
-    `label` is the last part of the qualified `name`. Lines of kind ``layer``, ``own``, ``folded`` and ``rest``, added up, are the step less zero_grad.
+    `label` is the last part of the qualified `name`. Lines of kind ``layer``, ``own``, ``folded``
+    and ``rest``, added up, are the step less zero_grad.
     """
 
     kind: str
@@ -38,7 +45,9 @@ class Line:
 
     def phase(self, name: str) -> Times | None:
         """The times of ``forward``, ``backward`` or ``optimizer``."""
-        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[name]
+        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[
+            name
+        ]
 
 
 @dataclass
@@ -52,13 +61,17 @@ class _Node:
 
     def rows(self) -> list[Row]:
         """The node's own row and those below it."""
-        return ([self.row] if self.row is not None else []) + [row for child in self.children.values() for row in child.rows()]
+        return ([self.row] if self.row is not None else []) + [
+            row for child in self.children.values() for row in child.rows()
+        ]
 
     def n_lines(self) -> int:
         """Lines that the node takes as it is folded now."""
         if self.is_folded or not self.children:
             return 1
-        shown = sum(child.n_lines() for label, child in self.children.items() if label not in self.hidden)
+        shown = sum(
+            child.n_lines() for label, child in self.children.items() if label not in self.hidden
+        )
         return 1 + (self.row is not None) + shown + bool(self.hidden)
 
     def weight_s(self) -> float:
@@ -66,12 +79,16 @@ class _Node:
         return sum(row.total.actual_s or row.total.predicted_s or 0.0 for row in self.rows())
 
 
-def outline(rows: Sequence[Row], root: str, types: Mapping[str, str], max_lines: int | None = None) -> tuple[Line, ...]:
-    """The lines of one predictor's rows: the root and everything below it by qualified name, then the loss, then the sum of all.
+def outline(
+    rows: Sequence[Row], root: str, types: Mapping[str, str], max_lines: int | None = None
+) -> tuple[Line, ...]:
+    """The lines of one predictor's rows: the root and everything below it by qualified name, then
+    the loss, then the sum of all.
 
-    `root` is the name of the root's row, `types` the modules' types by name. With `max_lines`, the containers that take the
-    least time are folded into one line each, then the smallest layers of the longest container into one line, until the table fits or
-    nothing is left to fold; sums stay the same.
+    `root` is the name of the root's row, `types` the modules' types by name. With `max_lines`, the
+    containers that take the least time are folded into one line each, then the smallest layers of
+    the longest container into one line, until the table fits or nothing is left to fold; sums stay
+    the same.
     """
     top = _Node(root, root)
     losses = []
@@ -106,15 +123,22 @@ def _fold(top: _Node, max_lines: int) -> None:
     whole_s = top.weight_s()
     while top.n_lines() > max_lines:
         foldable = [
-            node for node in _walk(top)
-            if node is not top and node.children and not node.is_folded and all(c.is_folded or not c.children for c in node.children.values())
-        ]  # fmt: skip
+            node
+            for node in _walk(top)
+            if node is not top
+            and node.children
+            and not node.is_folded
+            and all(c.is_folded or not c.children for c in node.children.values())
+        ]
         node = min(foldable, key=_Node.weight_s, default=None)
         if node is None or node.weight_s() > 0.3 * whole_s:
             break
         node.is_folded = True
     while (excess := top.n_lines() - max_lines) > 0:
-        longest = max(_walk(top), key=lambda node: 0 if node.is_folded else len(node.children) - len(node.hidden))
+        longest = max(
+            _walk(top),
+            key=lambda node: 0 if node.is_folded else len(node.children) - len(node.hidden),
+        )
         shown = [label for label in longest.children if label not in longest.hidden]
         if longest.is_folded or len(shown) <= 2:
             break
@@ -142,12 +166,19 @@ def _lines(node: _Node, depth: int, types: Mapping[str, str]) -> list[Line]:
         if label not in node.hidden:
             lines.extend(_lines(child, depth + 1, types))
     if node.hidden:
-        hidden = [row for label in node.children if label in node.hidden for row in node.children[label].rows()]
+        hidden = [
+            row
+            for label in node.children
+            if label in node.hidden
+            for row in node.children[label].rows()
+        ]
         lines.append(_line(REST, depth + 1, f"... {len(hidden)} smaller", node.name, "", hidden))
     return lines
 
 
-def _line(kind: str, depth: int, label: str, name: str, type_name: str, rows: Sequence[Row]) -> Line:
+def _line(
+    kind: str, depth: int, label: str, name: str, type_name: str, rows: Sequence[Row]
+) -> Line:
     single = rows[0] if len(rows) == 1 else None
     phases: dict[str, Times | None] = {}
     for phase in ("forward", "backward", "optimizer"):
@@ -155,10 +186,22 @@ def _line(kind: str, depth: int, label: str, name: str, type_name: str, rows: Se
         phases[phase] = (parts[0] if single is not None else add(parts)) if parts else None
     sides = {row.side for row in rows}
     return Line(
-        kind, depth, label, name, type_name, phases["forward"] or Times(), phases["backward"], phases["optimizer"], add(row.total for row in rows),
-        bound=_largest(rows, 0), source=_largest(rows, 1),
-        flops=_sum(row.flops for row in rows), bytes=_sum(row.bytes for row in rows), side=sides.pop() if len(sides) == 1 else BOTH, n_layers=len(rows),
-    )  # fmt: skip
+        kind,
+        depth,
+        label,
+        name,
+        type_name,
+        phases["forward"] or Times(),
+        phases["backward"],
+        phases["optimizer"],
+        add(row.total for row in rows),
+        bound=_largest(rows, 0),
+        source=_largest(rows, 1),
+        flops=_sum(row.flops for row in rows),
+        bytes=_sum(row.bytes for row in rows),
+        side=sides.pop() if len(sides) == 1 else BOTH,
+        n_layers=len(rows),
+    )
 
 
 def _largest(rows: Sequence[Row], place: int) -> str | None:

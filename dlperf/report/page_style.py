@@ -1,4 +1,5 @@
 """How the HTML page looks: light and dark, on screen and on paper."""
+
 from __future__ import annotations
 
 STYLE = """

@@ -1,4 +1,5 @@
 """The roofline with every level of the memory hierarchy, and a report's layers under it."""
+
 from __future__ import annotations
 
 import textwrap
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from dlperf import hierarchy
+from dlperf.core.units import format_si
+from dlperf.ops import roofs as measured_roofs
 from dlperf.report.drawing import (
     DIM,
     INK,
@@ -24,22 +26,28 @@ from dlperf.report.drawing import (
     plain,
 )
 from dlperf.report.rows import phases_of
-from dlperf.units import format_si
 
 if TYPE_CHECKING:
-    from dlperf.machine import Machine
+    from dlperf.core.machine import Machine
     from dlperf.report.comparison import Report
 
 MAX_LAYERS = 30
 """Layers that are drawn: those that take longest. Each has a number and a line in the legend."""
 _LEGEND_ROWS = 26
 
-LEVEL_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
+LEVEL_STYLES = {
+    "L1": (0, (1, 1.2)),
+    "L2": (0, (4, 1.5, 1, 1.5)),
+    "L3": (0, (6, 2)),
+    "DRAM": "solid",
+}
 
 
 @dataclass(frozen=True)
 class Point:
-    """A layer in one phase: FLOP per byte of its operands, the rate it reached, and the seconds it took."""
+    """A layer in one phase: FLOP per byte of its operands, the rate it reached, and the seconds it
+    took.
+    """
 
     layer: str
     phase: str
@@ -49,19 +57,29 @@ class Point:
 
 
 def peaks_of(machine: Machine, threads: int) -> dict[str, float]:
-    """The best measured rate of matrix multiplication by dtype, in FLOP/s, the highest first; see :func:`dlperf.hierarchy.roofs_of`."""
-    return {ceiling.dtype: ceiling.fma_flops_per_s for ceiling in hierarchy.roofs_of(machine, threads).ceilings}
+    """The best measured rate of matrix multiplication by dtype, in FLOP/s, the highest first; see
+    :func:`dlperf.ops.roofs.roofs_of`.
+    """
+    return {
+        ceiling.dtype: ceiling.fma_flops_per_s
+        for ceiling in measured_roofs.roofs_of(machine, threads).ceilings
+    }
 
 
 def roofs_of(machine: Machine, threads: int) -> dict[str, float]:
     """The measured bandwidth of every memory level that the machine file knows, bytes per second."""
-    return {roof.level: roof.bytes_per_s for roof in hierarchy.roofs_of(machine, threads).bandwidths}
+    return {
+        roof.level: roof.bytes_per_s
+        for roof in measured_roofs.roofs_of(machine, threads).bandwidths
+    }
 
 
 def points_of(report: Report) -> tuple[list[Point], int]:
-    """The layers' measured points by phase, the longest first, and how many have no FLOPs or no bytes to stand on.
+    """The layers' measured points by phase, the longest first, and how many have no FLOPs or no
+    bytes to stand on.
 
-    FLOPs and bytes are those of the first prediction's trace; bytes count each operand of each op once, wherever it lies.
+    FLOPs and bytes are those of the first prediction's trace; bytes count each operand of each op
+    once, wherever it lies.
     """
     points, n_without = [], 0
     for row in report.rows[0]:
@@ -69,20 +87,28 @@ def points_of(report: Report) -> tuple[list[Point], int]:
             if phase == "optimizer":
                 continue
             times = row.phase(phase)
-            flops, n_bytes = (row.forward_flops, row.forward_bytes) if phase == "forward" else (row.backward_flops, row.backward_bytes)
+            flops, n_bytes = (
+                (row.forward_flops, row.forward_bytes)
+                if phase == "forward"
+                else (row.backward_flops, row.backward_bytes)
+            )
             if times is None or not times.actual_s:
                 continue
             if not flops or not n_bytes:
                 n_without += 1
                 continue
-            points.append(Point(row.layer, phase, flops / n_bytes, flops / times.actual_s, times.actual_s))
+            points.append(
+                Point(row.layer, phase, flops / n_bytes, flops / times.actual_s, times.actual_s)
+            )
     return sorted(points, key=lambda point: -point.seconds), n_without
 
 
 def roofline_figure(report: Report) -> Figure | None:
-    """The layers by the bytes of their operands under the roofs of every level; None where the machine file holds no bandwidth and no peak.
+    """The layers by the bytes of their operands under the roofs of every level; None where the
+    machine file holds no bandwidth and no peak.
 
-    attainable = min(peak, bandwidth x intensity) (Williams et al. 2009), one roof per level and one ceiling per dtype, all measured.
+    attainable = min(peak, bandwidth x intensity) (Williams et al. 2009), one roof per level and one
+    ceiling per dtype, all measured.
     """
     prediction = report.predictions[0]
     machine, threads = prediction.machine, report.measurement.threads
@@ -107,19 +133,36 @@ def roofline_figure(report: Report) -> Figure | None:
     handles: list[Any] = []
     for level, rate in roofs.items():
         x_ridge = top / rate
-        (line,) = ax.plot([x_low, x_ridge], [rate * x_low, top], color=INK, linestyle=LEVEL_STYLES[level], linewidth=1.3, zorder=2)
+        (line,) = ax.plot(
+            [x_low, x_ridge],
+            [rate * x_low, top],
+            color=INK,
+            linestyle=LEVEL_STYLES[level],
+            linewidth=1.3,
+            zorder=2,
+        )
         line.set_label(f"{level}  {format_si(rate, 'B/s')}")
         handles.append(line)
     for number, rate in enumerate(peaks.values()):
         start = rate / max(roofs.values())
-        ax.plot([start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2)
+        ax.plot(
+            [start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2
+        )
     for phase in phases_of(report.inference):
         mine = [point for point in points if point.phase == phase]
         if mine:
             marks = ax.plot(
-                [p.intensity for p in mine], [p.flops_per_s for p in mine], marker=PHASE_MARKS[phase], color=PHASE_COLORS[phase], markeredgecolor=INK,
-                markeredgewidth=0.7, markersize=7, linestyle="", label=f"{phase} of a layer", zorder=4,
-            )  # fmt: skip
+                [p.intensity for p in mine],
+                [p.flops_per_s for p in mine],
+                marker=PHASE_MARKS[phase],
+                color=PHASE_COLORS[phase],
+                markeredgecolor=INK,
+                markeredgewidth=0.7,
+                markersize=7,
+                linestyle="",
+                label=f"{phase} of a layer",
+                zorder=4,
+            )
             handles.append(marks[0])
     kinds = {row.layer: row.type for row in report.rows[0]}
     names = [f"{number}:  {named(layer, kinds[layer], 30)}" for layer, number in numbers.items()]
@@ -138,18 +181,33 @@ def roofline_figure(report: Report) -> Figure | None:
     ax.set_title("\n".join(lines))
     places = [(point.intensity, point.flops_per_s) for point in points]
     labels = [
-        PointLabel(*places[group[0]], textwrap.fill(number_list(numbers[points[one].layer] for one in group), 16))
+        PointLabel(
+            *places[group[0]],
+            textwrap.fill(number_list(numbers[points[one].layer] for one in group), 16),
+        )
         for group in group_points(ax, places)
-    ]  # fmt: skip
-    label_lines(ax, [(rate, f"{dtype} {format_si(rate, 'FLOP/s')}") for dtype, rate in peaks.items()])
+    ]
+    label_lines(
+        ax, [(rate, f"{dtype} {format_si(rate, 'FLOP/s')}") for dtype, rate in peaks.items()]
+    )
     label_points(ax, labels, places, size=7.5)
     if not points:
-        ax.text(0.5, 0.5, "no measured layer has FLOPs and bytes to draw", ha="center", va="center", transform=ax.transAxes, color=DIM)
+        ax.text(
+            0.5,
+            0.5,
+            "no measured layer has FLOPs and bytes to draw",
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+            color=DIM,
+        )
     return figure
 
 
 def _longest(report: Report, points: list[Point]) -> tuple[list[Point], dict[str, int], int]:
-    """The points of the layers that take longest, their numbers in the order of execution, and how many layers there are."""
+    """The points of the layers that take longest, their numbers in the order of execution, and how
+    many layers there are.
+    """
     longest = list(dict.fromkeys(point.layer for point in points))
     shown = set(longest[:MAX_LAYERS])
     in_order = [row.layer for row in report.rows[0] if row.layer in shown]

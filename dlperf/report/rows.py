@@ -1,4 +1,5 @@
 """A layer's predicted and measured times side by side: the rows that every report is made of."""
+
 from __future__ import annotations
 
 import math
@@ -6,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlperf.measurement import LayerTimes
-from dlperf.trace import LOSS, Trace
+from dlperf.core.measurement import LayerTimes
+from dlperf.core.trace import LOSS, Trace
 
 if TYPE_CHECKING:
-    from dlperf.measurement import Measurement
-    from dlperf.prediction import Prediction
+    from dlperf.core.measurement import Measurement
+    from dlperf.forecast.prediction import Prediction
 
 PHASES = ("forward", "backward", "optimizer")
 BOTH, PREDICTED, MEASURED = "both", "predicted only", "measured only"
@@ -19,11 +20,12 @@ BOTH, PREDICTED, MEASURED = "both", "predicted only", "measured only"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What one piece of a step was predicted to take and took, in seconds; None where a side does not know.
+    """What one piece of a step was predicted to take and took, in seconds; None where a side does
+    not know.
 
-    `spread_frac` is (90th - 10th percentile) / median of the measured samples. `has_work` is False where nothing
-    runs, so that an unknown is no gap (a ReLU in the optimizer). `predicted_is_part` and `actual_is_part` mark
-    sums that lack an unknown part, hence lower bounds.
+    `spread_frac` is (90th - 10th percentile) / median of the measured samples. `has_work` is False
+    where nothing runs, so that an unknown is no gap (a ReLU in the optimizer). `predicted_is_part`
+    and `actual_is_part` mark sums that lack an unknown part, hence lower bounds.
     """
 
     predicted_s: float | None = None
@@ -40,7 +42,12 @@ class Times:
         >>> Times(1.5, 1.0).error_frac, Times(1.5, None).error_frac
         (0.5, None)
         """
-        if self.predicted_s is None or not self.actual_s or self.predicted_is_part or self.actual_is_part:
+        if (
+            self.predicted_s is None
+            or not self.actual_s
+            or self.predicted_is_part
+            or self.actual_is_part
+        ):
             return None
         return self.predicted_s / self.actual_s - 1
 
@@ -56,7 +63,8 @@ class Times:
 
 
 def add(parts: Iterable[Times]) -> Times:
-    """The sum of times: what is known is summed, and marked as a part where something unknown is missing.
+    """The sum of times: what is known is summed, and marked as a part where something unknown is
+    missing.
 
     >>> total = add([Times(1.0, 2.0), Times(None, 3.0)])
     >>> total.predicted_s, total.predicted_is_part, total.actual_s, total.actual_is_part
@@ -69,7 +77,9 @@ def add(parts: Iterable[Times]) -> Times:
         math.fsum(predicted) if predicted else None,
         math.fsum(actual) if actual else None,
         has_work=any(t.has_work for t in parts),
-        predicted_is_part=any(t.predicted_is_part or (t.predicted_s is None and t.has_work) for t in parts),
+        predicted_is_part=any(
+            t.predicted_is_part or (t.predicted_s is None and t.has_work) for t in parts
+        ),
         actual_is_part=any(t.actual_is_part or (t.actual_s is None and t.has_work) for t in parts),
     )
 
@@ -78,11 +88,12 @@ def add(parts: Iterable[Times]) -> Times:
 class Row:
     """One layer as one predictor sees it, beside its measurement.
 
-    `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases, the
-    ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `level_bytes` are those that
-    every level of the memory moves in all phases, by the level's name, innermost first (:mod:`dlperf.hierarchy`). `bound` and `source` are those of the
-    largest share of its predicted time; `shares` are all of them, (bound, source, seconds). `side` says who named the layer: ``both``,
-    ``predicted only`` or ``measured only``.
+    `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases,
+    the ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `level_bytes` are
+    those that every level of the memory moves in all phases, by the level's name, innermost first
+    (:mod:`dlperf.hierarchy`). `bound` and `source` are those of the largest share of its predicted
+    time; `shares` are all of them, (bound, source, seconds). `side` says who named the layer:
+    ``both``, ``predicted only`` or ``measured only``.
     """
 
     layer: str
@@ -105,7 +116,9 @@ class Row:
 
     def phase(self, name: str) -> Times | None:
         """The times of ``forward``, ``backward`` or ``optimizer``."""
-        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[name]
+        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[
+            name
+        ]
 
     @property
     def total(self) -> Times:
@@ -118,12 +131,16 @@ def phases_of(inference: bool) -> tuple[str, ...]:
     return ("forward",) if inference else PHASES
 
 
-def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: str) -> tuple[Row, ...]:
-    """One row a layer, the predicted ones in the order of execution, then those that only the measurement names; the loss last.
+def rows_of(
+    prediction: Prediction, measurement: Measurement | None, predictor: str
+) -> tuple[Row, ...]:
+    """One row a layer, the predicted ones in the order of execution, then those that only the
+    measurement names; the loss last.
 
-    `predictor` is the name under which the rows go. A layer that the measurement names twice counts once, its times summed.
+    `predictor` is the name under which the rows go. A layer that the measurement names twice counts
+    once, its times summed.
     """
-    from dlperf import work
+    from dlperf.ops import counts as work
 
     trace = prediction.trace
     phases = phases_of(trace.inference)
@@ -131,7 +148,10 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
     for op, flops, n_bytes in zip(trace.ops, *work.totals(trace)):
         for layer, share_frac in op.shares or ((op.layer, 1.0),):
             before = counts.get((layer, op.phase), (0.0, 0.0))
-            counts[layer, op.phase] = (before[0] + share_frac * flops, before[1] + share_frac * n_bytes)
+            counts[layer, op.phase] = (
+                before[0] + share_frac * flops,
+                before[1] + share_frac * n_bytes,
+            )
     levels: dict[str, dict[str, float]] = {}
     for traffic in prediction.layer_traffic:
         if traffic.phase != "zero_grad":
@@ -153,21 +173,55 @@ def rows_of(prediction: Prediction, measurement: Measurement | None, predictor: 
             actual_s, spread_frac = _actual(entries, phase)
             has_work = (layer, phase) in counts or bool(predicted_s)
             times[phase] = Times(predicted_s, actual_s, spread_frac, has_work)
-        forward, backward = counts.get((layer, "forward"), (0.0, 0.0)), counts.get((layer, "backward"), (0.0, 0.0))
+        forward, backward = (
+            counts.get((layer, "forward"), (0.0, 0.0)),
+            counts.get((layer, "backward"), (0.0, 0.0)),
+        )
         rows.append(
             Row(
-                layer, str(data["type"]), predictor, times["forward"] or Times(), times["backward"], times["optimizer"],
-                bound=_text(data["bound"]), source=_text(data["source"]), flops=int(data["flops"]), bytes=int(data["bytes"]),
-                forward_flops=round(forward[0]), forward_bytes=round(forward[1]), backward_flops=round(backward[0]), backward_bytes=round(backward[1]),
+                layer,
+                str(data["type"]),
+                predictor,
+                times["forward"] or Times(),
+                times["backward"],
+                times["optimizer"],
+                bound=_text(data["bound"]),
+                source=_text(data["source"]),
+                flops=int(data["flops"]),
+                bytes=int(data["bytes"]),
+                forward_flops=round(forward[0]),
+                forward_bytes=round(forward[1]),
+                backward_flops=round(backward[0]),
+                backward_bytes=round(backward[1]),
                 level_bytes=tuple(levels.get(layer, nothing).items()),
-                shares=tuple((*names, seconds) for names, seconds in prediction.layer_shares.get(layer, {}).items()),
+                shares=tuple(
+                    (*names, seconds)
+                    for names, seconds in prediction.layer_shares.get(layer, {}).items()
+                ),
                 side=BOTH if entries or measurement is None else PREDICTED,
             )
-        )  # fmt: skip
+        )
     for layer, entries in measured.items():
         found = {phase: _actual(entries, phase) for phase in phases}
-        times = {phase: Times(None, *found[phase], has_work=found[phase][0] is not None) if phase in phases else None for phase in PHASES}
-        rows.append(Row(layer, entries[0].type, predictor, times["forward"] or Times(), times["backward"], times["optimizer"], side=MEASURED))
+        times = {
+            phase: (
+                Times(None, *found[phase], has_work=found[phase][0] is not None)
+                if phase in phases
+                else None
+            )
+            for phase in PHASES
+        }
+        rows.append(
+            Row(
+                layer,
+                entries[0].type,
+                predictor,
+                times["forward"] or Times(),
+                times["backward"],
+                times["optimizer"],
+                side=MEASURED,
+            )
+        )
     rows.sort(key=lambda row: row.layer == LOSS)
     return tuple(rows)
 

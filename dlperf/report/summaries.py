@@ -1,24 +1,25 @@
 """Data in one line (`one_line`) and on a page that fits a screen (`page`)."""
+
 from __future__ import annotations
 
 from collections import Counter
 from functools import singledispatch
 
-from dlperf.cluster import Cluster, Link
-from dlperf.epoch import Epoch
-from dlperf.errors import DlperfError
-from dlperf.machine import Machine
-from dlperf.measurement import Measurement
-from dlperf.network.fits import fit_link
-from dlperf.prediction import Prediction
+from dlperf.core.cluster import Cluster, Link
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.measurement import Measurement
+from dlperf.core.terminal import fit
+from dlperf.core.text import printable
+from dlperf.core.trace import Trace
+from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
+from dlperf.distributed.link_fits import fit_link
+from dlperf.forecast.epoch import Epoch
+from dlperf.forecast.prediction import Prediction
 from dlperf.report.comparison import Report
 from dlperf.report.rows import root_of
 from dlperf.report.table import format_error, shorten
 from dlperf.report.text import epoch_lines, prediction_to_text, report_to_text, step_lines
-from dlperf.terminal import fit
-from dlperf.text import printable
-from dlperf.trace import Trace
-from dlperf.units import format_bytes, format_percent, format_seconds, format_si
 
 _LINES = 24
 """Lines of a layer table on a page; longer ones are folded."""

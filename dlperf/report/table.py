@@ -1,11 +1,12 @@
 """Columns of text that fit a terminal."""
+
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlperf.units import format_seconds
+from dlperf.core.units import format_seconds
 
 _LEAST_TEXT = 8
 """Characters that a shortened cell keeps."""
@@ -28,8 +29,6 @@ class Column:
     def width(self) -> int:
         """Characters that the widest cell or the title takes."""
         return max((len(cell) for cell in (self.title, *self.cells)), default=0)
-
-
 
 
 def shorten(text: str, width: int) -> str:
@@ -108,11 +107,19 @@ def _group_line(columns: Sequence[Column], widths: Sequence[int]) -> str:
     place = 0
     while place < len(columns):
         end = place
-        while end + 1 < len(columns) and columns[end + 1].group == columns[place].group and columns[place].group:
+        while (
+            end + 1 < len(columns)
+            and columns[end + 1].group == columns[place].group
+            and columns[place].group
+        ):
             end += 1
         size = sum(widths[place : end + 1]) + (end - place)
         title = columns[place].group
-        line = line.ljust(start) + ((f" {title} ".center(size, "-") if size >= len(title) + 2 else title[:size]) if title else "")
+        line = line.ljust(start) + (
+            (f" {title} ".center(size, "-") if size >= len(title) + 2 else title[:size])
+            if title
+            else ""
+        )
         start += size + 1
         place = end + 1
     return line.rstrip()
@@ -128,7 +135,9 @@ def format_error(error_frac: float | None) -> str:
         return "-"
     if error_frac >= 9.995:
         return f"{error_frac + 1:.0f}x"
-    return f"{100 * error_frac:+.1f} %" if abs(error_frac) < 0.0995 else f"{100 * error_frac:+.0f} %"
+    return (
+        f"{100 * error_frac:+.1f} %" if abs(error_frac) < 0.0995 else f"{100 * error_frac:+.0f} %"
+    )
 
 
 def format_time(seconds: float | None, is_part: bool = False) -> str:

@@ -1,17 +1,23 @@
 """Sees every call that a program makes on its process groups, whoever makes it, and goes away.
 
-A kernel of our own stands before those of torch's c10d operators (at the dispatch key BackendSelect, which they leave free) and calls on. So calls from C++
-(the reducer of DistributedDataParallel), from Python (the program, FSDP, communication hooks) and functional collectives are seen alike, and process
-groups, models and communication hooks stay what they were. It costs some 50 to 200 us a call (a blocking all-reduce of 4 B to 4 MB between two processes
-of a two-core machine), half of it for the callback that tells when a call is complete.
+A kernel of our own stands before those of torch's c10d operators (at the dispatch key
+BackendSelect, which they leave free) and calls on. So calls from C++ (the reducer of
+DistributedDataParallel), from Python (the program, FSDP, communication hooks) and functional
+collectives are seen alike, and process groups, models and communication hooks stay what they were.
+It costs some 50 to 200 us a call (a blocking all-reduce of 4 B to 4 MB between two processes of a
+two-core machine), half of it for the callback that tells when a call is complete.
 
-Exact: what is called, its bytes, its group, when it was issued; blocking in Python (`Work.wait`, functional `wait_tensor`). A completion is seen when its
-callback gets Python's lock: late by what the program's Python takes meanwhile, never early. Inferred: blocking in C++ (:mod:`dlperf.runner.recording`) from
-when DDP's backward began and ended to wait for its buckets, which closing callbacks of autograd tell, and how long its broadcast of buffers took.
+Exact: what is called, its bytes, its group, when it was issued; blocking in Python (`Work.wait`,
+functional `wait_tensor`). A completion is seen when its callback gets Python's lock: late by what
+the program's Python takes meanwhile, never early. Inferred: blocking in C++
+(:mod:`dlperf.runner.communication_recording`) from when DDP's backward began and ended to wait for
+its buckets, which closing callbacks of autograd tell, and how long its broadcast of buffers took.
 
-Not seen: a wait on a call's future in Python, and what a backend does inside one call. On an accelerator launches and waits are the host's, not the
-streams'. In a first step with static_graph DDP waits where no callback of ours can come between: that wait counts as computation.
+Not seen: a wait on a call's future in Python, and what a backend does inside one call. On an
+accelerator launches and waits are the host's, not the streams'. In a first step with static_graph
+DDP waits where no callback of ours can come between: that wait counts as computation.
 """
+
 from __future__ import annotations
 
 import functools
@@ -22,39 +28,61 @@ import torch
 from torch import distributed, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from dlperf.clock import Clock
+from dlperf.core.clock import Clock
+from dlperf.runner.communication_recording import Call, Mark, RecordedStep, Region, assemble
 from dlperf.runner.patching import replace
-from dlperf.runner.recording import Call, Mark, RecordedStep, Region, assemble
 
 _KINDS = {
-    "allreduce_": ("all_reduce", "tensors"), "allreduce_coalesced_": ("all_reduce", "tensors"),
-    "allgather_": ("all_gather", "output_tensors"), "allgather_coalesced_": ("all_gather", "output_lists"),
-    "allgather_into_tensor_coalesced_": ("all_gather", "outputs"), "_allgather_base_": ("all_gather", "output_tensor"),
-    "reduce_scatter_": ("reduce_scatter", "input_tensors"), "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
-    "_reduce_scatter_base_": ("reduce_scatter", "input_tensor"), "broadcast_": ("broadcast", "tensors"), "reduce_": ("reduce", "tensors"),
-    "gather_": ("gather", "input_tensors"), "scatter_": ("scatter", "output_tensors"), "alltoall_": ("all_to_all", "input_tensors"),
-    "alltoall_base_": ("all_to_all", "input"), "barrier": ("barrier", ""), "monitored_barrier_": ("barrier", ""), "send": ("send", "tensors"),
-    "recv_": ("recv", "tensors"), "recv_any_source_": ("recv", "tensors"),
-}  # fmt: skip
-"""c10d's operators: what they are, and the argument whose bytes count (of a gather and a scatter, a rank's own share of the vector)."""
+    "allreduce_": ("all_reduce", "tensors"),
+    "allreduce_coalesced_": ("all_reduce", "tensors"),
+    "allgather_": ("all_gather", "output_tensors"),
+    "allgather_coalesced_": ("all_gather", "output_lists"),
+    "allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+    "_allgather_base_": ("all_gather", "output_tensor"),
+    "reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "broadcast_": ("broadcast", "tensors"),
+    "reduce_": ("reduce", "tensors"),
+    "gather_": ("gather", "input_tensors"),
+    "scatter_": ("scatter", "output_tensors"),
+    "alltoall_": ("all_to_all", "input_tensors"),
+    "alltoall_base_": ("all_to_all", "input"),
+    "barrier": ("barrier", ""),
+    "monitored_barrier_": ("barrier", ""),
+    "send": ("send", "tensors"),
+    "recv_": ("recv", "tensors"),
+    "recv_any_source_": ("recv", "tensors"),
+}
+"""c10d's operators: what they are, and the argument whose bytes count (of a gather and a scatter, a
+rank's own share of the vector).
+"""
 _PEERS = ("root_rank", "dst", "src")
 
 
 class CollectiveRecorder:
-    """Records from :meth:`install` to :meth:`remove`; what fails inside is remembered in `error`, ends the recording, and never reaches the program.
+    """Records from :meth:`install` to :meth:`remove`; what fails inside is remembered in `error`,
+    ends the recording, and never reaches the program.
 
-    `between` is called after steps whose successors are not kept. `most_calls` are kept before an optimizer's first step; more are forgotten, for a program
-    may run for days and never train.
+    `between` is called after steps whose successors are not kept. `most_calls` are kept before an
+    optimizer's first step; more are forgotten, for a program may run for days and never train.
     """
 
-    def __init__(self, clock: Clock = Clock(), between: Callable[[], None] | None = None, most_calls: int = 100_000) -> None:
+    def __init__(
+        self,
+        clock: Clock = Clock(),
+        between: Callable[[], None] | None = None,
+        most_calls: int = 100_000,
+    ) -> None:
         self.clock, self._between, self.most_calls = clock, between, most_calls
         self.error: BaseException | None = None
         self.groups: dict[str, tuple[int, ...]] = {}
         """The process groups met, by their names in torch: the ranks of the world in each."""
         self.backend = ""
         self.has_forgotten = False
-        """Whether there were more calls than that before any optimizer stepped; without one, nothing is said of the run then."""
+        """Whether there were more calls than that before any optimizer stepped; without one,
+        nothing is said of the run then.
+        """
         self._calls: list[Call] = []
         self._regions: dict[tuple[str, int], Region] = {}
         self._marks: list[Mark] = []
@@ -71,7 +99,7 @@ class CollectiveRecorder:
         self._first: Any = None
         self._undo: list[Callable[[], None]] = []
 
-    # -- setting and removing -------------------------------------------------------------------------------------
+    # -- setting and removing ----------------------------------------------------------------------
 
     def install(self) -> None:
         """Set the kernels; nothing happens where torch has no process groups."""
@@ -87,9 +115,12 @@ class CollectiveRecorder:
         functional.impl("wait_tensor", waiting, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
         self._first = register_module_forward_pre_hook(self._forward_begins)
         self._undo = [
-            functional._destroy, self._library._destroy, self._first.remove, replace(distributed.Work, "wait", self._timed_wait),
+            functional._destroy,
+            self._library._destroy,
+            self._first.remove,
+            replace(distributed.Work, "wait", self._timed_wait),
             replace(distributed, "_broadcast_coalesced", self._timed_broadcast),
-        ]  # fmt: skip
+        ]
 
     def remove(self) -> None:
         """Take everything out again; what was recorded stays. Nothing happens the second time."""
@@ -104,10 +135,12 @@ class CollectiveRecorder:
         """Remember an error of our own and record no more."""
         self.error, self._is_open = error, False
 
-    # -- what the watcher tells -----------------------------------------------------------------------------------
+    # -- what the watcher tells --------------------------------------------------------------------
 
     def after_step(self, mark: Mark, is_watched: bool) -> None:
-        """An optimizer has stepped, and is the one that is watched or (before that is known) may become it."""
+        """An optimizer has stepped, and is the one that is watched or (before that is known) may
+        become it.
+        """
         if is_watched and self._optimizer is None:
             self._optimizer = mark.optimizer
         self._marks.append(mark)
@@ -122,9 +155,16 @@ class CollectiveRecorder:
         """The first step and the plain ones; the whole run where no optimizer stepped."""
         if self.has_forgotten and not self._marks:
             return ()
-        return assemble(self._calls, self._regions, self._marks, self._optimizer, self._first_began, list(self.groups))
+        return assemble(
+            self._calls,
+            self._regions,
+            self._marks,
+            self._optimizer,
+            self._first_began,
+            list(self.groups),
+        )
 
-    # -- calls ----------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def _put(self, name: str, kind: str, argument: str) -> None:
         operator = getattr(torch.ops.c10d, name).default
@@ -132,7 +172,10 @@ class CollectiveRecorder:
         tensors = names.index(argument) if argument else names.index("tensor")
         group = names.index("process_group")
         peer = next((names.index(one) for one in _PEERS if one in names), None)
-        below, now = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect), self.clock.now
+        below, now = (
+            torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect),
+            self.clock.now,
+        )
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._is_open:
@@ -144,11 +187,25 @@ class CollectiveRecorder:
                 moved = _leaves(args[tensors])
                 if not any(tensor.is_meta for tensor in moved):  # tracing is no call
                     name, ranks = self._group(args[group])
-                    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in moved) if argument else 0
+                    n_bytes = (
+                        sum(tensor.numel() * tensor.element_size() for tensor in moved)
+                        if argument
+                        else 0
+                    )
                     if kind in ("gather", "scatter"):
                         n_bytes *= len(ranks)
-                    call = Call(kind, n_bytes, name, at, until, None if peer is None else ranks[args[peer]], self._region_now())
-                    self._issued(call, _leaves(args[0]), result[-1] if isinstance(result, tuple) else result)
+                    call = Call(
+                        kind,
+                        n_bytes,
+                        name,
+                        at,
+                        until,
+                        None if peer is None else ranks[args[peer]],
+                        self._region_now(),
+                    )
+                    self._issued(
+                        call, _leaves(args[0]), result[-1] if isinstance(result, tuple) else result
+                    )
             except Exception as error:
                 self.fail(error)
             return result
@@ -184,7 +241,7 @@ class CollectiveRecorder:
                 return
             future.add_done_callback(functools.partial(_complete, call, self.clock.now))
 
-    # -- waits ----------------------------------------------------------------------------------------------------
+    # -- waits -------------------------------------------------------------------------------------
 
     def _timed_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         now = self.clock.now
@@ -203,14 +260,21 @@ class CollectiveRecorder:
         return wait
 
     def _waiting_kernel(self, operator: Any) -> Callable[..., Any]:
-        below, now = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect), self.clock.now
+        below, now = (
+            torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect),
+            self.clock.now,
+        )
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
             at = now()
             result = operator.redispatch(keys & below, tensor)
             until = now()
             try:
-                call = None if tensor.is_meta else self._storages.pop(tensor.untyped_storage()._cdata, None)
+                call = (
+                    None
+                    if tensor.is_meta
+                    else self._storages.pop(tensor.untyped_storage()._cdata, None)
+                )
                 if call is not None:
                     call.waits.append((at, until))
             except Exception as error:
@@ -219,7 +283,7 @@ class CollectiveRecorder:
 
         return kernel
 
-    # -- code in C++ that waits -----------------------------------------------------------------------------------
+    # -- code in C++ that waits --------------------------------------------------------------------
 
     def _region_now(self) -> tuple[str, int] | None:
         if self._region is not None:
@@ -230,15 +294,21 @@ class CollectiveRecorder:
         region = ("backward", int(task))
         if region != self._backward:
             self._backward = region
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._gradients_done, region))
+            torch.autograd.Variable._execution_engine.queue_callback(
+                functools.partial(self._gradients_done, region)
+            )
         return region
 
     def _gradients_done(self, region: tuple[str, int]) -> None:
-        """The first of autograd's closing callbacks, DDP's own comes next; one more is appended, to run after it."""
+        """The first of autograd's closing callbacks, DDP's own comes next; one more is appended, to
+        run after it.
+        """
         try:
             at = self.clock.now()
             self._regions[region] = Region(at, at)
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._backward_done, region))
+            torch.autograd.Variable._execution_engine.queue_callback(
+                functools.partial(self._backward_done, region)
+            )
         except Exception as error:
             self.fail(error)
 

@@ -1,4 +1,5 @@
 """When epochs began and how many steps they took: two light hooks that stay for the whole run."""
+
 from __future__ import annotations
 
 import functools
@@ -14,14 +15,16 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
 
-from dlperf.clock import Clock
+from dlperf.core.clock import Clock
 
 
 @dataclass
 class EpochTimes:
-    """One pass of a data loader during which an optimizer stepped: its length in batches, the steps, and its time up to the last step.
+    """One pass of a data loader during which an optimizer stepped: its length in batches, the
+    steps, and its time up to the last step.
 
-    `worth` is the length in whole batches, a smaller last one counted as the share of samples that it has. `first` is the end of the first step.
+    `worth` is the length in whole batches, a smaller last one counted as the share of samples that
+    it has. `first` is the end of the first step.
     """
 
     n_batches: int | None
@@ -41,8 +44,8 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Batches that a loader's workers have made so far (None: it has none, or they do not tell), whether they have made all that they may make ahead, and
-    how many workers there are.
+    """Batches that a loader's workers have made so far (None: it has none, or they do not tell),
+    whether they have made all that they may make ahead, and how many workers there are.
     """
 
     n_made: int | None = None
@@ -51,11 +54,13 @@ class Loaded:
 
 
 class EpochLog:
-    """Passes of data loaders and optimizer steps. One call an epoch, a reading of the clock and an addition a step are all it costs.
+    """Passes of data loaders and optimizer steps. One call an epoch, a reading of the clock and an
+    addition a step are all it costs.
 
-    A pass without an optimizer step (validation) leaves no epoch, and does not end the one that it interrupts. Once `optimizer` is set,
-    only its steps count. `call_at(at, then)`: the first step that ends at `at` or later calls ``then(now)``, once.
-    `on_pass` is called with each pass that begins and the frame that began it. Neither may raise.
+    A pass without an optimizer step (validation) leaves no epoch, and does not end the one that it
+    interrupts. Once `optimizer` is set, only its steps count. `call_at(at, then)`: the first step
+    that ends at `at` or later calls ``then(now)``, once. `on_pass` is called with each pass that
+    begins and the frame that began it. Neither may raise.
     """
 
     def __init__(self, clock: Clock = Clock()) -> None:
@@ -115,7 +120,7 @@ class EpochLog:
         """What the next step that ends at `at` or later calls; it must not raise."""
         self._due, self._then = at, then
 
-    # -- what the hooks tell --------------------------------------------------------------------------------------
+    # -- what the hooks tell -----------------------------------------------------------------------
 
     def begin(self, loader: Any, iterator: Any, at: float) -> EpochTimes:
         """A loader's pass begins."""
@@ -123,7 +128,9 @@ class EpochLog:
         current = self._current
         if current is not None and current.n_steps:
             self._suspend(current, iterator)
-        self._current = EpochTimes(n_batches, at, at, worth=_worth(loader, n_batches), iterator=_weakly(iterator))
+        self._current = EpochTimes(
+            n_batches, at, at, worth=_worth(loader, n_batches), iterator=_weakly(iterator)
+        )
         return self._current
 
     def count(self, at: float) -> None:
@@ -152,14 +159,18 @@ class EpochLog:
             self._interrupted = current
 
     def _resume_or_open(self, current: EpochTimes, at: float) -> EpochTimes | None:
-        """The first step after a pass began: of that pass, unless the one before it goes on (a validation in its middle), or it is over already."""
+        """The first step after a pass began: of that pass, unless the one before it goes on (a
+        validation in its middle), or it is over already.
+        """
         before, self._interrupted = self._interrupted, None
         if before is not None:
             if getattr(before.iterator(), "_num_yielded", 0) > before.n_yielded:
                 self._current = before
                 return before
             self._epochs.append(before)
-        if current.iterator() is None:  # a validation, or a single batch, and a training without loader
+        if (
+            current.iterator() is None
+        ):  # a validation, or a single batch, and a training without loader
             self._current = None
             return None
         current.first = at
@@ -181,7 +192,14 @@ class EpochLog:
     @property
     def epochs(self) -> list[EpochTimes]:
         """The passes that trained, the running one included."""
-        return [*self._epochs, *(epoch for epoch in (self._interrupted, self._current) if epoch is not None and epoch.n_steps)]
+        return [
+            *self._epochs,
+            *(
+                epoch
+                for epoch in (self._interrupted, self._current)
+                if epoch is not None and epoch.n_steps
+            ),
+        ]
 
 
 _UNKNOWN = object()
@@ -196,8 +214,12 @@ def _weakly(iterator: Any) -> Callable[[], Any]:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches in a pass; None for an iterable dataset without a length, or whatever a foreign loader raises."""
-    name = "_IterableDataset_len_called"  # once somebody has asked, torch warns about wrong lengths: nobody has
+    """Batches in a pass; None for an iterable dataset without a length, or whatever a foreign
+    loader raises.
+    """
+    name = (  # once somebody has asked, torch warns about wrong lengths: nobody has
+        "_IterableDataset_len_called"
+    )
     before = getattr(loader, name, None)
     try:
         return len(loader)

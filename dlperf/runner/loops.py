@@ -1,9 +1,12 @@
-"""Which ``for ... in range(...)`` loops a running program is in: how far it is, and how far it may go.
+"""Which ``for ... in range(...)`` loops a running program is in: how far it is, and how far it may
+go.
 
-Python does not show the iterator of a running loop. So the source of the calling functions is read, and the range's arguments are
-looked up: names, attributes, items of plain dictionaries and whole-number arithmetic. Nothing of the program is called, so a
-property or a ``len`` of its own makes the loop unknown. The loop's variable must hold a member of the range, else it is unknown too.
+Python does not show the iterator of a running loop. So the source of the calling functions is read,
+and the range's arguments are looked up: names, attributes, items of plain dictionaries and
+whole-number arithmetic. Nothing of the program is called, so a property or a ``len`` of its own
+makes the loop unknown. The loop's variable must hold a member of the range, else it is unknown too.
 """
+
 from __future__ import annotations
 
 import ast
@@ -20,7 +23,13 @@ from types import FrameType
 from typing import Any
 
 _OWN = str(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_LIBRARIES = tuple({os.path.join(path, "") for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))})
+_LIBRARIES = tuple(
+    {
+        os.path.join(path, "")
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        if (path := sysconfig.get_paths().get(name))
+    }
+)
 _LOOKS_AT_LOCALS = frozenset({"locals", "vars", "exec", "eval", "dir"})
 _CO_OPTIMIZED = 0x1
 _SNAPSHOTS = sys.version_info < (3, 13)
@@ -29,7 +38,9 @@ _MOST = 2**53
 
 @dataclass(frozen=True)
 class Loop:
-    """A running loop over a range: `index` rounds are behind it, of `length`; `may_end_early` if its body breaks or returns."""
+    """A running loop over a range: `index` rounds are behind it, of `length`; `may_end_early` if
+    its body breaks or returns.
+    """
 
     index: int
     length: int
@@ -37,14 +48,17 @@ class Loop:
 
 
 def enclosing_loops(frame: FrameType | None) -> tuple[Loop, ...]:
-    """The loops over ranges that the program runs in at `frame`, innermost first; those of libraries and dlperf left out.
+    """The loops over ranges that the program runs in at `frame`, innermost first; those of
+    libraries and dlperf left out.
 
     A loop whose range cannot be told is left out as well.
     """
     found: list[Loop] = []
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
-            function, nodes = _loops_at(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            function, nodes = _loops_at(
+                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            )
             if nodes:
                 with_names = _Names(frame, asks_for_locals=_asks_for_locals(function))
                 found += [loop for node in nodes if (loop := _loop(node, with_names)) is not None]
@@ -54,13 +68,21 @@ def enclosing_loops(frame: FrameType | None) -> tuple[Loop, ...]:
 
 
 def innermost_length(frame: FrameType | None) -> int | None:
-    """How many rounds the innermost loop at `frame` makes, where it goes over a plain list or tuple, also inside ``enumerate`` or ``tqdm``; else None."""
+    """How many rounds the innermost loop at `frame` makes, where it goes over a plain list or
+    tuple, also inside ``enumerate`` or ``tqdm``; else None.
+    """
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
-            function, nodes = _loops_at(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            function, nodes = _loops_at(
+                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            )
             if nodes:
                 with_names = _Names(frame, asks_for_locals=_asks_for_locals(function))
-                length = _sequence_length(nodes[0].iter, with_names) if not any(_leaves(nodes[0].body)) else None
+                length = (
+                    _sequence_length(nodes[0].iter, with_names)
+                    if not any(_leaves(nodes[0].body))
+                    else None
+                )
                 with_names.forget()
                 return length
         frame = frame.f_back
@@ -69,11 +91,15 @@ def innermost_length(frame: FrameType | None) -> int | None:
 
 def _sequence_length(node: ast.expr, names: _Names) -> int | None:
     if isinstance(node, ast.Call) and node.args:
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        called = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         if called == "tqdm" or (isinstance(node.func, ast.Name) and names.get(called) is enumerate):
             return _sequence_length(node.args[0], names)
     held = _value(node, names) if not isinstance(node, ast.Call) else None
-    return len(held) if isinstance(held, (list, tuple)) and type(held) in (list, tuple) else None  # a class of its own may run code
+    return (
+        len(held) if isinstance(held, (list, tuple)) and type(held) in (list, tuple) else None
+    )  # a class of its own may run code
 
 
 @functools.lru_cache(maxsize=16)
@@ -85,7 +111,9 @@ def _tree(path: str) -> ast.Module | None:
 
 
 def _asks_for_locals(function: ast.AST) -> bool:
-    return any(isinstance(node, ast.Name) and node.id in _LOOKS_AT_LOCALS for node in ast.walk(function))
+    return any(
+        isinstance(node, ast.Name) and node.id in _LOOKS_AT_LOCALS for node in ast.walk(function)
+    )
 
 
 def _loops_at(path: str, line: int, function: str) -> tuple[ast.AST, list[ast.For]]:
@@ -105,7 +133,9 @@ def _loops_at(path: str, line: int, function: str) -> tuple[ast.AST, list[ast.Fo
             inside = child
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 name, definition, found = child.name, child, []
-            elif isinstance(child, ast.For) and child.body[0].lineno <= line <= (child.body[-1].end_lineno or 0):
+            elif isinstance(child, ast.For) and child.body[0].lineno <= line <= (
+                child.body[-1].end_lineno or 0
+            ):
                 found.insert(0, child)
             break
         node = inside
@@ -119,15 +149,20 @@ class _Names:
         self._globals: Mapping[str, Any] = frame.f_globals
         self._locals: Any = {}
         optimized = bool(frame.f_code.co_flags & _CO_OPTIMIZED)
-        # Up to Python 3.12 this fills the very dictionary that locals() gave to the function: one that asks for it is left alone.
+        # Up to Python 3.12 this fills the very dictionary that locals() gave to the function: one
+        # that asks for it is left alone.
         if not (optimized and _SNAPSHOTS and asks_for_locals):
             self._locals = frame.f_locals
         self._snapshot = optimized and _SNAPSHOTS
 
     def forget(self) -> None:
-        """Let go of the frame's objects. A snapshot lives as long as its frame, and would keep from the garbage what the function deletes."""
+        """Let go of the frame's objects. A snapshot lives as long as its frame, and would keep from
+        the garbage what the function deletes.
+        """
         held, self._locals = self._locals, {}
-        if self._snapshot and sys.getrefcount(held) == 3:  # the frame, this name and the call: nobody else looks at it
+        if (
+            self._snapshot and sys.getrefcount(held) == 3
+        ):  # the frame, this name and the call: nobody else looks at it
             held.clear()
 
     def get(self, name: str) -> Any:
@@ -152,24 +187,35 @@ def _range(node: ast.expr, names: _Names) -> range | None:
     """``range(...)``, also inside ``tqdm``, or ``trange(...)``."""
     if not isinstance(node, ast.Call) or not node.args:
         return None
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    called = (
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    )
     if called == "tqdm":
         return _range(node.args[0], names)
     if called != "trange" and not (isinstance(node.func, ast.Name) and names.get(called) is range):
         return None
     values = [_value(argument, names) for argument in node.args]
-    if not 1 <= len(values) <= 3 or not all(type(value) is int and abs(value) < _MOST for value in values) or values[2:] == [0]:
+    if (
+        not 1 <= len(values) <= 3
+        or not all(type(value) is int and abs(value) < _MOST for value in values)
+        or values[2:] == [0]
+    ):
         return None
     return range(*values)
 
 
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b,
-}  # fmt: skip
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+}
 
 
 def _value(node: ast.expr, names: _Names) -> Any:
-    """What an expression is worth, without running any code of the program; None where that cannot be told."""
+    """What an expression is worth, without running any code of the program; None where that cannot
+    be told.
+    """
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
@@ -179,12 +225,21 @@ def _value(node: ast.expr, names: _Names) -> Any:
     if isinstance(node, ast.Subscript):
         holder, key = _value(node.value, names), _value(node.slice, names)
         return holder.get(key) if type(holder) is dict and type(key) in (str, int) else None
-    if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name) and names.get(node.func.id) is len:
+    if (
+        isinstance(node, ast.Call)
+        and len(node.args) == 1
+        and isinstance(node.func, ast.Name)
+        and names.get(node.func.id) is len
+    ):
         held = _value(node.args[0], names)
         return len(held) if type(held) in (list, tuple, dict, range, str) else None
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         left, right = _value(node.left, names), _value(node.right, names)
-        if type(left) is int and type(right) is int and not (isinstance(node.op, ast.FloorDiv) and right == 0):
+        if (
+            type(left) is int
+            and type(right) is int
+            and not (isinstance(node.op, ast.FloorDiv) and right == 0)
+        ):
             return _OPERATIONS[type(node.op)](left, right)
     return None
 

@@ -1,8 +1,11 @@
-"""The loss of a foreign training loop, written down while it is computed once, so that it can be computed again.
+"""The loss of a foreign training loop, written down while it is computed once, so that it can be
+computed again.
 
-Between the model's output and the backward a loop calls whatever it likes. A function mode sees these calls; those
-that lead from the output to the tensor that the backward starts from are the loss. The rest (metrics, logging) is left out.
+Between the model's output and the backward a loop calls whatever it likes. A function mode sees
+these calls; those that lead from the output to the tensor that the backward starts from are the
+loss. The rest (metrics, logging) is left out.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,7 +40,9 @@ class LossRecorder(TorchFunctionMode):
         self.is_open = True
         self._calls: list[tuple[Callable[..., Any], Any, Any, Any]] = []
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Note the call and make it."""
         result = func(*args, **(kwargs or {}))
         if self.is_open and func is not torch.Tensor.backward:
@@ -70,7 +75,8 @@ class LossRecorder(TorchFunctionMode):
             numbers = []
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
-                    # an in-place call gives its own argument back: the same slot, with its new value
+                    # an in-place call gives its own argument back: the same slot, with its new
+                    # value
                     numbers.append(slots.setdefault(id(leaf), len(slots)))
             calls.append(_Call(function, template_args, template_kwargs, tuple(numbers)))
         return LossReplay(tuple(calls), inputs, slots[id(scalar)])
@@ -94,7 +100,11 @@ class LossReplay:
 
         for call in self.calls:
             args, kwargs = pytree.tree_map(fill, (call.args, call.kwargs))
-            made = [leaf for leaf in pytree.tree_leaves(call.function(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            made = [
+                leaf
+                for leaf in pytree.tree_leaves(call.function(*args, **kwargs))
+                if isinstance(leaf, torch.Tensor)
+            ]
             values.update(zip(call.makes, made))
         return values[self.result]
 
@@ -109,6 +119,8 @@ def _templates(tree: Any, slots: dict[int, int]) -> Any:
             return leaf
         if id(leaf) in slots:
             return _Slot(slots[id(leaf)])
-        return leaf if leaf.is_leaf else leaf.detach()  # what the loop made before: it must not hold its graph
+        return (
+            leaf if leaf.is_leaf else leaf.detach()
+        )  # what the loop made before: it must not hold its graph
 
     return pytree.tree_map(template, tree)

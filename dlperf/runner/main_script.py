@@ -1,4 +1,7 @@
-"""Run a script or a module as ``__main__``, as ``python script.py`` and ``python -m module`` do. Knows nothing of torch."""
+"""Run a script or a module as ``__main__``, as ``python script.py`` and ``python -m module`` do.
+Knows nothing of torch.
+"""
+
 from __future__ import annotations
 
 import io
@@ -10,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from dlperf.errors import DlperfError
+from dlperf.core.errors import DlperfError
 
 _OWN_FOLDER = str(Path(__file__).resolve().parent)
 _RUNNERS = (_OWN_FOLDER + os.sep, "<frozen runpy>", runpy.__file__)
@@ -18,7 +21,9 @@ INTERRUPTED = 130
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """Raises DlperfError where there is no script to run. A module is looked for only when it is run."""
+    """Raises DlperfError where there is no script to run. A module is looked for only when it is
+    run.
+    """
     if not command:
         raise DlperfError("run: no script is named; dlperf run SCRIPT.py [ARGUMENTS]")
     if not module and not os.path.isfile(command[0]):
@@ -27,11 +32,12 @@ def check_script(command: Sequence[str], module: bool) -> None:
 
 
 def run_as_main(command: Sequence[str], module: bool) -> int:
-    """Run the script (`module`: the module) ``command[0]`` with the rest as its arguments; gives the exit status that Python would.
+    """Run the script (`module`: the module) ``command[0]`` with the rest as its arguments; gives
+    the exit status that Python would.
 
-    ``sys.modules["__main__"]``, ``sys.argv`` and ``sys.path[0]`` are the script's from here on, so that classes
-    defined in it can be pickled and worker processes find them. An exception that nobody caught is printed with the
-    script's frames alone, through ``sys.excepthook``.
+    ``sys.modules["__main__"]``, ``sys.argv`` and ``sys.path[0]`` are the script's from here on, so
+    that classes defined in it can be pickled and worker processes find them. An exception that
+    nobody caught is printed with the script's frames alone, through ``sys.excepthook``.
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]

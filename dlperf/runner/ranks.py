@@ -1,4 +1,7 @@
-"""What each rank of a training found, merged by rank 0: one trace of communication, a row for each rank, and what to say of ranks that are missing."""
+"""What each rank of a training found, merged by rank 0: one trace of communication, a row for each
+rank, and what to say of ranks that are missing.
+"""
+
 from __future__ import annotations
 
 import datetime
@@ -9,13 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dlperf import host, units
-from dlperf.communication import Communication, Step
-from dlperf.errors import DlperfError
-from dlperf.exposure import RankShares, rank_shares
+from dlperf.core import host, units
+from dlperf.core.communication import Communication, Step
+from dlperf.core.errors import DlperfError
+from dlperf.core.terminal import fit, text_width
+from dlperf.distributed.rank_shares import RankShares, rank_shares
 from dlperf.report.table import Column, format_table
-from dlperf.runner.recording import WHOLE_RUN, RecordedStep
-from dlperf.terminal import fit, text_width
+from dlperf.runner.communication_recording import WHOLE_RUN, RecordedStep
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFindings:
-    """What one rank found. `status` is its script's exit status, `reason` why it has no steps; `groups` are its process groups by torch's name for them."""
+    """What one rank found. `status` is its script's exit status, `reason` why it has no steps;
+    `groups` are its process groups by torch's name for them.
+    """
 
     rank: int
     host: str
@@ -35,40 +40,70 @@ class RankFindings:
     threads: int = 1
 
     @classmethod
-    def of(cls, rank: int, status: int, reason: str, recorder: CollectiveRecorder | None, threads: int) -> RankFindings:
+    def of(
+        cls, rank: int, status: int, reason: str, recorder: CollectiveRecorder | None, threads: int
+    ) -> RankFindings:
         """This process's own."""
         name = platform.node()
         if recorder is None:
             return cls(rank, name, status, reason or "torch was never imported", threads=threads)
         if recorder.error is not None:
-            reason = reason or f"recording its calls failed: {type(recorder.error).__name__}: {recorder.error}"
+            reason = (
+                reason
+                or f"recording its calls failed: {type(recorder.error).__name__}: {recorder.error}"
+            )
             return cls(rank, name, status, " ".join(reason.split()), threads=threads)
         steps = recorder.steps
         if recorder.has_forgotten and not steps:
-            reason += f"; without one at most {recorder.most_calls:,} calls are kept, and there were more"
+            reason += (
+                f"; without one at most {recorder.most_calls:,} calls are kept, and there were more"
+            )
         elif not steps and not recorder.groups:
             reason += "; no call on a process group was seen"
-        return cls(rank, name, status, reason, steps, tuple(recorder.groups.items()), recorder.backend, threads)
+        return cls(
+            rank,
+            name,
+            status,
+            reason,
+            steps,
+            tuple(recorder.groups.items()),
+            recorder.backend,
+            threads,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The findings as JSON data, to be handed over."""
         return {
-            "rank": self.rank, "host": self.host, "status": self.status, "reason": self.reason, "steps": [step.to_json() for step in self.steps],
-            "groups": [[name, list(ranks)] for name, ranks in self.groups], "backend": self.backend, "threads": self.threads,
-        }  # fmt: skip
+            "rank": self.rank,
+            "host": self.host,
+            "status": self.status,
+            "reason": self.reason,
+            "steps": [step.to_json() for step in self.steps],
+            "groups": [[name, list(ranks)] for name, ranks in self.groups],
+            "backend": self.backend,
+            "threads": self.threads,
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RankFindings:
         """The findings that :meth:`to_json` wrote."""
         return cls(
-            data["rank"], data["host"], data["status"], data["reason"], tuple(RecordedStep.from_json(step) for step in data["steps"]),
-            tuple((name, tuple(ranks)) for name, ranks in data["groups"]), data["backend"], data["threads"],
-        )  # fmt: skip
+            data["rank"],
+            data["host"],
+            data["status"],
+            data["reason"],
+            tuple(RecordedStep.from_json(step) for step in data["steps"]),
+            tuple((name, tuple(ranks)) for name, ranks in data["groups"]),
+            data["backend"],
+            data["threads"],
+        )
 
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """A rank's step without what its loop does around it: medians of the plain steps, seconds. `compute_s` is what of it was not communication."""
+    """A rank's step without what its loop does around it: medians of the plain steps, seconds.
+    `compute_s` is what of it was not communication.
+    """
 
     step_s: float
     compute_s: float
@@ -84,15 +119,35 @@ class Team:
     @property
     def remarks(self) -> list[str]:
         """Ranks whose script failed, and why there is no comparison where there is none."""
-        failed = [f"rank {one.rank} ended with status {one.status}" for one in self.found.values() if one.status and self.n_ranks > 1]
-        alone = sum(not meeting.complete for meeting in self.trace.meetings) if self.trace is not None and self.is_whole_run else 0
+        failed = [
+            f"rank {one.rank} ended with status {one.status}"
+            for one in self.found.values()
+            if one.status and self.n_ranks > 1
+        ]
+        alone = (
+            sum(not meeting.complete for meeting in self.trace.meetings)
+            if self.trace is not None and self.is_whole_run
+            else 0
+        )
         if alone:
-            failed.append(f"{alone} call{'s' * (alone != 1)} not issued by all of the ranks: what others waited for that is in their exposed communication")
-        return [*failed, *([f"no comparison of the {self.n_ranks} ranks: {self.problem}"] if self.problem else [])]
+            failed.append(
+                f"{alone} call{'s' * (alone != 1)} not issued by all of the ranks: what others"
+                " waited for that is in their exposed communication"
+            )
+        return [
+            *failed,
+            *(
+                [f"no comparison of the {self.n_ranks} ranks: {self.problem}"]
+                if self.problem
+                else []
+            ),
+        ]
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether the ranks never trained, and their runs are compared from the first call to the last."""
+        """Whether the ranks never trained, and their runs are compared from the first call to the
+        last.
+        """
         return not self._lacking and self._numbers == (WHOLE_RUN,)
 
     @cached_property
@@ -104,10 +159,15 @@ class Team:
     def _lacking(self) -> str:
         missing = [str(rank) for rank in range(self.n_ranks) if rank not in self.found]
         if missing:
-            return f"rank{'s' * (len(missing) != 1)} {', '.join(missing)} left no findings (dead, still running, or out of reach)"
+            return (
+                f"rank{'s' * (len(missing) != 1)} {', '.join(missing)} left no findings (dead,"
+                " still running, or out of reach)"
+            )
         for rank in sorted(self.found):
             if not self.found[rank].steps:
-                return f"rank {rank} saw no training to watch" + (f" ({reason})" if (reason := self.found[rank].reason) else "")
+                return f"rank {rank} saw no training to watch" + (
+                    f" ({reason})" if (reason := self.found[rank].reason) else ""
+                )
         return "" if self._numbers else "they have no watched step in common"
 
     @cached_property
@@ -124,12 +184,16 @@ class Team:
         names = {one: number for number, one in enumerate(self._groups())}
         try:
             trace = Communication(
-                hosts=tuple(self.found[rank].host for rank in range(self.n_ranks)), groups=tuple(ranks for _, ranks in names),
-                steps=tuple(self._steps(self.found[rank], names) for rank in range(self.n_ranks)), script=self.script,
-                backend=next((one.backend for one in self.found.values() if one.backend), "none"), threads=self.found[0].threads,
-                machine=host.this_cpu().model, versions=host.versions(),
+                hosts=tuple(self.found[rank].host for rank in range(self.n_ranks)),
+                groups=tuple(ranks for _, ranks in names),
+                steps=tuple(self._steps(self.found[rank], names) for rank in range(self.n_ranks)),
+                script=self.script,
+                backend=next((one.backend for one in self.found.values() if one.backend), "none"),
+                threads=self.found[0].threads,
+                machine=host.this_cpu().model,
+                versions=host.versions(),
                 created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            )  # fmt: skip
+            )
             trace.meetings  # noqa: B018  calls that do not fit together are said here
         except DlperfError as error:
             self._misfit = f"their calls do not fit together: {error}"
@@ -138,19 +202,27 @@ class Team:
 
     def _groups(self) -> list[tuple[str, tuple[int, ...]]]:
         """Every group met by any rank, the world first: the default one's, else one without calls."""
-        met = dict.fromkeys(group for rank in range(self.n_ranks) for group in self.found[rank].groups)
+        met = dict.fromkeys(
+            group for rank in range(self.n_ranks) for group in self.found[rank].groups
+        )
         world = tuple(range(self.n_ranks))
         first = next((group for group in met if group[1] == world), ("", world))
         return [first, *(group for group in met if group != first)]
 
-    def _steps(self, one: RankFindings, names: Mapping[tuple[str, tuple[int, ...]], int]) -> tuple[Step, ...]:
+    def _steps(
+        self, one: RankFindings, names: Mapping[tuple[str, tuple[int, ...]], int]
+    ) -> tuple[Step, ...]:
         own = [names[group] for group in one.groups]
         steps, launched = [], set()
         for recorded in one.steps:
             if recorded.number not in self._numbers:
                 continue
             launched |= {event.call for event in recorded.step.launches}
-            events = (replace(event, group=own[event.group]) for event in recorded.step.events if event.call in launched)
+            events = (
+                replace(event, group=own[event.group])
+                for event in recorded.step.events
+                if event.call in launched
+            )
             steps.append(replace(recorded.step, events=tuple(events)))
         return tuple(steps)
 
@@ -164,17 +236,26 @@ class Team:
         """Each rank's own step, over the plain ones."""
         if self._lacking:
             return ()
-        plain = [[step for step in self.found[rank].steps if step.own_s and step.number in self._numbers] for rank in range(self.n_ranks)]
+        plain = [
+            [step for step in self.found[rank].steps if step.own_s and step.number in self._numbers]
+            for rank in range(self.n_ranks)
+        ]
         if not all(plain):
             return ()
         return tuple(
-            OwnTimes(statistics.median(s.own_s for s in steps), statistics.median(s.own_s - s.own_communication_s for s in steps)) for steps in plain
+            OwnTimes(
+                statistics.median(s.own_s for s in steps),
+                statistics.median(s.own_s - s.own_communication_s for s in steps),
+            )
+            for steps in plain
         )
 
-    # -- as text and data -----------------------------------------------------------------------------------------
+    # -- as text and data --------------------------------------------------------------------------
 
     def lines(self, width: int | None = None) -> list[str]:
-        """The table of the ranks, `width` columns wide (default: the terminal's); nothing where there is none."""
+        """The table of the ranks, `width` columns wide (default: the terminal's); nothing where
+        there is none.
+        """
         if self.trace is None:
             return []
         n = sum(not step.first for step in self.trace.steps[0]) or 1
@@ -183,7 +264,10 @@ class Team:
         if self.is_whole_run:
             title = f"{where}: the run from its first call to its last, as one step"
         else:
-            title = f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the loop does included"
+            title = (
+                f"{where}: medians of {n} step{'s' * (n != 1)}, each column by itself, all that the"
+                " loop does included"
+            )
         width = text_width() if width is None else width
         return [fit(title, width), format_table(columns_of(self.shares), width)]
 
@@ -191,17 +275,31 @@ class Team:
         """The ranks as JSON data."""
         if self.trace is None:
             return {"ranks": self.n_ranks, "reason": self.problem, "rows": []}
-        return {"ranks": self.n_ranks, "reason": "", "backend": self.trace.backend, "rows": [row.to_json() for row in self.shares]}
+        return {
+            "ranks": self.n_ranks,
+            "reason": "",
+            "backend": self.trace.backend,
+            "rows": [row.to_json() for row in self.shares],
+        }
 
 
 def columns_of(rows: Sequence[RankShares]) -> list[Column]:
-    """The table of the ranks; `shares of the step` is communication and waiting, as in Cardwell's Figure 2.4."""
+    """The table of the ranks; `shares of the step` is communication and waiting, as in Cardwell's
+    Figure 2.4.
+    """
 
     def seconds(title: str, name: str) -> Column:
         return Column(title, tuple(units.format_seconds(getattr(row, name)) for row in rows))
 
     return [
-        Column("rank", tuple(str(row.rank) for row in rows)), Column("host", tuple(row.host for row in rows), rank=1, align_left=True),
-        seconds("step", "step_s"), seconds("compute", "compute_s"), seconds("exposed communication", "exposed_s"), seconds("waiting", "waiting_s"),
-        Column("communication share", tuple(units.format_percent(row.communication_frac) for row in rows)),
-    ]  # fmt: skip
+        Column("rank", tuple(str(row.rank) for row in rows)),
+        Column("host", tuple(row.host for row in rows), rank=1, align_left=True),
+        seconds("step", "step_s"),
+        seconds("compute", "compute_s"),
+        seconds("exposed communication", "exposed_s"),
+        seconds("waiting", "waiting_s"),
+        Column(
+            "communication share",
+            tuple(units.format_percent(row.communication_frac) for row in rows),
+        ),
+    ]

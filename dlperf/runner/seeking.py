@@ -1,4 +1,5 @@
 """Which module a program trains, and which optimizer steps it: found from the calls that it makes."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,14 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlperf.laws.buckets import ReducerOptions
+from dlperf.models.buckets import ReducerOptions
 
 _AT_MOST = 50  # optimizer steps without a module that belongs to them
 
 
 @dataclass(frozen=True)
 class Found:
-    """A training: `called` is the module that the program calls, `root` the model in it (inside data-parallel wrappers)."""
+    """A training: `called` is the module that the program calls, `root` the model in it (inside
+    data-parallel wrappers).
+    """
 
     called: nn.Module
     root: nn.Module
@@ -33,9 +36,10 @@ class _Candidate:
 class Seeker:
     """Told of every module call and every optimizer step, until :meth:`stepped` knows the training.
 
-    The model is the outermost module that is called in training mode with gradients enabled, and whose parameters the
-    optimizer steps; a loss called beside it has none. Once an optimizer comes round again, every model has had its turn, and the
-    largest is chosen. `wanted`: look for this one only.
+    The model is the outermost module that is called in training mode with gradients enabled, and
+    whose parameters the optimizer steps; a loss called beside it has none. Once an optimizer comes
+    round again, every model has had its turn, and the largest is chosen. `wanted`: look for this
+    one only.
     """
 
     def __init__(self, wanted: nn.Module | None = None) -> None:
@@ -54,7 +58,11 @@ class Seeker:
         """A module is called."""
         if self._inside is None:
             self._inside = module
-            if module.training and torch.is_grad_enabled() and not any(module is known for known in self._outermost):
+            if (
+                module.training
+                and torch.is_grad_enabled()
+                and not any(module is known for known in self._outermost)
+            ):
                 self._outermost.append(module)
 
     def leave(self, module: nn.Module) -> None:
@@ -75,23 +83,48 @@ class Seeker:
 
     def _candidate(self, optimizer: Any) -> _Candidate | None:
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        counted = [(sum(p.numel() for p in module.parameters() if id(p) in ids), module) for module in self._outermost]
-        counted = [(n, module) for n, module in counted if n and (self._wanted is None or contains(module, self._wanted))]
+        counted = [
+            (sum(p.numel() for p in module.parameters() if id(p) in ids), module)
+            for module in self._outermost
+        ]
+        counted = [
+            (n, module)
+            for n, module in counted
+            if n and (self._wanted is None or contains(module, self._wanted))
+        ]
         if not counted:
             return None
         n, chosen = max(counted, key=lambda pair: pair[0])
-        beside = sorted({type(module).__name__ for _, module in counted if module is not chosen and not contains(chosen, module)})
+        beside = sorted(
+            {
+                type(module).__name__
+                for _, module in counted
+                if module is not chosen and not contains(chosen, module)
+            }
+        )
         return _Candidate(n, chosen, optimizer, tuple(beside))
 
     def _choice(self) -> Found:
         chosen = max(self._candidates.values(), key=lambda candidate: candidate.n_parameters)
         root = self._wanted if self._wanted is not None else inner(chosen.module)
         name, notes = type(root).__name__, []
-        rivals = sorted({type(inner(other.module)).__name__ for other in self._candidates.values() if other.module is not chosen.module})
+        rivals = sorted(
+            {
+                type(inner(other.module)).__name__
+                for other in self._candidates.values()
+                if other.module is not chosen.module
+            }
+        )
         if rivals:
-            notes.append(f"several models are trained: {name}, the largest, is watched; {', '.join(rivals)} not")
+            notes.append(
+                f"several models are trained: {name}, the largest, is watched;"
+                f" {', '.join(rivals)} not"
+            )
         if chosen.beside:
-            notes.append(f"the same optimizer also steps {', '.join(chosen.beside)}, called beside {name}: that work stands under the loss")
+            notes.append(
+                f"the same optimizer also steps {', '.join(chosen.beside)}, called beside {name}:"
+                " that work stands under the loss"
+            )
         return Found(chosen.module, root, chosen.optimizer, tuple(notes))
 
 
@@ -106,7 +139,9 @@ def inner(module: nn.Module) -> nn.Module:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether ranks hold parts of its parameters (FSDP, tensor parallelism), so that no rank can take a step alone."""
+    """Whether ranks hold parts of its parameters (FSDP, tensor parallelism), so that no rank can
+    take a step alone.
+    """
     parts = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
     return parts or any(type(parameter).__name__ == "DTensor" for parameter in module.parameters())
 
@@ -122,7 +157,9 @@ def reducer_options(module: nn.Module) -> ReducerOptions | None:
         return None
     is_default = getattr(module, "bucket_bytes_cap_default", True)
     return ReducerOptions(
-        None if is_default else int(getattr(module, "bucket_bytes_cap", 1)), bool(getattr(module, "gradient_as_bucket_view", False)),
-        bool(getattr(module, "static_graph", False)), bool(getattr(module, "find_unused_parameters", False)),
+        None if is_default else int(getattr(module, "bucket_bytes_cap", 1)),
+        bool(getattr(module, "gradient_as_bucket_view", False)),
+        bool(getattr(module, "static_graph", False)),
+        bool(getattr(module, "find_unused_parameters", False)),
         bool(getattr(module, "broadcast_buffers", True)),
-    )  # fmt: skip
+    )

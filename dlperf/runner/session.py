@@ -1,4 +1,7 @@
-"""One watched run: the watcher is set when torch has been imported, not before: what the script sets up for it keeps its effect."""
+"""One watched run: the watcher is set when torch has been imported, not before: what the script
+sets up for it keeps its effect.
+"""
+
 from __future__ import annotations
 
 import importlib.abc
@@ -9,13 +12,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlperf.runner.exchange import Exchange
-from dlperf.runner.looks import Looks, Usual, usual_of
+from dlperf.runner.core_speed import Looks, Usual, usual_of
+from dlperf.runner.rendezvous import Exchange
 
 if TYPE_CHECKING:
-    from dlperf.machine import Machine
+    from dlperf.core.machine import Machine
     from dlperf.runner.collectives import CollectiveRecorder
-    from dlperf.runner.live import Live
+    from dlperf.runner.progress import Live
     from dlperf.runner.ranks import RankFindings
     from dlperf.runner.watcher import Watcher
 
@@ -23,12 +26,19 @@ if TYPE_CHECKING:
 class Session:
     """One watched run: sets the watcher when torch has been imported."""
 
-    def __init__(self, threads: int | None, machine: Machine | None, n_epochs: int | None, exchange: Exchange) -> None:
+    def __init__(
+        self, threads: int | None, machine: Machine | None, n_epochs: int | None, exchange: Exchange
+    ) -> None:
         self.watcher: Watcher | None = None
         self.live: Live | None = None
         self.recorder: CollectiveRecorder | None = None
         self.error: BaseException | None = None
-        self._threads, self._machine, self._n_epochs, self._exchange = threads, machine, n_epochs, exchange
+        self._threads, self._machine, self._n_epochs, self._exchange = (
+            threads,
+            machine,
+            n_epochs,
+            exchange,
+        )
         self._looks = Looks()
         self._looks.take()
         self._finder: _AfterTorch | None = None
@@ -52,7 +62,9 @@ class Session:
                 torch.set_num_threads(self._threads)
             self._looks.take()
             world = self._exchange.world
-            watcher = Watcher(looks=self._looks, plan=WatchPlan(layered=0) if world.rank else WatchPlan())
+            watcher = Watcher(
+                looks=self._looks, plan=WatchPlan(layered=0) if world.rank else WatchPlan()
+            )
             if not world.rank:
                 self._show_forecasts_of(watcher)
             watcher.install()
@@ -65,7 +77,7 @@ class Session:
     def _show_forecasts_of(self, watcher: Watcher) -> None:
         import torch
 
-        from dlperf.runner.live import Live, StderrLine
+        from dlperf.runner.progress import Live, StderrLine
 
         usual = _usual_of(self._machine, torch.get_num_threads())
         live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs)
@@ -73,7 +85,9 @@ class Session:
         self.live = live
 
     def _record_calls(self, watcher: Watcher) -> None:
-        """Torch may be of another build than ours: then its calls are not recorded, and everything else goes on."""
+        """Torch may be of another build than ours: then its calls are not recorded, and everything
+        else goes on.
+        """
         from dlperf.runner.collectives import CollectiveRecorder
 
         self.recorder = CollectiveRecorder(watcher.clock, self._exchange.meet)
@@ -95,7 +109,9 @@ class Session:
         if not reason and self.watcher is not None and self.watcher.watched is None:
             reason = why_nothing(self.watcher)
         recorder = self.recorder if error is None else None  # which has not seen the run to its end
-        return RankFindings.of(self._exchange.world.rank, status, reason, recorder, torch.get_num_threads())
+        return RankFindings.of(
+            self._exchange.world.rank, status, reason, recorder, torch.get_num_threads()
+        )
 
     def end(self) -> None:
         """Take out whatever is still set."""
@@ -109,26 +125,37 @@ class Session:
 
 def _usual_of(machine: Machine | None, threads: int) -> Usual:
     """The pace as the machine file has it; unknown where that is of another machine or torch."""
-    from dlperf import host
-    from dlperf.inspection import find_mismatches
+    from dlperf.core import host
+    from dlperf.report.machine_summary import find_mismatches
 
-    return Usual() if machine is None or find_mismatches(machine, host.this_cpu(), host.versions()) else usual_of(machine, threads)
+    return (
+        Usual()
+        if machine is None or find_mismatches(machine, host.this_cpu(), host.versions())
+        else usual_of(machine, threads)
+    )
 
 
 def _forecast_from(live: Live, watcher: Watcher, usual: Usual) -> None:
     """The watching is over: what it saw goes to the forecast."""
-    from dlperf.runner.forecast import SeenStep
+    from dlperf.runner.eta import SeenStep
 
     watched = watcher.watched
     if watched is None or not watched.plain:
         return
     seen = [
         SeenStep(
-            step.interval_s, step.loading_s, step.loaded.n_made, step.loaded.is_idle, step.loaded.n_workers,
-            step.processor_s / step.interval_s if step.interval_s else 1.0, probed,
+            step.interval_s,
+            step.loading_s,
+            step.loaded.n_made,
+            step.loaded.is_idle,
+            step.loaded.n_workers,
+            step.processor_s / step.interval_s if step.interval_s else 1.0,
+            probed,
         )
-        for steps, probed in ((watched.plain, False), (watched.probed, True)) for step in steps if step.interval_s is not None
-    ]  # fmt: skip
+        for steps, probed in ((watched.plain, False), (watched.probed, True))
+        for step in steps
+        if step.interval_s is not None
+    ]
     looks = [s.pace_s for s in watched.plain if s.pace_s is not None]
     passes = round(statistics.median(step.n_passes for step in watched.plain))
     live.begin(seen, passes, watched.root_type, lambda: watcher.looks.moment(looks, usual))

@@ -1,4 +1,7 @@
-"""What was seen of a training: its steps, who trained, and what is needed to record a step afterwards."""
+"""What was seen of a training: its steps, who trained, and what is needed to record a step
+afterwards.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -7,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from dlperf.laws.buckets import ReducerOptions
+from dlperf.models.buckets import ReducerOptions
+from dlperf.profiler.probe import LayerProbe, StepTimes
 from dlperf.runner.epoch_log import Loaded
 from dlperf.runner.loss_replay import LossReplay
-from dlperf.stopwatch.probe import LayerProbe, StepTimes
 
 FEWEST = 2
 """Timed steps below which there is nothing to say."""
@@ -18,7 +21,9 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class WatchPlan:
-    """How many optimizer steps are watched: after `warm`, `plain` ones with time stamps alone and `layered` ones with the probe."""
+    """How many optimizer steps are watched: after `warm`, `plain` ones with time stamps alone and
+    `layered` ones with the probe.
+    """
 
     warm: int = 3
     plain: int = 8
@@ -26,7 +31,9 @@ class WatchPlan:
 
     @property
     def n_least(self) -> int:
-        """Optimizer steps that a loop needs: two in which its training is found, warm-up, two that are timed."""
+        """Optimizer steps that a loop needs: two in which its training is found, warm-up, two that
+        are timed.
+        """
         return 2 + self.warm + FEWEST
 
     @property
@@ -41,7 +48,7 @@ class WatchedStep:
 
     `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
     where something else than training lay between. `processor_s`: what the process used of processors in it. `pace_s`: see
-    :class:`dlperf.runner.looks.Looks`. `began` is when the model was first called for it.
+    :class:`dlperf.runner.core_speed.Looks`. `began` is when the model was first called for it.
     """
 
     forward_s: float = 0.0
@@ -65,9 +72,11 @@ class WatchedStep:
 
 @dataclass
 class Watched:
-    """What was seen of a training: who trained, the steps by kind, and what is needed to record a step afterwards.
+    """What was seen of a training: who trained, the steps by kind, and what is needed to record a
+    step afterwards.
 
-    The model and its optimizer are held, since most scripts let go of them before they end. `reducer` is how DistributedDataParallel around it reduces.
+    The model and its optimizer are held, since most scripts let go of them before they end.
+    `reducer` is how DistributedDataParallel around it reduces.
     """
 
     root: nn.Module

@@ -1,10 +1,14 @@
-"""Finds the training in a program that knows nothing of dlperf, watches a few of its steps, and goes away.
+"""Finds the training in a program that knows nothing of dlperf, watches a few of its steps, and
+goes away.
 
-Nothing is registered on the program's objects. Global hooks find the outermost module that is called for training and
-the optimizer that steps its parameters. After warm-up a few steps are timed with time stamps alone (one hook call a
-forward), a few more with :class:`dlperf.stopwatch.probe.LayerProbe`; then every hook is taken out but two that see the start of an
-epoch and count steps. Whatever fails inside a hook is remembered, takes all hooks out, and never reaches the program.
+Nothing is registered on the program's objects. Global hooks find the outermost module that is
+called for training and the optimizer that steps its parameters. After warm-up a few steps are timed
+with time stamps alone (one hook call a forward), a few more with
+:class:`dlperf.profiler.probe.LayerProbe`; then every hook is taken out but two that see the start
+of an epoch and count steps. Whatever fails inside a hook is remembered, takes all hooks out, and
+never reaches the program.
 """
+
 from __future__ import annotations
 
 import functools
@@ -16,20 +20,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import _pytree as pytree
 from torch.utils import data
 
-from dlperf.clock import Clock
+from dlperf.core.clock import Clock
+from dlperf.profiler.probe import LayerProbe, ProbeCosts, probe_costs
+from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
+from dlperf.runner.communication_recording import Mark
+from dlperf.runner.core_speed import Looks
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.looks import Looks
 from dlperf.runner.loss_replay import LossRecorder
 from dlperf.runner.patching import replace
-from dlperf.runner.recording import Mark
 from dlperf.runner.seeking import Found, Seeker, reducer_options
 from dlperf.runner.watched import Watched, WatchedStep, WatchPlan
-from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, probe_costs
-from dlperf.targets import CPU_DEVICES, CPU_ONLY
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -41,9 +48,14 @@ class Watcher:
     """Watches one training; see the module. `model`: watch this one instead of looking for one."""
 
     def __init__(
-        self, model: nn.Module | None = None, *, clock: Clock = Clock(), plan: WatchPlan = WatchPlan(), on_watched: Callable[[Watcher], None] | None = None,
+        self,
+        model: nn.Module | None = None,
+        *,
+        clock: Clock = Clock(),
+        plan: WatchPlan = WatchPlan(),
+        on_watched: Callable[[Watcher], None] | None = None,
         looks: Looks | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.clock, self.plan, self.looks = clock, plan, Looks() if looks is None else looks
         self.stage = SEEK
         self.watched: Watched | None = None
@@ -73,13 +85,14 @@ class Watcher:
         self._taping: tuple[Any, ...] | None = None
         self._costs = ProbeCosts()
 
-    # -- setting and removing -------------------------------------------------------------------------------------
+    # -- setting and removing ----------------------------------------------------------------------
 
     def install(self) -> None:
         """Set the hooks."""
         self._step_hooks = [
-            register_optimizer_step_pre_hook(self._guard(self._before_step)), register_optimizer_step_post_hook(self._guard(self._after_step))
-        ]  # fmt: skip
+            register_optimizer_step_pre_hook(self._guard(self._before_step)),
+            register_optimizer_step_post_hook(self._guard(self._after_step)),
+        ]
         self._undo += [
             _removal(register_module_forward_pre_hook(self._guard(self._seek_enter))),
             _removal(register_module_forward_hook(self._guard(self._seek_leave), always_call=True)),
@@ -97,7 +110,9 @@ class Watcher:
         self._undo.append(recorder.remove)
 
     def remove(self) -> None:
-        """Take every hook out; nothing happens the second time. Not to be called from within an optimizer's step."""
+        """Take every hook out; nothing happens the second time. Not to be called from within an
+        optimizer's step.
+        """
         self._stop_watching()
         self._remove_step_hooks()
         self.epochs.remove()
@@ -108,7 +123,9 @@ class Watcher:
         self._step_hooks = []
 
     def _remove_step_hooks_later(self) -> None:
-        """An optimizer that is stepping goes through its hooks, none may leave: the next module that is called takes them out."""
+        """An optimizer that is stepping goes through its hooks, none may leave: the next module
+        that is called takes them out.
+        """
         handle: list[Any] = []
 
         def leave(_module: nn.Module, _args: Any) -> None:
@@ -169,17 +186,27 @@ class Watcher:
         if found is not None:
             self._begin(found)
         elif self._seeker.is_exhausted:
-            self.give_up("no module was called in training mode whose parameters the optimizer steps")
+            self.give_up(
+                "no module was called in training mode whose parameters the optimizer steps"
+            )
 
     def _begin(self, found: Found) -> None:
         """The training is known: from here on only its own calls matter."""
-        device = next((p.device for p in found.root.parameters() if p.device.type not in CPU_DEVICES), None)
+        device = next(
+            (p.device for p in found.root.parameters() if p.device.type not in CPU_DEVICES), None
+        )
         if device is not None:
             self.give_up(f"{type(found.root).__name__} lies on {device}; {CPU_ONLY}")
             return
         self._root, self._optimizer = found.called, found.optimizer
         self.epochs.optimizer = found.optimizer
-        self.watched = Watched(found.root, found.optimizer, type(found.root).__name__, type(found.optimizer).__name__, threads=torch.get_num_threads())
+        self.watched = Watched(
+            found.root,
+            found.optimizer,
+            type(found.root).__name__,
+            type(found.optimizer).__name__,
+            threads=torch.get_num_threads(),
+        )
         self.watched.notes += found.notes
         self.watched.reducer = reducer_options(found.called)
         self._seeker = Seeker()
@@ -189,10 +216,12 @@ class Watcher:
         self.stage, self._count = WARM, 0
         self._await_root()
 
-    # -- one step of the program ----------------------------------------------------------------------------------
+    # -- one step of the program -------------------------------------------------------------------
 
     def _await_root(self) -> None:
-        """One global hook until the root is called next; the rest of its forward runs as if there were none."""
+        """One global hook until the root is called next; the rest of its forward runs as if there
+        were none.
+        """
         if self._root_handle is None and self.stage in (WARM, PLAIN, LAYERED):
             self._root_handle = register_module_forward_pre_hook(self._guard(self._root_enter))
 
@@ -203,7 +232,10 @@ class Watcher:
             self._spoilt = True  # an evaluation pass: this interval is no training step's
             return
         if self._stepping is not None:
-            self.give_up(f"{type(self._optimizer).__name__} calls the model from within its step (a closure); such training is not watched")
+            self.give_up(
+                f"{type(self._optimizer).__name__} calls the model from within its step (a"
+                " closure); such training is not watched"
+            )
             return
         self._root_handle.remove()
         self._root_handle = None
@@ -213,7 +245,8 @@ class Watcher:
         if self.stage == WARM and self._count == self.plan.warm - 1 and self._taping is None:
             self._open_tape()
         if self.stage == LAYERED and self.watched is not None and self.watched.probe is not None:
-            # the root's own hook has run already; a wrapper's (DDP) inner module is entered in its own time
+            # the root's own hook has run already; a wrapper's (DDP) inner module is entered in its
+            # own time
             self.watched.probe.start(inside_root=module is self.watched.root)
         self._after_backward = False
         self._step.n_passes += 1
@@ -224,7 +257,11 @@ class Watcher:
     def _timed_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            outermost = self._depth == 0 and threading.get_ident() == self._thread and self._pass_began is not None
+            outermost = (
+                self._depth == 0
+                and threading.get_ident() == self._thread
+                and self._pass_began is not None
+            )
             if not outermost:
                 return original(tensors, *args, **kwargs)
             began = self.clock.now()
@@ -243,7 +280,13 @@ class Watcher:
     def _backward_begins(self, tensors: Any, at: float) -> None:
         if self._pass_began is not None:
             self._step.forward_s += at - self._pass_began
-        if self._tape is not None and self._tape.is_open and self.watched is not None and self._taping and isinstance(tensors, torch.Tensor):
+        if (
+            self._tape is not None
+            and self._tape.is_open
+            and self.watched is not None
+            and self._taping
+            and isinstance(tensors, torch.Tensor)
+        ):
             self.watched.loss = self._tape.close(self._taping[0], tensors)
 
     def _backward_ended(self, seconds: float, at: float) -> None:
@@ -254,7 +297,12 @@ class Watcher:
     def _close_pass(self) -> None:
         """The pass before is over: its layers' times."""
         probe = None if self.watched is None else self.watched.probe
-        if self._after_backward and self.stage == LAYERED and probe is not None and self.watched is not None:
+        if (
+            self._after_backward
+            and self.stage == LAYERED
+            and probe is not None
+            and self.watched is not None
+        ):
             probe.stop()
             self.watched.layered.append(probe.finish())
         self._pass_began, self._after_backward = None, False
@@ -302,10 +350,15 @@ class Watcher:
         self._tell(optimizer, now, step, is_plain)
         self._last_end, self._used = self.clock.now(), time.process_time()
 
-    def _tell(self, optimizer: Any, ended: float, step: WatchedStep | None = None, is_plain: bool = False) -> None:
+    def _tell(
+        self, optimizer: Any, ended: float, step: WatchedStep | None = None, is_plain: bool = False
+    ) -> None:
         if self.recorder is not None:
             began, own_s = (None, 0.0) if step is None else (step.began, step.own_s)
-            self.recorder.after_step(Mark(id(optimizer), ended, self.clock.now(), is_plain, began, own_s), is_watched=step is not None)
+            self.recorder.after_step(
+                Mark(id(optimizer), ended, self.clock.now(), is_plain, began, own_s),
+                is_watched=step is not None,
+            )
             if self.stage in (LAYERED, DONE):
                 self.recorder.remove()
 
@@ -327,8 +380,12 @@ class Watcher:
     def _begin_layers(self) -> None:
         assert self.watched is not None
         root = self.watched.root
-        if any(type(module).__name__ == "OptimizedModule" for module in root.modules()) or getattr(self._root, "_compiled_call_impl", None):
-            self.watched.notes.append("the model is compiled: its layers run as one and are not timed")
+        if any(type(module).__name__ == "OptimizedModule" for module in root.modules()) or getattr(
+            self._root, "_compiled_call_impl", None
+        ):
+            self.watched.notes.append(
+                "the model is compiled: its layers run as one and are not timed"
+            )
             self._finish()
             return
         self.watched.probe = LayerProbe(root, self.clock, self._costs)
@@ -337,13 +394,18 @@ class Watcher:
 
     def _finish(self) -> None:
         assert self.watched is not None
-        self.watched.with_gradient = frozenset(id(p) for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None)
+        self.watched.with_gradient = frozenset(
+            id(p)
+            for group in self._optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        )
         self._stop_watching()
         self._root = self._optimizer = None
         if self.on_watched is not None:
             self.on_watched(self)
 
-    # -- the loss -------------------------------------------------------------------------------------------------
+    # -- the loss ----------------------------------------------------------------------------------
 
     def _open_tape(self) -> None:
         """In one warm step: the root's inputs, and what the program makes of its output."""
@@ -377,7 +439,7 @@ class Watcher:
             tape.is_open = False
             tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    # -- wrappers -------------------------------------------------------------------------------------------------
+    # -- wrappers ----------------------------------------------------------------------------------
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Add what a method takes to a field of the running step."""
@@ -406,7 +468,10 @@ class Watcher:
 
 
 def _detached(tree: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) and not leaf.is_leaf else leaf, tree)
+    return pytree.tree_map(
+        lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) and not leaf.is_leaf else leaf,
+        tree,
+    )
 
 
 def _removal(handle: Any) -> Callable[[], None]:

@@ -1,4 +1,6 @@
-"""``python -m microbench.hosts --rate 1gbit --ranks 2 COMMAND ...``: the command once for each rank, every rank on a host of its own."""
+"""``python -m dlperf.microbench.hosts --rate 1gbit --ranks 2 COMMAND ...``: the command once for
+each rank, every rank on a host of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from dlperf.errors import DlperfError
-from dlperf.units import format_rate, parse_rate
-from dlperf.values import UNSHAPED, count, seconds
-from microbench.hosts.namespaces import Unavailable, remove_stale
-from microbench.hosts.ranks import RankFailed, places_of, run_ranks
+from dlperf.cli.argument_types import UNSHAPED, count, seconds
+from dlperf.core.errors import DlperfError
+from dlperf.core.units import format_rate, parse_rate
+from dlperf.microbench.hosts.namespaces import Unavailable, remove_stale
+from dlperf.microbench.hosts.ranks import RankFailed, places_of, run_ranks
 
-_MARK = "microbench.hosts"
+_MARK = "dlperf.microbench.hosts"
 UNUSABLE, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
@@ -39,13 +41,42 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the hosts, run the ranks, take the hosts away. Exit status: 0, a failed rank's own, 2 unusable, 130 interrupted (143 by SIGTERM)."""
-    what = "Run a command once for each rank, every rank on a host of its own: a network namespace behind a link of the rate. Needs root and iproute2."
-    parser = _Parser(prog=_MARK, allow_abbrev=False, description=what, usage="%(prog)s [options] COMMAND [ARGUMENTS]")
-    parser.add_argument("--rate", type=_rate, default=None, metavar="RATE", help="of each link and direction: 300mbit, 1gbit; none: as it is (none)")
+    """Make the hosts, run the ranks, take the hosts away. Exit status: 0, a failed rank's own, 2
+    unusable, 130 interrupted (143 by SIGTERM).
+    """
+    what = (
+        "Run a command once for each rank, every rank on a host of its own: a network namespace"
+        " behind a link of the rate. Needs root and iproute2."
+    )
+    parser = _Parser(
+        prog=_MARK,
+        allow_abbrev=False,
+        description=what,
+        usage="%(prog)s [options] COMMAND [ARGUMENTS]",
+    )
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        default=None,
+        metavar="RATE",
+        help="of each link and direction: 300mbit, 1gbit; none: as it is (none)",
+    )
     parser.add_argument("--ranks", type=count, default=2, metavar="N", help="number of ranks (2)")
-    parser.add_argument("--limit", type=seconds, default=86_400.0, metavar="S", help="end all ranks after so many seconds (a day)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what every rank runs; it finds RANK, WORLD_SIZE, MASTER_ADDR and so on, as under torchrun")
+    parser.add_argument(
+        "--limit",
+        type=seconds,
+        default=86_400.0,
+        metavar="S",
+        help="end all ranks after so many seconds (a day)",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help=(
+            "what every rank runs; it finds RANK, WORLD_SIZE, MASTER_ADDR and so on, as under"
+            " torchrun"
+        ),
+    )
     options = parser.parse_args(arguments)
     if not options.command:
         parser.error("names no command")
@@ -61,7 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"error: {error}")
         return error.status
     except DlperfError as error:
-        _say(f"error: {f'no hosts can be made here: {error}' if isinstance(error, Unavailable) else error}")
+        _say(
+            "error:"
+            f" {f'no hosts can be made here: {error}' if isinstance(error, Unavailable) else error}"
+        )
         return UNUSABLE
     return 0
 

@@ -1,7 +1,10 @@
-"""Hosts that are network namespaces of this computer, joined by links of a given rate. They need root, iproute2 and util-linux.
+"""Hosts that are network namespaces of this computer, joined by links of a given rate. They need
+root, iproute2 and util-linux.
 
-Every host has one interface, ``eth0``, and a name of its own. What leaves it and what arrives at it passes a token bucket (tc's tbf) of the link's rate; the
-switch between them is a bridge in a further namespace. So nothing is made in the computer's own network, and nothing in a host can be reached from it.
+Every host has one interface, ``eth0``, and a name of its own. What leaves it and what arrives at it
+passes a token bucket (tc's tbf) of the link's rate; the switch between them is a bridge in a
+further namespace. So nothing is made in the computer's own network, and nothing in a host can be
+reached from it.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlperf.errors import DlperfError
-from dlperf.units import KIB, parse_rate
+from dlperf.core.errors import DlperfError
+from dlperf.core.units import KIB, parse_rate
 
 FOLDER = Path("/var/run/netns")
 """Where ``ip netns`` keeps the names."""
@@ -45,10 +48,12 @@ class Place:
 
 
 class Hosts:
-    """So many hosts behind links of `rate` (as :func:`dlperf.units.parse_rate` reads it; None: as fast as the system is). A context manager.
+    """So many hosts behind links of `rate` (as :func:`dlperf.core.units.parse_rate` reads it; None:
+    as fast as the system is). A context manager.
 
-    Whatever ends this process, the hosts are removed: a process of its own waits for its end, and for :meth:`remove`. Raises Unavailable on entry where they
-    cannot be made, and leaves nothing then.
+    Whatever ends this process, the hosts are removed: a process of its own waits for its end, and
+    for :meth:`remove`. Raises Unavailable on entry where they cannot be made, and leaves nothing
+    then.
     """
 
     def __init__(self, n: int, rate: str | None) -> None:
@@ -73,23 +78,42 @@ class Hosts:
         """One rank on each host: how a command gets there, and where its group meets."""
         return [
             Place(
-                ("ip", "netns", "exec", name, "unshare", "--uts", *bound_to_parent(), "sh", "-c", 'hostname "$0" && exec "$@"', f"host{number}"),
+                (
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    "unshare",
+                    "--uts",
+                    *bound_to_parent(),
+                    "sh",
+                    "-c",
+                    'hostname "$0" && exec "$@"',
+                    f"host{number}",
+                ),
                 {
-                    "MASTER_ADDR": _address(0), "MASTER_PORT": str(PORT), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(number),
+                    "MASTER_ADDR": _address(0),
+                    "MASTER_PORT": str(PORT),
+                    "LOCAL_RANK": "0",
+                    "LOCAL_WORLD_SIZE": "1",
+                    "GROUP_RANK": str(number),
                     "GLOO_SOCKET_IFNAME": "eth0",
                 },
             )
             for number, name in enumerate(self.names)
-        ]  # fmt: skip
+        ]
 
     def __enter__(self) -> Hosts:
         why = why_unavailable()
         if why:
             raise Unavailable(why)
         self._guard = subprocess.Popen(
-            ["sh", "-c", _REMOVE, "dlperf-hosts", *self.names, self.switch], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["sh", "-c", _REMOVE, "dlperf-hosts", *self.names, self.switch],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             for line in self.script():
                 _call(*line)
@@ -102,7 +126,9 @@ class Hosts:
         self.remove()
 
     def remove(self) -> None:
-        """Take the hosts away, once; processes that still run in them lose their network when they end."""
+        """Take the hosts away, once; processes that still run in them lose their network when they
+        end.
+        """
         guard, self._guard = self._guard, None
         if guard is not None and guard.stdin is not None:
             guard.stdin.close()
@@ -118,20 +144,54 @@ class Hosts:
             port = f"port{number}"
             yield "ip", "netns", "add", host
             yield "ip", "-n", host, "link", "set", "lo", "up"
-            yield "ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host
+            yield (
+                "ip",
+                "-n",
+                switch,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                host,
+            )
             yield "ip", "-n", switch, "link", "set", port, "master", "br0", "up"
             yield "ip", "-n", host, "addr", "add", f"{_address(number)}/24", "dev", "eth0"
             yield "ip", "-n", host, "link", "set", "eth0", "up"
             if self.rate is not None:
                 for namespace, device in ((host, "eth0"), (switch, port)):
-                    yield "tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(self.rate)
+                    yield (
+                        "tc",
+                        "-n",
+                        namespace,
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        *_bucket(self.rate),
+                    )
 
 
 def _bucket(rate: str) -> tuple[str, ...]:
-    """A token bucket that holds a millisecond of the rate, and a long packet of a virtual interface at least."""
+    """A token bucket that holds a millisecond of the rate, and a long packet of a virtual interface
+    at least.
+    """
     bits_per_s = parse_rate(rate)
     burst = max(_LEAST_BURST_BYTES, int(bits_per_s / 8 * _BURST_S))
-    return "tbf", "rate", f"{bits_per_s:.0f}bit", "burst", f"{burst}b", "latency", f"{1e3 * _QUEUE_S:.0f}ms"
+    return (
+        "tbf",
+        "rate",
+        f"{bits_per_s:.0f}bit",
+        "burst",
+        f"{burst}b",
+        "latency",
+        f"{1e3 * _QUEUE_S:.0f}ms",
+    )
 
 
 def _address(number: int) -> str:
@@ -139,7 +199,9 @@ def _address(number: int) -> str:
 
 
 def bound_to_parent() -> tuple[str, ...]:
-    """What in front of a command makes it die with the process that starts it; nothing where the system has no such program."""
+    """What in front of a command makes it die with the process that starts it; nothing where the
+    system has no such program.
+    """
     return ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
 
 
@@ -160,30 +222,49 @@ def _call(*command: str) -> None:
         raise Unavailable(f"{' '.join(command[:3])}: {said}")
 
 
-# -- what was left behind -------------------------------------------------------------------------------------------------
+# -- what was left behind --------------------------------------------------------------------------
 
 
 def _own_mark() -> str:
-    """dlperf, the namespace of process numbers, this process, and when it began: nobody else's name, ever."""
-    return f"dlperf-{os.stat('/proc/self/ns/pid').st_ino}-{os.getpid()}-{_begin_of(os.getpid())}" if Path("/proc/self/ns/pid").exists() else "dlperf-0-0-0"
+    """dlperf, the namespace of process numbers, this process, and when it began: nobody else's
+    name, ever.
+    """
+    return (
+        f"dlperf-{os.stat('/proc/self/ns/pid').st_ino}-{os.getpid()}-{_begin_of(os.getpid())}"
+        if Path("/proc/self/ns/pid").exists()
+        else "dlperf-0-0-0"
+    )
 
 
 def _begin_of(process: int) -> str:
-    """When a process began, in ticks of the system's clock; empty where there is none of this number."""
+    """When a process began, in ticks of the system's clock; empty where there is none of this
+    number.
+    """
     try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+        return (
+            Path(f"/proc/{process}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()[19]
+        )
     except (OSError, IndexError):
         return ""
 
 
 def stale_sets(folder: Path = FOLDER) -> dict[int, list[str]]:
-    """Namespaces that dlperf made in a process which is gone, by that process; not those of other containers, whose processes are not seen here."""
+    """Namespaces that dlperf made in a process which is gone, by that process; not those of other
+    containers, whose processes are not seen here.
+    """
     found: dict[int, list[str]] = {}
     with contextlib.suppress(OSError):
         here = str(os.stat("/proc/self/ns/pid").st_ino)
         for path in sorted(folder.iterdir()):
             match = _NAME.fullmatch(path.name)
-            if match and match.group(1) == here and _begin_of(int(match.group(2))) != match.group(3):
+            if (
+                match
+                and match.group(1) == here
+                and _begin_of(int(match.group(2))) != match.group(3)
+            ):
                 found.setdefault(int(match.group(2)), []).append(path.name)
     return found
 
@@ -193,4 +274,7 @@ def remove_stale(say: Callable[[str], None], folder: Path = FOLDER) -> None:
     for process, names in stale_sets(folder).items():
         for name in names:
             _call("ip", "netns", "del", name)
-        say(f"removed the network namespaces that process {process} of dlperf left behind when it was killed: {', '.join(names)}")
+        say(
+            f"removed the network namespaces that process {process} of dlperf left behind when it"
+            f" was killed: {', '.join(names)}"
+        )

@@ -1,4 +1,6 @@
-"""A command once for each rank: started together, ended together, with a limit of time and one line for what went wrong."""
+"""A command once for each rank: started together, ended together, with a limit of time and one line
+for what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dlperf.errors import WorkFailed
-from microbench.hosts.namespaces import Hosts, Place, bound_to_parent
+from dlperf.core.errors import WorkFailed
+from dlperf.microbench.hosts.namespaces import Hosts, Place, bound_to_parent
 
 _LOOK_S, _GRACE_S, _PATIENCE_S = 0.1, 2.0, 5.0
 _LAST_BYTES = 4096
@@ -21,7 +23,9 @@ _MARKS = ("error:", "Error:", "Traceback")
 
 
 class RankFailed(WorkFailed):
-    """A rank ended with another status than 0, or none did in time; `status` is that of the command."""
+    """A rank ended with another status than 0, or none did in time; `status` is that of the
+    command.
+    """
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -34,13 +38,21 @@ def loopback_places(n: int) -> list[Place]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     device = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(n), "GROUP_RANK": "0", "GLOO_SOCKET_IFNAME": device}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LOCAL_WORLD_SIZE": str(n),
+        "GROUP_RANK": "0",
+        "GLOO_SOCKET_IFNAME": device,
+    }
     return [Place(bound_to_parent(), {**shared, "LOCAL_RANK": str(rank)}) for rank in range(n)]
 
 
 @contextlib.contextmanager
 def places_of(n: int, rate: str | None, on_loopback: bool) -> Iterator[list[Place]]:
-    """The places of `n` ranks: a host each behind a link of `rate`, for as long as the block lasts, or this host."""
+    """The places of `n` ranks: a host each behind a link of `rate`, for as long as the block lasts,
+    or this host.
+    """
     if on_loopback:
         yield loopback_places(n)
     else:
@@ -49,28 +61,51 @@ def places_of(n: int, rate: str | None, on_loopback: bool) -> Iterator[list[Plac
 
 
 def run_ranks(
-    places: Sequence[Place], command: Sequence[str], *, limit_s: float, environment: dict[str, str] | None = None, cwd: str | Path | None = None,
+    places: Sequence[Place],
+    command: Sequence[str],
+    *,
+    limit_s: float,
+    environment: dict[str, str] | None = None,
+    cwd: str | Path | None = None,
     quiet: bool = True,
-) -> None:  # fmt: skip
-    """Start the command at every place and wait until all have ended; when one fails, or the limit is over, the others are ended.
+) -> None:
+    """Start the command at every place and wait until all have ended; when one fails, or the limit
+    is over, the others are ended.
 
-    The ranks find RANK, WORLD_SIZE and what torch.distributed else asks for in their environment; threads are 1 where nothing says otherwise. `quiet` keeps
-    what they print from this process's output. Raises RankFailed with one line that names the rank and the last line it said. Nothing is left running.
+    The ranks find RANK, WORLD_SIZE and what torch.distributed else asks for in their environment;
+    threads are 1 where nothing says otherwise. `quiet` keeps what they print from this process's
+    output. Raises RankFailed with one line that names the rank and the last line it said. Nothing
+    is left running.
     """
-    inherited = {name: value for name, value in (environment or dict(os.environ)).items() if not name.startswith("TORCHELASTIC")}
+    inherited = {
+        name: value
+        for name, value in (environment or dict(os.environ)).items()
+        if not name.startswith("TORCHELASTIC")
+    }
     started: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
         said = [Path(folder) / f"rank{rank}" for rank in range(len(places))]
         try:
             for rank, place in enumerate(places):
-                own = {"OMP_NUM_THREADS": "1", **inherited, **place.environment, "RANK": str(rank), "WORLD_SIZE": str(len(places))}
+                own = {
+                    "OMP_NUM_THREADS": "1",
+                    **inherited,
+                    **place.environment,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(places)),
+                }
                 with open(said[rank], "wb") as file:
                     started.append(
                         subprocess.Popen(
-                            [*place.prefix, *command], env=own, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None,
-                            stderr=file if quiet else None, start_new_session=True,
+                            [*place.prefix, *command],
+                            env=own,
+                            cwd=cwd,
+                            stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL if quiet else None,
+                            stderr=file if quiet else None,
+                            start_new_session=True,
                         )
-                    )  # fmt: skip
+                    )
             _wait(started, said, limit_s)
         finally:
             end_all(started)
@@ -89,13 +124,18 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], said: Sequence[Path], limi
             raise RankFailed(f"rank {waiting} of {len(started)} did not end within {limit_s:g} s")
         time.sleep(_LOOK_S)
     grace = time.monotonic() + _GRACE_S
-    while any(process.poll() is None for process in started) and time.monotonic() < grace:  # the first to end need not be the first that failed
+    while (
+        any(process.poll() is None for process in started) and time.monotonic() < grace
+    ):  # the first to end need not be the first that failed
         time.sleep(_LOOK_S)
     failed = [(rank, status) for rank, process in enumerate(started) if (status := process.poll())]
     rank, status = min(failed, key=lambda one: (one[1] > 0, not _words(said[one[0]]), one[0]))
     how = f"was ended by {_signal(-status)}" if status < 0 else f"ended with status {status}"
     words = _words(said[rank])
-    raise RankFailed(f"rank {rank} of {len(started)} {how}{f': {words}' if words else ''}", 128 - status if status < 0 else status)
+    raise RankFailed(
+        f"rank {rank} of {len(started)} {how}{f': {words}' if words else ''}",
+        128 - status if status < 0 else status,
+    )
 
 
 def _signal(number: int) -> str:
@@ -109,13 +149,22 @@ def _words(path: Path) -> str:
     """The last line that a rank said, of those that look like an error if there are any."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        lines = [" ".join(line.split()) for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if any(mark in line for mark in _MARKS)), lines[-1] if lines else "")
+        lines = [
+            " ".join(line.split())
+            for line in file.read().decode(errors="replace").splitlines()
+            if line.strip()
+        ]
+        return next(
+            (line for line in reversed(lines) if any(mark in line for mark in _MARKS)),
+            lines[-1] if lines else "",
+        )
     return ""
 
 
 def end_all(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End what still runs, with the processes it started: SIGTERM, and SIGKILL for what does not go within some seconds."""
+    """End what still runs, with the processes it started: SIGTERM, and SIGKILL for what does not go
+    within some seconds.
+    """
     running = [process for process in started if process.poll() is None]
     for process in running:
         _send(process, signal.SIGTERM)
@@ -126,7 +175,9 @@ def end_all(started: Sequence[subprocess.Popen[bytes]]) -> None:
         _send(process, signal.SIGKILL)  # the rank itself, or what it left in its group
         process.wait()
     end = time.monotonic() + _GRACE_S
-    while any(_send(process, 0) for process in running) and time.monotonic() < end:  # what a rank started is not ours to wait for, and takes a moment to go
+    while (
+        any(_send(process, 0) for process in running) and time.monotonic() < end
+    ):  # what a rank started is not ours to wait for, and takes a moment to go
         time.sleep(_LOOK_S / 10)
 
 

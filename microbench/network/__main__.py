@@ -1,4 +1,6 @@
-"""``torchrun ... -m microbench.network -o cluster.json``: every rank comes through here; rank 0 speaks and writes."""
+"""``torchrun ... -m dlperf.microbench.network -o cluster.json``: every rank comes through here;
+rank 0 speaks and writes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 import sys
 from typing import NoReturn
 
-_MARK = "microbench.network"
+_MARK = "dlperf.microbench.network"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -15,7 +17,14 @@ class _Parser(argparse.ArgumentParser):
     """One line for a mistake, from rank 0 alone."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, "" if os.environ.get("RANK", "0") != "0" else f"{_MARK}: error: {message}; --help shows how\n")
+        self.exit(
+            2,
+            (
+                ""
+                if os.environ.get("RANK", "0") != "0"
+                else f"{_MARK}: error: {message}; --help shows how\n"
+            ),
+        )
 
 
 def _limit(text: str) -> float:
@@ -29,25 +38,59 @@ _limit.__name__ = "number of seconds from 1 to 3600"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, measure, say where the file is. Exit status: 0, 1 a rank failed, 2 unusable, 130 interrupted."""
-    what = "Measure the links between the ranks, and what those of one computer cost one another, into a cluster file. Start it with torchrun on all nodes."
+    """Parse, measure, say where the file is. Exit status: 0, 1 a rank failed, 2 unusable, 130
+    interrupted.
+    """
+    what = (
+        "Measure the links between the ranks, and what those of one computer cost one another, into"
+        " a cluster file. Start it with torchrun on all nodes."
+    )
     parser = _Parser(prog=_MARK, allow_abbrev=False, description=what)
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the cluster file, written by rank 0")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: some 20 s instead of 75")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), help="of torch.distributed (nccl where every rank has a GPU, else gloo)")
-    parser.add_argument("--limit", type=_limit, default=30.0, metavar="S", help="seconds that a single step may take before all ranks end (30)")
-    parser.add_argument("--force", action="store_true", help="replace a file that dlperf did not write")
-    parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)  # the two processes that measure one host's own cost
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="the cluster file, written by rank 0"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer sizes and repeats: some 20 s instead of 75"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("gloo", "nccl"),
+        help="of torch.distributed (nccl where every rank has a GPU, else gloo)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=_limit,
+        default=30.0,
+        metavar="S",
+        help="seconds that a single step may take before all ranks end (30)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace a file that dlperf did not write"
+    )
+    parser.add_argument(
+        "--pair", action="store_true", help=argparse.SUPPRESS
+    )  # the two processes that measure one host's own cost
     options = parser.parse_args(arguments)
     missing = [name for name in _NEEDED if not os.environ.get(name)]
     if missing:
         example = f"torchrun --nproc-per-node 2 -m {_MARK} -o cluster.json"
-        print(f"{_MARK}: error: {missing[0]} is not set; start it with torchrun, for example {example}", file=sys.stderr)
+        print(
+            f"{_MARK}: error: {missing[0]} is not set; start it with torchrun, for example"
+            f" {example}",
+            file=sys.stderr,
+        )
         return 2
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's end is told in one line
-    from microbench.network.suite import measure_cluster
+    from dlperf.microbench.network.suite import measure_cluster
 
-    return measure_cluster(options.output, quick=options.quick, backend=options.backend, limit_s=options.limit, force=options.force, pair=options.pair)
+    return measure_cluster(
+        options.output,
+        quick=options.quick,
+        backend=options.backend,
+        limit_s=options.limit,
+        force=options.force,
+        pair=options.pair,
+    )
 
 
 if __name__ == "__main__":

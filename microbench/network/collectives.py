@@ -1,4 +1,6 @@
-"""Collectives over sizes and groups of ranks, the sum under a reduction, and what computing and a collective cost each other."""
+"""Collectives over sizes and groups of ranks, the sum under a reduction, and what computing and a
+collective cost each other.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +10,53 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 
-from dlperf.clock import Clock, Repeats, Sampler, Samples, take_turns
-from dlperf.cluster import KINDS, Collective, Interference, Reduction
-from dlperf.units import KIB, MIB
-from microbench.budget import Budget
-from microbench.network.links import grown_s, shares
-from microbench.network.passes import Passes
-from microbench.network.team import Group, Team
+from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
+from dlperf.core.cluster import KINDS, Collective, Interference, Reduction
+from dlperf.core.units import KIB, MIB
+from dlperf.microbench.budget import Budget
+from dlperf.microbench.network.links import grown_s, shares
+from dlperf.microbench.network.passes import Passes
+from dlperf.microbench.network.team import Group, Team
 
 SIZES = {
     "quick": (4, 8 * KIB, 128 * KIB, MIB, 6 * MIB),
-    "full": (4, 512, 4 * KIB, 32 * KIB, 128 * KIB, 256 * KIB, 768 * KIB, 2 * MIB, 6 * MIB, 12 * MIB, 32 * MIB, 64 * MIB),
+    "full": (
+        4,
+        512,
+        4 * KIB,
+        32 * KIB,
+        128 * KIB,
+        256 * KIB,
+        768 * KIB,
+        2 * MIB,
+        6 * MIB,
+        12 * MIB,
+        32 * MIB,
+        64 * MIB,
+    ),
 }
 _WEIGHTS = {"all_reduce": 3.0, "reduce_scatter": 1.0, "all_gather": 1.5, "broadcast": 1.5}
 _INTERFERENCE_BYTES = {"quick": (4 * MIB,), "full": (2 * MIB, 12 * MIB)}
 _GEMM_SIZE, _SLICE, _STREAM_ELEMENTS = 192, 2**16, 2**23
 _COMPUTE_S = 0.06
 Key = tuple[str, int, int, int]  # what a Collective is but for its samples
-_reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+_reduce_scatter: Callable[..., object] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)  # renamed in torch 2.13
 
 
 def groups_of(nodes: list[list[int]]) -> list[tuple[int, ...]]:
-    """Groups of ranks to measure, all with rank 0: of the first node, one rank a node, and everyone; of each 2, 3, 4, then powers of two, and all.
+    """Groups of ranks to measure, all with rank 0: of the first node, one rank a node, and
+    everyone; of each 2, 3, 4, then powers of two, and all.
 
     >>> groups_of([[0, 1], [2, 3]])
     [(0, 1), (0, 2), (0, 1, 2, 3)]
     """
-    found = [tuple(ranks[:count]) for ranks in (nodes[0], [node[0] for node in nodes]) for count in _counts(len(ranks))]
+    found = [
+        tuple(ranks[:count])
+        for ranks in (nodes[0], [node[0] for node in nodes])
+        for count in _counts(len(ranks))
+    ]
     everyone = tuple(sorted(rank for node in nodes for rank in node))
     return list(dict.fromkeys([*found, *([everyone] if len(everyone) > 1 else [])]))
 
@@ -44,7 +66,9 @@ def _counts(n: int) -> list[int]:
     return sorted({count for count in [*steps, n] if 2 <= count <= n})
 
 
-def measure_collectives(team: Team, mode: str, budget: Budget, passes: Passes[Key], kinds: Iterable[str] = KINDS) -> list[Collective]:
+def measure_collectives(
+    team: Team, mode: str, budget: Budget, passes: Passes[Key], kinds: Iterable[str] = KINDS
+) -> list[Collective]:
     """All kinds over all groups, their samples through `passes`; rank 0 gets them."""
     plan = [(kind, team.group(ranks)) for ranks in groups_of(team.nodes()) for kind in kinds]
     n_passes = 1 if mode == "quick" else 2
@@ -55,11 +79,20 @@ def measure_collectives(team: Team, mode: str, budget: Budget, passes: Passes[Ke
             expected_s, last = 0.0, 0
             for size, share in shares(SIZES[mode]):
                 team.watch.begin(f"{kind} of {size} bytes over {len(group.ranks)} ranks")
-                lists = team.repeat(group, prepare(team, kind, size, group), own.left_s() * share, grown_s(expected_s, last, size))
+                lists = team.repeat(
+                    group,
+                    prepare(team, kind, size, group),
+                    own.left_s() * share,
+                    grown_s(expected_s, last, size),
+                )
                 if not lists:
                     break
-                times = [max(values) if kind == "broadcast" else fmean(values) for values in zip(*lists)]
-                passes.add((kind, size, len(group.ranks), group.ranks_per_node), place // len(plan), times)
+                times = [
+                    max(values) if kind == "broadcast" else fmean(values) for values in zip(*lists)
+                ]
+                passes.add(
+                    (kind, size, len(group.ranks), group.ranks_per_node), place // len(plan), times
+                )
                 expected_s, last = sorted(times)[len(times) // 2], size
         team.watch.begin(f"waiting for {kind} of other ranks")
         team.wait()
@@ -67,10 +100,14 @@ def measure_collectives(team: Team, mode: str, budget: Budget, passes: Passes[Ke
 
 
 def prepare(team: Team, kind: str, n_bytes: int, group: Group) -> Callable[[], float]:
-    """A call that runs one collective of float32 and returns its seconds; sizes are rounded up so that every rank has an equal part."""
+    """A call that runs one collective of float32 and returns its seconds; sizes are rounded up so
+    that every rank has an equal part.
+    """
     n_ranks = len(group.ranks)
     part = -(-n_bytes // (4 * n_ranks))
-    whole = torch.zeros(n_bytes // 4 if kind in ("all_reduce", "broadcast") else part * n_ranks, device=team.device)
+    whole = torch.zeros(
+        n_bytes // 4 if kind in ("all_reduce", "broadcast") else part * n_ranks, device=team.device
+    )
     own = torch.zeros(part, device=team.device)
     parts = list(whole.chunk(n_ranks)) if kind == "all_gather" else []
     data = group.data
@@ -98,7 +135,9 @@ def measure_reductions(mode: str) -> list[Reduction]:
     found = []
     for size in (256 * KIB, MIB):
         a, b = torch.zeros(size // 4), torch.zeros(size // 4)
-        sampler = Sampler(lambda a=a, b=b: a.add_(b), Repeats(5e-4, 5 if mode == "quick" else 15), Clock())  # type: ignore[misc]
+        sampler = Sampler(
+            lambda a=a, b=b: a.add_(b), Repeats(5e-4, 5 if mode == "quick" else 15), Clock()
+        )  # type: ignore[misc]
         take_turns([sampler])
         found.append(Reduction(size, sampler.result()))
     torch.set_num_threads(threads)
@@ -106,8 +145,13 @@ def measure_reductions(mode: str) -> list[Reduction]:
 
 
 def kernels(device: torch.device) -> dict[str, Callable[[], object]]:
-    """Two computations of a fraction of a millisecond: a product from the caches, and a triad that walks through arrays larger than them."""
-    square, product = torch.rand(_GEMM_SIZE, _GEMM_SIZE, device=device), torch.empty(_GEMM_SIZE, _GEMM_SIZE, device=device)
+    """Two computations of a fraction of a millisecond: a product from the caches, and a triad that
+    walks through arrays larger than them.
+    """
+    square, product = (
+        torch.rand(_GEMM_SIZE, _GEMM_SIZE, device=device),
+        torch.empty(_GEMM_SIZE, _GEMM_SIZE, device=device),
+    )
     arrays = [torch.zeros(_STREAM_ELEMENTS, device=device).view(-1, _SLICE) for _ in range(3)]
     place = 0
 
@@ -120,7 +164,9 @@ def kernels(device: torch.device) -> dict[str, Callable[[], object]]:
 
 
 def measure_interference(team: Team, mode: str, budget: Budget) -> list[Interference]:
-    """An all-reduce of everyone in the background of each computation, and each without the other, all in turns; rank 0 gets them."""
+    """An all-reduce of everyone in the background of each computation, and each without the other,
+    all in turns; rank 0 gets them.
+    """
     group = team.group(team.everyone.ranks)
     cases = [(name, size) for name in ("gemm", "stream") for size in _INTERFERENCE_BYTES[mode]]
     found = []
@@ -128,16 +174,26 @@ def measure_interference(team: Team, mode: str, budget: Budget) -> list[Interfer
     for place, (name, size) in enumerate(cases):
         team.watch.begin(f"{name} during an all-reduce of {size} bytes")
         vector = torch.zeros(size // 4, device=team.device)
-        series = _in_turns(team, group, computations[name], vector, budget.part(1 / (len(cases) - place)))
+        series = _in_turns(
+            team, group, computations[name], vector, budget.part(1 / (len(cases) - place))
+        )
         if series:
-            found.append(Interference(name, torch.get_num_threads(), size, team.n_ranks, group.ranks_per_node, *series))
+            found.append(
+                Interference(
+                    name, torch.get_num_threads(), size, team.n_ranks, group.ranks_per_node, *series
+                )
+            )
     return found
 
 
-def _in_turns(team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor, budget: Budget) -> list[Samples]:
+def _in_turns(
+    team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor, budget: Budget
+) -> list[Samples]:
     lists: list[list[float]] = [[], [], [], []]
     team.wait()
-    while team.decide(group, int((budget.left_s() > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)):
+    while team.decide(
+        group, int((budget.left_s() > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)
+    ):
         team.watch.begin(team.watch.step)
         rows = []
         team.wait()
@@ -164,8 +220,12 @@ def _compute_for(team: Team, compute: Callable[[], object], seconds: float) -> f
     return (end - begin) / n_calls
 
 
-def _both(team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor) -> list[float]:
-    """Seconds of a call of the computation while the all-reduce runs, and of the all-reduce (to within such a call)."""
+def _both(
+    team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor
+) -> list[float]:
+    """Seconds of a call of the computation while the all-reduce runs, and of the all-reduce (to
+    within such a call).
+    """
     begin, n_calls = team.now(), 0
     work = dist.all_reduce(vector, group=group.data, async_op=True)
     while True:

@@ -1,4 +1,6 @@
-"""Messages between pairs of ranks: ping-pong by size and number of pairs, trains of messages, and what the sender's call takes."""
+"""Messages between pairs of ranks: ping-pong by size and number of pairs, trains of messages, and
+what the sender's call takes.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,31 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlperf.cluster import PING_PONG, SEND, TRAIN, Link, Message
-from dlperf.units import KIB, MIB
-from microbench.budget import Budget
-from microbench.network.passes import Passes
-from microbench.network.team import Group, Team
+from dlperf.core.cluster import PING_PONG, SEND, TRAIN, Link, Message
+from dlperf.core.units import KIB, MIB
+from dlperf.microbench.budget import Budget
+from dlperf.microbench.network.passes import Passes
+from dlperf.microbench.network.team import Group, Team
 
 SIZES = {
     "quick": (0, 4, 512, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB),
-    "full": (0, 4, 64, 512, 4 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB),
+    "full": (
+        0,
+        4,
+        64,
+        512,
+        4 * KIB,
+        8 * KIB,
+        32 * KIB,
+        128 * KIB,
+        256 * KIB,
+        512 * KIB,
+        MIB,
+        2 * MIB,
+        8 * MIB,
+        32 * MIB,
+        64 * MIB,
+    ),
 }
 _TRAIN_MESSAGES = 16
 _LATENCY_BYTES = 64 * KIB
@@ -34,7 +52,8 @@ class Pairs:
 
 
 def find_pairs(nodes: list[list[int]], sockets: list[int]) -> list[Pairs]:
-    """The pairs that these ranks have: of the first node with each other, and with the second node's. `sockets` by rank, -1 unknown (then one).
+    """The pairs that these ranks have: of the first node with each other, and with the second
+    node's. `sockets` by rank, -1 unknown (then one).
 
     >>> find_pairs([[0, 1], [2, 3]], [-1] * 4)
     [Pairs(distance='socket', pairs=((0, 1),)), Pairs(distance='network', pairs=((0, 2), (1, 3)))]
@@ -54,12 +73,21 @@ def find_pairs(nodes: list[list[int]], sockets: list[int]) -> list[Pairs]:
 
 
 def measure_links(team: Team, mode: str, budget: Budget, passes: Passes[Key]) -> list[Link]:
-    """Every link that the team has, its samples through `passes`; rank 0 gets them, the others empty links."""
+    """Every link that the team has, its samples through `passes`; rank 0 gets them, the others
+    empty links.
+    """
     found = find_pairs(team.nodes(), [place.socket for place in team.places])
     plan = []
     for pairs in found:
         counts = sorted({1, min(2, len(pairs.pairs)), len(pairs.pairs)})
-        plan += [(pairs.distance, pairs.pairs[:count], team.group([rank for pair in pairs.pairs[:count] for rank in pair])) for count in counts]
+        plan += [
+            (
+                pairs.distance,
+                pairs.pairs[:count],
+                team.group([rank for pair in pairs.pairs[:count] for rank in pair]),
+            )
+            for count in counts
+        ]
     n_passes = 1 if mode == "quick" else 2
     for number in range(n_passes):
         for place, (distance, chosen, group) in enumerate(plan):
@@ -69,27 +97,50 @@ def measure_links(team: Team, mode: str, budget: Budget, passes: Passes[Key]) ->
         (distance, Message(what, n_bytes, n_pairs, n_messages, samples))
         for (distance, what, n_bytes, n_pairs, n_messages), samples in passes.samples().items()
     ]
-    return [Link(pairs.distance, tuple(message for distance, message in messages if distance == pairs.distance)) for pairs in found]
+    return [
+        Link(
+            pairs.distance,
+            tuple(message for distance, message in messages if distance == pairs.distance),
+        )
+        for pairs in found
+    ]
 
 
 def _one_pass(
-    team: Team, mode: str, distance: str, pairs: tuple[tuple[int, int], ...], group: Group, budget: Budget, passes: Passes[Key], number: int
+    team: Team,
+    mode: str,
+    distance: str,
+    pairs: tuple[tuple[int, int], ...],
+    group: Group,
+    budget: Budget,
+    passes: Passes[Key],
+    number: int,
 ) -> None:
     if team.rank in group.ranks:
         expected_s, last = 0.0, 0
         for size, share in shares(SIZES[mode]):
             team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
             expected_s = grown_s(expected_s, last, size)
-            lists = team.repeat(group, _ping_pong(team, pairs, size), budget.left_s() * share, 2 * expected_s)
+            lists = team.repeat(
+                group, _ping_pong(team, pairs, size), budget.left_s() * share, 2 * expected_s
+            )
             if not lists:
                 break
-            trips = [max(values) / 2 for values in zip(*(lists[2 * pair] for pair in range(len(pairs))))]
+            trips = [
+                max(values) / 2 for values in zip(*(lists[2 * pair] for pair in range(len(pairs))))
+            ]
             passes.add((distance, PING_PONG, size, len(pairs), 1), number, trips)
             expected_s, last = sorted(trips)[len(trips) // 2], size
             if len(pairs) == 1 and size <= 64 * KIB and size > 0:
                 for n_messages in (1, _TRAIN_MESSAGES):
                     sends: list[float] = []
-                    lists = team.repeat(group, _train(team, pairs[0], size, n_messages, sends), budget.left_s() * share / 4, 0.0, most=15)
+                    lists = team.repeat(
+                        group,
+                        _train(team, pairs[0], size, n_messages, sends),
+                        budget.left_s() * share / 4,
+                        0.0,
+                        most=15,
+                    )
                     passes.add((distance, TRAIN, size, 1, n_messages), number, lists[0])
                 if sends:  # the leader's own; they are those of the trains
                     passes.add((distance, SEND, size, 1, 1), number, sends[-len(lists[0]) :])
@@ -98,7 +149,8 @@ def _one_pass(
 
 
 def shares(sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
-    """Each size with its share of the time that is then left; from some MiB on, a size gets more with its square root.
+    """Each size with its share of the time that is then left; from some MiB on, a size gets more
+    with its square root.
 
     >>> list(shares((4, 8 * MIB)))
     [(4, 0.3333333333333333), (8388608, 1.0)]
@@ -109,14 +161,18 @@ def shares(sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
 
 
 def grown_s(seconds: float, n_bytes: int, to_bytes: int) -> float:
-    """What a larger message is expected to take: more in proportion where bytes decide, not where latency does."""
+    """What a larger message is expected to take: more in proportion where bytes decide, not where
+    latency does.
+    """
     return seconds * max(to_bytes, _LATENCY_BYTES) / max(n_bytes, _LATENCY_BYTES)
 
 
 def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> Callable[[], float]:
     """A round trip in every pair; returns its seconds."""
     message = torch.zeros(n_bytes, dtype=torch.uint8, device=team.device)
-    leads, peer = next((team.rank == a, b if team.rank == a else a) for a, b in pairs if team.rank in (a, b))
+    leads, peer = next(
+        (team.rank == a, b if team.rank == a else a) for a, b in pairs if team.rank in (a, b)
+    )
 
     def call() -> float:
         begin = team.now()
@@ -132,9 +188,15 @@ def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> 
     return call
 
 
-def _train(team: Team, pair: tuple[int, int], n_bytes: int, n_messages: int, sends: list[float]) -> Callable[[], float]:
-    """A train of messages and a short answer; returns the seconds, and leaves those of the first send's call in `sends`."""
-    messages = [torch.zeros(n_bytes, dtype=torch.uint8, device=team.device) for _ in range(n_messages)]
+def _train(
+    team: Team, pair: tuple[int, int], n_bytes: int, n_messages: int, sends: list[float]
+) -> Callable[[], float]:
+    """A train of messages and a short answer; returns the seconds, and leaves those of the first
+    send's call in `sends`.
+    """
+    messages = [
+        torch.zeros(n_bytes, dtype=torch.uint8, device=team.device) for _ in range(n_messages)
+    ]
     answer = torch.zeros(_ACKNOWLEDGEMENT_BYTES, dtype=torch.uint8, device=team.device)
     leads, peer = (True, pair[1]) if team.rank == pair[0] else (False, pair[0])
 

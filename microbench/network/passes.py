@@ -1,4 +1,6 @@
-"""Samples of several passes over the same measurements: a pass that neighbours slowed does not count."""
+"""Samples of several passes over the same measurements: a pass that neighbours slowed does not
+count.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,12 @@ from collections.abc import Hashable, Iterable
 from statistics import median
 from typing import Generic, TypeVar
 
-from dlperf.clock import Samples
+from dlperf.core.clock import Samples
 
 Key = TypeVar("Key", bound=Hashable)
 SLOWED = 1.3
-"""A pass whose median is more than so many times that of the fastest counts as slowed from outside."""
+"""A pass whose median is more than so many times that of the fastest counts as slowed from outside.
+"""
 
 
 class Passes(Generic[Key]):
@@ -26,12 +29,16 @@ class Passes(Generic[Key]):
             self._found[key][number].append(time_s)
 
     def samples(self) -> dict[Key, Samples]:
-        """For each measurement the samples of all passes but the slowed ones, in the order of measuring.
+        """For each measurement the samples of all passes but the slowed ones, in the order of
+        measuring.
 
         >>> passes = Passes(); passes.add("a", 0, (5.0, 9.0, 6.0)); passes.add("a", 1, (3.0, 3.5)); passes.samples()["a"].values
         (3.0, 3.5)
         """
-        return {key: Samples(tuple(value for values in self._kept(passes) for value in values)) for key, passes in self._found.items()}
+        return {
+            key: Samples(tuple(value for values in self._kept(passes) for value in values))
+            for key, passes in self._found.items()
+        }
 
     def n_slowed(self) -> tuple[int, int]:
         """Measurements with a slowed pass, and those with several passes."""

@@ -1,4 +1,6 @@
-"""The plan of a cluster measurement: groups one after another, what is finished written by rank 0, one line for whatever ends it early."""
+"""The plan of a cluster measurement: groups one after another, what is finished written by rank 0,
+one line for whatever ends it early.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,37 @@ from typing import Any
 
 import torch
 
-from dlperf import host
-from dlperf.cluster import Cluster, Link
-from dlperf.errors import DlperfError
-from dlperf.files import check_writable
-from microbench.budget import Budget
-from microbench.network import collectives, links
-from microbench.network.collectives import measure_collectives, measure_interference, measure_reductions
-from microbench.network.links import measure_links
-from microbench.network.passes import Passes
-from microbench.network.sharing import measure_sharings
-from microbench.network.team import Team, choose_backend
-from microbench.network.watch import Watch
+from dlperf.core import host
+from dlperf.core.cluster import Cluster, Link
+from dlperf.core.errors import DlperfError
+from dlperf.core.files import check_writable
+from dlperf.microbench.budget import Budget
+from dlperf.microbench.network import collectives, links
+from dlperf.microbench.network.co_run import measure_sharings
+from dlperf.microbench.network.collectives import (
+    measure_collectives,
+    measure_interference,
+    measure_reductions,
+)
+from dlperf.microbench.network.links import measure_links
+from dlperf.microbench.network.passes import Passes
+from dlperf.microbench.network.team import Team, choose_backend
+from dlperf.microbench.network.watch import Watch
 
 SECONDS = {
     "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0, "sharing": 3.0},
-    "full": {"local": 8.0, "links": 14.0, "collectives": 28.0, "interference": 6.0, "sharing": 12.0},
+    "full": {
+        "local": 8.0,
+        "links": 14.0,
+        "collectives": 28.0,
+        "interference": 6.0,
+        "sharing": 12.0,
+    },
 }
-"""What each group may spend. The least number of repeats may take longer on a slow link; sizes that cannot fit are left out and noted.
-``sharing`` makes its operands, some seconds' worth where caches are large, before its least rounds."""
+"""What each group may spend. The least number of repeats may take longer on a slow link; sizes that
+cannot fit are left out and noted. ``sharing`` makes its operands, some seconds' worth where caches
+are large, before its least rounds.
+"""
 _PAIR_START_S = 25.0
 
 
@@ -43,18 +57,35 @@ class _Unusable(DlperfError):
     """Input that all ranks find unusable alike; rank 0 says so."""
 
 
-def measure_cluster(path: str, *, quick: bool, backend: str | None, limit_s: float, force: bool, pair: bool = False) -> int:
-    """Measure the links between all ranks into `path` (by rank 0); the exit status. Does not return where a rank fails or a signal comes."""
+def measure_cluster(
+    path: str, *, quick: bool, backend: str | None, limit_s: float, force: bool, pair: bool = False
+) -> int:
+    """Measure the links between all ranks into `path` (by rank 0); the exit status. Does not return
+    where a rank fails or a signal comes.
+    """
     rank = int(os.environ["RANK"])
-    watch = Watch(rank, limit_s, f"{path} holds the groups that were finished" if rank == 0 else "the file holds the groups that were finished")
+    watch = Watch(
+        rank,
+        limit_s,
+        (
+            f"{path} holds the groups that were finished"
+            if rank == 0
+            else "the file holds the groups that were finished"
+        ),
+    )
     watch.start()
     try:
         return _measure(Path(path), "quick" if quick else "full", backend, force, pair, watch)
     except _Unusable as error:  # every rank knows
         if rank == 0:
-            print(f"microbench.network: error: {error}", file=sys.stderr)
+            print(f"dlperf.microbench.network: error: {error}", file=sys.stderr)
         return 2
-    except (DlperfError, RuntimeError, OSError, EOFError) as error:  # what torch.distributed raises when a peer is gone or silent
+    except (
+        DlperfError,
+        RuntimeError,
+        OSError,
+        EOFError,
+    ) as error:  # what torch.distributed raises when a peer is gone or silent
         watch.fail(shortened(str(error)) or type(error).__name__)
 
 
@@ -68,9 +99,13 @@ def shortened(message: str) -> str:
     return re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\] *", "", line).partition(". This is typically")[0]
 
 
-def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool, watch: Watch) -> int:
+def _measure(
+    path: Path, mode: str, backend: str | None, force: bool, pair: bool, watch: Watch
+) -> int:
     if int(os.environ["WORLD_SIZE"]) < 2:
-        raise _Unusable("one rank has no link; start at least two, for example with --nproc-per-node 2")
+        raise _Unusable(
+            "one rank has no link; start at least two, for example with --nproc-per-node 2"
+        )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     watch.begin("finding the other ranks")
     team = Team(choose_backend(backend), watch)
@@ -83,16 +118,34 @@ def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool
     if problem := team.shared(problem):
         raise _Unusable(problem)
     cluster = Cluster(
-        ranks=team.places, backend=team.backend, threads=torch.get_num_threads(), mode=mode, versions=host.versions(), notes=_notes(team),
+        ranks=team.places,
+        backend=team.backend,
+        threads=torch.get_num_threads(),
+        mode=mode,
+        versions=host.versions(),
+        notes=_notes(team),
         created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-    )  # fmt: skip
+    )
     of_links: Passes[links.Key] = Passes()
     of_collectives: Passes[collectives.Key] = Passes()
     groups: dict[str, Callable[[Cluster, Budget], Cluster]] = {
-        "local": lambda found, budget: replace(_with_local(team, found, mode, budget), reductions=tuple(measure_reductions(mode)) if team.rank == 0 else ()),
-        "links": lambda found, budget: replace(found, links=_joined(found.links, measure_links(team, mode, budget, of_links))),
-        "collectives": lambda found, budget: replace(found, collectives=(*found.collectives, *measure_collectives(team, mode, budget, of_collectives))),
-        "interference": lambda found, budget: replace(found, interferences=tuple(measure_interference(team, mode, budget))),
+        "local": lambda found, budget: replace(
+            _with_local(team, found, mode, budget),
+            reductions=tuple(measure_reductions(mode)) if team.rank == 0 else (),
+        ),
+        "links": lambda found, budget: replace(
+            found, links=_joined(found.links, measure_links(team, mode, budget, of_links))
+        ),
+        "collectives": lambda found, budget: replace(
+            found,
+            collectives=(
+                *found.collectives,
+                *measure_collectives(team, mode, budget, of_collectives),
+            ),
+        ),
+        "interference": lambda found, budget: replace(
+            found, interferences=tuple(measure_interference(team, mode, budget))
+        ),
         "sharing": lambda found, budget: _with_sharings(team, found, mode, budget),
     }
     if pair:
@@ -100,13 +153,20 @@ def _measure(path: Path, mode: str, backend: str | None, force: bool, pair: bool
     for name, run in groups.items():
         watch.begin(name)
         begin = time.monotonic()
-        cluster = replace(run(cluster, Budget(SECONDS[mode]["local"] / 3 if pair else SECONDS[mode][name])), groups=(*cluster.groups, name))
+        cluster = replace(
+            run(cluster, Budget(SECONDS[mode]["local"] / 3 if pair else SECONDS[mode][name])),
+            groups=(*cluster.groups, name),
+        )
         if team.rank == 0:
             cluster.save(path)
             if not pair:
                 _say(f"{name}: {time.monotonic() - begin:.1f} s")
     if team.rank == 0:
-        replace(cluster, complete=True, notes=(*cluster.notes, *_left_out(cluster, mode), *_slowed(of_links, of_collectives))).save(path)
+        replace(
+            cluster,
+            complete=True,
+            notes=(*cluster.notes, *_left_out(cluster, mode), *_slowed(of_links, of_collectives)),
+        ).save(path)
         if not pair:
             print(path)
     watch.begin("ending")
@@ -118,26 +178,49 @@ def _notes(team: Team) -> tuple[str, ...]:
     counts = {len(ranks) for ranks in team.nodes()}
     notes = []
     if len(counts) > 1:
-        notes.append(f"nodes hold unequal numbers of ranks ({min(counts)} to {max(counts)}); ranks_per_node is the largest")
-    if len(team.nodes()[0]) > 1 and max(len(ranks) for ranks in team.nodes()) > host.available_cores():
+        notes.append(
+            f"nodes hold unequal numbers of ranks ({min(counts)} to {max(counts)}); ranks_per_node"
+            " is the largest"
+        )
+    if (
+        len(team.nodes()[0]) > 1
+        and max(len(ranks) for ranks in team.nodes()) > host.available_cores()
+    ):
         notes.append(f"{len(team.nodes()[0])} ranks share {host.available_cores()} cores")
     return tuple(notes)
 
 
 def _left_out(cluster: Cluster, mode: str) -> list[str]:
-    from microbench.network.collectives import SIZES
+    from dlperf.microbench.network.collectives import SIZES
 
     notes = []
-    for kind, n_ranks, per_node in dict.fromkeys((c.kind, c.n_ranks, c.ranks_per_node) for c in cluster.collectives):
-        largest = max(c.n_bytes for c in cluster.collectives if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node))
+    for kind, n_ranks, per_node in dict.fromkeys(
+        (c.kind, c.n_ranks, c.ranks_per_node) for c in cluster.collectives
+    ):
+        largest = max(
+            c.n_bytes
+            for c in cluster.collectives
+            if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node)
+        )
         if largest < SIZES[mode][-1] and per_node < n_ranks:
-            notes.append(f"{kind} over {n_ranks} ranks: sizes above {largest} bytes did not fit the time")
+            notes.append(
+                f"{kind} over {n_ranks} ranks: sizes above {largest} bytes did not fit the time"
+            )
     return notes
 
 
 def _slowed(*measured: Passes[Any]) -> list[str]:
     slowed, several = (sum(counts) for counts in zip(*(passes.n_slowed() for passes in measured)))
-    return [f"one of two passes was slowed from outside and does not count in {slowed} of {several} measurements"] if slowed else []
+    return (
+        [
+            (
+                f"one of two passes was slowed from outside and does not count in {slowed} of {several}"
+                " measurements"
+            )
+        ]
+        if slowed
+        else []
+    )
 
 
 def _joined(links: tuple[Link, ...], measured: list[Link]) -> tuple[Link, ...]:
@@ -147,7 +230,9 @@ def _joined(links: tuple[Link, ...], measured: list[Link]) -> tuple[Link, ...]:
 
 
 def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
-    """What the same transfers cost inside one host, without a wire; measured by a pair that rank 0 starts, unless ranks share its node anyway."""
+    """What the same transfers cost inside one host, without a wire; measured by a pair that rank 0
+    starts, unless ranks share its node anyway.
+    """
     if len(team.nodes()[0]) > 1:
         return cluster
     found = None
@@ -171,18 +256,26 @@ def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Clus
         while team.go_on(True):
             pass
     if found is None:
-        missing = "what one host's own processes cost each other could not be measured; all of a link counts as the wire's"
+        missing = (
+            "what one host's own processes cost each other could not be measured; all of a link"
+            " counts as the wire's"
+        )
         return cluster if team.rank else replace(cluster, notes=(*cluster.notes, missing))
     return replace(cluster, links=found.links, collectives=found.collectives)
 
 
 def _with_sharings(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
-    """What ranks that share a computer cost one another while they compute; nothing where each has its own, and where they compute on GPUs."""
+    """What ranks that share a computer cost one another while they compute; nothing where each has
+    its own, and where they compute on GPUs.
+    """
     if cluster.ranks_per_system == 1 or team.backend == "nccl":
         return cluster
     threads = team.collect(team.everyone, [float(torch.get_num_threads())])
     if (most := max(int(count) for (count,) in threads)) > 1:
-        missing = f"ranks compute with up to {most} threads: what those of one computer cost one another was not measured, as it is for one thread each"
+        missing = (
+            f"ranks compute with up to {most} threads: what those of one computer cost one another"
+            " was not measured, as it is for one thread each"
+        )
         return replace(cluster, notes=(*cluster.notes, missing))
     return replace(cluster, sharings=tuple(measure_sharings(team, mode, budget, host.this_cpu())))
 
@@ -192,19 +285,42 @@ def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "TORCH_NCCL"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TORCHELASTIC", "TORCH_NCCL"))
+    }
     pair = []
     for rank in range(2):
         own: dict[str, Any] = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": loopback,
-        }  # fmt: skip
-        command = [sys.executable, "-m", "microbench.network", "--pair", "-o", str(output), "--backend", "gloo", *(["--quick"] if mode == "quick" else [])]
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "dlperf.microbench.network",
+            "--pair",
+            "-o",
+            str(output),
+            "--backend",
+            "gloo",
+            *(["--quick"] if mode == "quick" else []),
+        ]
         environment = {**clean, **{name: str(value) for name, value in own.items()}}
         nowhere = subprocess.DEVNULL
-        pair.append(subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment))
+        pair.append(
+            subprocess.Popen(
+                command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment
+            )
+        )
     return pair
 
 
 def _say(line: str) -> None:
-    print(f"microbench.network: {line}", file=sys.stderr, flush=True)
+    print(f"dlperf.microbench.network: {line}", file=sys.stderr, flush=True)

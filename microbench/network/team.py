@@ -1,4 +1,6 @@
-"""The ranks as a team: groups of them, common starts, and rank 0's decision how often something is repeated."""
+"""The ranks as a team: groups of them, common starts, and rank 0's decision how often something is
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlperf.cluster import Rank
-from dlperf.errors import WorkFailed
-from microbench.network.watch import Watch
+from dlperf.core.cluster import Rank
+from dlperf.core.errors import WorkFailed
+from dlperf.microbench.network.watch import Watch
 
 MOST_SAMPLES = 50
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks, rank 0 among them: `data` moves what is measured, `control` (always gloo) starts and counts."""
+    """Some ranks, rank 0 among them: `data` moves what is measured, `control` (always gloo) starts
+    and counts.
+    """
 
     ranks: tuple[int, ...]
     ranks_per_node: int
@@ -34,9 +38,15 @@ class Group:
 class Team:
     """All ranks of the job, seen from one of them. `now` is the clock."""
 
-    def __init__(self, backend: str, watch: Watch, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, backend: str, watch: Watch, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.watch, self.backend, self.now = watch, backend, now
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if backend == "nccl" else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            if backend == "nccl"
+            else torch.device("cpu")
+        )
         if backend == "nccl":
             torch.cuda.set_device(self.device)
         timeout = datetime.timedelta(seconds=watch.limit_s)
@@ -45,8 +55,13 @@ class Team:
         store = dist.distributed_c10d._get_default_store()
         watch.claim = lambda: store.add("dlperf/ended", 1) == 1
         self._timeout = timeout
-        self.places = tuple(Rank(*place) for place in self.gather((socket.gethostname(), this_socket(), this_system())))
-        self.everyone = Group(tuple(range(self.n_ranks)), self.per_node(range(self.n_ranks)), None, None)
+        self.places = tuple(
+            Rank(*place)
+            for place in self.gather((socket.gethostname(), this_socket(), this_system()))
+        )
+        self.everyone = Group(
+            tuple(range(self.n_ranks)), self.per_node(range(self.n_ranks)), None, None
+        )
 
     def per_node(self, ranks: Sequence[int]) -> int:
         """The most of these ranks that share a host."""
@@ -65,7 +80,11 @@ class Team:
         self.watch.begin(f"a group of {len(ranks)} ranks")
         chosen = list(ranks)
         control = dist.new_group(chosen, backend="gloo", timeout=self._timeout)
-        data = dist.new_group(chosen, backend="nccl", timeout=self._timeout) if self.backend == "nccl" else control
+        data = (
+            dist.new_group(chosen, backend="nccl", timeout=self._timeout)
+            if self.backend == "nccl"
+            else control
+        )
         return Group(tuple(chosen), self.per_node(chosen), data, control)
 
     def wait(self) -> None:
@@ -103,11 +122,19 @@ class Team:
         return found
 
     def repeat(
-        self, group: Group, call: Callable[[], float], budget_s: float, expected_s: float, least: int = 2, most: int = MOST_SAMPLES
+        self,
+        group: Group,
+        call: Callable[[], float],
+        budget_s: float,
+        expected_s: float,
+        least: int = 2,
+        most: int = MOST_SAMPLES,
     ) -> list[list[float]]:
-        """Samples of every rank, in rank 0's lists: one call to warm up, and then as many as fit the budget by rank 0's clock.
+        """Samples of every rank, in rank 0's lists: one call to warm up, and then as many as fit
+        the budget by rank 0's clock.
 
-        Each begins after a barrier; `call` returns its own seconds. Empty where two calls of the expected duration would not fit the budget.
+        Each begins after a barrier; `call` returns its own seconds. Empty where two calls of the
+        expected duration would not fit the budget.
         """
         if not self.decide(group, int(2 * expected_s <= budget_s)):
             return []
@@ -133,7 +160,9 @@ class Team:
 
 
 def _meet(timeout: datetime.timedelta) -> None:
-    """Join the ranks' default group. Ranks that meet on loopback have a store that listens there alone; torch's own would listen on every interface."""
+    """Join the ranks' default group. Ranks that meet on loopback have a store that listens there
+    alone; torch's own would listen on every interface.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if not host.startswith("127.") or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         dist.init_process_group("gloo", timeout=timeout)
@@ -151,17 +180,24 @@ def _meet(timeout: datetime.timedelta) -> None:
 
 
 def this_socket() -> int:
-    """The processor socket that this process may run on; -1 where it may use several, or the system does not tell."""
+    """The processor socket that this process may run on; -1 where it may use several, or the system
+    does not tell.
+    """
     try:
         cores = os.sched_getaffinity(0)
-        found = {int(Path(f"/sys/devices/system/cpu/cpu{core}/topology/physical_package_id").read_text()) for core in cores}
+        found = {
+            int(Path(f"/sys/devices/system/cpu/cpu{core}/topology/physical_package_id").read_text())
+            for core in cores
+        }
     except (AttributeError, OSError, ValueError):
         return -1
     return found.pop() if len(found) == 1 else -1
 
 
 def this_system() -> str:
-    """The running kernel's boot id, which the namespaces of one computer share; empty where the system does not tell."""
+    """The running kernel's boot id, which the namespaces of one computer share; empty where the
+    system does not tell.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -169,9 +205,17 @@ def this_system() -> str:
 
 
 def choose_backend(asked: str | None) -> str:
-    """nccl where every local rank has a GPU of its own, else gloo. Raises WorkFailed where nccl was asked for and there is none."""
+    """nccl where every local rank has a GPU of its own, else gloo. Raises WorkFailed where nccl was
+    asked for and there is none.
+    """
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fits = torch.cuda.is_available() and dist.is_nccl_available() and torch.cuda.device_count() >= n_local
+    fits = (
+        torch.cuda.is_available()
+        and dist.is_nccl_available()
+        and torch.cuda.device_count() >= n_local
+    )
     if asked == "nccl" and not fits:
-        raise WorkFailed(f"nccl needs a GPU for each of the {n_local} ranks of this node; use --backend gloo")
+        raise WorkFailed(
+            f"nccl needs a GPU for each of the {n_local} ranks of this node; use --backend gloo"
+        )
     return asked or ("nccl" if fits else "gloo")

@@ -1,4 +1,6 @@
-"""What ends a rank: signals, a step beyond its time, a launcher that is gone. A call that waits inside gloo runs no Python, so a thread looks after it."""
+"""What ends a rank: signals, a step beyond its time, a launcher that is gone. A call that waits
+inside gloo runs no Python, so a thread looks after it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ _CLAIM_S = 2.0
 class Watch:
     """Ends this process, and lets one rank alone say why.
 
-    `step` says what is being done; every call of :meth:`begin` winds the time limit up. `claim` tells whether this rank may speak (the first one that
-    asks); it may block or raise where the others are gone, and then rank 0, or in its absence rank 1, speaks.
+    `step` says what is being done; every call of :meth:`begin` winds the time limit up. `claim`
+    tells whether this rank may speak (the first one that asks); it may block or raise where the
+    others are gone, and then rank 0, or in its absence rank 1, speaks.
     """
 
-    def __init__(self, rank: int, limit_s: float, kept: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rank: int, limit_s: float, kept: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.rank, self.limit_s, self.kept = rank, limit_s, kept
         self.claim: Callable[[], bool] | None = None
         self.children: list[int] = []
@@ -46,7 +51,9 @@ class Watch:
         self.step, self._since = step, self._now()
 
     def overdue(self) -> bool:
-        """Whether the step is past its limit, and past the grace in which gloo's own time-out speaks first."""
+        """Whether the step is past its limit, and past the grace in which gloo's own time-out
+        speaks first.
+        """
         return self._now() - self._since > self.limit_s + _GRACE_S
 
     def fail(self, reason: str) -> NoReturn:
@@ -59,7 +66,11 @@ class Watch:
         number = os.read(reader, 1)[0]
         if number == signal.SIGINT:
             self._end(INTERRUPTED, f"interrupted; {self.kept}", speaks=self.rank == 0)
-        self._end(FAILED, f"error: {self.step}: ended from outside, as launchers do when another rank has died; {self.kept}")
+        self._end(
+            FAILED,
+            f"error: {self.step}: ended from outside, as launchers do when another rank has died;"
+            f" {self.kept}",
+        )
 
     def _look(self) -> None:
         while True:
@@ -67,7 +78,11 @@ class Watch:
             if os.getppid() != self._parent:
                 self._end(FAILED, "error: the launcher is gone", speaks=self.rank == 0)
             if self.overdue():
-                self._end(FAILED, f"error: {self.step}: no answer from another rank within {self.limit_s:g} s; {self.kept}")
+                self._end(
+                    FAILED,
+                    f"error: {self.step}: no answer from another rank within {self.limit_s:g} s;"
+                    f" {self.kept}",
+                )
 
     def _end(self, status: int, line: str, speaks: bool | None = None) -> NoReturn:
         with self._ending:
@@ -77,7 +92,7 @@ class Watch:
                 except OSError:
                     continue
             if self._may_speak() if speaks is None else speaks:
-                os.write(sys.stderr.fileno(), f"microbench.network: {line}\n".encode())
+                os.write(sys.stderr.fileno(), f"dlperf.microbench.network: {line}\n".encode())
             os._exit(status)
 
     def _may_speak(self) -> bool:

@@ -1,4 +1,7 @@
-"""A small machine file of invented but consistent rates, a target's source, and the command line in this process."""
+"""A small machine file of invented but consistent rates, a target's source, and the command line in
+this process.
+"""
+
 from __future__ import annotations
 
 import os
@@ -8,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.clock import Samples
-from dlperf.host import this_cpu, versions
-from dlperf.loading import _NEEDED, _NEEDED_BY_WORKERS
-from dlperf.machine import STEP_COSTS, Bandwidth, Cost, Kernel, Machine
-from dlperf.trace import Op, TensorSpec
-from dlperf.verification import SelfTest
+from dlperf.core.clock import Samples
+from dlperf.core.host import this_cpu, versions
+from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Kernel, Machine
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.core.verification import SelfTest
+from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
 
-TARGETS = '''
+TARGETS = """
 import torch
 from torch import nn
 
@@ -98,7 +101,7 @@ class Bare(nn.Linear):
 
 
 number = 7
-'''
+"""
 
 
 def gemm(n: int) -> Op:
@@ -107,16 +110,34 @@ def gemm(n: int) -> Op:
 
 
 def sample_machine() -> Machine:
-    """100 GFLOP/s, 10 GB/s from every level, 1 us a dispatch: numbers to check with, not measured ones."""
+    """100 GFLOP/s, 10 GB/s from every level, 1 us a dispatch: numbers to check with, not measured
+    ones.
+    """
     kernels = tuple(Kernel(gemm(n), "gemm", 1, Samples((2 * n**3 / 100e9,) * 3)) for n in (64, 512))
     sweep = tuple(
-        Bandwidth(kernel, 1, size, size, Samples((size / 10e9,) * 3)) for kernel in ("copy", "scale", "add", "triad") for size in (2**14, 2**19, 2**23, 2**29)
+        Bandwidth(kernel, 1, size, size, Samples((size / 10e9,) * 3))
+        for kernel in ("copy", "scale", "add", "triad")
+        for size in (2**14, 2**19, 2**23, 2**29)
     )
-    names = [name for names in STEP_COSTS.values() for name in names]  # all that a step takes, for nothing
-    costs = (Cost("dispatch", 1, Samples((1e-6,))), *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names))
+    names = [
+        name for names in STEP_COSTS.values() for name in names
+    ]  # all that a step takes, for nothing
+    costs = (
+        Cost("dispatch", 1, Samples((1e-6,))),
+        *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names),
+    )
     tests = (SelfTest("MLP", 1, 7, 1e-3, 0.9e-3, 1.1e-3, 1e-3),)
     made = "2026-01-01T00:00:00"
-    return Machine(this_cpu(), kernels, sweep, costs, complete=True, versions=versions(), created=made, self_tests=tests)
+    return Machine(
+        this_cpu(),
+        kernels,
+        sweep,
+        costs,
+        complete=True,
+        versions=versions(),
+        created=made,
+        self_tests=tests,
+    )
 
 
 @pytest.fixture
@@ -129,10 +150,31 @@ def machine_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def loading_file(machine_file: Path) -> Path:
     """The made-up machine with every cost of loading and of a loop, 1 us each."""
-    names = [f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS, "byte/4096", "byte/65536")]
-    names += [f"loop/{name}" for name in ("item", "accuracy", "scheduler", "clip_call", "clip_tensor", "clip_byte", "save_call", "save_tensor", "save_byte")]
+    names = [
+        f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS, "byte/4096", "byte/65536")
+    ]
+    names += [
+        f"loop/{name}"
+        for name in (
+            "item",
+            "accuracy",
+            "scheduler",
+            "clip_call",
+            "clip_tensor",
+            "clip_byte",
+            "save_call",
+            "save_tensor",
+            "save_byte",
+        )
+    ]
     machine = Machine.load(machine_file)
-    replace(machine, costs=(*machine.costs, *(Cost(name, 1, Samples((1e-9 if "byte" in name else 1e-6,))) for name in names))).save(machine_file)
+    replace(
+        machine,
+        costs=(
+            *machine.costs,
+            *(Cost(name, 1, Samples((1e-9 if "byte" in name else 1e-6,))) for name in names),
+        ),
+    ).save(machine_file)
     return machine_file
 
 
@@ -161,11 +203,15 @@ class Done:
 
 
 @pytest.fixture
-def dlperf(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
-    """``dlperf("predict", ...)`` in this process, in an empty working directory, without a machine of one's own."""
+def dlperf(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Done]]:
+    """``dlperf("predict", ...)`` in this process, in an empty working directory, without a machine
+    of one's own.
+    """
     import torch
 
-    from dlperf.cli import main
+    from dlperf.cli.main import main
 
     folder = tmp_path / "cwd"
     folder.mkdir()

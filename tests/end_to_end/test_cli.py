@@ -1,4 +1,5 @@
 """The command line where all goes well: what stands on stdout, in files, and in warnings."""
+
 from __future__ import annotations
 
 import contextlib
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dlperf import selftest
-from dlperf.machine import Machine
+from dlperf.core.machine import Machine
+from dlperf.studies import self_test
 
 ROOFLINE = ("--predictor", "roofline", "--threads", "1")
 
@@ -32,17 +33,37 @@ def test_predict_prints_a_table(dlperf: Callable, net: str, machine_file: Path) 
     assert done.err == ""
 
 
-def test_predict_json_is_alone_on_stdout(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+def test_predict_json_is_alone_on_stdout(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
     """Even where the target prints: what it says is narration."""
-    done = dlperf("predict", f"{targets_file}:talkative", "--machine", machine_file, *ROOFLINE, "--batch-size", "16", "--json", "-")
+    done = dlperf(
+        "predict",
+        f"{targets_file}:talkative",
+        "--machine",
+        machine_file,
+        *ROOFLINE,
+        "--batch-size",
+        "16",
+        "--json",
+        "-",
+    )
     assert done.status == 0
     data = json.loads(done.out)
-    assert (data["schema"], data["schema_version"], data["batch_size"], data["threads"], data["predictor"]) == ("dlperf.prediction", 1, 16, 1, "roofline")
+    assert (
+        data["schema"],
+        data["schema_version"],
+        data["batch_size"],
+        data["threads"],
+        data["predictor"],
+    ) == ("dlperf.prediction", 1, 16, 1, "roofline")
     assert [row["layer"] for row in data["layers"]] == ["0", "1", "2", "(loss)"]
     assert "built" in done.err
 
 
-def test_predict_json_to_a_file_keeps_the_table(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+def test_predict_json_to_a_file_keeps_the_table(
+    dlperf: Callable, net: str, machine_file: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "prediction.json"
     done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", path)
     assert "Linear" in done.out
@@ -50,18 +71,28 @@ def test_predict_json_to_a_file_keeps_the_table(dlperf: Callable, net: str, mach
 
 
 def test_predict_epoch(dlperf: Callable, net: str, machine_file: Path) -> None:
-    """60 samples in batches of 32 are a step of 32 and one of 28, 40 validation samples 2 passes, 32 test samples 1 pass."""
+    """60 samples in batches of 32 are a step of 32 and one of 28, 40 validation samples 2 passes,
+    32 test samples 1 pass.
+    """
 
     def step_s(*options: str) -> float:
-        return json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)["step"]["total_s"]
+        return json.loads(
+            dlperf(
+                "predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options
+            ).out
+        )["step"]["total_s"]
 
     options = ("--samples", "60", "--epochs", "3", "--val-samples", "40", "--test-samples", "32")
-    epoch = json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)["epoch"]
+    epoch = json.loads(
+        dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out
+    )["epoch"]
     train_s, evaluation_s = step_s(), step_s("--inference")
     assert epoch["samples"] == 60
     last_s = step_s("--batch-size", "28")
     assert epoch["epoch_s"] == pytest.approx(train_s + last_s + 2 * evaluation_s)
-    assert epoch["total_s"] == pytest.approx(3 * (train_s + last_s + 2 * evaluation_s) + evaluation_s)
+    assert epoch["total_s"] == pytest.approx(
+        3 * (train_s + last_s + 2 * evaluation_s) + evaluation_s
+    )
 
 
 LOADER = """
@@ -81,18 +112,45 @@ class Stream(torch.utils.data.IterableDataset):
 """
 
 
-def test_predict_epoch_with_its_loader(dlperf: Callable, net: str, loading_file: Path, tmp_path: Path) -> None:
+def test_predict_epoch_with_its_loader(
+    dlperf: Callable, net: str, loading_file: Path, tmp_path: Path
+) -> None:
     (tmp_path / "cwd" / "data.py").write_text(LOADER)
-    options = ("--samples", "100", "--loader-workers", "1", "--clip", "--scheduler", "--accuracy", "--checkpoint", "--accumulate", "2")
+    options = (
+        "--samples",
+        "100",
+        "--loader-workers",
+        "1",
+        "--clip",
+        "--scheduler",
+        "--accuracy",
+        "--checkpoint",
+        "--accumulate",
+        "2",
+    )
     found = {}
     for name in ("data", "without_length"):
-        done = dlperf("predict", net, "--machine", loading_file, *ROOFLINE, "--json", "-", *options, "--loader", f"data.py:{name}")
+        done = dlperf(
+            "predict",
+            net,
+            "--machine",
+            loading_file,
+            *ROOFLINE,
+            "--json",
+            "-",
+            *options,
+            "--loader",
+            f"data.py:{name}",
+        )
         assert done.status == 0, done.err
         found[name] = json.loads(done.out)["epoch"]
         epoch = found[name]
         assert epoch["steps_per_epoch"] == 4
-        assert epoch["epoch_s"] == pytest.approx(epoch["steps_s"] + epoch["loop_s"] + epoch["loading_s"] + epoch["pauses_s"])
-        # 4 looks and counts, 2 updates (a call, 4 parameters of 46 elements in all, the scheduler), 2 additions to gradients
+        assert epoch["epoch_s"] == pytest.approx(
+            epoch["steps_s"] + epoch["loop_s"] + epoch["loading_s"] + epoch["pauses_s"]
+        )
+        # 4 looks and counts, 2 updates (a call, 4 parameters of 46 elements in all, the scheduler),
+        # 2 additions to gradients
         assert epoch["loop_s"] >= (4 * 2 + 2 * (1 + 4 + 1)) * 1e-6
         assert epoch["loading_s"] > 0
     assert any("has no length" in note for note in found["without_length"]["notes"])
@@ -102,36 +160,87 @@ def test_predict_epoch_with_its_loader(dlperf: Callable, net: str, loading_file:
     assert ", loading " in text
 
 
-def test_predict_epoch_records_the_last_batch(dlperf: Callable, net: str, machine_file: Path) -> None:
+def test_predict_epoch_records_the_last_batch(
+    dlperf: Callable, net: str, machine_file: Path
+) -> None:
     def epoch(*options: str) -> dict:
-        return json.loads(dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options).out)
+        return json.loads(
+            dlperf(
+                "predict", net, "--machine", machine_file, *ROOFLINE, "--json", "-", *options
+            ).out
+        )
 
     last_s, step_s = (epoch("--batch-size", size)["step"]["total_s"] for size in ("4", "32"))
     assert epoch("--samples", "100")["epoch"]["epoch_s"] == pytest.approx(3 * step_s + last_s)
     assert epoch("--samples", "100", "--drop-last")["epoch"]["epoch_s"] == pytest.approx(3 * step_s)
-    assert epoch("--samples", "4")["epoch"]["epoch_s"] == pytest.approx(last_s)  # one batch, and not a whole one
+    assert epoch("--samples", "4")["epoch"]["epoch_s"] == pytest.approx(
+        last_s
+    )  # one batch, and not a whole one
 
 
-def test_what_belongs_to_training_is_refused_of_inference(dlperf: Callable, net: str, machine_file: Path) -> None:
-    done = dlperf("predict", net, "--machine", machine_file, *ROOFLINE, "--inference", "--samples", "64", "--clip")
+def test_what_belongs_to_training_is_refused_of_inference(
+    dlperf: Callable, net: str, machine_file: Path
+) -> None:
+    done = dlperf(
+        "predict",
+        net,
+        "--machine",
+        machine_file,
+        *ROOFLINE,
+        "--inference",
+        "--samples",
+        "64",
+        "--clip",
+    )
     assert done.status == 2
-    assert done.line == "dlperf predict: error: --clip belongs to training; leave it or --inference out"
+    assert (
+        done.line
+        == "dlperf predict: error: --clip belongs to training; leave it or --inference out"
+    )
 
 
-def test_a_bare_module_takes_its_input(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
-    done = dlperf("predict", f"{targets_file}:Bare", "--input", "8", "--machine", machine_file, *ROOFLINE, "--json", "-")
+def test_a_bare_module_takes_its_input(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
+    done = dlperf(
+        "predict",
+        f"{targets_file}:Bare",
+        "--input",
+        "8",
+        "--machine",
+        machine_file,
+        *ROOFLINE,
+        "--json",
+        "-",
+    )
     assert done.status == 0, done.err
     assert [row["layer"] for row in json.loads(done.out)["layers"]] == ["Bare", "(loss)"]
 
 
-def test_a_trace_file_is_the_same_target(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+def test_a_trace_file_is_the_same_target(
+    dlperf: Callable, net: str, machine_file: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.json"
     traced = dlperf("trace", net, "-o", path, "--batch-size", "16")
     assert traced.status == 0
     assert "batch size 16" in traced.out
     assert "46 parameters" in traced.out  # (8 + 1) 4 + (4 + 1) 2
-    from_code = json.loads(dlperf("predict", net, "--batch-size", "16", "--machine", machine_file, *ROOFLINE, "--json", "-").out)
-    from_file = json.loads(dlperf("predict", path, "--machine", machine_file, *ROOFLINE, "--json", "-").out)
+    from_code = json.loads(
+        dlperf(
+            "predict",
+            net,
+            "--batch-size",
+            "16",
+            "--machine",
+            machine_file,
+            *ROOFLINE,
+            "--json",
+            "-",
+        ).out
+    )
+    from_file = json.loads(
+        dlperf("predict", path, "--machine", machine_file, *ROOFLINE, "--json", "-").out
+    )
     assert from_file == from_code
 
 
@@ -141,7 +250,7 @@ def test_trace_to_stdout(dlperf: Callable, net: str) -> None:
         assert json.loads(done.out)["schema"] == "dlperf.trace"
 
 
-# -- warnings -------------------------------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def change(path: Path, **changes: object) -> None:
@@ -171,23 +280,33 @@ def test_another_torch_is_a_warning(dlperf: Callable, net: str, machine_file: Pa
 
 def test_other_threads_are_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
     change(machine_file, cpu=replace(Machine.load(machine_file).cpu, n_cores=2))
-    lines = warnings_of(dlperf("predict", net, "--machine", machine_file, "--predictor", "roofline", "--threads", "64"))
+    lines = warnings_of(
+        dlperf(
+            "predict", net, "--machine", machine_file, "--predictor", "roofline", "--threads", "64"
+        )
+    )
     assert any("2 cores" in line for line in lines)
     assert any("not 64: extrapolated" in line for line in lines)
 
 
-def test_another_dtype_is_a_warning(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
-    lines = warnings_of(dlperf("predict", f"{targets_file}:half", "--machine", machine_file, *ROOFLINE))
+def test_another_dtype_is_a_warning(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
+    lines = warnings_of(
+        dlperf("predict", f"{targets_file}:half", "--machine", machine_file, *ROOFLINE)
+    )
     assert any("float16: extrapolated" in line for line in lines)
 
 
-def test_an_unfinished_calibration_is_a_warning(dlperf: Callable, net: str, machine_file: Path) -> None:
+def test_an_unfinished_calibration_is_a_warning(
+    dlperf: Callable, net: str, machine_file: Path
+) -> None:
     change(machine_file, complete=False)
     (line,) = warnings_of(dlperf("predict", net, "--machine", machine_file, *ROOFLINE))
     assert "did not finish" in line
 
 
-# -- machine files --------------------------------------------------------------------------------------------------------
+# -- machine files ---------------------------------------------------------------------------------
 
 
 def test_machine_show(dlperf: Callable, machine_file: Path) -> None:
@@ -196,17 +315,26 @@ def test_machine_show(dlperf: Callable, machine_file: Path) -> None:
     for part in ("100 GFLOP/s", "10.0 GB/s", "dispatch", "1.00 us"):
         assert part in done.out
     data = json.loads(dlperf("machine", "show", "--machine", machine_file, "--json", "-").out)
-    assert data["peaks"] == [{"dtype": "float32", "threads": 1, "flops_per_s": pytest.approx(100e9, rel=1e-5)}]
+    assert data["peaks"] == [
+        {"dtype": "float32", "threads": 1, "flops_per_s": pytest.approx(100e9, rel=1e-5)}
+    ]
 
 
-def test_machine_check(dlperf: Callable, machine_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_check(
+    dlperf: Callable, machine_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ratio = 1.1
 
     def repeat(machine: Machine, _: object) -> Machine:
-        return replace(machine, self_tests=tuple(replace(test, measured_s=test.predicted_s / ratio) for test in machine.self_tests))
+        return replace(
+            machine,
+            self_tests=tuple(
+                replace(test, measured_s=test.predicted_s / ratio) for test in machine.self_tests
+            ),
+        )
 
-    monkeypatch.setattr(selftest, "Process", lambda threads: contextlib.nullcontext())
-    monkeypatch.setattr(selftest, "run", repeat)
+    monkeypatch.setattr(self_test, "Process", lambda threads: contextlib.nullcontext())
+    monkeypatch.setattr(self_test, "run", repeat)
     done = dlperf("machine", "check", machine_file)
     assert done.status == 0
     assert "can be trusted here" in " ".join(done.out.split())
@@ -215,7 +343,10 @@ def test_machine_check(dlperf: Callable, machine_file: Path, monkeypatch: pytest
     done = dlperf("machine", "check", machine_file, "--json", "-")
     assert done.status == 1
     assert json.loads(done.out)["self_tests"][0]["error_frac"] == pytest.approx(9.0)
-    assert "failed its self-test" in dlperf("predict", "lenet", "--machine", machine_file, "--threads", "1").err  # the file keeps what was found
+    assert (
+        "failed its self-test"
+        in dlperf("predict", "lenet", "--machine", machine_file, "--threads", "1").err
+    )  # the file keeps what was found
     ratio = 1.0
     change(machine_file, complete=False)
     done = dlperf("machine", "check", machine_file)
@@ -226,22 +357,40 @@ def test_machine_check(dlperf: Callable, machine_file: Path, monkeypatch: pytest
 def test_machine_diff(dlperf: Callable, machine_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     machine = Machine.load(machine_file)
-    kernels = tuple(replace(k, samples=replace(k.samples, values=tuple(2 * v for v in k.samples.values))) for k in machine.kernels)
+    kernels = tuple(
+        replace(k, samples=replace(k.samples, values=tuple(2 * v for v in k.samples.values)))
+        for k in machine.kernels
+    )
     replace(machine, kernels=kernels).save(other)
     data = json.loads(dlperf("machine", "diff", machine_file, other, "--json", "-").out)
-    assert {row["what"]: row["ratio"] for row in data["ratios"]}["gemm"] == pytest.approx(2.0, rel=1e-5)
+    assert {row["what"]: row["ratio"] for row in data["ratios"]}["gemm"] == pytest.approx(
+        2.0, rel=1e-5
+    )
 
 
-# -- measure, report, reproduce -------------------------------------------------------------------------------------------
+# -- measure, report, reproduce --------------------------------------------------------------------
 
 
 def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
     path, folder = tmp_path / "measurement.json", tmp_path / "reports"
-    measured = dlperf("measure", net, "-o", path, "--batch-size", "4", "--threads", "1", "--seconds", "0.2")
+    measured = dlperf(
+        "measure", net, "-o", path, "--batch-size", "4", "--threads", "1", "--seconds", "0.2"
+    )
     assert measured.status == 0, measured.err
     assert json.loads(path.read_text())["batch_size"] == 4
     for _ in range(2):  # the second time the folder is dlperf's own
-        reported = dlperf("report", path, "--machine", machine_file, "--predictor", "roofline", "-o", folder, "--format", "html,md,csv")
+        reported = dlperf(
+            "report",
+            path,
+            "--machine",
+            machine_file,
+            "--predictor",
+            "roofline",
+            "-o",
+            folder,
+            "--format",
+            "html,md,csv",
+        )
         assert reported.status == 0, reported.err
     assert "roofline: step predicted" in reported.out
     names = {file.name for file in folder.iterdir()}
@@ -264,41 +413,72 @@ def net(batch_size):
 """
 
 
-def test_a_report_of_a_measurement_file_runs_no_code_of_its_target(dlperf: Callable, machine_file: Path, tmp_path: Path) -> None:
+def test_a_report_of_a_measurement_file_runs_no_code_of_its_target(
+    dlperf: Callable, machine_file: Path, tmp_path: Path
+) -> None:
     script, path = tmp_path / "script.py", tmp_path / "measurement.json"
     ran = script.with_suffix(".ran")
     script.write_text(SIDE_EFFECT)
     common = ("--machine", machine_file, *ROOFLINE)
-    assert dlperf("measure", f"{script}:net", "-o", path, "--threads", "1", "--seconds", "0.05").status == 0
+    assert (
+        dlperf("measure", f"{script}:net", "-o", path, "--threads", "1", "--seconds", "0.05").status
+        == 0
+    )
     ran.unlink()
     done = dlperf("report", path, *common, "--json", "-")
     assert done.status == 0, done.err
     data = json.loads(done.out)
-    assert (data["target"], [row["layer"] for row in data["layers"]]) == (f"{script}:net", ["Linear", "(loss)"])
+    assert (data["target"], [row["layer"] for row in data["layers"]]) == (
+        f"{script}:net",
+        ["Linear", "(loss)"],
+    )
     assert not ran.exists()
 
     change_json(path, trace=None)
     done = dlperf("report", path, *common)
     assert (done.status, done.line) == (
-        2, f"dlperf report: error: {path}: contains no trace of its step, and its target is not run; name it yourself: dlperf report TARGET --measured {path}"
-    )  # fmt: skip
+        2,
+        (
+            f"dlperf report: error: {path}: contains no trace of its step, and its target is not"
+            f" run; name it yourself: dlperf report TARGET --measured {path}"
+        ),
+    )
     assert not ran.exists()
 
-    own = dlperf("report", f"{script}:net", "--measured", path, *common, "--json", "-")  # the user names the code
+    own = dlperf(
+        "report", f"{script}:net", "--measured", path, *common, "--json", "-"
+    )  # the user names the code
     assert own.status == 0, own.err
     assert json.loads(own.out)["layers"] == data["layers"]
     assert ran.exists()
 
 
-def test_a_measurement_is_compared_with_a_trace_file(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
+def test_a_measurement_is_compared_with_a_trace_file(
+    dlperf: Callable, net: str, machine_file: Path, tmp_path: Path
+) -> None:
     path, trace = tmp_path / "measurement.json", tmp_path / "trace.json"
-    dlperf("measure", net, "-o", path, "--no-trace", "--threads", "1", "--seconds", "0.05", "--batch-size", "4")
+    dlperf(
+        "measure",
+        net,
+        "-o",
+        path,
+        "--no-trace",
+        "--threads",
+        "1",
+        "--seconds",
+        "0.05",
+        "--batch-size",
+        "4",
+    )
     assert json.loads(path.read_text())["trace"] is None
     common = ("--measured", path, "--machine", machine_file, *ROOFLINE)
     for options, words in (
         (("--batch-size", "4"), ""),
         (("--batch-size", "8"), "was recorded at batch size 8, not 4"),
-        (("--batch-size", "4", "--inference"), f"{trace}: is a forward pass and {path} a training step"),
+        (
+            ("--batch-size", "4", "--inference"),
+            f"{trace}: is a forward pass and {path} a training step",
+        ),
     ):
         dlperf("trace", net, "-o", trace, *options)
         done = dlperf("report", trace, *common)
@@ -313,15 +493,31 @@ def test_a_measurement_is_compared_with_a_trace_file(dlperf: Callable, net: str,
         assert (done.status, words in done.line) == (2, True), done.err
 
 
-def test_what_a_model_prints_while_it_is_measured_is_no_data(dlperf: Callable, targets_file: Path) -> None:
-    done = dlperf("measure", f"{targets_file}:chatty", "--json", "-", "--threads", "1", "--seconds", "0.05")
+def test_what_a_model_prints_while_it_is_measured_is_no_data(
+    dlperf: Callable, targets_file: Path
+) -> None:
+    done = dlperf(
+        "measure", f"{targets_file}:chatty", "--json", "-", "--threads", "1", "--seconds", "0.05"
+    )
     assert done.status == 0
     assert json.loads(done.out)["schema"] == "dlperf.measurement"
     assert "forward" in done.err
 
 
-def test_report_measures_in_a_process_of_its_own(dlperf: Callable, net: str, machine_file: Path) -> None:
-    done = dlperf("report", f"{net}@4", "--machine", machine_file, *ROOFLINE, "--seconds", "0.2", "--json", "-")
+def test_report_measures_in_a_process_of_its_own(
+    dlperf: Callable, net: str, machine_file: Path
+) -> None:
+    done = dlperf(
+        "report",
+        f"{net}@4",
+        "--machine",
+        machine_file,
+        *ROOFLINE,
+        "--seconds",
+        "0.2",
+        "--json",
+        "-",
+    )
     assert done.status == 0, done.err
     data = json.loads(done.out)
     assert data["batch_size"] == 4
@@ -336,11 +532,17 @@ def test_reproduce(dlperf: Callable) -> None:
     assert json.loads(dlperf("reproduce", "--json", "-").out)["schema"] == "dlperf.reproduction"
 
 
-# -- the process ----------------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "dlperf", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(
+        [sys.executable, "-m", "dlperf", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )  # type: ignore[call-overload,no-any-return]
 
 
 SLOW = """
@@ -370,7 +572,8 @@ def test_interrupted_at_any_time(machine_file: Path, net: str, delay_s: float) -
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    # before Python is up its own death; abort where torch's C++ was being imported; or it was done before
+    # before Python is up its own death; abort where torch's C++ was being imported; or it was done
+    # before
     assert process.returncode in (130, -signal.SIGINT, -signal.SIGABRT, 0)
     if process.returncode == 130:
         assert err == "dlperf: interrupted\n"
@@ -380,7 +583,10 @@ def test_interrupted_at_any_time(machine_file: Path, net: str, delay_s: float) -
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
 def test_a_reader_that_leaves_is_no_error(machine_file: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     process.stdout.close()
@@ -393,6 +599,11 @@ def test_a_reader_that_leaves_is_no_error(machine_file: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_stdout_is_failed_work(machine_file: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "dlperf", "machine", "show", str(machine_file)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert done.returncode == 1
     assert done.stderr == "dlperf machine: error: stdout: No space left on device\n"

@@ -1,4 +1,7 @@
-"""Every bad input: the contract's exit status, exactly one line on stderr that names what is wrong, nothing on stdout, no traceback."""
+"""Every bad input: the contract's exit status, exactly one line on stderr that names what is wrong,
+nothing on stdout, no traceback.
+"""
+
 from __future__ import annotations
 
 import json
@@ -27,19 +30,37 @@ UNUSABLE, FAILED = 2, 1
         (["predict", "x:y", "--epochs", "0"], "--epochs: '0'"),
         (["predict", "x:y", "--samples", "-5"], "--samples: '-5'"),
         (["predict", "x:y", "--samples", "9", "--accumulate", "0"], "--accumulate: '0'"),
-        (["predict", "x:y", "--loader", "a:b"], "--loader forecasts an epoch and needs --samples N"),
-        (["predict", "x:y", "--samples", "9", "--loader", "a.py:b"], "--loader: a.py:b: there is no file a.py"),
-        (["predict", "x:y", "--samples", "9", "--loader", "b"], "--loader: 'b' names no function; give FILE.py:CALLABLE"),
+        (
+            ["predict", "x:y", "--loader", "a:b"],
+            "--loader forecasts an epoch and needs --samples N",
+        ),
+        (
+            ["predict", "x:y", "--samples", "9", "--loader", "a.py:b"],
+            "--loader: a.py:b: there is no file a.py",
+        ),
+        (
+            ["predict", "x:y", "--samples", "9", "--loader", "b"],
+            "--loader: 'b' names no function; give FILE.py:CALLABLE",
+        ),
         (["tune", "x:y", "--objective", "epoch"], "give --samples N, or --objective throughput"),
         (["tune", "x:y", "--loader-workers", "3000"], "loader workers holds 3000"),
-        (["validate", "--training", "--parts", "workers,nosuch"], "--parts nosuch: is unknown; known are workers, oversubscribed"),
+        (
+            ["validate", "--training", "--parts", "workers,nosuch"],
+            "--parts nosuch: is unknown; known are workers, oversubscribed",
+        ),
         (["validate", "--training", "nosuch"], "nosuch: the training scripts know mlp"),
         (["validate", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),
         (["predict", "x:y", "--predictor", "nosuch"], "predictor 'nosuch' is unknown"),
         (["predict", "x:y", "--drop-last"], "--drop-last forecasts an epoch and needs --samples N"),
         (["predict", "x:y", "--workers", "0"], "--workers: '0'"),
-        (["predict", "x:y", "--workers", "5", "--samples", "4"], "--workers 5 are more than the 4 samples"),
-        (["predict", "x:y", "--workers", "2", "--threads", "2"], "--workers have one thread each; leave --threads 2 out"),
+        (
+            ["predict", "x:y", "--workers", "5", "--samples", "4"],
+            "--workers 5 are more than the 4 samples",
+        ),
+        (
+            ["predict", "x:y", "--workers", "2", "--threads", "2"],
+            "--workers have one thread each; leave --threads 2 out",
+        ),
         (["calibrate", "--workers", "1,0"], "--workers: '0'"),
         (["predict", "x:y", "--input", "3,0"], "--input: '0'"),
         (["predict", "x:y", "--batch", "3"], "--batch"),
@@ -84,15 +105,39 @@ def test_wrong_usage(dlperf: Callable, arguments: list[str], names: str) -> None
         ("{file}:wrong_shape", FAILED, "wrong_shape"),
     ],
 )
-def test_unusable_target(dlperf: Callable, targets_file: Path, machine_file: Path, target: str, status: int, names: str) -> None:
-    done = dlperf("predict", target.format(file=targets_file), "--machine", machine_file, "--predictor", "roofline", "--threads", "1")
+def test_unusable_target(
+    dlperf: Callable, targets_file: Path, machine_file: Path, target: str, status: int, names: str
+) -> None:
+    done = dlperf(
+        "predict",
+        target.format(file=targets_file),
+        "--machine",
+        machine_file,
+        "--predictor",
+        "roofline",
+        "--threads",
+        "1",
+    )
     assert done.status == status
     assert names in done.line
     assert done.out == ""
 
 
-def test_a_machine_file_without_the_terms_of_workers(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
-    done = dlperf("predict", f"{targets_file}:talkative", "--machine", machine_file, "--predictor", "roofline", "--workers", "2", "--samples", "100")
+def test_a_machine_file_without_the_terms_of_workers(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
+    done = dlperf(
+        "predict",
+        f"{targets_file}:talkative",
+        "--machine",
+        machine_file,
+        "--predictor",
+        "roofline",
+        "--workers",
+        "2",
+        "--samples",
+        "100",
+    )
     assert done.status == UNUSABLE
     assert f"{machine_file}: holds no contention of workers" in done.err.splitlines()[-1]
     assert "dlperf calibrate --workers 1,2,4 adds it" in done.err.splitlines()[-1]
@@ -100,8 +145,12 @@ def test_a_machine_file_without_the_terms_of_workers(dlperf: Callable, targets_f
 
 
 @pytest.mark.parametrize("command", ["trace", "measure"])
-@pytest.mark.parametrize(("name", "status"), [("absent", UNUSABLE), ("frozen", UNUSABLE), ("broken", FAILED)])
-def test_unusable_target_elsewhere(dlperf: Callable, targets_file: Path, tmp_path: Path, command: str, name: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "status"), [("absent", UNUSABLE), ("frozen", UNUSABLE), ("broken", FAILED)]
+)
+def test_unusable_target_elsewhere(
+    dlperf: Callable, targets_file: Path, tmp_path: Path, command: str, name: str, status: int
+) -> None:
     out = tmp_path / "out.json"
     done = dlperf(command, f"{targets_file}:{name}", "-o", out, "--threads", "1")
     assert done.status == status
@@ -124,47 +173,79 @@ BAD_MACHINES = {
     "a list": lambda path: path.write_text("[]"),
     "a trace": lambda path: edited(path, lambda data: data.update(schema="dlperf.trace")),
     "newer": lambda path: edited(path, lambda data: data.update(schema_version=99)),
-    "negative time": lambda path: edited(path, lambda data: data["kernels"][0].update(samples_s=[-1e-3])),
-    "NaN time": lambda path: edited(path, lambda data: data["kernels"][1].update(samples_s=[math.nan])),
-    "zero time": lambda path: edited(path, lambda data: data["bandwidths"][0].update(samples_s=[0.0])),
-    "negative threads": lambda path: edited(path, lambda data: data["kernels"][0].update(threads=-1)),
-    "negative size": lambda path: edited(path, lambda data: data["tensors"][0].__setitem__(0, [-3, 4])),
+    "negative time": lambda path: edited(
+        path, lambda data: data["kernels"][0].update(samples_s=[-1e-3])
+    ),
+    "NaN time": lambda path: edited(
+        path, lambda data: data["kernels"][1].update(samples_s=[math.nan])
+    ),
+    "zero time": lambda path: edited(
+        path, lambda data: data["bandwidths"][0].update(samples_s=[0.0])
+    ),
+    "negative threads": lambda path: edited(
+        path, lambda data: data["kernels"][0].update(threads=-1)
+    ),
+    "negative size": lambda path: edited(
+        path, lambda data: data["tensors"][0].__setitem__(0, [-3, 4])
+    ),
     "no kernels": lambda path: edited(path, lambda data: data.pop("kernels")),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
 
 @pytest.mark.parametrize("fault", BAD_MACHINES)
-def test_unusable_machine_file(dlperf: Callable, targets_file: Path, machine_file: Path, fault: str) -> None:
+def test_unusable_machine_file(
+    dlperf: Callable, targets_file: Path, machine_file: Path, fault: str
+) -> None:
     BAD_MACHINES[fault](machine_file)
-    for arguments in (["predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1"], ["machine", "show", machine_file]):
+    for arguments in (
+        ["predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1"],
+        ["machine", "show", machine_file],
+    ):
         done = dlperf(*arguments)
         assert done.status == UNUSABLE
         assert "machine.json" in done.line
         assert done.out == ""
 
 
-def test_predict_without_a_machine_names_the_command_that_makes_it(dlperf: Callable, targets_file: Path) -> None:
+def test_predict_without_a_machine_names_the_command_that_makes_it(
+    dlperf: Callable, targets_file: Path
+) -> None:
     done = dlperf("predict", f"{targets_file}:net")
     assert done.status == UNUSABLE
     assert "dlperf calibrate" in done.line
 
 
-def test_unknown_predictor_lists_the_known(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
-    done = dlperf("predict", f"{targets_file}:net", "--machine", machine_file, "--predictor", "tea-leaves", "--threads", "1")
+def test_unknown_predictor_lists_the_known(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
+    done = dlperf(
+        "predict",
+        f"{targets_file}:net",
+        "--machine",
+        machine_file,
+        "--predictor",
+        "tea-leaves",
+        "--threads",
+        "1",
+    )
     assert done.status == UNUSABLE
     assert "tea-leaves" in done.line
     assert "calibrated" in done.line
 
 
-def test_report_with_a_machine_file_that_is_missing_makes_none(dlperf: Callable, targets_file: Path, tmp_path: Path) -> None:
-    done = dlperf("report", f"{targets_file}:net", "--machine", tmp_path / "none.json", "--threads", "1")
+def test_report_with_a_machine_file_that_is_missing_makes_none(
+    dlperf: Callable, targets_file: Path, tmp_path: Path
+) -> None:
+    done = dlperf(
+        "report", f"{targets_file}:net", "--machine", tmp_path / "none.json", "--threads", "1"
+    )
     assert done.status == UNUSABLE
     assert "none.json" in done.line
     assert not (tmp_path / "none.json").exists()
 
 
-# -- outputs --------------------------------------------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------------
 
 
 def write_foreign(folder: Path) -> Path:
@@ -174,7 +255,9 @@ def write_foreign(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("option", ["-o", "--json"])
-def test_a_foreign_file_is_not_replaced(dlperf: Callable, targets_file: Path, tmp_path: Path, option: str) -> None:
+def test_a_foreign_file_is_not_replaced(
+    dlperf: Callable, targets_file: Path, tmp_path: Path, option: str
+) -> None:
     path = write_foreign(tmp_path)
     done = dlperf("trace", f"{targets_file}:net", option, path)
     assert done.status == UNUSABLE
@@ -183,7 +266,9 @@ def test_a_foreign_file_is_not_replaced(dlperf: Callable, targets_file: Path, tm
     assert path.read_text() == "three years of work"
 
 
-def test_force_replaces_and_dlperfs_own_file_needs_none(dlperf: Callable, targets_file: Path, tmp_path: Path) -> None:
+def test_force_replaces_and_dlperfs_own_file_needs_none(
+    dlperf: Callable, targets_file: Path, tmp_path: Path
+) -> None:
     path = write_foreign(tmp_path)
     assert dlperf("trace", f"{targets_file}:net", "-o", path, "--force").status == 0
     assert dlperf("trace", f"{targets_file}:net", "-o", path, "--batch-size", "7").status == 0
@@ -198,26 +283,46 @@ def test_calibrate_leaves_a_foreign_file(dlperf: Callable, tmp_path: Path) -> No
     assert path.read_text() == "three years of work"
 
 
-def test_report_leaves_a_foreign_folder(dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path) -> None:
+def test_report_leaves_a_foreign_folder(
+    dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter.md").write_text("three years of work")
-    done = dlperf("report", f"{targets_file}:net", "--machine", machine_file, "-o", folder, "--threads", "1")
+    done = dlperf(
+        "report", f"{targets_file}:net", "--machine", machine_file, "-o", folder, "--threads", "1"
+    )
     assert done.status == UNUSABLE
     assert "--force" in done.line
     assert [path.name for path in folder.iterdir()] == ["chapter.md"]
 
 
-@pytest.mark.parametrize("command", [["trace"], ["predict", "--predictor", "roofline", "--machine", "{machine}"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command",
+    [["trace"], ["predict", "--predictor", "roofline", "--machine", "{machine}"]],
+    ids=lambda c: c[0],
+)
 @pytest.mark.parametrize("place", ["no/such/folder/out.json", "."])
-def test_unwritable_output(dlperf: Callable, targets_file: Path, machine_file: Path, command: list[str], place: str) -> None:
+def test_unwritable_output(
+    dlperf: Callable, targets_file: Path, machine_file: Path, command: list[str], place: str
+) -> None:
     name, *options = command
-    done = dlperf(name, f"{targets_file}:net", *(option.format(machine=machine_file) for option in options), "--json", place, "--threads", "1")
+    done = dlperf(
+        name,
+        f"{targets_file}:net",
+        *(option.format(machine=machine_file) for option in options),
+        "--json",
+        place,
+        "--threads",
+        "1",
+    )
     assert done.status == UNUSABLE
     assert place in done.line
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
+)
 def test_folder_without_permission(dlperf: Callable, targets_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
@@ -233,7 +338,7 @@ def test_a_full_disk_is_failed_work(dlperf: Callable, targets_file: Path) -> Non
     assert "/dev/full: No space left on device" in done.line
 
 
-# -- trace files ----------------------------------------------------------------------------------------------------------
+# -- trace files -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -245,32 +350,49 @@ def trace_file(dlperf: Callable, targets_file: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("options", "names"),
-    [(["--batch-size", "8"], "batch size 16, not 8"), (["--inference"], "--inference"), (["--input", "8"], "--input 8")],
+    [
+        (["--batch-size", "8"], "batch size 16, not 8"),
+        (["--inference"], "--inference"),
+        (["--input", "8"], "--input 8"),
+    ],
     ids=["batch size", "inference", "input"],
 )
-def test_what_a_trace_file_fixes(dlperf: Callable, trace_file: Path, machine_file: Path, options: list[str], names: str) -> None:
+def test_what_a_trace_file_fixes(
+    dlperf: Callable, trace_file: Path, machine_file: Path, options: list[str], names: str
+) -> None:
     done = dlperf("predict", trace_file, "--machine", machine_file, "--threads", "1", *options)
     assert done.status == UNUSABLE
     assert names in done.line
 
 
-def test_a_trace_file_cannot_be_measured(dlperf: Callable, trace_file: Path, machine_file: Path, tmp_path: Path) -> None:
-    for arguments in (["measure", trace_file, "-o", tmp_path / "m.json"], ["report", trace_file, "--machine", machine_file]):
+def test_a_trace_file_cannot_be_measured(
+    dlperf: Callable, trace_file: Path, machine_file: Path, tmp_path: Path
+) -> None:
+    for arguments in (
+        ["measure", trace_file, "-o", tmp_path / "m.json"],
+        ["report", trace_file, "--machine", machine_file],
+    ):
         done = dlperf(*arguments)
         assert done.status == UNUSABLE
         assert "no code" in done.line
 
 
 @pytest.mark.parametrize("fault", ["missing", "truncated", "newer", "empty"])
-def test_unusable_trace_file(dlperf: Callable, trace_file: Path, machine_file: Path, fault: str) -> None:
+def test_unusable_trace_file(
+    dlperf: Callable, trace_file: Path, machine_file: Path, fault: str
+) -> None:
     BAD_MACHINES[fault](trace_file)
     done = dlperf("predict", trace_file, "--machine", machine_file, "--threads", "1")
     assert done.status == UNUSABLE
     assert "trace.json" in done.line
 
 
-def test_debug_shows_the_traceback(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
-    done = dlperf("predict", f"{targets_file}:broken", "--machine", machine_file, "--threads", "1", "--debug")
+def test_debug_shows_the_traceback(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
+    done = dlperf(
+        "predict", f"{targets_file}:broken", "--machine", machine_file, "--threads", "1", "--debug"
+    )
     assert done.status == FAILED
     assert "Traceback" in done.err
     assert "the model is tired" in done.err
@@ -279,34 +401,82 @@ def test_debug_shows_the_traceback(dlperf: Callable, targets_file: Path, machine
 @pytest.mark.parametrize(
     ("options", "status", "names"),
     [
-        (("--loader-workers", "1"), UNUSABLE, "machine.json: holds no costs of loading data; dlperf calibrate -o"),
-        (("--samples", "7", "--drop-last"), UNUSABLE, "samples is 7, fewer than a batch of 32, and drop_last leaves no step"),
-        (("--loader", "absent.py:data"), UNUSABLE, "--loader: absent.py:data: there is no file absent.py"),
-        (("--loader", "{file}:net"), UNUSABLE, "is called as CALLABLE(batch_size, num_workers), but takes (batch_size)"),
+        (
+            ("--loader-workers", "1"),
+            UNUSABLE,
+            "machine.json: holds no costs of loading data; dlperf calibrate -o",
+        ),
+        (
+            ("--samples", "7", "--drop-last"),
+            UNUSABLE,
+            "samples is 7, fewer than a batch of 32, and drop_last leaves no step",
+        ),
+        (
+            ("--loader", "absent.py:data"),
+            UNUSABLE,
+            "--loader: absent.py:data: there is no file absent.py",
+        ),
+        (
+            ("--loader", "{file}:net"),
+            UNUSABLE,
+            "is called as CALLABLE(batch_size, num_workers), but takes (batch_size)",
+        ),
         (("--loader", "torn.py:dat"), UNUSABLE, "--loader: torn.py:dat: torn.py defines no dat"),
-        (("--loader", "torn.py:gone"), FAILED, "loader torn.py:gone: ended its process (status 0) while it was sampled"),
-        (("--loader", "torn.py:killed"), FAILED, "loader torn.py:killed: its process was ended by SIGSEGV while it was sampled"),
-        (("--loader", "torn.py:data"), FAILED, "loader torn.py:data: raises ValueError: the sample is torn"),
+        (
+            ("--loader", "torn.py:gone"),
+            FAILED,
+            "loader torn.py:gone: ended its process (status 0) while it was sampled",
+        ),
+        (
+            ("--loader", "torn.py:killed"),
+            FAILED,
+            "loader torn.py:killed: its process was ended by SIGSEGV while it was sampled",
+        ),
+        (
+            ("--loader", "torn.py:data"),
+            FAILED,
+            "loader torn.py:data: raises ValueError: the sample is torn",
+        ),
         (("--checkpoint",), UNUSABLE, "holds no cost of 'save'; dlperf calibrate -o"),
     ],
 )
 def test_epochs_that_cannot_be_forecast(
-    dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path, options: tuple[str, ...], status: int, names: str
+    dlperf: Callable,
+    targets_file: Path,
+    machine_file: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    status: int,
+    names: str,
 ) -> None:
     (tmp_path / "cwd" / "torn.py").write_text(
-        "class Data(list):\n    def __getitem__(self, i):\n        raise ValueError('the sample is torn')\n"
-        "import os, signal\n"
-        "def gone(batch_size, num_workers):\n    os._exit(0)\n"
-        "def killed(batch_size, num_workers):\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "def data(batch_size, num_workers):\n    from torch.utils.data import DataLoader\n    return DataLoader(Data([1] * 100), batch_size)\n"
+        "class Data(list):\n    def __getitem__(self, i):\n        raise ValueError('the sample is"
+        " torn')\nimport os, signal\ndef gone(batch_size, num_workers):\n    os._exit(0)\ndef"
+        " killed(batch_size, num_workers):\n    os.kill(os.getpid(), signal.SIGSEGV)\ndef"
+        " data(batch_size, num_workers):\n    from torch.utils.data import DataLoader\n    return"
+        " DataLoader(Data([1] * 100), batch_size)\n"
     )
     words = [word.format(file=targets_file) for word in options]
-    done = dlperf("predict", f"{targets_file}:net", "--machine", machine_file, "--predictor", "roofline", "--threads", "1", "--samples", "100", *words)
+    done = dlperf(
+        "predict",
+        f"{targets_file}:net",
+        "--machine",
+        machine_file,
+        "--predictor",
+        "roofline",
+        "--threads",
+        "1",
+        "--samples",
+        "100",
+        *words,
+    )
     assert done.status == status
     assert names in done.line
 
 
-def test_an_operator_without_its_arguments_is_named(dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path) -> None:
+def test_an_operator_without_its_arguments_is_named(
+    dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.json"
     assert dlperf("trace", f"{targets_file}:net", "-o", path).status == 0
     data = json.loads(path.read_text())
@@ -315,31 +485,61 @@ def test_an_operator_without_its_arguments_is_named(dlperf: Callable, targets_fi
     path.write_text(json.dumps(data))
     done = dlperf("predict", path, "--machine", machine_file, "--threads", "1")
     assert done.status == 2
-    line = f"{path}: ops[{number}] is aten.addmm.default(()|); expected the arguments of aten.addmm.default. Record it again."
+    line = (
+        f"{path}: ops[{number}] is aten.addmm.default(()|); expected the arguments of"
+        " aten.addmm.default. Record it again."
+    )
     assert done.line == f"dlperf predict: error: {line}"
 
 
-def test_a_kernel_without_its_arguments_is_named(dlperf: Callable, targets_file: Path, machine_file: Path) -> None:
+def test_a_kernel_without_its_arguments_is_named(
+    dlperf: Callable, targets_file: Path, machine_file: Path
+) -> None:
     data = json.loads(machine_file.read_text())
     data["kernels"][1]["op"][1][0] = None
     machine_file.write_text(json.dumps(data))
-    line = f"{machine_file}: kernels[1].op is aten.mm.default((None,float32[512x512])|); expected the arguments of aten.mm.default."
-    for command in (("machine", "show", machine_file), ("predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1")):
+    line = (
+        f"{machine_file}: kernels[1].op is aten.mm.default((None,float32[512x512])|); expected the"
+        " arguments of aten.mm.default."
+    )
+    for command in (
+        ("machine", "show", machine_file),
+        ("predict", f"{targets_file}:net", "--machine", machine_file, "--threads", "1"),
+    ):
         done = dlperf(*command)
-        assert (done.status, done.line) == (2, f"dlperf {command[0]}: error: {line} Recalibrate, or edit the file.")
+        assert (done.status, done.line) == (
+            2,
+            f"dlperf {command[0]}: error: {line} Recalibrate, or edit the file.",
+        )
 
 
 NO_NAME = "n" * 256
 LINES = [
-    "trace {net} -o {name}", "trace {net} --json {name}", "measure {net} -o {name}",
-    "measure {net} --json {name}", "predict {net} --json {name}", "report {net} --json {name}",
-    "report {net} -o {name}", "explain {net} -o {name}", "tune {net} -o {name}",
-    "scale {net} --ranks 2 -o {name}", "validate {net}@4 -o {name}", "reproduce -o {name}",
-    "calibrate --quick -o {name}", "calibrate --quick --json {name}", "calibrate --machine {name}",
-    "run -o {name} {script}", "run --json {name} {script}", "run --communication {name} {script}",
-    "machine show {name}", "predict {net} --machine {name}", "trace {name}.py:net -o a.json",
-    "trace {name} -o a.json", "run {name}", "predict {net} --samples 9 --loader {name}.py:data",
-]  # fmt: skip
+    "trace {net} -o {name}",
+    "trace {net} --json {name}",
+    "measure {net} -o {name}",
+    "measure {net} --json {name}",
+    "predict {net} --json {name}",
+    "report {net} --json {name}",
+    "report {net} -o {name}",
+    "explain {net} -o {name}",
+    "tune {net} -o {name}",
+    "scale {net} --ranks 2 -o {name}",
+    "validate {net}@4 -o {name}",
+    "reproduce -o {name}",
+    "calibrate --quick -o {name}",
+    "calibrate --quick --json {name}",
+    "calibrate --machine {name}",
+    "run -o {name} {script}",
+    "run --json {name} {script}",
+    "run --communication {name} {script}",
+    "machine show {name}",
+    "predict {net} --machine {name}",
+    "trace {name}.py:net -o a.json",
+    "trace {name} -o a.json",
+    "run {name}",
+    "predict {net} --samples 9 --loader {name}.py:data",
+]
 
 
 @pytest.mark.parametrize("line", LINES)

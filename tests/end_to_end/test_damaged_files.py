@@ -31,14 +31,15 @@ import report_cases as cases
 from calibrated_cases import machine as made_up_machine
 from calibrated_cases import mm, relu, trace
 
-from dlperf import cli, host
-from dlperf.cli import main
-from dlperf.clock import Samples
-from dlperf.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
-from dlperf.communication import Communication, Event, Step
-from dlperf.machine import STEP_COSTS, Cost, Curve, Footprint
-from dlperf.sharing import Sharing
-from dlperf.trace import OptimizerInfo, Parameter, Storage, TensorSpec
+from dlperf.cli import main as cli
+from dlperf.cli.main import main
+from dlperf.core import host
+from dlperf.core.clock import Samples
+from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
+from dlperf.core.co_run import Sharing
+from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.machine import STEP_COSTS, Cost, Curve, Footprint
+from dlperf.core.trace import OptimizerInfo, Parameter, Storage, TensorSpec
 
 SEED = int(os.environ.get("DLPERF_FUZZ_SEED", "0"))
 N_FILES = int(os.environ.get("DLPERF_FUZZ_FILES", "200"))
@@ -351,9 +352,13 @@ def problem_of(
     if set(out.getvalue() + err.getvalue()) & set("\x1b\x00"):
         return status, "a control character came through"
     if status == 0:
-        return status, f"said {errors}" if errors else "not finite: " + out.getvalue()[
-            -2000:
-        ] if NOT_FINITE.search(out.getvalue()) else ""
+        return status, (
+            f"said {errors}"
+            if errors
+            else (
+                "not finite: " + out.getvalue()[-2000:] if NOT_FINITE.search(out.getvalue()) else ""
+            )
+        )
     if status != 2 or len(errors) != 1:
         return status, f"status {status}: {err.getvalue()[-400:]}"
     found = LINE.fullmatch(errors[0])

@@ -1,4 +1,7 @@
-"""Predicted bucket sizes against those that DistributedDataParallel logs, in a group of one rank on loopback."""
+"""Predicted bucket sizes against those that DistributedDataParallel logs, in a group of one rank on
+loopback.
+"""
+
 from __future__ import annotations
 
 import json
@@ -107,8 +110,8 @@ PREDICTED = """
 import json
 import torch
 from dlperf import record
-from dlperf.laws import buckets
-from dlperf.scaling.profile import arrivals_of, gradients_of
+from dlperf.models import buckets
+from dlperf.distributed.step_profile import arrivals_of; from dlperf.distributed.step_profile import gradients_of
 from models import BUILD, X
 
 found = {}
@@ -127,22 +130,40 @@ print(json.dumps(found))
 
 
 def run(code: str, folder: Path) -> dict[str, list[str]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=folder, timeout=300)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     answer: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def both(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     folder = tmp_path_factory.mktemp("buckets")
     (folder / "models.py").write_text(MODELS)
     return run(REAL, folder), run(PREDICTED, folder)
 
 
-def test_predicted_buckets_are_those_of_ddp(both: tuple[dict[str, list[str]], dict[str, list[str]]]) -> None:
+def test_predicted_buckets_are_those_of_ddp(
+    both: tuple[dict[str, list[str]], dict[str, list[str]]],
+) -> None:
     real, predicted = both
     assert len(real) == 4 * 8 + 2
     assert predicted == real
-    assert any(sizes.count(",") >= 2 for _, sizes in real.values())  # some have several buckets, or nothing was tested
+    assert any(
+        sizes.count(",") >= 2 for _, sizes in real.values()
+    )  # some have several buckets, or nothing was tested

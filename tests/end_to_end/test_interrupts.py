@@ -1,4 +1,5 @@
 """Ctrl-C and SIGTERM while a process of ours measures: no orphans, and no promise that is not kept."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds children in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="finds children in /proc"
+)
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
 
@@ -44,7 +47,9 @@ def is_alive(pid: int) -> bool:
 
 
 def left_running(children: set[int], patience_s: float = 10.0) -> list[int]:
-    """Those of the processes that do not end in time: one that was killed needs a moment to go, and on a busy machine a long one."""
+    """Those of the processes that do not end in time: one that was killed needs a moment to go, and
+    on a busy machine a long one.
+    """
     until = time.monotonic() + patience_s
     while (alive := [child for child in children if is_alive(child)]) and time.monotonic() < until:
         time.sleep(0.05)
@@ -62,20 +67,41 @@ def left_running(children: set[int], patience_s: float = 10.0) -> list[int]:
     ],
     ids=lambda command: command[0],
 )
-def test_children_end_and_nothing_is_promised(tmp_path: Path, machine_file: Path, targets_file: Path, command: tuple[str, ...], number: signal.Signals) -> None:
+def test_children_end_and_nothing_is_promised(
+    tmp_path: Path,
+    machine_file: Path,
+    targets_file: Path,
+    command: tuple[str, ...],
+    number: signal.Signals,
+) -> None:
     words = [word.format(net=f"{targets_file}:net", folder=tmp_path) for word in command]
-    words += [] if command[0] == "calibrate" else ["--machine", str(machine_file), "--seconds", "60"]
+    words += (
+        [] if command[0] == "calibrate" else ["--machine", str(machine_file), "--seconds", "60"]
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlperf", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DLPERF_MACHINE": str(tmp_path / "home" / "machine.json")},
+        [sys.executable, "-m", "dlperf", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "DLPERF_MACHINE": str(tmp_path / "home" / "machine.json"),
+        },
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     try:
         until = time.monotonic() + PATIENCE_S
-        ours = words_of(process.pid)  # what looks for a library runs others; and until a child has become what it will be, it goes by our words
+        ours = words_of(
+            process.pid
+        )  # what looks for a library runs others; and until a child has become what it will be, it goes by our words
         while process.poll() is None and time.monotonic() < until:
             children = descendants(process.pid)
-            if any(words[0] == sys.executable and words != ours for words in map(words_of, children) if words):
+            if any(
+                words[0] == sys.executable and words != ours
+                for words in map(words_of, children)
+                if words
+            ):
                 break
             time.sleep(0.05)
         else:
@@ -98,10 +124,12 @@ def test_children_end_and_nothing_is_promised(tmp_path: Path, machine_file: Path
     assert err.splitlines()[-1] == f"dlperf: {said}{told}"
 
 
-def test_a_report_shows_the_targets_that_were_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dlperf, machine_file: Path, targets_file: Path) -> None:
-    from dlperf.commands import reporting
+def test_a_report_shows_the_targets_that_were_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dlperf, machine_file: Path, targets_file: Path
+) -> None:
+    from dlperf.cli import report
 
-    measure_apart = reporting.measure_apart
+    measure_apart = report.measure_apart
     asked: list[str] = []
 
     def measure_once(args, spec, batch_size, threads):
@@ -110,9 +138,20 @@ def test_a_report_shows_the_targets_that_were_finished(tmp_path: Path, monkeypat
             raise KeyboardInterrupt
         return measure_apart(args, spec, batch_size, threads)
 
-    monkeypatch.setattr(reporting, "measure_apart", measure_once)
+    monkeypatch.setattr(report, "measure_apart", measure_once)
     net = f"{targets_file}:net"
-    done = dlperf("report", f"{net}@4,8", "--machine", machine_file, "--predictor", "roofline", "--seconds", "0.05", "--threads", "1")
+    done = dlperf(
+        "report",
+        f"{net}@4,8",
+        "--machine",
+        machine_file,
+        "--predictor",
+        "roofline",
+        "--seconds",
+        "0.05",
+        "--threads",
+        "1",
+    )
     assert done.status == 130
     assert "interrupted; what was finished (1 of the targets) is reported" in done.err
     assert "batch size 4" in done.out
@@ -121,15 +160,18 @@ def test_a_report_shows_the_targets_that_were_finished(tmp_path: Path, monkeypat
 
 def test_where_the_shell_ignores_ctrl_c_sigterm_alone_ends_a_command(tmp_path: Path) -> None:
     code = (
-        "import signal, sys, time; from dlperf import cli\n"
+        "import signal, sys, time; from dlperf.cli import main as cli\n"
         "def work(*_):\n    print('works', flush=True)\n    time.sleep(60)\n"
         "cli._dispatch = work; sys.exit(cli.main(['machine', 'show']))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as nohup's shell does
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "works\n"
     process.send_signal(signal.SIGINT)

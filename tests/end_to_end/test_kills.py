@@ -1,4 +1,5 @@
 """Calibrations killed at random moments: what they leave behind."""
+
 from __future__ import annotations
 
 import contextlib
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from test_interrupts import descendants, is_alive, left_running, words_of
 
-from dlperf.machine import Machine
+from dlperf.core.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED, N_KILLS, AT_ONCE, LATEST_S = 27, 20, 5, 2.0
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 def measuring(pid: int) -> set[int]:
     """The processes below one that measure for it."""
-    return {child for child in descendants(pid) if "microbench.worker" in words_of(child)}
+    return {child for child in descendants(pid) if "dlperf.microbench.worker" in words_of(child)}
 
 
 class Calibration:
@@ -37,13 +38,31 @@ class Calibration:
         self.after_s = moments.uniform(0.0, LATEST_S)
         self.err = (folder / "err.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dlperf", "calibrate", "--quick", "--threads", "1", "-o",
-             str(self.file), "--for", str(trace)],
-            cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.err,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary),
-                 "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")},  # torch's own, kept on purpose
+            [
+                sys.executable,
+                "-m",
+                "dlperf",
+                "calibrate",
+                "--quick",
+                "--threads",
+                "1",
+                "-o",
+                str(self.file),
+                "--for",
+                str(trace),
+            ],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.err,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(self.temporary),
+                "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
+            },  # torch's own, kept on purpose
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.children: set[int] = set()
 
     def kill(self) -> None:

@@ -1,4 +1,5 @@
 """The README's commands are ones that the command line understands, and its Python names exist."""
+
 from __future__ import annotations
 
 import ast
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dlperf
-from dlperf.cli import parse
+from dlperf.cli.main import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,9 +33,13 @@ def commands() -> Iterator[str]:
 @pytest.mark.parametrize("command", list(commands()))
 def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mydata.py").write_text("def loader(batch_size, num_workers): ...\n")  # a loader is looked for at once
+    (tmp_path / "mydata.py").write_text(
+        "def loader(batch_size, num_workers): ...\n"
+    )  # a loader is looked for at once
     program, *arguments = shlex.split(command)
-    if program == "torchrun":  # its own options are torch's affair; the module that it starts is ours
+    if (
+        program == "torchrun"
+    ):  # its own options are torch's affair; the module that it starts is ours
         assert find_spec(arguments[arguments.index("-m") + 1]) is not None
         return
     assert program == "dlperf"
@@ -48,7 +53,11 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.splitlines()[0])
 def test_python_names_exist(block: str) -> None:
     for node in ast.walk(ast.parse(block)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dlperf":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "dlperf"
+        ):
             assert hasattr(dlperf, node.attr), node.attr
 
 
@@ -57,6 +66,8 @@ def test_scripts_are_there(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
 
 
-@pytest.mark.parametrize("link", [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link])
+@pytest.mark.parametrize(
+    "link", [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+)
 def test_links_lead_somewhere(link: str) -> None:
     assert (ROOT / link.partition("#")[0]).exists()

@@ -1,4 +1,7 @@
-"""`dlperf run`: scripts as their users write them, in processes of their own, with and without dlperf."""
+"""`dlperf run`: scripts as their users write them, in processes of their own, with and without
+dlperf.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -13,14 +16,17 @@ from pathlib import Path
 
 import pytest
 
-START = "import sys; from dlperf.runner import run_script; from dlperf.errors import DlperfError\n"
+START = (
+    "import sys; from dlperf.runner.wrapping import run_script; from dlperf.core.errors import"
+    " DlperfError\n"
+)
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A machine file that is readable and holds nothing: the run goes on without predictions."""
-    from dlperf.host import this_cpu
-    from dlperf.machine import Machine
+    from dlperf.core.host import this_cpu
+    from dlperf.core.machine import Machine
 
     path = tmp_path / "machine.json"
     Machine(cpu=this_cpu(), complete=True).save(path)
@@ -38,12 +44,34 @@ def write(path: Path, text: str) -> Path:
 
 
 def plainly(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
-def watched(cwd: Path, machine: Path, *command: str, module: bool = False, json_path: str = "found.json") -> subprocess.CompletedProcess[str]:
-    call = START + f"sys.exit(run_script({list(command)!r}, module={module}, machine_path={str(machine)!r}, json_path={json_path!r}, output='report.txt'))"
-    return subprocess.run([sys.executable, "-c", call], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+def watched(
+    cwd: Path, machine: Path, *command: str, module: bool = False, json_path: str = "found.json"
+) -> subprocess.CompletedProcess[str]:
+    call = (
+        START
+        + f"sys.exit(run_script({list(command)!r}, module={module}, machine_path={str(machine)!r},"
+        f" json_path={json_path!r}, output='report.txt'))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", call],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def found(cwd: Path) -> dict[str, object]:
@@ -129,11 +157,21 @@ def trained_alone() -> str:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--workers", "2"), ("--optimizer", "SGD", "--accumulate", "2"), ("--workers", "1", "--start", "spawn")]
+    "arguments",
+    [
+        ("--workers", "2"),
+        ("--optimizer", "SGD", "--accumulate", "2"),
+        ("--workers", "1", "--start", "spawn"),
+    ],
 )
-def test_training_is_the_same_to_the_bit(tmp_path: Path, machine: Path, arguments: tuple[str, ...]) -> None:
+def test_training_is_the_same_to_the_bit(
+    tmp_path: Path, machine: Path, arguments: tuple[str, ...]
+) -> None:
     write(tmp_path / "train.py", TRAIN)
-    alone, with_us = plainly(tmp_path, "train.py", *arguments), watched(tmp_path, machine, "train.py", *arguments)
+    alone, with_us = (
+        plainly(tmp_path, "train.py", *arguments),
+        watched(tmp_path, machine, "train.py", *arguments),
+    )
     assert alone.returncode == with_us.returncode == 0, with_us.stderr
     assert with_us.stdout == alone.stdout
     assert "hooks 0 0 0 [0, 0] True" in alone.stdout
@@ -164,7 +202,10 @@ def test_module_form_and_its_own_names(tmp_path: Path, machine: Path) -> None:
         sys.exit(5)
     """
     write(tmp_path / "package" / "train.py", text)
-    alone, with_us = plainly(tmp_path, "-m", "package.train", "-m", "--x"), watched(tmp_path, machine, "package.train", "-m", "--x", module=True)
+    alone, with_us = (
+        plainly(tmp_path, "-m", "package.train", "-m", "--x"),
+        watched(tmp_path, machine, "package.train", "-m", "--x", module=True),
+    )
     assert (alone.returncode, alone.stdout) == (with_us.returncode, with_us.stdout)
     assert alone.returncode == 5
     assert "never imported torch" in with_us.stderr
@@ -184,7 +225,10 @@ def test_script_sees_its_own_world(tmp_path: Path, machine: Path) -> None:
         print("torch" in sys.modules, "numpy" in sys.modules, os.getcwd())
     """
     write(tmp_path / "folder" / "script.py", text)
-    alone, with_us = plainly(tmp_path, "folder/script.py", "a", "-o", "b"), watched(tmp_path, machine, "folder/script.py", "a", "-o", "b")
+    alone, with_us = (
+        plainly(tmp_path, "folder/script.py", "a", "-o", "b"),
+        watched(tmp_path, machine, "folder/script.py", "a", "-o", "b"),
+    )
     assert with_us.stdout == alone.stdout
     assert "False False" in alone.stdout
 
@@ -192,7 +236,13 @@ def test_script_sees_its_own_world(tmp_path: Path, machine: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('why')", 1), ("sys.exit(None)", 0), ("raise ValueError('mine')", 1), ("1 +", 1), ("", 0),
+        ("sys.exit()", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('why')", 1),
+        ("sys.exit(None)", 0),
+        ("raise ValueError('mine')", 1),
+        ("1 +", 1),
+        ("", 0),
         ("os._exit(9)", 9),
     ],
 )
@@ -200,9 +250,13 @@ def test_exit_status_and_messages(tmp_path: Path, machine: Path, ending: str, st
     write(tmp_path / "script.py", f"import os, sys\ndef end():\n    {ending or 'pass'}\nend()\n")
     alone, with_us = plainly(tmp_path, "script.py"), watched(tmp_path, machine, "script.py")
     assert with_us.returncode == alone.returncode == status
-    own = "".join(line for line in with_us.stderr.splitlines(keepends=True) if not line.startswith("dlperf:"))
+    own = "".join(
+        line for line in with_us.stderr.splitlines(keepends=True) if not line.startswith("dlperf:")
+    )
     # Python names the script by its full path in tracebacks of a main script
-    assert own.replace(str(tmp_path) + os.sep, "") == alone.stderr.replace(str(tmp_path) + os.sep, "")
+    assert own.replace(str(tmp_path) + os.sep, "") == alone.stderr.replace(
+        str(tmp_path) + os.sep, ""
+    )
 
 
 LOOP = """
@@ -221,11 +275,18 @@ LOOP = """
 
 
 @pytest.mark.parametrize("at", [4, 8, 15])
-def test_an_exception_in_any_phase_is_the_scripts_own(tmp_path: Path, machine: Path, at: int) -> None:
-    write(tmp_path / "script.py", textwrap.dedent(LOOP).format(n=60, inside=f"if step == {at}: model(torch.randn(3, 5))"))
+def test_an_exception_in_any_phase_is_the_scripts_own(
+    tmp_path: Path, machine: Path, at: int
+) -> None:
+    write(
+        tmp_path / "script.py",
+        textwrap.dedent(LOOP).format(n=60, inside=f"if step == {at}: model(torch.randn(3, 5))"),
+    )
     alone, with_us = plainly(tmp_path, "script.py"), watched(tmp_path, machine, "script.py")
     assert with_us.returncode == alone.returncode == 1
-    assert "dlperf" not in "".join(line for line in with_us.stderr.splitlines() if not line.startswith("dlperf:")).replace("found.json", "")
+    assert "dlperf" not in "".join(
+        line for line in with_us.stderr.splitlines() if not line.startswith("dlperf:")
+    ).replace("found.json", "")
     assert alone.stderr.strip().splitlines()[-1] in with_us.stderr
 
 
@@ -241,7 +302,14 @@ def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     """
     write(tmp_path / "script.py", text)
     call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
-    process = subprocess.Popen([sys.executable, "-c", call], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", call],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
@@ -277,10 +345,16 @@ def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_watched_is_said_in_one_line(tmp_path: Path, machine: Path, text: str, said: str) -> None:
+def test_what_cannot_be_watched_is_said_in_one_line(
+    tmp_path: Path, machine: Path, text: str, said: str
+) -> None:
     write(tmp_path / "script.py", text)
     alone, with_us = plainly(tmp_path, "script.py"), watched(tmp_path, machine, "script.py")
-    assert (with_us.returncode, with_us.stdout) == (alone.returncode, alone.stdout) == (0, alone.stdout)
+    assert (
+        (with_us.returncode, with_us.stdout)
+        == (alone.returncode, alone.stdout)
+        == (0, alone.stdout)
+    )
     (line,) = with_us.stderr.splitlines()
     assert line.startswith("dlperf: ")
     assert said in line
@@ -317,13 +391,21 @@ def test_several_models_the_largest_is_watched_and_said(tmp_path: Path, machine:
 @pytest.mark.parametrize("name", ["_root_enter", "_keep", "_backward_begins", "_finish"])
 def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path, name: str) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
-    call = START + (
-        "import dlperf.runner.watcher as w\n"
+    call = (
+        START + "import dlperf.runner.watcher as w\n"
         "def broken(self, *_): raise ZeroDivisionError('ours')\n"
         f"w.Watcher.{name} = broken\n"
         f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
     )
-    got = subprocess.run([sys.executable, "-c", call], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    got = subprocess.run(
+        [sys.executable, "-c", call],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (got.returncode, got.stdout) == (0, "done\n")
     assert got.stderr == "dlperf: watching failed and was given up: ZeroDivisionError: ours\n"
 
@@ -333,11 +415,17 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
     with_us = watched(tmp_path, machine, "train.py")
     assert with_us.stdout == trained_alone()
     line = next(line for line in with_us.stderr.splitlines() if "epoch 1 of 2" in line)
-    assert line.startswith("dlperf: Net, epoch 1 of 2: step 19 of 30, ")  # 120 samples in batches of 4; the loop is over range(2)
+    assert line.startswith(
+        "dlperf: Net, epoch 1 of 2: step 19 of 30, "
+    )  # 120 samples in batches of 4; the loop is over range(2)
     assert "without validation" in line
     forecast = found(tmp_path)["forecast"]
     assert isinstance(forecast, dict)
-    assert (forecast["after_steps"], forecast["n_epochs"], forecast["n_epochs_from_user"]) == (19, 2, False)
+    assert (forecast["after_steps"], forecast["n_epochs"], forecast["n_epochs_from_user"]) == (
+        19,
+        2,
+        False,
+    )
     assert forecast["low_s"] <= forecast["epoch_s"] <= forecast["high_s"]
     assert forecast["epoch_real_s"] == forecast["real_s"][0]
     assert forecast["error_frac"] == pytest.approx(forecast["epoch_s"] / forecast["real_s"][0] - 1)
@@ -348,14 +436,23 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
     assert "all 2 epochs" in report
 
 
-@pytest.mark.parametrize("broken", ["live.Live._outlook", "live.rate_of", "live.enclosing_loops", "live.StderrLine.show"])
-def test_a_failing_forecast_stops_neither_script_nor_report(tmp_path: Path, machine: Path, broken: str) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "progress.Live._outlook",
+        "progress.rate_of",
+        "progress.enclosing_loops",
+        "progress.StderrLine.show",
+    ],
+)
+def test_a_failing_forecast_stops_neither_script_nor_report(
+    tmp_path: Path, machine: Path, broken: str
+) -> None:
     write(tmp_path / "train.py", TRAIN)
-    call = START + (
-        "from dlperf.runner import live\n"
-        "def fail(*_): raise ZeroDivisionError('ours')\n"
-        f"{broken} = fail\n"
-        f"sys.exit(run_script(['train.py'], machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
+    call = (
+        START + "from dlperf.runner import progress\ndef fail(*_): raise"
+        f" ZeroDivisionError('ours')\n{broken} = fail\nsys.exit(run_script(['train.py'],"
+        f" machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
     )
     write(tmp_path / "start.py", call)
     got = plainly(tmp_path, "start.py")
@@ -365,9 +462,17 @@ def test_a_failing_forecast_stops_neither_script_nor_report(tmp_path: Path, mach
     assert len(data["forecast"]["real_s"]) == 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("ending", "status"), [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("raise ValueError('mine')", 1)])
-def test_a_run_that_ends_early_keeps_report_and_forecast(tmp_path: Path, machine: Path, ending: str, status: int) -> None:
-    write(tmp_path / "train.py", TRAIN.replace("print(epoch, i,", f"exec({ending!r}) if i == 25 else print(epoch, i,"))
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("raise ValueError('mine')", 1)],
+)
+def test_a_run_that_ends_early_keeps_report_and_forecast(
+    tmp_path: Path, machine: Path, ending: str, status: int
+) -> None:
+    write(
+        tmp_path / "train.py",
+        TRAIN.replace("print(epoch, i,", f"exec({ending!r}) if i == 25 else print(epoch, i,"),
+    )
     with_us = watched(tmp_path, machine, "train.py")
     assert with_us.returncode == status, with_us.stderr
     forecast = found(tmp_path)["forecast"]
@@ -394,11 +499,30 @@ def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, mac
         print("done")
     """
     write(tmp_path / "stream.py", endless)
-    command = [sys.executable, "-m", "dlperf", "run", "--machine", str(machine), "--json", "found.json", "-o", "report.html"]
+    command = [
+        sys.executable,
+        "-m",
+        "dlperf",
+        "run",
+        "--machine",
+        str(machine),
+        "--json",
+        "found.json",
+        "-o",
+        "report.html",
+    ]
     environment_with_us = {**environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *arguments], cwd=tmp_path, env=environment_with_us, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            [*command, *arguments],
+            cwd=tmp_path,
+            env=environment_with_us,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     got = run("stream.py")
     assert (got.returncode, got.stdout) == (0, "done\n"), got.stderr
@@ -414,12 +538,20 @@ def test_other_ranks_only_run(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
     call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
     got = subprocess.run(
-        [sys.executable, "-c", call], cwd=tmp_path, env={**environment(), "RANK": "1"}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", call],
+        cwd=tmp_path,
+        env={**environment(), "RANK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (got.stdout, got.stderr) == ("done\n", "")
 
 
-def test_under_torchrun_the_first_rank_reports_the_inner_model(tmp_path: Path, machine: Path) -> None:
+def test_under_torchrun_the_first_rank_reports_the_inner_model(
+    tmp_path: Path, machine: Path
+) -> None:
     text = """
         import torch
         import torch.distributed as dist
@@ -436,9 +568,14 @@ def test_under_torchrun_the_first_rank_reports_the_inner_model(tmp_path: Path, m
         dist.destroy_process_group()
     """
     write(tmp_path / "script.py", text)
-    call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}, json_path='found.json'))"
+    call = (
+        START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r},"
+        " json_path='found.json'))"
+    )
     write(tmp_path / "start.py", call)
-    got = plainly(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "start.py")
+    got = plainly(
+        tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "start.py"
+    )
     assert got.returncode == 0, got.stderr
     data = found(tmp_path)
     assert data["model"] == "Net"
@@ -446,8 +583,8 @@ def test_under_torchrun_the_first_rank_reports_the_inner_model(tmp_path: Path, m
 
 
 def test_a_missing_script_is_unusable_input(tmp_path: Path) -> None:
-    from dlperf.errors import DlperfError
-    from dlperf.runner import run_script
+    from dlperf.core.errors import DlperfError
+    from dlperf.runner.wrapping import run_script
 
     with pytest.raises(DlperfError, match=r"nowhere\.py: does not exist"):
         run_script([str(tmp_path / "nowhere.py")])

@@ -1,4 +1,5 @@
 """What surrounds a command: closed streams, other encodings, names of files, little memory."""
+
 from __future__ import annotations
 
 import json
@@ -20,10 +21,14 @@ def shell(
 ) -> subprocess.CompletedProcess[str]:
     """``dlperf LINE`` in a shell of its own, in `folder`."""
     return subprocess.run(
-        ["sh", "-c", f'{before} exec "$0" -m dlperf {line}', sys.executable], cwd=folder, text=True,
-        stdin=subprocess.DEVNULL, capture_output=True, errors="surrogateescape",
+        ["sh", "-c", f'{before} exec "$0" -m dlperf {line}', sys.executable],
+        cwd=folder,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        errors="surrogateescape",
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-    )  # fmt: skip
+    )
 
 
 SHOW = "machine show machine.json"
@@ -124,8 +129,8 @@ def test_a_second_calibration_of_a_file_is_refused(
     tmp_path: Path, dlperf: Callable, targets_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("fcntl")
-    from dlperf.locks import one_writer
-    from microbench.__main__ import main as microbench
+    from dlperf.core.locks import one_writer
+    from dlperf.microbench.__main__ import main as microbench
 
     path = tmp_path / "home" / "machine.json"  # this machine's own file, which is not there yet
     path.parent.mkdir()
@@ -146,10 +151,17 @@ def test_a_second_calibration_of_a_file_is_refused(
 
 @pytest.mark.parametrize(
     ("line", "kib"),
-    [(SHOW, 50_000), (SHOW, 200_000), ("{trace}", 100_000), ("{trace}", 400_000),
-     ("{trace}", 700_000), ("{trace}", 900_000), ("calibrate --quick -o new.json", 600_000),
-     ("run --machine machine.json script.py", 150_000)],
-)  # fmt: skip
+    [
+        (SHOW, 50_000),
+        (SHOW, 200_000),
+        ("{trace}", 100_000),
+        ("{trace}", 400_000),
+        ("{trace}", 700_000),
+        ("{trace}", 900_000),
+        ("calibrate --quick -o new.json", 600_000),
+        ("run --machine machine.json script.py", 150_000),
+    ],
+)
 def test_little_memory(machine_file: Path, targets_file: Path, line: str, kib: int) -> None:
     line = line.format(trace=f"trace {targets_file.name}:net --json -")
     (machine_file.parent / "script.py").write_text("")

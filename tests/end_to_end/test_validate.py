@@ -1,4 +1,7 @@
-"""``dlperf validate`` from the command line: a small study, what it keeps, single ops in a process of their own, the peers', and bad input."""
+"""``dlperf validate`` from the command line: a small study, what it keeps, single ops in a process
+of their own, the peers', and bad input.
+"""
+
 from __future__ import annotations
 
 import json
@@ -7,33 +10,63 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.commands.op_timing import time_ops_apart
-from dlperf.errors import WorkFailed
-from dlperf.trace import Op, TensorSpec
-from dlperf.validation.cases import Case
-from dlperf.validation.peers import COST_MODEL, NAIVE, REPLAY, ask_peers
+from dlperf.cli.op_timing import time_ops_apart
+from dlperf.core.errors import WorkFailed
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.studies.accuracy.baselines import COST_MODEL, NAIVE, REPLAY, ask_peers
+from dlperf.studies.accuracy.cases import Case
 
 UNUSABLE, FAILED = 2, 1
 
 
-def test_a_small_study_and_the_same_again(dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path) -> None:
+def test_a_small_study_and_the_same_again(
+    dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
+) -> None:
     cache, folder = tmp_path / "kept", tmp_path / "accuracy"
-    command = ("validate", f"{targets_file}:net@4", "--machine", machine_file, "--predictor", "roofline,calibrated", "--threads", "1", "--runs", "1",
-               "--seconds", "0.05", "--cache", cache, "-o", folder, "--json", tmp_path / "study.json")  # fmt: skip
+    command = (
+        "validate",
+        f"{targets_file}:net@4",
+        "--machine",
+        machine_file,
+        "--predictor",
+        "roofline,calibrated",
+        "--threads",
+        "1",
+        "--runs",
+        "1",
+        "--seconds",
+        "0.05",
+        "--cache",
+        cache,
+        "-o",
+        folder,
+        "--json",
+        tmp_path / "study.json",
+    )
     done = dlperf(*command)
     assert done.status == 0, done.err
     assert "sample_targets.py:net@4 t1" in done.out
     data = json.loads((tmp_path / "study.json").read_text())
-    assert [(row["batch_size"], row["predictor"]) for row in data["cases"]] == [(4, "roofline"), (4, "calibrated")]
+    assert [(row["batch_size"], row["predictor"]) for row in data["cases"]] == [
+        (4, "roofline"),
+        (4, "calibrated"),
+    ]
     assert all(row["actual_s"] > 0 for row in data["cases"])
-    assert {path.name for path in folder.iterdir()} >= {"accuracy.md", "cases.csv", "layers.csv", "cases.png"}
+    assert {path.name for path in folder.iterdir()} >= {
+        "accuracy.md",
+        "cases.csv",
+        "layers.csv",
+        "cases.png",
+    }
     kept = {path: path.read_text() for path in cache.iterdir()}
     assert len(kept) == 1
     again = dlperf(*command)
     assert again.status == 0, again.err
     assert {path: path.read_text() for path in cache.iterdir()} == kept
     assert "1 of 1 measurements were kept" in again.out
-    assert [row["actual_s"] for row in json.loads((tmp_path / "study.json").read_text())["cases"]] == [row["actual_s"] for row in data["cases"]]
+    assert [
+        row["actual_s"] for row in json.loads((tmp_path / "study.json").read_text())["cases"]
+    ] == [row["actual_s"] for row in data["cases"]]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +94,9 @@ def test_a_small_study_and_the_same_again(dlperf: Callable, targets_file: Path, 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input(dlperf: Callable, targets_file: Path, machine_file: Path, arguments: list[str], names: str) -> None:
+def test_bad_input(
+    dlperf: Callable, targets_file: Path, machine_file: Path, arguments: list[str], names: str
+) -> None:
     given = [argument.format(file=targets_file) for argument in arguments]
     machine = [] if "--machine" in given else ["--machine", machine_file]
     done = dlperf("validate", *given, *machine)
@@ -71,15 +106,34 @@ def test_bad_input(dlperf: Callable, targets_file: Path, machine_file: Path, arg
     assert done.out == ""
 
 
-def test_a_model_that_fails_is_named_and_the_others_are_studied(dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path) -> None:
+def test_a_model_that_fails_is_named_and_the_others_are_studied(
+    dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
+) -> None:
     tired = targets_file.parent / "tired.py"
     tired.write_text(
-        targets_file.read_text() + "\n\nclass Tired(nn.Linear):\n    def forward(self, x):\n"
-        "        if type(x) is torch.Tensor:\n            raise ValueError('really tired')\n        return super().forward(x)\n\n\n"
-        "def tired(batch_size):\n    return Tired(8, 4), (torch.zeros(batch_size, 8),), torch.sum\n"
+        targets_file.read_text()
+        + "\n\nclass Tired(nn.Linear):\n    def forward(self, x):\n        if type(x) is"
+        " torch.Tensor:\n            raise ValueError('really tired')\n        return"
+        " super().forward(x)\n\n\ndef tired(batch_size):\n    return Tired(8, 4),"
+        " (torch.zeros(batch_size, 8),), torch.sum\n"
     )
-    done = dlperf("validate", f"{tired}:tired@2", f"{tired}:net@2", "--machine", machine_file, "--predictor", "roofline", "--threads", "1", "--runs", "1",
-                  "--seconds", "0.05", "--cache", tmp_path / "kept")  # fmt: skip
+    done = dlperf(
+        "validate",
+        f"{tired}:tired@2",
+        f"{tired}:net@2",
+        "--machine",
+        machine_file,
+        "--predictor",
+        "roofline",
+        "--threads",
+        "1",
+        "--runs",
+        "1",
+        "--seconds",
+        "0.05",
+        "--cache",
+        tmp_path / "kept",
+    )
     assert done.status == FAILED
     assert "tired.py:tired@2 t1 could not be measured" in done.out
     assert "really tired" in done.out
@@ -111,13 +165,22 @@ def test_peers_are_asked_without_touching_this_process(targets_file: Path) -> No
     import torch
 
     before = torch.cuda.is_available
-    said = {estimate.peer: estimate for estimate in ask_peers(Case(f"{targets_file}:net", 16, 1), 1e9, 1e18, None, os.environ)}
+    said = {
+        estimate.peer: estimate
+        for estimate in ask_peers(Case(f"{targets_file}:net", 16, 1), 1e9, 1e18, None, os.environ)
+    }
     assert torch.cuda.is_available is before
-    # Linear(8, 4) and Linear(4, 2) on 16 samples: forward 2*16*(32 + 8) FLOP; backward twice that less the first layer's input gradient, 2*16*32.
+    # Linear(8, 4) and Linear(4, 2) on 16 samples: forward 2*16*(32 + 8) FLOP; backward twice that
+    # less the first layer's input gradient, 2*16*32.
     assert said[NAIVE].forward_s == pytest.approx(1280e-9)
     assert said[NAIVE].total_s == pytest.approx((1280 + 2 * 1280 - 1024) * 1e-9)
-    # With memory for nothing, its cost model is left with FLOPs / peak: neither halved nor at 0.75 of the peak.
+    # With memory for nothing, its cost model is left with FLOPs / peak: neither halved nor at 0.75
+    # of the peak.
     layers = {name: forward_s for name, forward_s, _ in said[COST_MODEL].layers}
     assert layers["0"] == pytest.approx(2 * 16 * 32 * 1e-9, rel=1e-3)
     assert (said[REPLAY].total_s or 0) > 0
-    assert all(estimate.problem for name, estimate in said.items() if name.startswith("neural") and estimate.forward_s is None)
+    assert all(
+        estimate.problem
+        for name, estimate in said.items()
+        if name.startswith("neural") and estimate.forward_s is None
+    )

@@ -1,7 +1,10 @@
-"""Cardwell 2019: every row of Tables 3.6, 3.7, 3.8 and the ridge points of Table 2.3, at printed precision.
+"""Cardwell 2019: every row of Tables 3.6, 3.7, 3.8 and the ridge points of Table 2.3, at printed
+precision.
 
-The text blocks are the paper's tables as printed, typed here independently of the library's own data.
+The text blocks are the paper's tables as printed, typed here independently of the library's own
+data.
 """
+
 from __future__ import annotations
 
 import json
@@ -9,7 +12,8 @@ import json
 import pytest
 
 from dlperf import predict
-from dlperf.reproduce import PAPERS, cardwell, cardwell_parallel, reproduce
+from dlperf.studies.papers import cardwell, cardwell_parallel
+from dlperf.studies.papers.reproduction import PAPERS, reproduce
 
 TABLE_3_6 = """
 fc1	32	0.000103	0.000143	38.83
@@ -53,19 +57,32 @@ def rows(text: str) -> list[list[str]]:
     return [line.split("\t") for line in text.strip().splitlines()]
 
 
-CASES = [(system, *row) for system, text in ((cardwell.CARBONATE, TABLE_3_6), (cardwell.BRIDGES, TABLE_3_7)) for row in rows(text)]
+CASES = [
+    (system, *row)
+    for system, text in ((cardwell.CARBONATE, TABLE_3_6), (cardwell.BRIDGES, TABLE_3_7))
+    for row in rows(text)
+]
 
 
-@pytest.mark.parametrize(("system", "layer", "batch", "actual", "predicted", "error"), CASES, ids=[f"{c[0].name}-{c[1]}-{c[2]}" for c in CASES])
-def test_predicted_time_and_error(system: cardwell.System, layer: str, batch: str, actual: str, predicted: str, error: str) -> None:
-    frame = predict(cardwell.network(int(batch)), cardwell.machine(system), threads=1, predictor="gemm-table").layers
+@pytest.mark.parametrize(
+    ("system", "layer", "batch", "actual", "predicted", "error"),
+    CASES,
+    ids=[f"{c[0].name}-{c[1]}-{c[2]}" for c in CASES],
+)
+def test_predicted_time_and_error(
+    system: cardwell.System, layer: str, batch: str, actual: str, predicted: str, error: str
+) -> None:
+    frame = predict(
+        cardwell.network(int(batch)), cardwell.machine(system), threads=1, predictor="gemm-table"
+    ).layers
     seconds = float(frame.set_index("layer").loc[layer, "forward_s"])
     assert f"{seconds:.6f}" == predicted
     assert f"{100 * abs(float(actual) - seconds) / float(actual):.2f}" == error
 
 
 def test_errors_come_from_predictions_before_rounding() -> None:
-    # Table 3.6, relu, batch 32: 4 x 32 x 50 / 12,937.6e6 = 0.4947e-6 s, printed 0.000000, which would be an error of 100 %
+    # Table 3.6, relu, batch 32: 4 x 32 x 50 / 12,937.6e6 = 0.4947e-6 s, printed 0.000000, which
+    # would be an error of 100 %
     seconds = cardwell.predicted_s(cardwell.CARBONATE)["relu", 32]
     assert seconds == pytest.approx(4 * 32 * 50 / 12_937.6e6)
     assert f"{cardwell.error_percent(0.000033, seconds):.2f}" == "98.50"
@@ -83,19 +100,34 @@ def test_mean_errors(system: str, batch: str, mape: str) -> None:
 
 
 def test_ridge_points() -> None:
-    # 14.7/13.4, 22/13.9, 43.4/13.1 FLOP per byte of memory; 14.7/5.7, 22/1.2, 43.4/0.34 per byte of network traffic
-    found = {row.keys[0]: [entry.recomputed for entry in row.entries] for row in cardwell_parallel.ridge_points().rows}
-    assert [f"{found[name][0]:.3f}" for name in ("Big Red II", "Karst", "Jetstream")] == ["1.097", "1.583", "3.313"]
-    assert [f"{found[name][1]:.4g}" for name in ("Big Red II", "Karst", "Jetstream")] == ["2.579", "18.33", "127.6"]
+    # 14.7/13.4, 22/13.9, 43.4/13.1 FLOP per byte of memory; 14.7/5.7, 22/1.2, 43.4/0.34 per byte of
+    # network traffic
+    found = {
+        row.keys[0]: [entry.recomputed for entry in row.entries]
+        for row in cardwell_parallel.ridge_points().rows
+    }
+    assert [f"{found[name][0]:.3f}" for name in ("Big Red II", "Karst", "Jetstream")] == [
+        "1.097",
+        "1.583",
+        "3.313",
+    ]
+    assert [f"{found[name][1]:.4g}" for name in ("Big Red II", "Karst", "Jetstream")] == [
+        "2.579",
+        "18.33",
+        "127.6",
+    ]
 
 
 def test_table_2_4_at_the_sizes_of_table_2_5() -> None:
     found = {row.keys[:2]: row for row in cardwell_parallel.intensities().rows}
-    ddot = found["DDOT", "1,073,741,824"]  # 2^23 elements each: (2^24 - 1) / (2^27 + 8) and (2^24 - 1) / (8 x 7)
+    ddot = found[
+        "DDOT", "1,073,741,824"
+    ]  # 2^23 elements each: (2^24 - 1) / (2^27 + 8) and (2^24 - 1) / (8 x 7)
     assert [f"{entry.recomputed:.3f}" for entry in ddot.entries[:2]] == ["0.125", "299593.125"]
     assert ddot.keys[2] == "memory/memory/memory"
     assert f"{ddot.entries[2].recomputed:.3f}" == "1.675"  # 13.4 / 8 GFLOP/s
-    # MST: 16 V log V / 128 FLOP and 12 V log V (7/2 + 1) bytes, 16 / 128 / 54 = 0.002315; 0.34 GB/s x that is 0.0008 GFLOP/s on Jetstream
+    # MST: 16 V log V / 128 FLOP and 12 V log V (7/2 + 1) bytes, 16 / 128 / 54 = 0.002315; 0.34 GB/s
+    # x that is 0.0008 GFLOP/s on Jetstream
     mst = found["MST", "65,536"]
     assert f"{mst.entries[1].recomputed:.6f}" == "0.002315"
     assert mst.keys[2] == "network/network/network"
@@ -104,9 +136,19 @@ def test_table_2_4_at_the_sizes_of_table_2_5() -> None:
 
 def test_the_method_of_table_2_6() -> None:
     # errors 100 % and 300 % against 0 % and 100 %: MAPE 200 and 50, improved by 75 %
-    original, new = cardwell_parallel.mape_percent([1.0, 1.0], [2.0, 4.0]), cardwell_parallel.mape_percent([1.0, 1.0], [1.0, 2.0])
-    assert (original, new, cardwell_parallel.percentage_change(original, new)) == (200.0, 50.0, 75.0)
-    ratios = {row.keys[0]: [entry.recomputed for entry in row.entries] for row in cardwell_parallel.improvements().rows}
+    original, new = (
+        cardwell_parallel.mape_percent([1.0, 1.0], [2.0, 4.0]),
+        cardwell_parallel.mape_percent([1.0, 1.0], [1.0, 2.0]),
+    )
+    assert (original, new, cardwell_parallel.percentage_change(original, new)) == (
+        200.0,
+        50.0,
+        75.0,
+    )
+    ratios = {
+        row.keys[0]: [entry.recomputed for entry in row.entries]
+        for row in cardwell_parallel.improvements().rows
+    }
     assert f"{ratios['SUMMA'][0]:.2f}" == "2.42"  # 100 / (100 - 58.6)
     assert f"{ratios['DGEMV'][0]:.2f}" == "0.89"  # 100 / 112.9: worse
     assert [round(ratio) for ratio in ratios["MST"]] == [200, 200, 200]
@@ -115,13 +157,20 @@ def test_the_method_of_table_2_6() -> None:
 def test_the_memory_term_never_wins() -> None:
     for system in cardwell.SYSTEMS:
         for batch in cardwell.BATCH_SIZES:
-            frame = predict(cardwell.network(batch), cardwell.machine(system), threads=1, predictor="gemm-table").layers
+            frame = predict(
+                cardwell.network(batch), cardwell.machine(system), threads=1, predictor="gemm-table"
+            ).layers
             assert list(frame["bound"]) == ["compute", "DRAM", "compute", "DRAM"]
             assert list(frame["source"]) == ["measured", "interpolated", "measured", "interpolated"]
 
 
 def test_the_step_is_the_forward_pass() -> None:
-    step = predict(cardwell.network(32), cardwell.machine(cardwell.CARBONATE), threads=1, predictor="gemm-table").step
+    step = predict(
+        cardwell.network(32),
+        cardwell.machine(cardwell.CARBONATE),
+        threads=1,
+        predictor="gemm-table",
+    ).step
     # 143 us + 4 x 1,600 / M + 5 us + 30 x 4 x 320 / M with M = 12,937.6e6 bytes/s
     assert step.forward_s == pytest.approx(143e-6 + 5e-6 + (4 * 1600 + 120 * 320) / 12_937.6e6)
     assert step.total_s == step.forward_s
@@ -130,7 +179,14 @@ def test_the_step_is_the_forward_pass() -> None:
 
 def test_tables_say_what_matches() -> None:
     tables = reproduce("cardwell")
-    assert [(table.n_matches, table.n_printed) for table in tables] == [(0, 0), (0, 0), (0, 0), (24, 24), (24, 24), (6, 6)]
+    assert [(table.n_matches, table.n_printed) for table in tables] == [
+        (0, 0),
+        (0, 0),
+        (0, 0),
+        (24, 24),
+        (24, 24),
+        (6, 6),
+    ]
     text = "\n".join(table.to_text() for table in tables)
     assert "*" not in text
     assert "24 of 24 printed values match" in text
@@ -141,5 +197,10 @@ def test_tables_say_what_matches() -> None:
 def test_measured_times_enter_no_prediction() -> None:
     from dataclasses import replace
 
-    doubled = replace(cardwell.CARBONATE, results=tuple((layer, batch, "1.0", p, e) for layer, batch, _, p, e in cardwell.CARBONATE.results))
+    doubled = replace(
+        cardwell.CARBONATE,
+        results=tuple(
+            (layer, batch, "1.0", p, e) for layer, batch, _, p, e in cardwell.CARBONATE.results
+        ),
+    )
     assert cardwell.predicted_s(doubled) == cardwell.predicted_s(cardwell.CARBONATE)

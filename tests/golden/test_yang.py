@@ -2,15 +2,17 @@
 
 The expected values are typed or worked out here, not taken from the library.
 """
+
 from __future__ import annotations
 
 import json
 
 import pytest
 
-from dlperf.laws import hierarchy as law
-from dlperf.reproduce import PAPERS, reproduce, yang
-from dlperf.reproduce.tables import Table
+from dlperf.models import memory_hierarchy as law
+from dlperf.studies.papers import yang
+from dlperf.studies.papers.reproduction import PAPERS, reproduce
+from dlperf.studies.papers.tables import Table
 
 ROOFS = {"L1": 14336.0, "L2": 2996.77, "HBM": 828.758}
 FMA, NO_FMA = 7068.86, 3535.79
@@ -35,23 +37,44 @@ def test_ridge_points() -> None:
 def test_sixty_percent_of_fma_make_eighty_percent_of_the_peak() -> None:
     # equation 7: (0.6 x 2 + 0.4) / 2
     assert law.fma_mix_fraction(0.6) == pytest.approx((0.6 * 2 + 0.4) / 2) == pytest.approx(0.80)
-    printed = {row.keys[0]: (row.entries[0].printed, row.entries[0].text) for row in yang.fma_mix().rows if row.entries[0].printed}
-    assert printed == {"alpha, %": ("60", "60"), "beta, %": ("80", "80"), "GPP at nw = 6 of the FMA peak, %": ("66", "66")}
+    printed = {
+        row.keys[0]: (row.entries[0].printed, row.entries[0].text)
+        for row in yang.fma_mix().rows
+        if row.entries[0].printed
+    }
+    assert printed == {
+        "alpha, %": ("60", "60"),
+        "beta, %": ("80", "80"),
+        "GPP at nw = 6 of the FMA peak, %": ("66", "66"),
+    }
     assert values(yang.fma_mix())["ceiling beta x FMA, GFLOP/s"] == pytest.approx([0.8 * FMA])
-    assert values(yang.fma_mix())["GPP at nw = 6 of its ceiling, %"] == pytest.approx([100 * 4692.209405 / (0.8 * FMA)])
+    assert values(yang.fma_mix())["GPP at nw = 6 of its ceiling, %"] == pytest.approx(
+        [100 * 4692.209405 / (0.8 * FMA)]
+    )
 
 
 def test_the_data_sheet_exceeds_the_measured_roofs_by_about_ten_percent() -> None:
     found = values(yang.data_sheet())
-    assert yang.V100.fp64_flops_per_s == pytest.approx(7.8336e12)  # 80 x 32 x 2 x 1.53e9; the data sheet says 7.8 TFLOP/s
+    assert yang.V100.fp64_flops_per_s == pytest.approx(
+        7.8336e12
+    )  # 80 x 32 x 2 x 1.53e9; the data sheet says 7.8 TFLOP/s
     for name in ("FP64 peak over measured, %", "HBM peak over measured, %"):
         assert 8 < found[name][0] < 12
-    assert yang.V100.tensor_flops_per_s == pytest.approx(125.3e12, rel=1e-3)  # 80 x 8 cores x 64 multiply-adds x 2 x 1.53e9
+    assert yang.V100.tensor_flops_per_s == pytest.approx(
+        125.3e12, rel=1e-3
+    )  # 80 x 8 cores x 64 multiply-adds x 2 x 1.53e9
 
 
 def test_gpp_is_bound_by_hbm_at_first_and_by_its_mix_in_the_end() -> None:
     rows = {row.keys[0]: row for row in yang.gpp().rows}
-    assert [rows[str(nw)].keys[1] for nw in range(1, 7)] == ["HBM", "HBM", "FMA mix", "FMA mix", "FMA mix", "FMA mix"]
+    assert [rows[str(nw)].keys[1] for nw in range(1, 7)] == [
+        "HBM",
+        "HBM",
+        "FMA mix",
+        "FMA mix",
+        "FMA mix",
+        "FMA mix",
+    ]
     assert rows["1"].entries[0].recomputed == pytest.approx(2.584785579 * 828.758)
     assert rows["6"].entries[0].recomputed == pytest.approx(0.8 * FMA)
     for row in rows.values():
@@ -65,7 +88,13 @@ def test_gpp_is_bound_by_hbm_at_first_and_by_its_mix_in_the_end() -> None:
 
 def test_tables_say_what_matches() -> None:
     tables = reproduce("yang")
-    assert [(table.n_matches, table.n_printed) for table in tables] == [(0, 0), (2, 2), (3, 3), (0, 0), (4, 4)]
+    assert [(table.n_matches, table.n_printed) for table in tables] == [
+        (0, 0),
+        (2, 2),
+        (3, 3),
+        (0, 0),
+        (4, 4),
+    ]
     assert "*" not in "\n".join(table.to_text() for table in tables)
     json.dumps([table.to_json() for table in tables], allow_nan=False)
     assert "yang" in PAPERS

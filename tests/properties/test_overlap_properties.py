@@ -1,4 +1,5 @@
 """What must hold of any data-parallel step, whatever its sizes."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.laws.buckets import Gradient, assign, rebuilt_buckets, sizes_bytes
-from dlperf.laws.overlap import Collective, Computation, Synchronisation, ddp_program, simulate
+from dlperf.models.buckets import Gradient, assign, rebuilt_buckets, sizes_bytes
+from dlperf.models.overlap import Collective, Computation, Synchronisation, ddp_program, simulate
 
 seconds = st.floats(0.0, 2.0, allow_nan=False).map(lambda x: round(x, 6))
 shares = st.floats(0.0, 1.0, allow_nan=False)
@@ -28,7 +29,9 @@ def steps(draw: st.DrawFn) -> tuple[Computation, Synchronisation]:
 
 
 @given(steps(), st.integers(1, 2))
-def test_exposed_communication_lies_between_nothing_and_all_of_it(step: tuple[Computation, Synchronisation], lanes: int) -> None:
+def test_exposed_communication_lies_between_nothing_and_all_of_it(
+    step: tuple[Computation, Synchronisation], lanes: int
+) -> None:
     computation, sync = step
     line = simulate(ddp_program(computation, sync), lanes)
     exposed = line.total_s - computation.alone_s
@@ -38,30 +41,57 @@ def test_exposed_communication_lies_between_nothing_and_all_of_it(step: tuple[Co
 
 
 @given(steps(), st.integers(1, 2))
-def test_nothing_to_send_costs_nothing(step: tuple[Computation, Synchronisation], lanes: int) -> None:
+def test_nothing_to_send_costs_nothing(
+    step: tuple[Computation, Synchronisation], lanes: int
+) -> None:
     computation, sync = step
     silent = replace(sync, reductions=tuple(Collective(0.0) for _ in sync.buckets))
-    assert simulate(ddp_program(computation, silent), lanes).total_s == pytest.approx(computation.alone_s)
+    assert simulate(ddp_program(computation, silent), lanes).total_s == pytest.approx(
+        computation.alone_s
+    )
 
 
 @given(steps(), st.floats(1.0, 10.0))
-def test_a_faster_link_is_never_slower(step: tuple[Computation, Synchronisation], factor: float) -> None:
+def test_a_faster_link_is_never_slower(
+    step: tuple[Computation, Synchronisation], factor: float
+) -> None:
     computation, sync = step
-    faster = replace(sync, reductions=tuple(replace(one, duration_s=one.duration_s / factor) for one in sync.reductions))
-    assert simulate(ddp_program(computation, faster), 1).total_s <= simulate(ddp_program(computation, sync), 1).total_s + 1e-9
+    faster = replace(
+        sync,
+        reductions=tuple(
+            replace(one, duration_s=one.duration_s / factor) for one in sync.reductions
+        ),
+    )
+    assert (
+        simulate(ddp_program(computation, faster), 1).total_s
+        <= simulate(ddp_program(computation, sync), 1).total_s + 1e-9
+    )
 
 
 @given(steps(), st.floats(0.1, 10.0))
-def test_everything_as_slow_takes_as_long(step: tuple[Computation, Synchronisation], factor: float) -> None:
+def test_everything_as_slow_takes_as_long(
+    step: tuple[Computation, Synchronisation], factor: float
+) -> None:
     computation, sync = step
-    slower = replace(sync, reductions=tuple(replace(one, duration_s=one.duration_s * factor) for one in sync.reductions))
+    slower = replace(
+        sync,
+        reductions=tuple(
+            replace(one, duration_s=one.duration_s * factor) for one in sync.reductions
+        ),
+    )
     expected = factor * simulate(ddp_program(computation, sync)).total_s
-    assert simulate(ddp_program(computation.scaled(factor), slower)).total_s == pytest.approx(expected, abs=1e-9)
+    assert simulate(ddp_program(computation.scaled(factor), slower)).total_s == pytest.approx(
+        expected, abs=1e-9
+    )
 
 
 @given(steps())
-def test_one_lane_is_the_recursion_of_the_reducer(step: tuple[Computation, Synchronisation]) -> None:
-    """start = max(all its gradients are there, the one before has been launched, and has ended), without any simulation."""
+def test_one_lane_is_the_recursion_of_the_reducer(
+    step: tuple[Computation, Synchronisation],
+) -> None:
+    """start = max(all its gradients are there, the one before has been launched, and has ended),
+    without any simulation.
+    """
     computation, sync = step
     arrived = {index: at for at, index in computation.arrivals}
     ready = end = 0.0
@@ -73,7 +103,9 @@ def test_one_lane_is_the_recursion_of_the_reducer(step: tuple[Computation, Synch
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.randoms())
-def test_every_gradient_is_in_one_bucket_and_only_the_last_is_not_full(sizes: list[int], random: object) -> None:
+def test_every_gradient_is_in_one_bucket_and_only_the_last_is_not_full(
+    sizes: list[int], random: object
+) -> None:
     gradients = [Gradient(size * 2**20) for size in sizes]
     order = list(range(len(sizes)))
     random.shuffle(order)  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
 """What must hold of ranks that meet, whatever they compute and send."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.laws.overlap import Collective
-from dlperf.laws.replay import Compute, Launch, Mark, Operation, Task, Wait, replay
+from dlperf.models.communication_replay import Compute, Launch, Mark, Operation, Task, Wait, replay
+from dlperf.models.overlap import Collective
 
 seconds = st.floats(0.0, 2.0, allow_nan=False).map(lambda x: round(x, 6))
 Case = tuple[list[list[Task]], list[Operation]]
@@ -37,19 +38,29 @@ def computing_s(program: list[Task]) -> float:
 @given(cases(), st.floats(1.0, 10.0))
 def test_a_faster_network_is_never_slower(case: Case, factor: float) -> None:
     programs, operations = case
-    faster = [replace(one, collective=Collective(one.collective.duration_s / factor)) for one in operations]
-    assert max(replay(programs, faster, 1).ends_s) <= max(replay(programs, operations, 1).ends_s) + 1e-9
+    faster = [
+        replace(one, collective=Collective(one.collective.duration_s / factor))
+        for one in operations
+    ]
+    assert (
+        max(replay(programs, faster, 1).ends_s)
+        <= max(replay(programs, operations, 1).ends_s) + 1e-9
+    )
 
 
 @given(cases())
-def test_a_network_that_costs_nothing_leaves_computing_and_the_slowest_of_each_meeting(case: Case) -> None:
+def test_a_network_that_costs_nothing_leaves_computing_and_the_slowest_of_each_meeting(
+    case: Case,
+) -> None:
     programs, operations = case
     free = [replace(one, collective=Collective(0.0)) for one in operations]
     found = replay(programs, free)
     for program, end_s, waits in zip(programs, found.ends_s, found.waits):
         waited = sum(wait.until_s - wait.from_s for wait in waits)
         assert end_s == pytest.approx(computing_s(program) + waited, abs=1e-9)
-        assert waited == pytest.approx(sum(wait.for_ranks_s(found.spans[wait.operation]) for wait in waits), abs=1e-9)
+        assert waited == pytest.approx(
+            sum(wait.for_ranks_s(found.spans[wait.operation]) for wait in waits), abs=1e-9
+        )
     if len(programs) == 1:
         assert found.ends_s[0] == pytest.approx(computing_s(programs[0]), abs=1e-9)
     assert max(found.ends_s) >= max(map(computing_s, programs)) - 1e-9
@@ -57,18 +68,25 @@ def test_a_network_that_costs_nothing_leaves_computing_and_the_slowest_of_each_m
 
 @given(cases(), seconds)
 def test_waiting_for_a_slow_rank_stays(case: Case, late: float) -> None:
-    """A rank that starts later makes all the others wait as much longer at a blocking meeting, whatever the network."""
+    """A rank that starts later makes all the others wait as much longer at a blocking meeting,
+    whatever the network.
+    """
     programs, operations = case
     begin = [Launch(len(operations)), Wait(len(operations))]
     meeting = Operation(tuple(range(len(programs))), Collective(0.1), queue=0)
-    found = replay([[Compute(late)] * (who == 0) + begin + program for who, program in enumerate(programs)], [*operations, meeting])
+    found = replay(
+        [[Compute(late)] * (who == 0) + begin + program for who, program in enumerate(programs)],
+        [*operations, meeting],
+    )
     if late > 0:
         for waits in found.waits[1:]:
             assert waits[0].for_ranks_s(found.spans[-1]) == pytest.approx(late, abs=1e-9)
 
 
 @given(cases())
-def test_operations_of_one_lane_do_not_overlap_and_start_after_their_last_launch(case: Case) -> None:
+def test_operations_of_one_lane_do_not_overlap_and_start_after_their_last_launch(
+    case: Case,
+) -> None:
     found = replay(*case, 1)
     for before, after in zip(found.spans, found.spans[1:]):
         assert after.start_s >= before.end_s
@@ -78,6 +96,14 @@ def test_operations_of_one_lane_do_not_overlap_and_start_after_their_last_launch
 @given(cases(), st.floats(0.1, 10.0))
 def test_everything_as_slow_takes_as_long(case: Case, factor: float) -> None:
     programs, operations = case
-    slower = [[Compute(factor * task.seconds) if isinstance(task, Compute) else task for task in program] for program in programs]
-    longer = [replace(one, collective=Collective(factor * one.collective.duration_s)) for one in operations]
-    assert replay(slower, longer).ends_s == pytest.approx([factor * end for end in replay(programs, operations).ends_s], abs=1e-9)
+    slower = [
+        [Compute(factor * task.seconds) if isinstance(task, Compute) else task for task in program]
+        for program in programs
+    ]
+    longer = [
+        replace(one, collective=Collective(factor * one.collective.duration_s))
+        for one in operations
+    ]
+    assert replay(slower, longer).ends_s == pytest.approx(
+        [factor * end for end in replay(programs, operations).ends_s], abs=1e-9
+    )

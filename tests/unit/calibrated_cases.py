@@ -1,11 +1,14 @@
-"""Made-up machines whose kernels follow exact laws, so that every prediction can be worked out by hand; no number here was measured."""
+"""Made-up machines whose kernels follow exact laws, so that every prediction can be worked out by
+hand; no number here was measured.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlperf.clock import Samples
-from dlperf.machine import Bandwidth, Cost, Cpu, Kernel, Machine
-from dlperf.trace import Layer, Op, TensorSpec, Trace
+from dlperf.core.clock import Samples
+from dlperf.core.machine import Bandwidth, Cost, Cpu, Kernel, Machine
+from dlperf.core.trace import Layer, Op, TensorSpec, Trace
 
 T = TensorSpec.contiguous
 PEAK_FLOPS_PER_S = 1e10
@@ -16,7 +19,9 @@ LEVELS = {"L1": 2e11, "L2": 1e11, "L3": 4e10, "DRAM": 1e10}
 
 
 def mm(m: int, n: int, k: int, layer: str = "fc", phase: str = "forward", **rest: object) -> Op:
-    return Op("aten.mm.default", (T(m, k), T(k, n)), outputs=(T(m, n),), phase=phase, layer=layer, **rest)  # type: ignore[arg-type]
+    return Op(
+        "aten.mm.default", (T(m, k), T(k, n)), outputs=(T(m, n),), phase=phase, layer=layer, **rest
+    )  # type: ignore[arg-type]
 
 
 def relu(n: int, layer: str = "act", phase: str = "forward", **rest: object) -> Op:
@@ -33,19 +38,47 @@ def relu_s(n: int) -> float:
     return CALL_S + n / ELEMENTS_PER_S
 
 
-def machine(costs: Mapping[str, float] | None = None, *, threads: int = 1, factor: float = 1.0, extra: tuple[Kernel, ...] = ()) -> Machine:
-    """Products of 16 to 256 a side, relu of 64 to 2^20 elements, four bandwidths; every time multiplied by `factor`."""
+def machine(
+    costs: Mapping[str, float] | None = None,
+    *,
+    threads: int = 1,
+    factor: float = 1.0,
+    extra: tuple[Kernel, ...] = (),
+) -> Machine:
+    """Products of 16 to 256 a side, relu of 64 to 2^20 elements, four bandwidths; every time
+    multiplied by `factor`.
+    """
     sides = (16, 64, 256)
-    kernels = [Kernel(mm(m, n, k), "gemm", threads, Samples((factor * mm_s(m, n, k),))) for m in sides for n in sides for k in sides]
-    kernels += [Kernel(relu(n), "pointwise", threads, Samples((factor * relu_s(n),))) for n in (64, 1024, 2**15, 2**20)]
+    kernels = [
+        Kernel(mm(m, n, k), "gemm", threads, Samples((factor * mm_s(m, n, k),)))
+        for m in sides
+        for n in sides
+        for k in sides
+    ]
+    kernels += [
+        Kernel(relu(n), "pointwise", threads, Samples((factor * relu_s(n),)))
+        for n in (64, 1024, 2**15, 2**20)
+    ]
     sets = zip((16 * KIB, 512 * KIB, 8 * MIB, 256 * MIB), LEVELS.values())
-    bandwidths = tuple(Bandwidth("triad", threads, size, 3 * size, Samples((factor * 3 * size / rate,))) for size, rate in sets)
-    found = tuple(Cost(name, threads, Samples((factor * seconds,))) for name, seconds in (costs or {}).items())
-    return Machine(Cpu("Made-up CPU", 4, (32 * KIB, MIB, 32 * MIB)), (*kernels, *extra), bandwidths, found)
+    bandwidths = tuple(
+        Bandwidth("triad", threads, size, 3 * size, Samples((factor * 3 * size / rate,)))
+        for size, rate in sets
+    )
+    found = tuple(
+        Cost(name, threads, Samples((factor * seconds,))) for name, seconds in (costs or {}).items()
+    )
+    return Machine(
+        Cpu("Made-up CPU", 4, (32 * KIB, MIB, 32 * MIB)), (*kernels, *extra), bandwidths, found
+    )
 
 
 def trace(*ops: Op, inference: bool = True, **rest: object) -> Trace:
     """A root and a leaf for every layer that an op names."""
-    names = [name for name in dict.fromkeys(op.layer for op in ops) if name and not name.startswith("(")]
-    layers = (Layer("Net", "Net", False, (("", 1),)), *(Layer(name, "X", True, (("Net", 1),)) for name in names))
+    names = [
+        name for name in dict.fromkeys(op.layer for op in ops) if name and not name.startswith("(")
+    ]
+    layers = (
+        Layer("Net", "Net", False, (("", 1),)),
+        *(Layer(name, "X", True, (("Net", 1),)) for name in names),
+    )
     return Trace("made-up", 1, layers, ops, inference=inference, **rest)  # type: ignore[arg-type]

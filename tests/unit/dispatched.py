@@ -1,4 +1,7 @@
-"""Live torch calls as `dlperf.trace.Op`s, independent of the recorder: what the formulas of `dlperf.work` are tested on."""
+"""Live torch calls as `dlperf.core.trace.Op`s, independent of the recorder: what the formulas of
+`dlperf.ops.counts` are tested on.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlperf.trace import Argument, Op, Symbol, TensorSpec
+from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
 
 
 def spec(value: torch.Tensor) -> TensorSpec:
@@ -33,7 +36,11 @@ def argument(value: Any) -> Argument:
 def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [found for item in value for found in tensors(item)] if isinstance(value, (list, tuple)) else []
+    return (
+        [found for item in value for found in tensors(item)]
+        if isinstance(value, (list, tuple))
+        else []
+    )
 
 
 class Recording(TorchDispatchMode):

@@ -1,4 +1,7 @@
-"""gloo's collectives as programs for the simulator, from reading its sources; uneven and empty segments included."""
+"""gloo's collectives as programs for the simulator, from reading its sources; uneven and empty
+segments included.
+"""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +11,9 @@ import numpy as np
 from message_simulation import Program, Rank, Vector
 
 
-def ring_all_reduce(add_s_per_byte: float, max_segment_bytes: int) -> Callable[[Rank, Vector], Program]:
+def ring_all_reduce(
+    add_s_per_byte: float, max_segment_bytes: int
+) -> Callable[[Rank, Vector], Program]:
     def program(me: Rank, vector: Vector) -> Program:
         p, item = me.n_ranks, vector.itemsize
         most = item * max(1, max_segment_bytes // item)
@@ -65,7 +70,12 @@ def all_gather(me: Rank, vector: Vector) -> Program:
             yield recv
             part(me.number - (i - 2) // 2 - 1, i % 2)[:] = recv.payload
         if i < 2 * (p - 1):
-            handles.append((me.send((me.number + 1) % p, part(me.number - i // 2, i % 2)), me.recv((me.number - 1) % p)))
+            handles.append(
+                (
+                    me.send((me.number + 1) % p, part(me.number - i // 2, i % 2)),
+                    me.recv((me.number - 1) % p),
+                )
+            )
     return out
 
 
@@ -98,7 +108,10 @@ def bcube_all_reduce(add_s_per_byte: float) -> Callable[[Rank, Vector], Program]
         for size in sizes:
             mine = me.number // distance % size
             base, chunk = me.number - mine * distance, length // size
-            peers = [(base + i * distance, slice(begin + i * chunk, begin + (i + 1) * chunk)) for i in range(size)]
+            peers = [
+                (base + i * distance, slice(begin + i * chunk, begin + (i + 1) * chunk))
+                for i in range(size)
+            ]
             steps.append((mine, peers))
             begin, length, distance = begin + mine * chunk, chunk, distance * size
         for adding in (True, False):
@@ -150,14 +163,19 @@ def all_to_all(me: Rank, vector: Vector) -> Program:
         to, source = (me.number + i) % p, (me.number - i) % p
         handles[to, True], handles[source, False] = me.send(to, parts[to]), me.recv(source)
     yield from handles.values()
-    return np.concatenate([parts[rank] if rank == me.number else handles[rank, False].payload for rank in range(p)])
+    return np.concatenate(
+        [parts[rank] if rank == me.number else handles[rank, False].payload for rank in range(p)]
+    )
 
 
 def barrier(me: Rank, vector: Vector) -> Program:
     """Dissemination."""
     p, distance = me.n_ranks, 1
     while distance < p:
-        recv, send = me.recv((me.number - distance) % p), me.send((me.number + distance) % p, vector[:0])
+        recv, send = (
+            me.recv((me.number - distance) % p),
+            me.send((me.number + distance) % p, vector[:0]),
+        )
         yield recv
         yield send
         distance *= 2

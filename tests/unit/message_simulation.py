@@ -1,9 +1,12 @@
-"""An event simulator of messages: what the laws of collectives are checked against. It knows no formula.
+"""An event simulator of messages: what the laws of collectives are checked against. It knows no
+formula.
 
-Every rank is a generator with a clock of its own. It posts sends and receives (which block nobody), yields what it waits for, and computes. A message
-begins when both sides have posted it and both ports are free, the earliest first, and a port carries one message at a time in each direction. Data
+Every rank is a generator with a clock of its own. It posts sends and receives (which block nobody),
+yields what it waits for, and computes. A message begins when both sides have posted it and both
+ports are free, the earliest first, and a port carries one message at a time in each direction. Data
 travel with the messages, so that a wrong algorithm shows in its result.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict, deque
@@ -33,7 +36,9 @@ Program = Generator[Handle, None, Vector]
 
 @dataclass(frozen=True)
 class Link:
-    """`latency_on_port`: the ports are busy for the latency too (the textbook's single port); else a message arrives that much later (gloo's laws)."""
+    """`latency_on_port`: the ports are busy for the latency too (the textbook's single port); else
+    a message arrives that much later (gloo's laws).
+    """
 
     latency_s: float
     s_per_byte: float
@@ -49,7 +54,9 @@ class Rank:
     clock_s: float = 0.0
 
     def send(self, peer: int, payload: Vector, tag: int = 0) -> Handle:
-        return self.network.post("send", Handle(self.number, peer, self.clock_s, payload.copy(), tag=tag))
+        return self.network.post(
+            "send", Handle(self.number, peer, self.clock_s, payload.copy(), tag=tag)
+        )
 
     def recv(self, peer: int, tag: int = 0) -> Handle:
         return self.network.post("recv", Handle(self.number, peer, self.clock_s, tag=tag))
@@ -60,11 +67,15 @@ class Rank:
 
 @dataclass
 class Network:
-    """Links between every two ranks; `link_between` may differ by pair (nodes), `port_of` may let ranks share a port (a node's adapter)."""
+    """Links between every two ranks; `link_between` may differ by pair (nodes), `port_of` may let
+    ranks share a port (a node's adapter).
+    """
 
     link_between: Callable[[int, int], Link]
     port_of: Callable[[int, int], object] = field(default=lambda rank, peer: rank)
-    waiting: dict[tuple[str, int, int, int], deque[Handle]] = field(default_factory=lambda: defaultdict(deque))
+    waiting: dict[tuple[str, int, int, int], deque[Handle]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
     matched: list[tuple[Handle, Handle]] = field(default_factory=list)
     out_free_s: dict[object, float] = field(default_factory=lambda: defaultdict(float))
     in_free_s: dict[object, float] = field(default_factory=lambda: defaultdict(float))
@@ -83,7 +94,10 @@ class Network:
     def _begin_s(self, send: Handle, recv: Handle) -> float:
         link = self.link_between(send.rank, send.peer)
         delay = 0.0 if link.latency_on_port else link.latency_s
-        out_free, in_free = self.out_free_s[self.port_of(send.rank, send.peer)], self.in_free_s[self.port_of(recv.rank, recv.peer)]
+        out_free, in_free = (
+            self.out_free_s[self.port_of(send.rank, send.peer)],
+            self.in_free_s[self.port_of(recv.rank, recv.peer)],
+        )
         return max(send.posted_s, recv.posted_s + link.handshake_s, out_free, in_free - delay)
 
     def transfer_one(self) -> None:
@@ -93,14 +107,24 @@ class Network:
         send, recv = self.matched.pop(place)
         link = self.link_between(send.rank, send.peer)
         assert send.payload is not None
-        busy = link.s_per_byte * send.payload.nbytes + (link.latency_s if link.latency_on_port else 0.0)
+        busy = link.s_per_byte * send.payload.nbytes + (
+            link.latency_s if link.latency_on_port else 0.0
+        )
         delay = 0.0 if link.latency_on_port else link.latency_s
         send.end_s, recv.end_s, recv.payload = begin + busy, begin + busy + delay, send.payload
-        self.out_free_s[self.port_of(send.rank, send.peer)], self.in_free_s[self.port_of(recv.rank, recv.peer)] = send.end_s, recv.end_s
+        (
+            self.out_free_s[self.port_of(send.rank, send.peer)],
+            self.in_free_s[self.port_of(recv.rank, recv.peer)],
+        ) = (
+            send.end_s,
+            recv.end_s,
+        )
         self.n_messages += 1
 
 
-def simulate(program: Callable[[Rank, Vector], Program], inputs: Sequence[Vector], network: Network | Link) -> tuple[float, list[Vector]]:
+def simulate(
+    program: Callable[[Rank, Vector], Program], inputs: Sequence[Vector], network: Network | Link
+) -> tuple[float, list[Vector]]:
     """The time when the last rank is done, and every rank's result."""
     link = network
     net = Network(lambda rank, peer: link) if isinstance(link, Link) else link

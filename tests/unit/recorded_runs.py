@@ -1,30 +1,43 @@
-"""Recordings of runs that never were: programs replayed over a made-up cluster by the law, and written down as a trace as their ranks' clocks would have it."""
+"""Recordings of runs that never were: programs replayed over a made-up cluster by the law, and
+written down as a trace as their ranks' clocks would have it.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dlperf.cluster import Cluster
-from dlperf.communication import Communication, Event, Step
-from dlperf.laws.replay import Compute, Launch, Mark, Replayed, Task, Wait, replay
-from dlperf.network import LinkFactors
-from dlperf.scaling.call_costs import CallCosts
-from dlperf.scaling.recording import Call
-from dlperf.scaling.traffic import interference_of
+from dlperf.core.cluster import Cluster
+from dlperf.core.communication import Communication, Event, Step
+from dlperf.distributed.call_costs import CallCosts
+from dlperf.distributed.collective_times import LinkFactors
+from dlperf.distributed.programs import Call
+from dlperf.distributed.traffic import interference_of
+from dlperf.models.communication_replay import Compute, Launch, Mark, Replayed, Task, Wait, replay
 
 Programs = Sequence[Sequence[Task]]
 """For each rank its tasks; a mark ends each step."""
 
 
-def call(kind: str = "all_reduce", n_bytes: int = 2**20, ranks: tuple[int, ...] = (0, 1), group: int = 0) -> Call:
+def call(
+    kind: str = "all_reduce", n_bytes: int = 2**20, ranks: tuple[int, ...] = (0, 1), group: int = 0
+) -> Call:
     return Call(kind, n_bytes, ranks, group, 0.0, 0.0)
 
 
-def run(programs: Programs, calls: Sequence[Call], cluster: Cluster, hosts: Sequence[str], factors: LinkFactors = LinkFactors()) -> Replayed:
+def run(
+    programs: Programs,
+    calls: Sequence[Call],
+    cluster: Cluster,
+    hosts: Sequence[str],
+    factors: LinkFactors = LinkFactors(),
+) -> Replayed:
     """What the programs really take over a cluster."""
     nodes = [list(dict.fromkeys(hosts)).index(host) for host in hosts]
     costs = CallCosts(cluster, calls, nodes, factors, interference_of(cluster, 1))
-    return replay([[Mark(), *program] for program in programs], [costs.operation(one) for one in calls])
+    return replay(
+        [[Mark(), *program] for program in programs], [costs.operation(one) for one in calls]
+    )
 
 
 def steps_s(line: Replayed) -> list[list[float]]:
@@ -33,10 +46,19 @@ def steps_s(line: Replayed) -> list[list[float]]:
 
 
 def record(
-    programs: Programs, calls: Sequence[Call], cluster: Cluster, hosts: Sequence[str], groups: Sequence[tuple[int, ...]] = (), seen: bool = True,
-    origins: Sequence[float] = (), firsts: Sequence[int] = (), extra_s: float = 0.0,
-) -> Communication:  # fmt: skip
-    """The trace of the run; `extra_s` is an overhead that every step has and no program tells of, spent when its last wait is over."""
+    programs: Programs,
+    calls: Sequence[Call],
+    cluster: Cluster,
+    hosts: Sequence[str],
+    groups: Sequence[tuple[int, ...]] = (),
+    seen: bool = True,
+    origins: Sequence[float] = (),
+    firsts: Sequence[int] = (),
+    extra_s: float = 0.0,
+) -> Communication:
+    """The trace of the run; `extra_s` is an overhead that every step has and no program tells of,
+    spent when its last wait is over.
+    """
     plain = [[task for one in program for task in (one, Mark())] for program in programs]
     line = run(plain, calls, cluster, hosts)
     steps = []
@@ -50,13 +72,42 @@ def record(
             mark += 2 if isinstance(task, Mark) else 1
             if isinstance(task, (Launch, Wait)):
                 one = calls[task.operation]
-                op, number = ("launch", task.operation) if isinstance(task, Launch) else ("wait", task.operation)
+                op, number = (
+                    ("launch", task.operation)
+                    if isinstance(task, Launch)
+                    else ("wait", task.operation)
+                )
                 kind = "recv" if one.kind == "send" and rank == one.ranks[1] else one.kind
-                peer = next(other for other in one.ranks if other != rank) if one.kind == "send" else one.ranks[0] if one.kind == "broadcast" else None
+                peer = (
+                    next(other for other in one.ranks if other != rank)
+                    if one.kind == "send"
+                    else one.ranks[0]
+                    if one.kind == "broadcast"
+                    else None
+                )
                 done = line.spans[number].end_s - begin if seen and op == "launch" else None
-                events.append(Event(op, number, kind, one.n_bytes, one.group, at - begin, until - begin, peer, done))
+                events.append(
+                    Event(
+                        op,
+                        number,
+                        kind,
+                        one.n_bytes,
+                        one.group,
+                        at - begin,
+                        until - begin,
+                        peer,
+                        done,
+                    )
+                )
             elif isinstance(task, Mark):
-                own.append(Step(origin + begin + late, origin + at + late + extra_s, tuple(events), len(own) in firsts))
+                own.append(
+                    Step(
+                        origin + begin + late,
+                        origin + at + late + extra_s,
+                        tuple(events),
+                        len(own) in firsts,
+                    )
+                )
                 late += extra_s
                 begin, events = at, []
             else:

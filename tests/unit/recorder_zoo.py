@@ -1,4 +1,7 @@
-"""Models of every kind that a recording has to hold for, and a reference: what plain torch dispatches on real tensors."""
+"""Models of every kind that a recording has to hold for, and a reference: what plain torch
+dispatches on real tensors.
+"""
+
 from __future__ import annotations
 
 from collections import namedtuple
@@ -24,7 +27,9 @@ class RealOps(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace not in ("prim", "profiler"):
             leaves = torch.utils._pytree.tree_leaves(result)
-            self.ops.append((str(func), tuple(tuple(t.shape) for t in leaves if isinstance(t, torch.Tensor))))
+            self.ops.append(
+                (str(func), tuple(tuple(t.shape) for t in leaves if isinstance(t, torch.Tensor)))
+            )
         return result
 
 
@@ -84,7 +89,9 @@ class Residual(nn.Module):
         self.conv = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
         self.bn = nn.BatchNorm2d(c_out)
         self.act = nn.ReLU(inplace=True)
-        self.skip = nn.Conv2d(c_in, c_out, 1, stride) if c_in != c_out or stride != 1 else nn.Identity()
+        self.skip = (
+            nn.Conv2d(c_in, c_out, 1, stride) if c_in != c_out or stride != 1 else nn.Identity()
+        )
 
     def forward(self, x):
         return self.act(self.bn(self.conv(x)).add_(self.skip(x)))
@@ -92,12 +99,20 @@ class Residual(nn.Module):
 
 @case
 def residual():
-    return nn.Sequential(Residual(3, 8), Residual(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)), (torch.randn(4, 3, 8, 8),)
+    return nn.Sequential(
+        Residual(3, 8), Residual(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+    ), (torch.randn(4, 3, 8, 8),)
 
 
 @case
 def inplace_activations():
-    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.SiLU(inplace=True), nn.Dropout(0.3, inplace=True)), (torch.randn(4, 6),)
+    return nn.Sequential(
+        nn.Linear(6, 6),
+        nn.ReLU(inplace=True),
+        nn.Linear(6, 6),
+        nn.SiLU(inplace=True),
+        nn.Dropout(0.3, inplace=True),
+    ), (torch.randn(4, 6),)
 
 
 class Branching(nn.Module):
@@ -106,7 +121,9 @@ class Branching(nn.Module):
         self.a, self.b, self.shared = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x):
-        return torch.cat([self.shared(torch.tanh(self.a(x))), self.shared(F.gelu(self.b(x)))], 1) * x.sum(1, keepdim=True)
+        return torch.cat(
+            [self.shared(torch.tanh(self.a(x))), self.shared(F.gelu(self.b(x)))], 1
+        ) * x.sum(1, keepdim=True)
 
 
 @case
@@ -126,7 +143,11 @@ class Tied(nn.Module):
 
 @case
 def tied_weights():
-    return Tied(), (torch.randint(0, 11, (3, 4)),), lambda y: F.cross_entropy(y.flatten(0, 1), torch.zeros(12, dtype=torch.long))
+    return (
+        Tied(),
+        (torch.randint(0, 11, (3, 4)),),
+        lambda y: F.cross_entropy(y.flatten(0, 1), torch.zeros(12, dtype=torch.long)),
+    )
 
 
 class Keyword(nn.Module):
@@ -141,7 +162,11 @@ class Keyword(nn.Module):
 
 @case
 def keyword_inputs_and_nested_output():
-    return Keyword(), {"x": torch.randn(3, 6), "scale": 2.0, "mask": torch.rand(3, 2) > 0.5}, lambda out: out["logits"].pow(2).sum()
+    return (
+        Keyword(),
+        {"x": torch.randn(3, 6), "scale": 2.0, "mask": torch.rand(3, 2) > 0.5},
+        lambda out: out["logits"].pow(2).sum(),
+    )
 
 
 @dataclass
@@ -216,7 +241,10 @@ def transformer_encoder():
 
 @case
 def transformer():
-    return nn.Transformer(16, 2, 1, 1, 32, batch_first=True), (torch.randn(2, 5, 16), torch.randn(2, 4, 16))
+    return nn.Transformer(16, 2, 1, 1, 32, batch_first=True), (
+        torch.randn(2, 5, 16),
+        torch.randn(2, 4, 16),
+    )
 
 
 class Sdpa(nn.Module):
@@ -236,7 +264,11 @@ def scaled_dot_product_attention():
 
 @case
 def lstm():
-    return nn.LSTM(6, 8, 2, bidirectional=True, batch_first=True, dropout=0.1), (torch.randn(3, 5, 6),), lambda out: out[0].mean()
+    return (
+        nn.LSTM(6, 8, 2, bidirectional=True, batch_first=True, dropout=0.1),
+        (torch.randn(3, 5, 6),),
+        lambda out: out[0].mean(),
+    )
 
 
 @case
@@ -270,7 +302,10 @@ def embeddings():
     class Bags(nn.Module):
         def __init__(self):
             super().__init__()
-            self.emb, self.bag = nn.Embedding(20, 8, padding_idx=0), nn.EmbeddingBag(20, 8, mode="sum")
+            self.emb, self.bag = (
+                nn.Embedding(20, 8, padding_idx=0),
+                nn.EmbeddingBag(20, 8, mode="sum"),
+            )
 
         def forward(self, index, offsets):
             return self.emb(index).mean(1) + self.bag(index.flatten(), offsets)
@@ -281,17 +316,31 @@ def embeddings():
 @case
 def convolutions():
     return nn.Sequential(
-        nn.Conv1d(4, 8, 3, padding=1), nn.ConvTranspose1d(8, 4, 3), nn.Unflatten(2, (2, 5)), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8),
-        nn.ConvTranspose2d(8, 4, 2, 2), nn.Unflatten(3, (5, 2)), nn.Conv3d(4, 4, 3, padding=1),
-    ), (torch.randn(2, 4, 8),)  # fmt: skip
+        nn.Conv1d(4, 8, 3, padding=1),
+        nn.ConvTranspose1d(8, 4, 3),
+        nn.Unflatten(2, (2, 5)),
+        nn.Conv2d(4, 8, 1),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.ConvTranspose2d(8, 4, 2, 2),
+        nn.Unflatten(3, (5, 2)),
+        nn.Conv3d(4, 4, 3, padding=1),
+    ), (torch.randn(2, 4, 8),)
 
 
 @case
 def norms_and_pools():
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.GroupNorm(2, 8), nn.InstanceNorm2d(8, affine=True), nn.MaxPool2d(2), nn.LayerNorm(7),
-        nn.Dropout2d(0.2), nn.AvgPool2d(2), nn.LocalResponseNorm(2), nn.Softplus(),
-    ), (torch.randn(2, 3, 16, 16),)  # fmt: skip
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8, momentum=None),
+        nn.GroupNorm(2, 8),
+        nn.InstanceNorm2d(8, affine=True),
+        nn.MaxPool2d(2),
+        nn.LayerNorm(7),
+        nn.Dropout2d(0.2),
+        nn.AvgPool2d(2),
+        nn.LocalResponseNorm(2),
+        nn.Softplus(),
+    ), (torch.randn(2, 3, 16, 16),)
 
 
 class Cube(torch.autograd.Function):
@@ -365,7 +414,9 @@ def autocast_bf16():
 def weight_norm():
     from torch.nn.utils.parametrizations import orthogonal, weight_norm
 
-    return nn.Sequential(weight_norm(nn.Linear(6, 6)), nn.ReLU(), orthogonal(nn.Linear(6, 4, bias=False))), (torch.randn(3, 6),)
+    return nn.Sequential(
+        weight_norm(nn.Linear(6, 6)), nn.ReLU(), orthogonal(nn.Linear(6, 4, bias=False))
+    ), (torch.randn(3, 6),)
 
 
 @case
@@ -375,7 +426,10 @@ def old_weight_norm():
 
 @case
 def spectral_norm():
-    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), nn.utils.spectral_norm(nn.Linear(6, 6))), (torch.randn(3, 6),)
+    return nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+        nn.utils.spectral_norm(nn.Linear(6, 6)),
+    ), (torch.randn(3, 6),)
 
 
 class Mutating(nn.Module):
@@ -464,14 +518,23 @@ def a_loss_with_parameters():
             return (y - self.centre).square().mean()
 
     model, loss = nn.Linear(4, 4), Margin()
-    return model, (torch.randn(3, 4),), loss, torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    return (
+        model,
+        (torch.randn(3, 4),),
+        loss,
+        torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1),
+    )
 
 
 @case
 def a_penalty_on_captured_parameters():
     model = nn.Linear(4, 4)
     parameters = list(model.parameters())
-    return model, (torch.randn(3, 4),), lambda y: y.mean() + sum(p.square().sum() for p in parameters)
+    return (
+        model,
+        (torch.randn(3, 4),),
+        lambda y: y.mean() + sum(p.square().sum() for p in parameters),
+    )
 
 
 @case
@@ -565,4 +628,11 @@ def lazy_modules():
     return model, (torch.randn(3, 5),)
 
 
-FALL_BACK = {"boolean_indexing", "branch_on_data", "packed_sequences", "through_numpy", "lazy_modules", "sparse_gradients"}
+FALL_BACK = {
+    "boolean_indexing",
+    "branch_on_data",
+    "packed_sequences",
+    "through_numpy",
+    "lazy_modules",
+    "sparse_gradients",
+}

@@ -1,4 +1,7 @@
-"""Which changes are said to pay: on made-up machines whose costs decide it, and with targets of every kind."""
+"""Which changes are said to pay: on made-up machines whose costs decide it, and with targets of
+every kind.
+"""
+
 from __future__ import annotations
 
 import json
@@ -10,22 +13,24 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf import recorder
-from dlperf.clock import Samples
-from dlperf.explanation import explain
-from dlperf.explanation.advice import Advice, BatchPoint
-from dlperf.explanation.exchange import explanation_to_json, parts_to_csv, suggestions_to_csv
-from dlperf.explanation.mallocs import predict_under
-from dlperf.explanation.text import explanation_to_markdown, explanation_to_text
-from dlperf.explanation.trials import Pair, Trial, Trials
-from dlperf.explanation.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE
-from dlperf.machine import Cost, Kernel, Machine
-from dlperf.prediction import predict
-from dlperf.targets import Target
+from dlperf.advice.change_trials import Pair, Trial, Trials
+from dlperf.advice.changes import Advice, BatchPoint
+from dlperf.advice.explanation import explain
+from dlperf.advice.explanation_export import explanation_to_json, parts_to_csv, suggestions_to_csv
+from dlperf.advice.explanation_text import explanation_to_markdown, explanation_to_text
+from dlperf.advice.mallocs import predict_under
+from dlperf.advice.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE
+from dlperf.core.clock import Samples
+from dlperf.core.machine import Cost, Kernel, Machine
+from dlperf.forecast.prediction import predict
+from dlperf.recorder import recording
+from dlperf.recorder.targets import Target
 
 
 def mlp(batch_size: int, inplace: bool = False):
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace), nn.Linear(64, 20), nn.ReLU(inplace), nn.Linear(20, 16))
+    model = nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(inplace), nn.Linear(64, 20), nn.ReLU(inplace), nn.Linear(20, 16)
+    )
     return model, (torch.randn(batch_size, 64),), torch.mean
 
 
@@ -37,18 +42,24 @@ def make_target(builder, batch_size: int = 8, inference: bool = False) -> Target
 
 
 def machine(**costs: float) -> Machine:
-    """The made-up machine with kernels for linear layers (bias included), and costs by name; ``_`` stands for ``/``."""
+    """The made-up machine with kernels for linear layers (bias included), and costs by name; ``_``
+    stands for ``/``.
+    """
     return cases.machine({name.replace("__", "/"): seconds for name, seconds in costs.items()})
 
 
 def optimizers(loop_s: float, fused_s: float) -> Machine:
     """An optimizer's loop that takes `loop_s` a tensor, fused `fused_s`."""
-    costs = {"optimizer_tensor/SGD/for-loop/1": loop_s, "optimizer_tensor/SGD/fused/1": fused_s, "optimizer_tensor/SGD/foreach/2": loop_s}
+    costs = {
+        "optimizer_tensor/SGD/for-loop/1": loop_s,
+        "optimizer_tensor/SGD/fused/1": fused_s,
+        "optimizer_tensor/SGD/foreach/2": loop_s,
+    }
     return cases.machine(costs)
 
 
 def explained(on: Machine, target: Target, threads: int = 1):
-    return explain(predict(recorder.record_target(target), on, threads), target)
+    return explain(predict(recording.record_target(target), on, threads), target)
 
 
 def found(explanation, name):
@@ -60,11 +71,18 @@ def test_a_fused_optimizer_pays_where_the_loop_is_dear():
     explanation = explained(optimizers(1e-3, 1e-6), make_target(mlp))
     suggestion = found(explanation, "fused optimizer")
     assert suggestion.verdict == PAYS
-    # Six tensors of 1 ms, against one of some us a tensor: what is left is the rest of the step, of which the optimizer is no part.
+    # Six tensors of 1 ms, against one of some us a tensor: what is left is the rest of the step, of
+    # which the optimizer is no part.
     rest_s = explanation.breakdown.total_s - dict(explanation.breakdown.parts_s)["optimizer"]
     assert rest_s < suggestion.step_s < rest_s + 1e-4
-    assert suggestion.gain_frac == pytest.approx(explanation.breakdown.total_s / suggestion.step_s - 1)
-    assert explanation.advice.with_verdict(PAYS)[0].variant.name in ("fused optimizer", "together", *(f"batch size {n}" for n in (16, 32, 64, 128, 256)))
+    assert suggestion.gain_frac == pytest.approx(
+        explanation.breakdown.total_s / suggestion.step_s - 1
+    )
+    assert explanation.advice.with_verdict(PAYS)[0].variant.name in (
+        "fused optimizer",
+        "together",
+        *(f"batch size {n}" for n in (16, 32, 64, 128, 256)),
+    )
 
 
 def test_a_fused_optimizer_does_not_pay_where_its_kernel_is_dear():
@@ -77,10 +95,14 @@ def test_a_fused_optimizer_does_not_pay_where_its_kernel_is_dear():
 def test_a_machine_whose_threads_help_says_so():
     both = cases.machine()
     faster = cases.machine(threads=2, factor=0.5)
-    both = replace(both, kernels=both.kernels + faster.kernels, bandwidths=both.bandwidths + faster.bandwidths)
+    both = replace(
+        both, kernels=both.kernels + faster.kernels, bandwidths=both.bandwidths + faster.bandwidths
+    )
     suggestion = found(explained(both, make_target(mlp)), "threads 2")
     assert (suggestion.verdict, suggestion.threads) == (PAYS, 2)
-    assert 0.5 < suggestion.gain_frac <= 1.0 + 1e-9  # every kernel takes half; costs that were never measured are none
+    assert (
+        0.5 < suggestion.gain_frac <= 1.0 + 1e-9
+    )  # every kernel takes half; costs that were never measured are none
     assert found(explained(both, make_target(mlp), threads=2), "threads 1").verdict == DOES_NOT_PAY
 
 
@@ -91,13 +113,22 @@ def test_batch_size_pays_where_a_step_costs_much_whatever_its_size():
     explanation = fixed(1.0)  # a second a step: throughput doubles with the batch
     knee = explanation.advice.knee
     assert knee.batch_size == 256
-    assert found(explanation, "batch size 256").gain_frac == pytest.approx(31, rel=0.1)  # 32 times the samples in the same second
+    assert found(explanation, "batch size 256").gain_frac == pytest.approx(
+        31, rel=0.1
+    )  # 32 times the samples in the same second
     assert [p.batch_size for p in explanation.advice.sweep] == [2, 4, 8, 16, 32, 64, 128, 256]
-    assert all(s.variant.batch_size is None for s in explanation.advice.suggestions if s.variant.name == "together")
+    assert all(
+        s.variant.batch_size is None
+        for s in explanation.advice.suggestions
+        if s.variant.name == "together"
+    )
 
 
 def test_the_knee_is_the_least_batch_size_near_the_best():
-    points = tuple(BatchPoint(size, size / rate, None) for size, rate in ((8, 100.0), (16, 180.0), (32, 196.0), (64, 200.0)))
+    points = tuple(
+        BatchPoint(size, size / rate, None)
+        for size, rate in ((8, 100.0), (16, 180.0), (32, 196.0), (64, 200.0))
+    )
     assert Advice((), sweep=points).knee.batch_size == 32  # 196 >= 0.95 * 200 = 190 > 180
     assert Advice(()).knee is None
 
@@ -110,38 +141,74 @@ def test_a_builder_that_ignores_the_batch_size_is_noticed():
 
 def test_a_model_that_is_handed_out_again_is_not_changed():
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
-    explanation = explained(cases.machine(), make_target(lambda size: (model, (torch.randn(size, 64),), torch.mean)))
+    explanation = explained(
+        cases.machine(), make_target(lambda size: (model, (torch.randn(size, 64),), torch.mean))
+    )
     assert not model[1].inplace
-    assert any("same modules" in s.reason for s in explanation.advice.suggestions if s.verdict == DOES_NOT_APPLY)
+    assert any(
+        "same modules" in s.reason
+        for s in explanation.advice.suggestions
+        if s.verdict == DOES_NOT_APPLY
+    )
 
 
 def test_a_knee_that_page_faults_make_names_malloc():
     # 90, 100, 110 samples/s if no page were new; from 16 on, half of the step is page faults
-    sweep = (BatchPoint(8, 8 / 90, None), BatchPoint(16, 16 / 50, None, 16 / 50 - 16 / 100), BatchPoint(32, 32 / 55, None, 32 / 55 - 32 / 110))
+    sweep = (
+        BatchPoint(8, 8 / 90, None),
+        BatchPoint(16, 16 / 50, None, 16 / 50 - 16 / 100),
+        BatchPoint(32, 32 / 55, None, 32 / 55 - 32 / 110),
+    )
     advice = Advice((), sweep=sweep)
     assert advice.knee.batch_size == 8
-    assert advice.knee_line.startswith("page faults decide where the knee is: malloc gets memory anew from the system in each step (50.0 % of the step")
-    assert "without them it would be at 32 (MALLOC_MMAP_MAX_=0 " in advice.knee_line  # 0.95 * 110 = 104.5
-    alike = Advice((), sweep=tuple(replace(point, page_faults_s=0.5 * point.step_s) for point in sweep))
+    assert advice.knee_line.startswith(
+        "page faults decide where the knee is: malloc gets memory anew from the system in each step"
+        " (50.0 % of the step"
+    )
+    assert (
+        "without them it would be at 32 (MALLOC_MMAP_MAX_=0 " in advice.knee_line
+    )  # 0.95 * 110 = 104.5
+    alike = Advice(
+        (), sweep=tuple(replace(point, page_faults_s=0.5 * point.step_s) for point in sweep)
+    )
     assert alike.knee_line == ""  # every batch size pays the same share
     assert Advice(()).knee_line == ""
 
 
 def test_a_jump_of_page_faults_neither_ends_the_sweep_nor_goes_unnamed():
     def wide(size):
-        return nn.Sequential(nn.Linear(4096, 4096, bias=False)), (torch.randn(size, 4096),), torch.mean  # a gradient of 64 MiB: a mapping in each step
+        return (
+            nn.Sequential(nn.Linear(4096, 4096, bias=False)),
+            (torch.randn(size, 4096),),
+            torch.mean,
+        )  # a gradient of 64 MiB: a mapping in each step
 
     explanation = explained(machine(page_fault=1e-3, backward_call=100.0), make_target(wide))
     advice = explanation.advice
-    assert [p.batch_size for p in advice.sweep] == [2, 4, 8, 16, 32, 64, 128, 256]  # what is fixed halves with each doubling
+    assert [p.batch_size for p in advice.sweep] == [
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+        256,
+    ]  # what is fixed halves with each doubling
     assert max(p.page_faults_s for p in advice.sweep) > 0
-    assert [row["page_faults_s"] for row in explanation_to_json(explanation)["batch_sizes"]] == [p.page_faults_s for p in advice.sweep]
+    assert [row["page_faults_s"] for row in explanation_to_json(explanation)["batch_sizes"]] == [
+        p.page_faults_s for p in advice.sweep
+    ]
     assert (advice.knee_line != "") == any("page faults decide" in note for note in advice.notes)
     assert "page faults" in explanation_to_text(explanation)
 
 
 def test_page_faults_gone_are_what_a_tuned_malloc_brings():
-    trace = recorder.record_target(make_target(lambda size: (nn.Linear(4096, 4096), (torch.randn(size, 4096),), torch.mean), 64))
+    trace = recording.record_target(
+        make_target(
+            lambda size: (nn.Linear(4096, 4096), (torch.randn(size, 4096),), torch.mean), 64
+        )
+    )
     on = cases.machine({"page_fault": 1e-5})
     base, tuned = predict(trace, on, 1), predict_under(trace, on, 1, "tuned")
     # The weight's gradient takes 64 MiB, a mapping of its own in each step: 16,384 pages.
@@ -154,7 +221,7 @@ def test_page_faults_gone_are_what_a_tuned_malloc_brings():
 
 
 def test_a_trace_alone_leaves_threads_and_malloc():
-    trace = recorder.record_target(make_target(mlp))
+    trace = recording.record_target(make_target(mlp))
     explanation = explain(predict(trace, cases.machine(), 1))
     assert {s.variant.name.split()[0] for s in explanation.advice.suggestions} == {"malloc"}
     assert any("trace file" in note for note in explanation.advice.notes)
@@ -164,7 +231,9 @@ def test_widths_between_the_blocks_are_named():
     widths = {w.layer: w for w in explained(cases.machine(), make_target(mlp)).advice.widths}
     assert set(widths) == {"2"}  # 64 and 16 are multiples of 16
     assert (widths["2"].width, widths["2"].wider) == (20, 32)
-    assert widths["2"].cost_frac > 0  # the made-up products take a time of their size: 12 columns more are not free
+    assert (
+        widths["2"].cost_frac > 0
+    )  # the made-up products take a time of their size: 12 columns more are not free
 
 
 def test_what_the_machine_file_does_not_know_is_not_judged():
@@ -177,25 +246,40 @@ def test_what_the_machine_file_does_not_know_is_not_judged():
 
 def with_linear_layers(on: Machine) -> Machine:
     """Every op of the little network measured, in float32 alone."""
-    trace = recorder.record_target(make_target(mlp))
+    trace = recording.record_target(make_target(mlp))
     return on.with_kernels(Kernel(op, "exact", 1, Samples((1e-4,))) for op in trace.ops)
 
 
 def test_in_place_activations_are_those_that_autograd_allows():
     def build(size):
-        layers = (nn.Linear(64, 64), nn.Tanh(), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.LeakyReLU(), nn.Linear(64, 16))
+        layers = (
+            nn.Linear(64, 64),
+            nn.Tanh(),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.LeakyReLU(),
+            nn.Linear(64, 16),
+        )
         return nn.Sequential(*layers), (torch.randn(size, 64),), torch.mean
 
     explanation = explained(cases.machine(), make_target(build))
     (edit,) = found(explanation, "in-place activations").variant.edits
-    assert edit.layers == ("4", "6")  # the backward of Tanh reads its output, which the first ReLU would have overwritten
+    assert edit.layers == (
+        "4",
+        "6",
+    )  # the backward of Tanh reads its output, which the first ReLU would have overwritten
     assert any("cannot work in place" in note for note in explanation.advice.notes)
     done = explained(cases.machine(), make_target(lambda size: mlp(size, inplace=True)))
     assert not [s for s in done.advice.suggestions if s.variant.name == "in-place activations"]
 
 
 def test_inference_has_no_optimizer_and_an_inference_mode():
-    names = {s.variant.name for s in explained(cases.machine(), make_target(mlp, inference=True)).advice.suggestions}
+    names = {
+        s.variant.name
+        for s in explained(cases.machine(), make_target(mlp, inference=True)).advice.suggestions
+    }
     assert "inference_mode" in names
     assert not {"fused optimizer", "foreach optimizer", "gradients to None"} & names
 
@@ -211,7 +295,10 @@ def test_gradients_that_are_zeroed_could_be_none():
 
     suggestion = found(explained(cases.machine(), make_target(build)), "gradients to None")
     assert suggestion.gain_frac > 0
-    assert found(explained(cases.machine(), make_target(mlp)), "gradients to None").verdict == DOES_NOT_APPLY
+    assert (
+        found(explained(cases.machine(), make_target(mlp)), "gradients to None").verdict
+        == DOES_NOT_APPLY
+    )
 
 
 def test_together_takes_one_optimizer_and_gains_more_than_each():
@@ -219,37 +306,60 @@ def test_together_takes_one_optimizer_and_gains_more_than_each():
     on = replace(on, costs=(*on.costs, Cost("page_fault", 1, Samples((1e-5,)))))
 
     def build(size):
-        return nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 16)), (torch.randn(size, 4096),), torch.mean
+        return (
+            nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 16)),
+            (torch.randn(size, 4096),),
+            torch.mean,
+        )
 
     explanation = explained(on, make_target(build, 64))
     together = found(explanation, "together")
     singles = [found(explanation, name).gain_frac for name in ("fused optimizer", "malloc tuned")]
     assert min(singles) >= LEAST_GAIN_FRAC
     assert together.gain_frac > max(singles)
-    assert [edit.kind for edit in together.variant.edits if edit.kind in ("fused", "foreach")] == ["fused"]
+    assert [edit.kind for edit in together.variant.edits if edit.kind in ("fused", "foreach")] == [
+        "fused"
+    ]
 
 
-# -- telling --------------------------------------------------------------------------------------------------------------
+# -- telling ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def told():
     explanation = explained(optimizers(1e-3, 1e-6), make_target(mlp))
     pairs = (Pair(1.0, (1.5, 1.5)), Pair(1.0, (2.0, 2.0)), Pair(1.0, (3.0, 3.0)))
-    trials = Trials(8, (1.5, 1.5, 2.0), (Trial("fused optimizer", 8, pairs), Trial("channels_last", error="it | broke")), 0.5, 3, notes=("a note",))
+    trials = Trials(
+        8,
+        (1.5, 1.5, 2.0),
+        (Trial("fused optimizer", 8, pairs), Trial("channels_last", error="it | broke")),
+        0.5,
+        3,
+        notes=("a note",),
+    )
     return replace(explanation, trials=trials)
 
 
 def test_json_holds_everything_and_adds_up(told):
     data = json.loads(json.dumps(explanation_to_json(told), allow_nan=False))
-    assert (data["schema"], data["schema_version"], data["target"], data["batch_size"], data["threads"]) == ("dlperf.explanation", 1, "made-up", 8, 1)
+    assert (
+        data["schema"],
+        data["schema_version"],
+        data["target"],
+        data["batch_size"],
+        data["threads"],
+    ) == ("dlperf.explanation", 1, "made-up", 8, 1)
     total_s = data["step"]["total_s"]
     assert math.fsum(row["time_s"] for row in data["parts"]) == pytest.approx(total_s)
     assert math.fsum(row["share_frac"] for row in data["parts"]) == pytest.approx(1)
     for row in data["layers"]:
-        assert math.fsum(value for name, value in row.items() if name.endswith("_s") and name != "total_s") == pytest.approx(row["total_s"])
+        assert math.fsum(
+            value for name, value in row.items() if name.endswith("_s") and name != "total_s"
+        ) == pytest.approx(row["total_s"])
     (fused,) = [row for row in data["suggestions"] if row["change"] == "fused optimizer"]
-    assert fused["measured_gain_frac"] == pytest.approx(1.0)  # gains of 0.5, 1 and 2: the middle one
+    assert fused["measured_gain_frac"] == pytest.approx(
+        1.0
+    )  # gains of 0.5, 1 and 2: the middle one
     assert fused["measured_step_s"] == pytest.approx(8.0)
     assert data["trials"]["floor_frac"] == pytest.approx((0 + 0.5 / 1.75) / 2)
     assert data["trials"]["agreement"]["n_right"] == 1
@@ -275,7 +385,7 @@ def test_text_and_markdown_name_gain_floor_and_what_failed(told):
 
 
 def test_plots_are_drawn(told):
-    from dlperf.explanation.plots import pngs_of
+    from dlperf.advice.explanation_plots import pngs_of
 
     pngs = pngs_of(told, dpi=40)
     assert set(pngs) == {"breakdown", "gains"}

@@ -1,4 +1,7 @@
-"""malloc's policy: hand-worked sequences, a machine's own malloc as oracle, and its replay on traces."""
+"""malloc's policy: hand-worked sequences, a machine's own malloc as oracle, and its replay on
+traces.
+"""
+
 from __future__ import annotations
 
 import ctypes.util
@@ -11,12 +14,20 @@ import sys
 
 import pytest
 
-from dlperf.allocator import N_PROCESSES, PAGE_BYTES, POLICIES, Heap, allocator_of, policy_of, replay
-from dlperf.allocator import steps as steps_module
-from dlperf.allocator.heap import NONE, SmallBlocks
-from dlperf.allocator.steps import N_COUNTED, Script
-from dlperf.errors import DlperfError
-from dlperf.trace import Op, Storage, TensorSpec, Trace
+from dlperf.core.errors import DlperfError
+from dlperf.core.trace import Op, Storage, TensorSpec, Trace
+from dlperf.predictors.allocator import steps as steps_module
+from dlperf.predictors.allocator.heap import NONE, SmallBlocks
+from dlperf.predictors.allocator.simulation import (
+    N_PROCESSES,
+    PAGE_BYTES,
+    POLICIES,
+    Heap,
+    allocator_of,
+    policy_of,
+    replay,
+)
+from dlperf.predictors.allocator.steps import N_COUNTED, Script
 
 KIB, MIB = 2**10, 2**20
 EVERYWHERE = SmallBlocks(taken=1.0, freed_with_the_block=0.0, lasting=0.0)
@@ -31,7 +42,7 @@ def faults(heap: Heap, n_bytes: int) -> int:
     return n_faults
 
 
-# -- by hand ------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_a_block_of_32_mib_faults_whenever_it_is_made() -> None:
@@ -44,9 +55,15 @@ def test_a_block_of_32_mib_faults_whenever_it_is_made() -> None:
 def test_a_block_below_the_highest_threshold_moves_to_the_heap_when_first_freed() -> None:
     heap = Heap()
     first, second, *rest = [faults(heap, MIB) for _ in range(5)]
-    assert first == PAGES_PER_MIB + 1  # a mapping of its own: 1 MiB and 112 bytes are above the threshold of 128 KiB
+    assert (
+        first == PAGES_PER_MIB + 1
+    )  # a mapping of its own: 1 MiB and 112 bytes are above the threshold of 128 KiB
     assert second == PAGES_PER_MIB + 1  # now below the threshold: the heap grows
-    assert rest == [0, 0, 0]  # its 257 pages are below trim_threshold, twice the freed mapping, and stay
+    assert rest == [
+        0,
+        0,
+        0,
+    ]  # its 257 pages are below trim_threshold, twice the freed mapping, and stay
     chunk = 257 * PAGE_BYTES - 48  # aligning to 64 bytes leaves out 48 at the front
     assert (heap.mmap_threshold, heap.trim_threshold) == (chunk, 2 * chunk)
 
@@ -57,10 +74,13 @@ def test_the_top_is_given_back_when_it_passes_the_threshold() -> None:
     blocks = [heap.allocate(size)[0] for size in sizes]
     for block in blocks:
         heap.free(block)
-    # All three are free: 300 KiB and the padding are more than 128 KiB, so the top shrinks to the padding of 128 KiB.
+    # All three are free: 300 KiB and the padding are more than 128 KiB, so the top shrinks to the
+    # padding of 128 KiB.
     assert heap.resident_bytes == 128 * KIB
     assert heap.allocate(100 * KIB)[1] == 0
-    assert heap.allocate(100 * KIB)[1] == 19  # 2 x 102512 bytes end in page 51; 32 of these are resident
+    assert (
+        heap.allocate(100 * KIB)[1] == 19
+    )  # 2 x 102512 bytes end in page 51; 32 of these are resident
 
 
 def test_small_blocks_freed_from_the_top_down_are_given_back_too() -> None:
@@ -97,7 +117,8 @@ def test_without_small_blocks_a_hole_serves_all_but_the_very_size_that_left_it()
     first = heap.allocate(100 * KIB)[0]
     heap.allocate(KIB)
     heap.free(first)
-    # What lay behind the block went to the top, and the next block begins there: the hole lacks 16 bytes of the room that the alignment asks for (glibc 2.36).
+    # What lay behind the block went to the top, and the next block begins there: the hole lacks 16
+    # bytes of the room that the alignment asks for (glibc 2.36).
     other = heap.allocate(100 * KIB)[0]
     assert other > first > keep
     assert heap.allocate(100 * KIB - 64) == (first, 0)
@@ -129,7 +150,7 @@ def test_what_is_freed_twice_or_was_never_given_is_refused() -> None:
         heap.free(block)
 
 
-# -- the C library as oracle ---------------------------------------------------------------------------------------
+# -- the C library as oracle -----------------------------------------------------------------------
 
 ORACLE = """
 import ctypes, gc, json, resource, sys
@@ -165,7 +186,9 @@ def rounds(n_rounds: int, *sizes: int, last_first: bool = False) -> Steps:
 
 
 def random_rounds(seed: int) -> Steps:
-    """A dozen blocks of 4 KiB to 16 MiB, freed in some order, the same for every round, as in training steps."""
+    """A dozen blocks of 4 KiB to 16 MiB, freed in some order, the same for every round, as in
+    training steps.
+    """
     choose = random.Random(seed)
     live: list[int] = []
     one: Steps = []
@@ -192,7 +215,14 @@ SEQUENCES = {
 
 
 def _faults_in_glibc(steps: Steps, environment: dict[str, str]) -> list[int]:
-    done = subprocess.run([sys.executable, "-S", "-c", ORACLE], input=json.dumps(steps), capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", ORACLE],
+        input=json.dumps(steps),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return list(json.loads(done.stdout))
 
 
@@ -200,7 +230,8 @@ def _faults_in_glibc(steps: Steps, environment: dict[str, str]) -> list[int]:
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_as_glibc_does(name: str) -> None:
     steps = SEQUENCES[name]
-    # In one environment or another: what Python reads from it lies on the heap before the first block, and once in a while decides where a block fits.
+    # In one environment or another: what Python reads from it lies on the heap before the first
+    # block, and once in a while decides where a block fits.
     heap, at, ours = Heap(), {}, []
     for block, size in steps:
         if size:
@@ -209,16 +240,24 @@ def test_as_glibc_does(name: str) -> None:
         else:
             heap.free(at.pop(block))
             ours.append(0)
-    found = [_faults_in_glibc(steps, environment) for environment in ({}, {"PYTHONPATH": "/nowhere/at/all"}, {"PYTHONPATH": "/nowhere" * 40})]
+    found = [
+        _faults_in_glibc(steps, environment)
+        for environment in ({}, {"PYTHONPATH": "/nowhere/at/all"}, {"PYTHONPATH": "/nowhere" * 40})
+    ]
     theirs = min(found, key=lambda faults: abs(sum(faults) - sum(ours)))
-    # A block's first and last page may be shared with the one beside it, and Python's own small blocks lie between.
-    # Huge pages would fault less often: where the kernel gives them to everyone there is nothing to compare.
+    # A block's first and last page may be shared with the one beside it, and Python's own small
+    # blocks lie between. Huge pages would fault less often: where the kernel gives them to everyone
+    # there is nothing to compare.
     assert sum(theirs) == pytest.approx(sum(ours), abs=8 + 0.01 * sum(ours))
-    differing = [(index, steps[index], a, b) for index, (a, b) in enumerate(zip(theirs, ours)) if abs(a - b) > 8]
+    differing = [
+        (index, steps[index], a, b)
+        for index, (a, b) in enumerate(zip(theirs, ours))
+        if abs(a - b) > 8
+    ]
     assert not differing
 
 
-# -- replay ---------------------------------------------------------------------------------------------------------
+# -- replay ----------------------------------------------------------------------------------------
 
 
 def no_scratch(_op: Op) -> tuple[tuple[int, ...], ...]:
@@ -226,7 +265,14 @@ def no_scratch(_op: Op) -> tuple[tuple[int, ...], ...]:
 
 
 def step(*storages: Storage, n_ops: int, backward_from: int = 10**6) -> Trace:
-    ops = tuple(Op("aten.relu.default", (TensorSpec.contiguous(1),), phase="backward" if i >= backward_from else "forward") for i in range(n_ops))
+    ops = tuple(
+        Op(
+            "aten.relu.default",
+            (TensorSpec.contiguous(1),),
+            phase="backward" if i >= backward_from else "forward",
+        )
+        for i in range(n_ops)
+    )
     return Trace("t", 1, (), ops, storages, inference=backward_from > n_ops)
 
 
@@ -238,11 +284,15 @@ def test_large_activations_fault_in_every_step_where_they_are_born() -> None:
     assert found.fewest_faults == found.most_faults == 2 * (40 * PAGES_PER_MIB + 1)
 
 
-def test_small_activations_settle_where_no_small_blocks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_activations_settle_where_no_small_blocks_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(steps_module.Script.run, "__defaults__", (0, NONE))
     found = replay(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (0, 0)
-    assert found.predecessor[1] == 0  # the second takes over the memory that the first has just given back
+    assert (
+        found.predecessor[1] == 0
+    )  # the second takes over the memory that the first has just given back
 
 
 def test_scratch_faults_where_the_op_runs() -> None:
@@ -258,8 +308,13 @@ def test_parameters_stay_and_count_in_the_peak() -> None:
 
 
 def test_a_gradient_that_survives_takes_the_place_of_the_last_steps() -> None:
-    """zero_grad frees last step's gradient (born before, dies at op 0); op 1 makes this step's, which outlives it."""
-    found = replay(step(Storage(40 * MIB, -1, 0, "gradient"), Storage(40 * MIB, 1, None, "gradient"), n_ops=2), no_scratch)
+    """zero_grad frees last step's gradient (born before, dies at op 0); op 1 makes this step's,
+    which outlives it.
+    """
+    found = replay(
+        step(Storage(40 * MIB, -1, 0, "gradient"), Storage(40 * MIB, 1, None, "gradient"), n_ops=2),
+        no_scratch,
+    )
     assert found.faults == (0, 40 * PAGES_PER_MIB + 1)
     assert found.peak_bytes == 40 * MIB + PAGE_BYTES  # never two of them
 
@@ -274,7 +329,11 @@ def test_optimizer_state_is_made_once() -> None:
 
 def test_the_mean_lies_in_the_range() -> None:
     sizes = [2 * MIB, 3 * MIB, MIB, 4 * MIB]
-    trace = step(*(Storage(size, index, 8 - index) for index, size in enumerate(sizes)), n_ops=8, backward_from=4)
+    trace = step(
+        *(Storage(size, index, 8 - index) for index, size in enumerate(sizes)),
+        n_ops=8,
+        backward_from=4,
+    )
     found = replay(trace, no_scratch)
     assert found.fewest_faults <= sum(found.faults) <= found.most_faults
 
@@ -285,11 +344,13 @@ def test_storages_below_a_kilobyte_are_left_out() -> None:
     assert found.peak_bytes == 0
 
 
-# -- other policies ---------------------------------------------------------------------------------------------------
+# -- other policies --------------------------------------------------------------------------------
 
 
 def steady_faults(policy: str, *sizes: int) -> int:
-    """Faults of the fifth round of blocks that live together and are freed in the order in which they were made."""
+    """Faults of the fifth round of blocks that live together and are freed in the order in which
+    they were made.
+    """
     heap = allocator_of(POLICIES[policy])
     total = 0
     for _ in range(5):
@@ -307,30 +368,38 @@ def test_what_keeps_memory_does_not_fault(policy: str) -> None:
 
 
 def test_jemalloc_keeps_what_is_small_and_purges_what_is_large() -> None:
-    # Counted with libjemalloc 5.3.0: one block of 4, 7, 9, 64 MiB touched and freed faults 0 (once kept), 0, 2305, 16385 times.
+    # Counted with libjemalloc 5.3.0: one block of 4, 7, 9, 64 MiB touched and freed faults 0 (once
+    # kept), 0, 2305, 16385 times.
     assert steady_faults("jemalloc", 7 * MIB) == 0
     assert steady_faults("jemalloc", 9 * MIB) == 9 * PAGES_PER_MIB + 1
     assert steady_faults("jemalloc", 64 * MIB) == 64 * PAGES_PER_MIB + 1
 
 
 def test_jemalloc_purges_what_grows_together() -> None:
-    """Three free neighbours of 3 MiB are an extent above 8 MiB: purged when the third is freed. With two nothing is."""
+    """Three free neighbours of 3 MiB are an extent above 8 MiB: purged when the third is freed.
+    With two nothing is.
+    """
     assert steady_faults("jemalloc", 3 * MIB, 3 * MIB) == 0
     assert steady_faults("jemalloc", 3 * MIB, 3 * MIB, 3 * MIB) == 3 * (3 * PAGES_PER_MIB + 1)
 
 
 def test_huge_pages_take_the_place_of_512() -> None:
-    """Counted with THP_MEM_ALLOC_ENABLE=1: 40 MiB (a mapping of its own) fault 532 times, 64 MiB 544, 9,830,400 bytes 357.
+    """Counted with THP_MEM_ALLOC_ENABLE=1: 40 MiB (a mapping of its own) fault 532 times, 64 MiB
+    544, 9,830,400 bytes 357.
 
     A mapping of 40 MiB holds 19 whole huge pages: 19 + 20 * 256 * 2 - 19 * 512 + 1 = 532.
     """
     assert steady_faults("huge-pages", 40 * MIB) == 532
     assert steady_faults("huge-pages", 64 * MIB) == 544
-    assert steady_faults("huge-pages", 9_830_400) == 357  # 2400 pages, aligned to a page: above the threshold that its own chunk sets
+    assert (
+        steady_faults("huge-pages", 9_830_400) == 357
+    )  # 2400 pages, aligned to a page: above the threshold that its own chunk sets
 
 
 def test_a_free_piece_comes_before_a_mapping() -> None:
-    """glibc asks whether a request is large enough for a mapping only where neither a free chunk nor the top can serve it (sysmalloc)."""
+    """glibc asks whether a request is large enough for a mapping only where neither a free chunk
+    nor the top can serve it (sysmalloc).
+    """
     heap = Heap()
     blocks = [heap.allocate(120 * KIB)[0] for _ in range(9)]
     heap.allocate(KIB)  # keeps the top away
@@ -341,7 +410,9 @@ def test_a_free_piece_comes_before_a_mapping() -> None:
 
 
 def test_the_top_comes_before_a_mapping() -> None:
-    """The first 100 KiB take the heap to (100 KiB + 112 + 128 KiB) rounded to pages, 232 KiB: 135,056 bytes are left, enough for a chunk of 128 KiB."""
+    """The first 100 KiB take the heap to (100 KiB + 112 + 128 KiB) rounded to pages, 232 KiB:
+    135,056 bytes are left, enough for a chunk of 128 KiB.
+    """
     heap = Heap()
     heap.allocate(100 * KIB)
     heap.allocate(128 * KIB - 112)
@@ -364,9 +435,17 @@ def test_an_unknown_policy_is_refused() -> None:
 
 def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
     sizes = [2 * MIB, 3 * MIB, MIB, 4 * MIB]
-    trace = step(*(Storage(size, index, 8 - index) for index, size in enumerate(sizes)), n_ops=8, backward_from=4)
+    trace = step(
+        *(Storage(size, index, 8 - index) for index, size in enumerate(sizes)),
+        n_ops=8,
+        backward_from=4,
+    )
     found = replay(trace, no_scratch)
-    rows = [one.faults for seed in range(N_PROCESSES) for one in Script(trace, no_scratch).run(policy_of("default"), seed).steps]
+    rows = [
+        one.faults
+        for seed in range(N_PROCESSES)
+        for one in Script(trace, no_scratch).run(policy_of("default"), seed).steps
+    ]
     assert len(rows) == N_PROCESSES * N_COUNTED
     assert len(set(rows)) > 1
     assert [one.faults for one in found.steps] == rows
@@ -375,7 +454,10 @@ def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
 
 
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
-SETTINGS = {policy: dict(setting.split("=", 1) for setting in POLICIES[policy].settings.split()) for policy in ("tuned",)}
+SETTINGS = {
+    policy: dict(setting.split("=", 1) for setting in POLICIES[policy].settings.split())
+    for policy in ("tuned",)
+}
 
 
 @pytest.mark.skipif(not GLIBC, reason="the policies are Linux'")
@@ -390,9 +472,18 @@ def test_as_the_library_does(policy: str) -> None:
         settings = {"LD_PRELOAD": path}
     sizes = [MIB, 7 * MIB, 9 * MIB, 31 * MIB, 40 * MIB]
     steps = [entry for size in sizes for entry in rounds(5, size)]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_") and key not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("MALLOC_") and key not in ("GLIBC_TUNABLES", "LD_PRELOAD")
+    }
     done = subprocess.run(
-        [sys.executable, "-S", "-c", ORACLE], input=json.dumps(steps), capture_output=True, text=True, check=True, env={**environment, **settings}
+        [sys.executable, "-S", "-c", ORACLE],
+        input=json.dumps(steps),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, **settings},
     )
     theirs = json.loads(done.stdout)
     for place, size in enumerate(sizes):

@@ -1,11 +1,21 @@
-"""DDP's buckets: the closing rule, both orders, and what decides them. Equality with DDP itself is tested end to end."""
+"""DDP's buckets: the closing rule, both orders, and what decides them. Equality with DDP itself is
+tested end to end.
+"""
+
 from __future__ import annotations
 
 import pytest
 
-from dlperf.errors import DlperfError
-from dlperf.laws.buckets import Gradient, ReducerOptions, assign, first_buckets, rebuilt_buckets, sizes_bytes
-from dlperf.units import KIB, MIB
+from dlperf.core.errors import DlperfError
+from dlperf.core.units import KIB, MIB
+from dlperf.models.buckets import (
+    Gradient,
+    ReducerOptions,
+    assign,
+    first_buckets,
+    rebuilt_buckets,
+    sizes_bytes,
+)
 
 
 def sized(*n_bytes: int, dtype: str = "float32") -> tuple[Gradient, ...]:
@@ -41,11 +51,17 @@ def test_a_sparse_gradient_is_alone() -> None:
 
 def test_the_first_iteration_has_one_bucket_for_each_dtype() -> None:
     gradients = (*sized(30 * MIB, 30 * MIB), *sized(4, dtype="float64"))
-    assert first_buckets(gradients) == ((2,), (0, 1))  # sorted by their first parameter, and reversed
+    assert first_buckets(gradients) == (
+        (2,),
+        (0, 1),
+    )  # sorted by their first parameter, and reversed
 
 
 def test_looking_for_unused_parameters_keeps_the_first_buckets() -> None:
-    gradients, options = sized(MIB, 20 * MIB, 6 * MIB, 4), ReducerOptions(find_unused_parameters=True)
+    gradients, options = (
+        sized(MIB, 20 * MIB, 6 * MIB, 4),
+        ReducerOptions(find_unused_parameters=True),
+    )
     assert first_buckets(gradients, options) == ((3,), (1, 2), (0,))
     assert rebuilt_buckets(gradients, (3, 2, 1), options) == first_buckets(gradients, options)
 
@@ -57,7 +73,10 @@ def test_rebuilt_buckets_follow_the_arrivals() -> None:
 
 def test_ones_own_cap_holds_for_the_first_bucket_too() -> None:
     gradients = sized(MIB, MIB, MIB)
-    assert rebuilt_buckets(gradients, (2, 1, 0), ReducerOptions(bucket_bytes=2 * MIB)) == ((2, 1), (0,))
+    assert rebuilt_buckets(gradients, (2, 1, 0), ReducerOptions(bucket_bytes=2 * MIB)) == (
+        (2, 1),
+        (0,),
+    )
 
 
 def test_unused_parameters_are_refused_or_come_last_in_a_static_graph() -> None:
@@ -67,7 +86,10 @@ def test_unused_parameters_are_refused_or_come_last_in_a_static_graph() -> None:
     assert rebuilt_buckets(gradients, (2, 0), ReducerOptions(static_graph=True)) == ((2, 0, 1),)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"bucket_bytes": 0}, "bucket_bytes is 0"), ({"accumulate": 0}, "accumulate is 0")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"bucket_bytes": 0}, "bucket_bytes is 0"), ({"accumulate": 0}, "accumulate is 0")],
+)
 def test_options_that_make_no_sense(options: dict[str, int], message: str) -> None:
     with pytest.raises(DlperfError, match=message):
         ReducerOptions(**options)  # type: ignore[arg-type]

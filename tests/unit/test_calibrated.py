@@ -1,4 +1,5 @@
 """The calibrated predictor on machines whose kernels follow exact laws."""
+
 from __future__ import annotations
 
 import math
@@ -11,17 +12,17 @@ import pytest
 from calibrated_cases import CALL_S, KIB, LEVELS, MIB, T, machine, mm, mm_s, relu, relu_s, trace
 
 from dlperf import Prediction, Trace, predict
-from dlperf.allocator import Replay
-from dlperf.clock import Samples
-from dlperf.errors import DlperfError
-from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
+from dlperf.core.clock import Samples
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import STEP_COSTS, Cost, Kernel, Machine
+from dlperf.core.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
+from dlperf.microbench.conv import backward_of, convolution
+from dlperf.predictors.allocator.simulation import Replay
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.book import book_of, learn
 from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_factors
-from dlperf.predictors.paging import cold_faults
-from dlperf.predictors.surface import Smoothness, Surface, find_smoothness
-from dlperf.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
-from microbench.conv import backward_of, convolution
+from dlperf.predictors.kernel_cost_model import book_of, learn
+from dlperf.predictors.kernel_model import Smoothness, Surface, find_smoothness
+from dlperf.predictors.page_faults import cold_faults
 
 FAULT_S = 1e-6
 SPREAD = math.hypot(PROCESS_SPREAD, HOUR_SPREAD)
@@ -32,7 +33,9 @@ def priced(step: Trace, on: Machine, threads: int = 1) -> Prediction:
 
 
 def kernels(prediction: Prediction) -> list[dict[str, Any]]:
-    return [dict(row) for row in prediction.ops[prediction.ops["what"] == "kernel"].to_dict("records")]
+    return [
+        dict(row) for row in prediction.ops[prediction.ops["what"] == "kernel"].to_dict("records")
+    ]
 
 
 def only(prediction: Prediction) -> dict[str, Any]:
@@ -40,18 +43,25 @@ def only(prediction: Prediction) -> dict[str, Any]:
     return row
 
 
-# -- where a kernel's time comes from ---------------------------------------------------------------------------------
+# -- where a kernel's time comes from --------------------------------------------------------------
 
 
 def test_an_op_that_was_measured_takes_what_was_measured() -> None:
-    own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5, 9e-5, 5e-5)))
+    own = Kernel(
+        Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5, 9e-5, 5e-5))
+    )
     row = only(priced(trace(mm(40, 60, 50)), machine(extra=(own,))))
     assert (row["source"], row["seconds"]) == ("measured", 3e-5)  # the least of the samples
 
 
 def test_a_targets_own_operations_were_measured_at_a_moment_of_their_own() -> None:
     own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5,)))
-    factors = {"unrest/gemm": 1.4, "unrest/rows": 1.4, "unrest/for made-up@1 (forward pass, ops 0)": 1.1, "unrest/for made-up@16 (step, ops 1)": 3.0}
+    factors = {
+        "unrest/gemm": 1.4,
+        "unrest/rows": 1.4,
+        "unrest/for made-up@1 (forward pass, ops 0)": 1.1,
+        "unrest/for made-up@16 (step, ops 1)": 3.0,
+    }
     rows = kernels(priced(trace(mm(40, 60, 50), mm(64, 64, 64)), machine(factors, extra=(own,))))
     assert [row["seconds"] for row in rows] == pytest.approx([1.1 * 3e-5, 1.4 * mm_s(64, 64, 64)])
 
@@ -78,24 +88,41 @@ def test_another_operators_curve_is_an_extrapolation() -> None:
 
 
 def test_an_unknown_op_enters_with_its_bytes_and_a_dispatch() -> None:
-    mystery = Op("mine.mystery.default", (T(MIB),), outputs=(T(MIB),), layer="odd")  # 8 MiB: in the third cache
+    mystery = Op(
+        "mine.mystery.default", (T(MIB),), outputs=(T(MIB),), layer="odd"
+    )  # 8 MiB: in the third cache
     found = priced(trace(mystery), machine({"native_call": 3e-6, "boxed_call": 1e-6}))
     row = only(found)
     assert row["source"] == "unpriced"
-    assert row["seconds"] == pytest.approx(8 * MIB / LEVELS["L3"] + 3e-6)  # the boxed call is only the micro-benchmark's
+    assert row["seconds"] == pytest.approx(
+        8 * MIB / LEVELS["L3"] + 3e-6
+    )  # the boxed call is only the micro-benchmark's
     assert found.unpriced == {"mine.mystery": 1}
     assert found.priced_time_frac == 0.0
-    assert found.prices.notes == ("mine.mystery has no curve: priced by its roofline + dispatch, which is a lower bound",)
+    assert found.prices.notes == (
+        "mine.mystery has no curve: priced by its roofline + dispatch, which is a lower bound",
+    )
 
 
 def test_an_empty_tensor_costs_what_the_shortest_call_does() -> None:
-    """Times that rise faster than the elements leave the call itself no weight, and so no term for zero elements."""
-    steep = tuple(Kernel(relu(n), "pointwise", 1, Samples((1e-9 * n**1.2,))) for n in (1024, 4096, 2**14, 2**20))
+    """Times that rise faster than the elements leave the call itself no weight, and so no term for
+    zero elements.
+    """
+    steep = tuple(
+        Kernel(relu(n), "pointwise", 1, Samples((1e-9 * n**1.2,)))
+        for n in (1024, 4096, 2**14, 2**20)
+    )
     on = replace(machine(), kernels=steep)
     assert only(priced(trace(relu(0)), on))["seconds"] == pytest.approx(4096e-9)  # 1024^1.2 = 2^12
 
 
-@pytest.mark.parametrize(("part", "message"), [("kernels", "holds no kernels; run dlperf calibrate"), ("bandwidths", "holds no memory bandwidth")])
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("kernels", "holds no kernels; run dlperf calibrate"),
+        ("bandwidths", "holds no memory bandwidth"),
+    ],
+)
 def test_a_file_without_what_it_lives_on(part: str, message: str) -> None:
     with pytest.raises(DlperfError, match=message):
         priced(trace(relu(8)), replace(machine(), **{part: ()}))
@@ -108,7 +135,9 @@ def test_other_threads_are_extrapolated_and_warned_of() -> None:
     assert "native_call" in found.warnings[1]  # which the made-up machine lacks
     assert "not 2: extrapolated" in found.warnings[0]
     assert set(found.ops["source"]) == {"extrapolated", "unpriced"}
-    assert found.step.total_s == pytest.approx(priced(step, machine({"module_call": 1e-6})).step.total_s)
+    assert found.step.total_s == pytest.approx(
+        priced(step, machine({"module_call": 1e-6})).step.total_s
+    )
     assert found.step.high_s is not None
     costs = {name if not name.startswith(CURVES) else f"{name}/1024": 0.0 for name in ALL_COSTS}
     assert priced(step, machine(costs, threads=2), threads=2).warnings == ()
@@ -119,172 +148,331 @@ CURVES = ("cold/", "varied/", "far/")
 
 
 def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> None:
-    held = {name: 0.0 for name in ALL_COSTS if name not in ("module_call", "page_fault") and not name.startswith(CURVES)}
-    points = {f"{name}/1024": 0.0 for name in ALL_COSTS if name.startswith(CURVES)}  # a curve's points are what stands for it
+    held = {
+        name: 0.0
+        for name in ALL_COSTS
+        if name not in ("module_call", "page_fault") and not name.startswith(CURVES)
+    }
+    points = {
+        f"{name}/1024": 0.0 for name in ALL_COSTS if name.startswith(CURVES)
+    }  # a curve's points are what stands for it
     cut = replace(machine({**held, **points}), path="cut.json")
     assert priced(trace(relu(8)), cut).warnings == (
-        "cut.json holds no costs module_call, page_fault, which count as nothing: predictions come out too low; dlperf calibrate -o cut.json adds them",
+        (
+            "cut.json holds no costs module_call, page_fault, which count as nothing: predictions"
+            " come out too low; dlperf calibrate -o cut.json adds them"
+        ),
     )
     step = trace(relu(8), inference=False)
     (line,) = priced(step, replace(machine(), path="")).warnings
-    assert "holds no costs native_call, boxed_call, module_call, module_body and 14 more, which" in line  # 21 less the three of an optimizer
+    assert (
+        "holds no costs native_call, boxed_call, module_call, module_body and 14 more, which"
+        in line
+    )  # 21 less the three of an optimizer
     assert line.endswith("dlperf calibrate adds them")
     full = machine({**{name: 0.0 for name in ALL_COSTS if not name.startswith(CURVES)}, **points})
     assert priced(step, full).warnings == ()
-    assert predict(step, machine(), threads=1, predictor="roofline").warnings == ()  # which knows of none
+    assert (
+        predict(step, machine(), threads=1, predictor="roofline").warnings == ()
+    )  # which knows of none
 
 
-# -- what a call costs in a step --------------------------------------------------------------------------------------
+# -- what a call costs in a step -------------------------------------------------------------------
 
 
 def test_calls_lose_the_benchmarks_overhead_and_gain_the_steps() -> None:
     costs = {"boxed_call": 4e-7, "autograd_record": 2e-6, "autograd_node": 5e-6}
     step = trace(
-        mm(64, 64, 64), mm(64, 64, 64, grad=True), mm(64, 64, 64, phase="backward", node=7), mm(64, 64, 64, phase="backward", node=7), inference=False
+        mm(64, 64, 64),
+        mm(64, 64, 64, grad=True),
+        mm(64, 64, 64, phase="backward", node=7),
+        mm(64, 64, 64, phase="backward", node=7),
+        inference=False,
     )
     base = mm_s(64, 64, 64) - 4e-7
     seconds = [row["seconds"] for row in kernels(priced(step, machine(costs)))]
-    assert seconds == pytest.approx([base, base + 2e-6, base + 5e-6, base])  # one node ran both products
+    assert seconds == pytest.approx(
+        [base, base + 2e-6, base + 5e-6, base]
+    )  # one node ran both products
 
 
 def test_code_that_ran_long_ago_is_cold() -> None:
     n = 2**18  # 1 MiB: relu reads and writes 2 MiB between two products
     step = trace(
-        Op("aten.mm.default", (T(64, 64, storage=0), T(64, 64, storage=0)), outputs=(T(64, 64),), layer="fc"),
+        Op(
+            "aten.mm.default",
+            (T(64, 64, storage=0), T(64, 64, storage=0)),
+            outputs=(T(64, 64),),
+            layer="fc",
+        ),
         Op("aten.relu.default", (T(n, storage=1),), outputs=(T(n, storage=1),), layer="act"),
         storages=(Storage(64 * 64 * 4, kind="input"), Storage(4 * n, kind="input")),
     )
-    warm, cold = priced(step, machine()), priced(step, machine({"cold/next/1048576": 1e-6, "cold/next/16777216": 3e-6}))
+    warm, cold = (
+        priced(step, machine()),
+        priced(step, machine({"cold/next/1048576": 1e-6, "cold/next/16777216": 3e-6})),
+    )
     product, other = ([row["seconds"] for row in kernels(found)] for found in (warm, cold))
-    # between two products lies relu's 1 MiB (its result is in place), between two of relu the product's 32 KiB
+    # between two products lies relu's 1 MiB (its result is in place), between two of relu the
+    # product's 32 KiB
     assert other[0] - product[0] == pytest.approx(1e-6)
-    assert other[1] - product[1] == pytest.approx(0.0, abs=1e-12)  # a quarter of the least measured, and less, is warm
-    # What all operators share goes by the op before: the product comes after relu's 1 MiB, relu after 32 KiB.
+    assert other[1] - product[1] == pytest.approx(
+        0.0, abs=1e-12
+    )  # a quarter of the least measured, and less, is warm
+    # What all operators share goes by the op before: the product comes after relu's 1 MiB, relu
+    # after 32 KiB.
     shared = priced(step, machine({"cold/next/1048576": 1e-6, "cold/first/1048576": 5e-6}))
     third = [row["seconds"] for row in kernels(shared)]
     assert third[1] - product[1] == pytest.approx(0.0, abs=1e-12)
-    assert third[0] - other[0] == pytest.approx(4e-6)  # the first op comes after the whole step before
+    assert third[0] - other[0] == pytest.approx(
+        4e-6
+    )  # the first op comes after the whole step before
 
 
 def test_code_that_ran_many_operators_ago_is_cold_however_few_their_bytes() -> None:
-    others = [Op(f"aten.{name}.default", (T(4096),), layer="act") for name in ("relu", "tanh", "sigmoid", "exp")]
-    step = trace(mm(64, 64, 64), *others, mm(64, 64, 64), Op("aten.mm.default", (T(8, 8), T(8, 8)), layer="fc"))
+    others = [
+        Op(f"aten.{name}.default", (T(4096),), layer="act")
+        for name in ("relu", "tanh", "sigmoid", "exp")
+    ]
+    step = trace(
+        mm(64, 64, 64),
+        *others,
+        mm(64, 64, 64),
+        Op("aten.mm.default", (T(8, 8), T(8, 8)), layer="fc"),
+    )
     varied = {"varied/next/2": 0.0, "varied/next/10": 8e-6}
-    warm, cold = ([row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in ({}, varied))
-    # Four other operators ran since the product's code last did; none since the last but one; since relu's, three others and the product's code of 3.
-    assert [b - a for a, b in zip(warm, cold)] == pytest.approx([0.0, 4e-6, 4e-6, 4e-6, 4e-6, 2e-6, 0.0], abs=1e-12)
+    warm, cold = (
+        [row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in ({}, varied)
+    )
+    # Four other operators ran since the product's code last did; none since the last but one; since
+    # relu's, three others and the product's code of 3.
+    assert [b - a for a, b in zip(warm, cold)] == pytest.approx(
+        [0.0, 4e-6, 4e-6, 4e-6, 4e-6, 2e-6, 0.0], abs=1e-12
+    )
 
 
 def test_a_copy_within_an_operator_is_paid() -> None:
     turned = TensorSpec((48, 32), (1, 48))
-    rows = tuple(Kernel(Op("aten._softmax.default", (T(n, 32), -1, False)), "rows", 1, Samples((1e-9 * n,))) for n in (16, 256, 4096))
+    rows = tuple(
+        Kernel(Op("aten._softmax.default", (T(n, 32), -1, False)), "rows", 1, Samples((1e-9 * n,)))
+        for n in (16, 256, 4096)
+    )
     book = machine(extra=rows)
-    plain, copied = (kernels(priced(trace(Op("aten._softmax.default", (spec, -1, False), layer="act")), book))[0]["seconds"] for spec in (T(48, 32), turned))
-    clone = Op("aten.clone.default", (turned,), (("memory_format", Symbol("memory_format", "contiguous_format")),))
-    assert copied - plain == pytest.approx(kernels(priced(trace(clone), book))[0]["seconds"], rel=0.2)
+    plain, copied = (
+        kernels(priced(trace(Op("aten._softmax.default", (spec, -1, False), layer="act")), book))[
+            0
+        ]["seconds"]
+        for spec in (T(48, 32), turned)
+    )
+    clone = Op(
+        "aten.clone.default",
+        (turned,),
+        (("memory_format", Symbol("memory_format", "contiguous_format")),),
+    )
+    assert copied - plain == pytest.approx(
+        kernels(priced(trace(clone), book))[0]["seconds"], rel=0.2
+    )
 
 
 def test_a_backward_of_a_convolution_is_the_sum_of_its_passes_and_one_call() -> None:
     sizes = (4, 16, 64)
     passes = [
-        Kernel(backward_of(convolution(n, 16, 16, (8, 8), (3, 3)), wanted), "conv_backward", 1, Samples((factor * n,)))
-        for n in sizes for wanted, factor in (((True, False), 1e-6), ((False, True), 3e-6))
-    ]  # fmt: skip
-    found = book_of(machine({"native_call": 5e-7}, extra=tuple(passes)), 1).kernel_s(backward_of(convolution(16, 16, 16, (8, 8), (3, 3))))
+        Kernel(
+            backward_of(convolution(n, 16, 16, (8, 8), (3, 3)), wanted),
+            "conv_backward",
+            1,
+            Samples((factor * n,)),
+        )
+        for n in sizes
+        for wanted, factor in (((True, False), 1e-6), ((False, True), 3e-6))
+    ]
+    found = book_of(machine({"native_call": 5e-7}, extra=tuple(passes)), 1).kernel_s(
+        backward_of(convolution(16, 16, 16, (8, 8), (3, 3)))
+    )
     assert found is not None
     assert found == (pytest.approx(64e-6 - 5e-7, rel=0.02), "interpolated")
 
 
 def test_a_library_behind_an_operator_is_colder_than_a_loop() -> None:
     step = trace(
-        Op("aten.addmm.default", (T(64, storage=0), T(64, 64, storage=0), T(64, 64, storage=0)), outputs=(T(64, 64),), layer="fc"),
-        Op("aten.relu.default", (T(2**18, storage=1),), outputs=(T(2**18, storage=1),), layer="act"),
-        Op("aten.mm.default", (T(64, 64, storage=0), T(64, 64, storage=0)), outputs=(T(64, 64),), layer="fc"),
+        Op(
+            "aten.addmm.default",
+            (T(64, storage=0), T(64, 64, storage=0), T(64, 64, storage=0)),
+            outputs=(T(64, 64),),
+            layer="fc",
+        ),
+        Op(
+            "aten.relu.default", (T(2**18, storage=1),), outputs=(T(2**18, storage=1),), layer="act"
+        ),
+        Op(
+            "aten.mm.default",
+            (T(64, 64, storage=0), T(64, 64, storage=0)),
+            outputs=(T(64, 64),),
+            layer="fc",
+        ),
         storages=(Storage(64 * 64 * 4, kind="input"), Storage(MIB, kind="input")),
     )
     loops = {"cold/next/1048576": 1e-6}
-    plain, own = ([row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in (loops, {**loops, "cold/aten.mm/1048576": 7e-6}))
+    plain, own = (
+        [row["seconds"] for row in kernels(priced(step, machine(costs)))]
+        for costs in (loops, {**loops, "cold/aten.mm/1048576": 7e-6})
+    )
     assert own[2] - plain[2] == pytest.approx(6e-6)
     assert own[1] == plain[1]
-    assert own[0] == plain[0]  # both products run the same code, and nothing lies between the second and the next step's first
+    assert (
+        own[0] == plain[0]
+    )  # both products run the same code, and nothing lies between the second and the next step's first
 
 
 def test_a_table_is_read_where_it_is_looked_up() -> None:
     table, rows = T(10_000, 32, storage=0), T(4, 32, storage=2)
     step = trace(
-        Op("aten.embedding.default", (table, T(4, dtype="int64", storage=1)), outputs=(rows,), layer="emb"),
-        storages=(Storage(table.nbytes, kind="parameter"), Storage(32, kind="input"), Storage(rows.nbytes, born=0, dies=1)),
+        Op(
+            "aten.embedding.default",
+            (table, T(4, dtype="int64", storage=1)),
+            outputs=(rows,),
+            layer="emb",
+        ),
+        storages=(
+            Storage(table.nbytes, kind="parameter"),
+            Storage(32, kind="input"),
+            Storage(rows.nbytes, born=0, dies=1),
+        ),
     )
-    assert max(analyse(step).operand_bytes) == 2 * rows.nbytes + 32  # rows read and written, indices
+    assert (
+        max(analyse(step).operand_bytes) == 2 * rows.nbytes + 32
+    )  # rows read and written, indices
 
 
 def test_roots_of_zero_take_longer() -> None:
     spec = T(1000, 4, storage=0)
     step = trace(
-        Op("aten.embedding_dense_backward.default", (T(10, 4), T(10, dtype="int64"), 1000, -1, False), outputs=(spec,), phase="backward", layer="emb"),
-        Op("aten.addcmul_.default", (T(1000, 4, storage=1), spec, spec), outputs=(T(1000, 4, storage=1),), phase="optimizer", layer="emb"),
-        Op("aten.sqrt.default", (T(1000, 4, storage=1),), outputs=(T(1000, 4, storage=2),), phase="optimizer", layer="emb"),
-        storages=(Storage(16000, kind="gradient"), Storage(16000, kind="optimizer"), Storage(16000, born=2, dies=3)), inference=False,
+        Op(
+            "aten.embedding_dense_backward.default",
+            (T(10, 4), T(10, dtype="int64"), 1000, -1, False),
+            outputs=(spec,),
+            phase="backward",
+            layer="emb",
+        ),
+        Op(
+            "aten.addcmul_.default",
+            (T(1000, 4, storage=1), spec, spec),
+            outputs=(T(1000, 4, storage=1),),
+            phase="optimizer",
+            layer="emb",
+        ),
+        Op(
+            "aten.sqrt.default",
+            (T(1000, 4, storage=1),),
+            outputs=(T(1000, 4, storage=2),),
+            phase="optimizer",
+            layer="emb",
+        ),
+        storages=(
+            Storage(16000, kind="gradient"),
+            Storage(16000, kind="optimizer"),
+            Storage(16000, born=2, dies=3),
+        ),
+        inference=False,
     )
     step = replace(step, optimizer=OptimizerInfo("Adagrad", "for-loop", 1))
-    plain, dear = (kernels(priced(step, machine(costs)))[-1]["seconds"] for costs in ({}, {"optimizer_zero_root": 1e-8}))
+    plain, dear = (
+        kernels(priced(step, machine(costs)))[-1]["seconds"]
+        for costs in ({}, {"optimizer_zero_root": 1e-8})
+    )
     assert dear - plain == pytest.approx(1e-8 * 4000 * (1 - 1 / 1000) ** 10)
 
 
 def test_a_modules_code_is_as_cold_as_its_operators() -> None:
     # In place on 1 MiB each, in turn: 1 MiB of the other between two calls of either.
-    ops = [Op(f"aten.{name}.default", (T(2**18, storage=place),), layer=name) for place, name in enumerate(("relu_", "abs_"))]
+    ops = [
+        Op(f"aten.{name}.default", (T(2**18, storage=place),), layer=name)
+        for place, name in enumerate(("relu_", "abs_"))
+    ]
     step = trace(*ops, storages=(Storage(MIB, kind="input"), Storage(MIB, kind="input")))
-    warm, cold = priced(step, machine()), priced(step, machine({"cold/module/1048576": 1e-6, "cold/module/4194304": 3e-6}))
+    warm, cold = (
+        priced(step, machine()),
+        priced(step, machine({"cold/module/1048576": 1e-6, "cold/module/4194304": 3e-6})),
+    )
     assert cold.step.total_s - warm.step.total_s == pytest.approx(2 * 1e-6)  # type: ignore[operator]
 
 
 FAR = {"far/next/4194304": 1e-11, "far/next/67108864": 3e-11}
-"""Seconds a byte that elementwise operators take more after so many bytes of other data; nothing after 1 MiB."""
+"""Seconds a byte that elementwise operators take more after so many bytes of other data; nothing
+after 1 MiB.
+"""
 
 
 def test_operands_from_farther_away_cost_what_such_were_measured_to_cost() -> None:
-    """A small relu reads again what 32 MiB of another came between, which is three of four octaves from 4 MiB to 64."""
+    """A small relu reads again what 32 MiB of another came between, which is three of four octaves
+    from 4 MiB to 64.
+    """
     small, large = 1000, 8 * MIB
     step = trace(
-        Op("aten.relu_.default", (T(small, storage=0),), layer="small"), Op("aten.relu_.default", (T(large, storage=1),), layer="large"),
+        Op("aten.relu_.default", (T(small, storage=0),), layer="small"),
+        Op("aten.relu_.default", (T(large, storage=1),), layer="large"),
         storages=(Storage(4 * small, kind="input"), Storage(4 * large, kind="input")),
-    )  # fmt: skip
+    )
     small_row, large_row = kernels(priced(step, machine(FAR)))
     assert small_row["bound"] == "overhead"
     waited_s = 4 * small * 2.5e-11
     assert small_row["seconds"] == pytest.approx(relu_s(small) + waited_s)
     assert large_row["seconds"] == pytest.approx(relu_s(large))  # alone it is as far away
-    restless = machine({**FAR, "unrest/gemm": 1.5, "unrest_memory": 1.1})  # a neighbour on the core takes no memory's time
-    assert kernels(priced(step, restless))[0]["seconds"] == pytest.approx(1.5 * relu_s(small) + 1.1 * waited_s)
+    restless = machine(
+        {**FAR, "unrest/gemm": 1.5, "unrest_memory": 1.1}
+    )  # a neighbour on the core takes no memory's time
+    assert kernels(priced(step, restless))[0]["seconds"] == pytest.approx(
+        1.5 * relu_s(small) + 1.1 * waited_s
+    )
 
 
 def test_operators_wait_for_far_operands_each_in_its_way() -> None:
     operands = T(16, 16, storage=0), T(16, 64, storage=1)
     step = trace(
-        Op("aten.mm.default", operands, outputs=(T(16, 64, storage=3),), layer="fc"), Op("aten.relu_.default", (T(MIB, storage=2),), layer="act"),
-        storages=(*(Storage(spec.nbytes, kind="input") for spec in (*operands, T(MIB))), Storage(T(16, 64).nbytes, born=0, dies=1)),
-    )  # fmt: skip
-    seconds = [kernels(priced(step, machine(costs)))[0]["seconds"] for costs in ({}, FAR, {**FAR, "far/aten.mm/4194304": 7e-11})]
+        Op("aten.mm.default", operands, outputs=(T(16, 64, storage=3),), layer="fc"),
+        Op("aten.relu_.default", (T(MIB, storage=2),), layer="act"),
+        storages=(
+            *(Storage(spec.nbytes, kind="input") for spec in (*operands, T(MIB))),
+            Storage(T(16, 64).nbytes, born=0, dies=1),
+        ),
+    )
+    seconds = [
+        kernels(priced(step, machine(costs)))[0]["seconds"]
+        for costs in ({}, FAR, {**FAR, "far/aten.mm/4194304": 7e-11})
+    ]
     read = sum(spec.nbytes for spec in operands)
     assert (seconds[1] - seconds[0]) / (seconds[2] - seconds[0]) == pytest.approx(1 / 7)
     assert read * 1e-11 <= seconds[1] - seconds[0] <= 2 * read * 1e-11 + T(16, 64).nbytes * 1e-11
 
 
 def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
-    """Some 4 ms pass between two touches of 4 MiB: half of the way from 2 to 6 ms, where what is shared takes three times as long."""
+    """Some 4 ms pass between two touches of 4 MiB: half of the way from 2 to 6 ms, where what is
+    shared takes three times as long.
+    """
     n = MIB
     product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
-    first, other = (Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}") for place, size in enumerate((n, 2 * n)))
+    first, other = (
+        Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}")
+        for place, size in enumerate((n, 2 * n))
+    )
     kept = machine(FAR, extra=(product,))
     lost = replace(kept, costs=(*kept.costs, *retention({"2": 1.0, "6": 3.0})))
-    # Alone, nothing goes by since the last time: it lies in the core's own caches, which nobody takes.
+    # Alone, nothing goes by since the last time: it lies in the core's own caches, which nobody
+    # takes.
     step = trace(first, product.op, storages=(Storage(4 * n, kind="input"),))
-    assert [kernels(priced(step, on))[0]["seconds"] for on in (kept, lost)] == pytest.approx([relu_s(n)] * 2)
-    step = trace(first, product.op, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input")))
+    assert [kernels(priced(step, on))[0]["seconds"] for on in (kept, lost)] == pytest.approx(
+        [relu_s(n)] * 2
+    )
+    step = trace(
+        first,
+        product.op,
+        other,
+        storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input")),
+    )
     longer_s = kernels(priced(step, lost))[0]["seconds"] - kernels(priced(step, kept))[0]["seconds"]
     factor = 1 + 2 * ((2e-3 + relu_s(2 * n)) * 1e3 - 2) / 4
-    # A sweep takes four times as long from memory as from the shared cache: three times as long, and two thirds are lost. The other's 8 MiB went by.
+    # A sweep takes four times as long from memory as from the shared cache: three times as long,
+    # and two thirds are lost. The other's 8 MiB went by.
     assert longer_s == pytest.approx(4 * n * (factor - 1) / 3 * (3e-11 - 1.5e-11))
 
 
@@ -293,43 +481,75 @@ def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
     on = book_of(replace(plain, costs=retention({"1": 1.0, "2": 3.0, "4": 1.2, "8": 2.0})), 1)
     assert on._retention[1].tolist() == pytest.approx([1.0, 1.0, 2.1, 2.1, 2.5])
     small, *others = plain.bandwidths
-    slow = replace(plain, bandwidths=(replace(small, samples=Samples((100 * small.samples.minimum,))), *others))
+    slow = replace(
+        plain, bandwidths=(replace(small, samples=Samples((100 * small.samples.minimum,))), *others)
+    )
     sizes = np.array([16.0, 512.0, 8192.0]) * KIB
     found = book_of(slow, 1).seconds_per_byte(sizes)
-    assert found[1:].tolist() == pytest.approx(book_of(plain, 1).seconds_per_byte(sizes)[1:].tolist())
+    assert found[1:].tolist() == pytest.approx(
+        book_of(plain, 1).seconds_per_byte(sizes)[1:].tolist()
+    )
     assert found[0] == found[1]  # no more than a larger set
 
 
 def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
-    """Between two calls of an operator 2 ms pass and 4 MiB go by: as if everything measured had, where what is shared is by then all gone."""
+    """Between two calls of an operator 2 ms pass and 4 MiB go by: as if everything measured had,
+    where what is shared is by then all gone.
+    """
     product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((2e-3,)))
-    ops = [Op(f"aten.{name}.default", (T(MIB, storage=place),), layer=name) for place, name in enumerate(("relu_", "abs_"))]
+    ops = [
+        Op(f"aten.{name}.default", (T(MIB, storage=place),), layer=name)
+        for place, name in enumerate(("relu_", "abs_"))
+    ]
     step = trace(ops[0], product.op, ops[1], storages=(Storage(4 * MIB, kind="input"),) * 2)
     cold = {"cold/next/1048576": 1e-6, "cold/next/4194304": 2e-6, "cold/next/67108864": 9e-6}
     plain = machine(cold, extra=(product,))
-    four_times = plain.dram_bytes_per_s(1) * book_of(plain, 1).seconds_per_byte(np.array([8.0 * MIB]))[0]  # all of the way to memory
+    four_times = (
+        plain.dram_bytes_per_s(1) * book_of(plain, 1).seconds_per_byte(np.array([8.0 * MIB]))[0]
+    )  # all of the way to memory
     found = []
-    for factors in ({}, {"1": 1.0, "2": 1 + (1 / four_times - 1) / 2}, {"1": 1.0, "2": 1 / four_times}):
+    for factors in (
+        {},
+        {"1": 1.0, "2": 1 + (1 / four_times - 1) / 2},
+        {"1": 1.0, "2": 1 / four_times},
+    ):
         on = replace(plain, costs=(*plain.costs, *retention(factors)))
         far_s = Kernel(ops[0], "exact", 1, Samples((relu_s(MIB),)))
-        row = kernels(priced(step, replace(on, kernels=(*on.kernels, far_s), bandwidths=plain.bandwidths)))[0]
+        row = kernels(
+            priced(step, replace(on, kernels=(*on.kernels, far_s), bandwidths=plain.bandwidths))
+        )[0]
         found.append(row["seconds"] - relu_s(MIB))
     assert found == pytest.approx([2e-6, 5.5e-6, 9e-6])
 
 
 def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
-    """Two operands of 4 and 8 MiB, each read once a step: after 6 ms, where what is shared takes three times as long, both are farther away."""
+    """Two operands of 4 and 8 MiB, each read once a step: after 6 ms, where what is shared takes
+    three times as long, both are farther away.
+    """
     n = MIB
-    first, other = (Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}") for place, size in enumerate((n, 2 * n)))
-    step = trace(first, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input")))
+    first, other = (
+        Op("aten.relu_.default", (T(size, storage=place),), layer=f"act{place}")
+        for place, size in enumerate((n, 2 * n))
+    )
+    step = trace(
+        first, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input"))
+    )
     plain = machine(FAR)
     on = replace(plain, costs=(*plain.costs, *retention({"4": 1.0, "6": 3.0})))
-    at_once, soon, later, much_later = pause_factors(step, on, 1, "default", (0.0, 0.0005, 0.01, 1.0))
+    at_once, soon, later, much_later = pause_factors(
+        step, on, 1, "default", (0.0, 0.0005, 0.01, 1.0)
+    )
     at_once_s = priced(step, on).step.total_s
     assert at_once_s is not None
     sizes, between = np.array([4.0, 8.0]) * n, np.array([8.0, 4.0]) * n
     warm = book_of(on, 1).far_seconds_per_byte("aten.relu_", sizes)
-    extra_s = [sizes @ np.maximum(book_of(on, 1).far_seconds_per_byte("aten.relu_", between, pause_s) - warm, 0.0) for pause_s in (0.0, 0.01)]
+    extra_s = [
+        sizes
+        @ np.maximum(
+            book_of(on, 1).far_seconds_per_byte("aten.relu_", between, pause_s) - warm, 0.0
+        )
+        for pause_s in (0.0, 0.01)
+    ]
     assert (at_once, soon) == (1.0, 1.0)
     assert later == pytest.approx(1 + (extra_s[1] - extra_s[0]) / at_once_s)
     assert much_later == pytest.approx(later)  # no more was measured
@@ -342,11 +562,21 @@ def retention(factors: dict[str, float]) -> tuple[Cost, ...]:
 
 def test_page_faults_stand_where_the_memory_is_born() -> None:
     big = 10 * MIB  # elements: 40 MiB, a mapping of its own in every step
-    step = trace(relu(64, "a"), Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"), storages=(Storage(4 * big, 1, 2),))
+    step = trace(
+        relu(64, "a"),
+        Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"),
+        storages=(Storage(4 * big, 1, 2),),
+    )
     found = priced(step, machine({"page_fault": FAULT_S}))
     (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
-    assert (row["layer"], row["bound"], row["seconds"]) == ("b", "page-faults", pytest.approx((40 * 256 + 1) * FAULT_S))
-    restless = priced(step, machine({"page_fault": FAULT_S, "unrest/gemm": 1.5, "unrest_memory": 1.1}))
+    assert (row["layer"], row["bound"], row["seconds"]) == (
+        "b",
+        "page-faults",
+        pytest.approx((40 * 256 + 1) * FAULT_S),
+    )
+    restless = priced(
+        step, machine({"page_fault": FAULT_S, "unrest/gemm": 1.5, "unrest_memory": 1.1})
+    )
     (busy,) = restless.ops[restless.ops["what"] == "page faults"].to_dict("records")
     assert busy["seconds"] == pytest.approx(1.1 * row["seconds"])
     assert found.layers.set_index("layer").loc["b", "bound"] == "page-faults"
@@ -355,7 +585,9 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
 
 
 def test_pages_are_handed_out_last_in_first_out() -> None:
-    """100 pages are given back at 1 s and 50 at 4 s. 80 taken then are the 50 and 30 of the others; what is taken at 9 s is in part from the step before."""
+    """100 pages are given back at 1 s and 50 at 4 s. 80 taken then are the 50 and 30 of the others;
+    what is taken at 9 s is in part from the step before.
+    """
     replay = Replay((0.0, 0.0, 80.0, 90.0), (), 0, 170, 170, released=(0.0, 100.0, 50.0, 0.0, 20.0))
     ages: list[float] = []
 
@@ -365,16 +597,29 @@ def test_pages_are_handed_out_last_in_first_out() -> None:
 
     found = cold_faults(replay, [0, 1, 4, 9, 10, 11, 14, 19], factor)
     assert found == (0.0, 0.0, 50 + 2 * 30, 2 * 90)
-    assert ages[-4:] == [0, 3, 8, 10]  # released before the op that takes them; then what the end of the first step gave back
-    assert cold_faults(Replay((5.0,), (), 0, 5, 5), [0, 1], factor) == (10.0,)  # nobody gave them back in the step
+    assert ages[-4:] == [
+        0,
+        3,
+        8,
+        10,
+    ]  # released before the op that takes them; then what the end of the first step gave back
+    assert cold_faults(Replay((5.0,), (), 0, 5, 5), [0, 1], factor) == (
+        10.0,
+    )  # nobody gave them back in the step
 
 
 def test_page_faults_after_a_long_step_take_longer() -> None:
     big = 10 * MIB
     storages = (Storage(4 * big, 1, 2),)
     product = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((8e-3,)))
-    step = trace(product.op, Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"), storages=storages)
-    on = machine({"page_fault": FAULT_S, "retention_page/4": 1.0, "retention_page/8": 2.0}, extra=(product,))
+    step = trace(
+        product.op,
+        Op("aten.relu.default", (T(64),), outputs=(T(big, storage=0),), layer="b"),
+        storages=storages,
+    )
+    on = machine(
+        {"page_fault": FAULT_S, "retention_page/4": 1.0, "retention_page/8": 2.0}, extra=(product,)
+    )
     found = priced(step, on)
     (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
     assert row["seconds"] == pytest.approx(2 * (40 * 256 + 1) * FAULT_S)
@@ -382,21 +627,42 @@ def test_page_faults_after_a_long_step_take_longer() -> None:
 
 def test_modules_cost_their_callers_and_parameters_their_owners() -> None:
     layers = (
-        Layer("Net", "Net", False, (("", 1),)), Layer("block", "Block", False, (("Net", 2),)),
-        Layer("fc", "Linear", True, (("block", 3), ("Net", 1)), parameters=(("weight", T(8, 8)), ("bias", T(8)))),
-    )  # fmt: skip
+        Layer("Net", "Net", False, (("", 1),)),
+        Layer("block", "Block", False, (("Net", 2),)),
+        Layer(
+            "fc",
+            "Linear",
+            True,
+            (("block", 3), ("Net", 1)),
+            parameters=(("weight", T(8, 8)), ("bias", T(8))),
+        ),
+    )
     step = Trace("t", 1, layers, (mm(64, 64, 64), mm(64, 64, 64, phase="backward")), optimizer=None)
-    found = priced(step, machine({"module_call": 1e-3, "parameter_lookup": 1e-2, "accumulate_grad": 1e-1, "backward_call": 1.0}))
+    found = priced(
+        step,
+        machine(
+            {
+                "module_call": 1e-3,
+                "parameter_lookup": 1e-2,
+                "accumulate_grad": 1e-1,
+                "backward_call": 1.0,
+            }
+        ),
+    )
     rows = found.layers.set_index("layer")
-    assert rows.loc["Net", "forward_s"] == pytest.approx((1 + 2 + 1) * 1e-3)  # its own call, two of block, one of fc
+    assert rows.loc["Net", "forward_s"] == pytest.approx(
+        (1 + 2 + 1) * 1e-3
+    )  # its own call, two of block, one of fc
     assert rows.loc["block", "forward_s"] == pytest.approx(3e-3)
     assert rows.loc["fc", "forward_s"] == pytest.approx(4 * 2 * 1e-2 + mm_s(64, 64, 64))
     assert rows.loc["fc", "backward_s"] == pytest.approx(2 * 1e-1 + mm_s(64, 64, 64))
     assert rows.loc[LOSS, "backward_s"] == pytest.approx(1.0)
-    assert found.layers[["forward_s", "backward_s", "optimizer_s"]].to_numpy().sum() == pytest.approx(found.step.total_s)
+    assert found.layers[
+        ["forward_s", "backward_s", "optimizer_s"]
+    ].to_numpy().sum() == pytest.approx(found.step.total_s)
 
 
-# -- the optimizer --------------------------------------------------------------------------------------------------------
+# -- the optimizer ---------------------------------------------------------------------------------
 
 
 def training(info: OptimizerInfo, n_ops: int = 2) -> Trace:
@@ -408,24 +674,36 @@ def training(info: OptimizerInfo, n_ops: int = 2) -> Trace:
 
 
 COSTS = {
-    "optimizer_tensor/SGD/for-loop/2": 1e-5, "optimizer_call/SGD/for-loop": 6e-5, "zero_grad_call": 1e-4, "zero_grad_tensor": 1e-3,
+    "optimizer_tensor/SGD/for-loop/2": 1e-5,
+    "optimizer_call/SGD/for-loop": 6e-5,
+    "zero_grad_call": 1e-4,
+    "zero_grad_tensor": 1e-3,
     "optimizer_tensor/Adam/for-loop/10": 6e-5,
-}  # fmt: skip
+}
 
 
 def test_a_measured_loop_is_shared_by_parameters() -> None:
     found = priced(training(OptimizerInfo("SGD", "for-loop", 3)), machine(COSTS))
-    # tiny kernels are in the loop's cost: 6e-5 a step and three times 1e-5, two thirds of it the first layer's
+    # tiny kernels are in the loop's cost: 6e-5 a step and three times 1e-5, two thirds of it the
+    # first layer's
     assert found.step.optimizer_s == pytest.approx(9e-5, rel=1e-3)
     rows = found.layers.set_index("layer")
     assert rows.loc["a", "optimizer_s"] == pytest.approx(6e-5, rel=1e-3)
     assert rows.loc["b", "source"] == "measured"
     assert found.step.zero_grad_s == pytest.approx(1e-4 + 3e-3)
-    assert found.step.total_s == pytest.approx(found.layers[["forward_s", "backward_s", "optimizer_s"]].to_numpy().sum() + found.step.zero_grad_s)
+    assert found.step.total_s == pytest.approx(
+        found.layers[["forward_s", "backward_s", "optimizer_s"]].to_numpy().sum()
+        + found.step.zero_grad_s
+    )
 
 
 def test_more_ops_a_tensor_cost_more() -> None:
-    seconds = [priced(training(OptimizerInfo("SGD", "for-loop", 3), n_ops), machine(COSTS)).step.optimizer_s for n_ops in (1, 2, 5)]
+    seconds = [
+        priced(
+            training(OptimizerInfo("SGD", "for-loop", 3), n_ops), machine(COSTS)
+        ).step.optimizer_s
+        for n_ops in (1, 2, 5)
+    ]
     assert seconds == sorted(seconds)  # type: ignore[type-var]
     assert len(set(seconds)) == 3
 
@@ -452,7 +730,9 @@ def test_the_machines_unrest_is_in_every_time() -> None:
     step = trace(mm(64, 64, 64), relu(1024))
     quiet = priced(step, machine({"module_call": 1e-6}))
     restless = priced(step, machine({"module_call": 1e-6, "unrest/gemm": 1.25}))
-    assert list(restless.ops["seconds"]) == pytest.approx([1.25 * seconds for seconds in quiet.ops["seconds"]])
+    assert list(restless.ops["seconds"]) == pytest.approx(
+        [1.25 * seconds for seconds in quiet.ops["seconds"]]
+    )
     assert any("25 %" in note for note in restless.prices.notes)
     assert not any("usually" in note for note in quiet.prices.notes)
 
@@ -460,8 +740,13 @@ def test_the_machines_unrest_is_in_every_time() -> None:
 @pytest.mark.parametrize(("n", "factor"), [(64, 1.4), (2**19, 1.4), (2**22, 1.306), (2**25, 1.2)])
 def test_long_calls_have_less_unrest_to_add(n: int, factor: float) -> None:
     """Of 64 ns, 0.5, 4.2 and 34 ms: the best samples of the last had their neighbours, too."""
-    quiet, restless = (priced(trace(relu(n)), machine(costs)).prices.items for costs in ({}, {"unrest/gemm": 1.4, "unrest_long/gemm": 1.2}))
-    (kernel_s,), (usual_s,) = ([item.seconds for item in items if item.what == "kernel"] for items in (quiet, restless))
+    quiet, restless = (
+        priced(trace(relu(n)), machine(costs)).prices.items
+        for costs in ({}, {"unrest/gemm": 1.4, "unrest_long/gemm": 1.2})
+    )
+    (kernel_s,), (usual_s,) = (
+        [item.seconds for item in items if item.what == "kernel"] for items in (quiet, restless)
+    )
     assert usual_s / kernel_s == pytest.approx(factor, rel=2e-3)
 
 
@@ -471,15 +756,20 @@ def test_what_the_framework_does_has_an_unrest_of_its_own() -> None:
 
     def by_what(on: Machine) -> dict[str, float]:
         prices = priced(step, on).prices
-        return {what: sum(item.seconds for item in prices.items if item.what == what) for what in {item.what for item in prices.items}}
+        return {
+            what: sum(item.seconds for item in prices.items if item.what == what)
+            for what in {item.what for item in prices.items}
+        }
 
     plain, busy = by_what(machine(costs)), by_what(machine({**costs, "unrest_framework": 2.0}))
     assert plain["module call"] > 0
     assert busy["module call"] == pytest.approx(2.0 / 1.25 * plain["module call"])
-    assert plain["kernel"] <= busy["kernel"] < 2.0 / 1.25 * plain["kernel"]  # of an operator what its call adds
+    assert (
+        plain["kernel"] <= busy["kernel"] < 2.0 / 1.25 * plain["kernel"]
+    )  # of an operator what its call adds
 
 
-# -- the interval ---------------------------------------------------------------------------------------------------------
+# -- the interval ----------------------------------------------------------------------------------
 
 
 def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> None:
@@ -489,18 +779,27 @@ def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> 
     assert found.low_s == pytest.approx(step.total_s * (1 - 1.645 * SPREAD))
 
 
-@pytest.mark.parametrize(("factors", "part"), [({}, 1.0), ({"unrest/gemm": 1.25, "unrest_framework": 1.5}, 0.6)])
+@pytest.mark.parametrize(
+    ("factors", "part"), [({}, 1.0), ({"unrest/gemm": 1.25, "unrest_framework": 1.5}, 0.6)]
+)
 def test_seconds_of_another_pace_widen_it(factors: dict[str, float], part: float) -> None:
     on = machine(factors)
     spells = Cost("unrest_spells", 1, Samples((0.9, *(1.0,) * 9, 1.4)))
     step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, spells))).step
     assert step.total_s is not None
-    assert step.high_s == pytest.approx(step.total_s * (1 + math.hypot(1.645 * SPREAD, part * 0.2)), rel=1e-2)  # half way to the slowest of eleven
-    assert step.low_s == pytest.approx(step.total_s * (1 - math.hypot(1.645 * SPREAD, part * 0.05)), rel=1e-2)
+    assert step.high_s == pytest.approx(
+        step.total_s * (1 + math.hypot(1.645 * SPREAD, part * 0.2)), rel=1e-2
+    )  # half way to the slowest of eleven
+    assert step.low_s == pytest.approx(
+        step.total_s * (1 - math.hypot(1.645 * SPREAD, part * 0.05)), rel=1e-2
+    )
 
 
 def test_what_is_less_known_widens_it() -> None:
-    noisy = tuple(Kernel(relu(n), "pointwise", 1, Samples((relu_s(n) * (1.3 if i % 2 else 1.0),))) for i, n in enumerate((64, 300, 1024, 5000, 2**15, 2**18)))
+    noisy = tuple(
+        Kernel(relu(n), "pointwise", 1, Samples((relu_s(n) * (1.3 if i % 2 else 1.0),)))
+        for i, n in enumerate((64, 300, 1024, 5000, 2**15, 2**18))
+    )
     on = replace(machine(), kernels=noisy)
 
     def width(op: Op) -> float:
@@ -518,7 +817,10 @@ def test_what_is_less_known_widens_it() -> None:
 
 def test_many_different_shapes_are_known_better_together_than_each() -> None:
     sizes = [2**k for k in range(6, 18)]
-    noisy = tuple(Kernel(relu(n), "pointwise", 1, Samples((relu_s(n) * (1.3 if i % 2 else 1.0),))) for i, n in enumerate(sizes))
+    noisy = tuple(
+        Kernel(relu(n), "pointwise", 1, Samples((relu_s(n) * (1.3 if i % 2 else 1.0),)))
+        for i, n in enumerate(sizes)
+    )
     on = replace(machine(), kernels=noisy)
 
     def width(*ops: Op) -> float:
@@ -528,7 +830,11 @@ def test_many_different_shapes_are_known_better_together_than_each() -> None:
         assert step.high_s is not None
         return (step.high_s - step.low_s) / step.total_s
 
-    one, same, other = width(relu(3000)), width(*[relu(3000)] * 8), width(*[relu(3000 + 40 * k) for k in range(8)])
+    one, same, other = (
+        width(relu(3000)),
+        width(*[relu(3000)] * 8),
+        width(*[relu(3000 + 40 * k) for k in range(8)]),
+    )
     assert same == pytest.approx(one, rel=0.05)
     assert other < 0.9 * one
 
@@ -539,10 +845,15 @@ def test_steps_of_few_and_of_many_faults_lie_inside() -> None:
     found = priced(trace(*ops, storages=mib, inference=False), machine({"page_fault": FAULT_S}))
     replay = found.trace.__dict__["_analysis"]["default"].replay
     rest = found.step.total_s - sum(replay.faults) * FAULT_S  # type: ignore[operator]
-    assert found.step.low_s <= rest + replay.fewest_faults * FAULT_S <= rest + replay.most_faults * FAULT_S <= found.step.high_s  # type: ignore[operator]
+    assert (
+        found.step.low_s
+        <= rest + replay.fewest_faults * FAULT_S
+        <= rest + replay.most_faults * FAULT_S
+        <= found.step.high_s
+    )  # type: ignore[operator]
 
 
-# -- surfaces ---------------------------------------------------------------------------------------------------------------
+# -- surfaces --------------------------------------------------------------------------------------
 
 
 def test_a_surface_finds_the_law() -> None:
@@ -554,7 +865,9 @@ def test_a_surface_finds_the_law() -> None:
 
 
 def of_surface(smoothness: Smoothness) -> Smoothness:
-    """The same, with a scale for the coordinate that a surface adds; where the terms are constant it tells nothing apart."""
+    """The same, with a scale for the coordinate that a surface adds; where the terms are constant
+    it tells nothing apart.
+    """
     return replace(smoothness, scales=(*smoothness.scales, 60.0))
 
 
@@ -566,7 +879,9 @@ def test_a_surface_passes_near_its_points_by_as_much_as_they_are_noisy() -> None
     found, inside = exact.predict(places, terms)
     assert found == pytest.approx(t, rel=1e-6)
     assert inside.all()
-    noisy, _ = Surface.fit(places, terms, t, of_surface(Smoothness((1.5,), 1.0, 0.3))).predict(places, terms)
+    noisy, _ = Surface.fit(places, terms, t, of_surface(Smoothness((1.5,), 1.0, 0.3))).predict(
+        places, terms
+    )
     base = terms @ exact.weights
     assert np.all(np.abs(np.log(noisy / base)) < np.abs(np.log(t / base)) + 0.1)
 
@@ -582,45 +897,73 @@ def test_held_out_residuals_are_those_of_fits_without_the_point() -> None:
     for place in range(9):
         rest = np.delete(np.arange(9), place)
         covariance = smoothness.covariance(places[rest], places[rest]) + 0.04 * np.eye(8)
-        expected = smoothness.covariance(places[[place]], places[rest]) @ np.linalg.solve(covariance, residuals[rest] - level)
-        assert found.held_out[place] == pytest.approx(float(expected[0]) - (residuals[place] - level), abs=1e-9)
+        expected = smoothness.covariance(places[[place]], places[rest]) @ np.linalg.solve(
+            covariance, residuals[rest] - level
+        )
+        assert found.held_out[place] == pytest.approx(
+            float(expected[0]) - (residuals[place] - level), abs=1e-9
+        )
 
 
-def drawn(places: npt.NDArray[np.float64], smoothness: Smoothness, scale: float, seed: int) -> npt.NDArray[np.float64]:
-    """Logarithms of times at the places, of a process `scale` times as restless as `smoothness` says, noise included."""
-    covariance = smoothness.covariance(places, places) - 1.0 + smoothness.noise**2 * np.eye(len(places))
-    return scale * np.random.default_rng(seed).multivariate_normal(np.zeros(len(places)), covariance)
+def drawn(
+    places: npt.NDArray[np.float64], smoothness: Smoothness, scale: float, seed: int
+) -> npt.NDArray[np.float64]:
+    """Logarithms of times at the places, of a process `scale` times as restless as `smoothness`
+    says, noise included.
+    """
+    covariance = (
+        smoothness.covariance(places, places) - 1.0 + smoothness.noise**2 * np.eye(len(places))
+    )
+    return scale * np.random.default_rng(seed).multivariate_normal(
+        np.zeros(len(places)), covariance
+    )
 
 
 def test_errors_of_a_surface_covary_as_a_process_given_its_points_does() -> None:
     rng = np.random.default_rng(3)
     places, asked = rng.uniform(0, 8, (12, 2)), rng.uniform(0, 8, (4, 2))
     smoothness = Smoothness((2.0, 3.0), 0.4, 0.2)
-    surface = Surface.fit(places, np.ones((12, 1)), np.exp(drawn(places, smoothness, 0.1, 4)), of_surface(smoothness))  # nothing surprising
+    surface = Surface.fit(
+        places, np.ones((12, 1)), np.exp(drawn(places, smoothness, 0.1, 4)), of_surface(smoothness)
+    )  # nothing surprising
     both = np.concatenate([places, asked])
     joint = smoothness.covariance(both, both) + 0.04 * np.eye(16)
-    # what is left of a normal law of 16 numbers when 12 are known is the inverse of the other four's block of the precision
+    # what is left of a normal law of 16 numbers when 12 are known is the inverse of the other
+    # four's block of the precision
     expected = np.linalg.inv(np.linalg.inv(joint)[12:, 12:])
-    assert surface.covariance(asked, np.ones((4, 1))) == pytest.approx(surface.sharpness**2 * expected, rel=1e-6, abs=1e-12)
+    assert surface.covariance(asked, np.ones((4, 1))) == pytest.approx(
+        surface.sharpness**2 * expected, rel=1e-6, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1.5])
-def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_to_be(scale: float) -> None:
+def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_to_be(
+    scale: float,
+) -> None:
     smoothness = Smoothness((2.0,), 0.3, 0.05)
     inside = []
     for seed in range(40):
         places = np.random.default_rng(seed).uniform(0, 20, (50, 1))
         logs = drawn(places, smoothness, scale, seed)
-        surface = Surface.fit(places[:40], np.ones((40, 1)), np.exp(logs[:40]), of_surface(smoothness))
+        surface = Surface.fit(
+            places[:40], np.ones((40, 1)), np.exp(logs[:40]), of_surface(smoothness)
+        )
         found, _ = surface.predict(places[40:], np.ones((10, 1)))
-        inside += list(np.abs(np.log(found) - logs[40:]) < 1.645 * np.sqrt(np.diag(surface.covariance(places[40:], np.ones((10, 1))))))
-    assert 0.8 < np.mean(inside) < 0.95  # without the factor of the held-out points 100 % at 0.5, 70 % at 1.5
+        inside += list(
+            np.abs(np.log(found) - logs[40:])
+            < 1.645 * np.sqrt(np.diag(surface.covariance(places[40:], np.ones((10, 1)))))
+        )
+    assert (
+        0.8 < np.mean(inside) < 0.95
+    )  # without the factor of the held-out points 100 % at 0.5, 70 % at 1.5
 
 
 def test_near_places_err_alike_and_far_ones_each_by_themselves() -> None:
     smoothness = Smoothness((2.0,), 0.3, 0.001)
     places = np.arange(0.0, 60.0, 5.0)[:, None]
-    surface = Surface.fit(places, np.ones((12, 1)), np.exp(drawn(places, smoothness, 1.0, 5)), of_surface(smoothness))
+    surface = Surface.fit(
+        places, np.ones((12, 1)), np.exp(drawn(places, smoothness, 1.0, 5)), of_surface(smoothness)
+    )
     covariance = surface.covariance(np.array([[12.5], [12.6], [42.5]]), np.ones((3, 1)))
     assert covariance[0, 1] > 0.95 * covariance[0, 0]
     assert abs(covariance[0, 2]) < 0.05 * covariance[0, 0]
@@ -635,7 +978,9 @@ def test_a_disturbed_point_moves_its_neighbours_little() -> None:
     straight = Surface.fit(places, ones, times, of_surface(smoothness)).predict(places, ones)[0]
     times[4] = 3.0
     bent = Surface.fit(places, ones, times, of_surface(smoothness))
-    assert np.delete(bent.predict(places, ones)[0] / straight, 4) == pytest.approx(np.ones(8), rel=0.12)
+    assert np.delete(bent.predict(places, ones)[0] / straight, 4) == pytest.approx(
+        np.ones(8), rel=0.12
+    )
     assert bent.held_out[4] == pytest.approx(math.log(1 / 3), rel=0.1)
 
 
@@ -647,7 +992,10 @@ def test_the_smoothness_found_is_no_worse_than_the_default() -> None:
     ones = np.ones((60, 1))
     found = find_smoothness(places, ones, times)
     assert found.scales[0] < found.scales[1]
-    errors = [np.mean(np.abs(Surface.fit(places, ones, times, smooth).held_out)) for smooth in (None, found)]
+    errors = [
+        np.mean(np.abs(Surface.fit(places, ones, times, smooth).held_out))
+        for smooth in (None, found)
+    ]
     assert errors[1] < 0.7 * errors[0]
 
 

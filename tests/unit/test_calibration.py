@@ -1,4 +1,7 @@
-"""The suite: a file after every group, resuming, deepening, refusing; with made-up workers, and once with a real one."""
+"""The suite: a file after every group, resuming, deepening, refusing; with made-up workers, and
+once with a real one.
+"""
+
 from __future__ import annotations
 
 import json
@@ -13,22 +16,25 @@ import pytest
 from calibrated_cases import T, mm, relu, trace
 from calibrated_cases import machine as made_up
 
-from dlperf import host, predict
-from dlperf.clock import Samples
-from dlperf.errors import DlperfError, Interrupted, WorkFailed
-from dlperf.machine import STEP_COSTS, Cost, Kernel, Machine
-from dlperf.trace import Op
-from dlperf.verification import SelfTest
-from microbench import suite
-from microbench.__main__ import main
-from microbench.plan import Group, Point, repeats
-from microbench.worker import SYSTEM_GROUPS, planned_groups
+from dlperf import predict
+from dlperf.core import host
+from dlperf.core.clock import Samples
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.machine import STEP_COSTS, Cost, Kernel, Machine
+from dlperf.core.trace import Op
+from dlperf.core.verification import SelfTest
+from dlperf.microbench import suite
+from dlperf.microbench.__main__ import main
+from dlperf.microbench.plan import Group, Point, repeats
+from dlperf.microbench.worker import SYSTEM_GROUPS, planned_groups
 
 GROUPS = ("one", "two", "three")
 
 
 class Worker:
-    """Stands for the measuring process: answers a job group by group; `fate` is called before each group and may raise or write half a line."""
+    """Stands for the measuring process: answers a job group by group; `fate` is called before each
+    group and may raise or write half a line.
+    """
 
     jobs: list[dict[str, Any]]
     fate: Callable[[str], str | None]
@@ -69,11 +75,25 @@ class Worker:
                 yield broken
                 return
             yield json.dumps({"progress": 1}) + "\n"
-            samples = Samples((self.seconds,) * (1 + place // len(job["groups"])))  # a later pass tells the earlier one's, too
-            kernel = Kernel(Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)), name, job["threads"], samples)
+            samples = Samples(
+                (self.seconds,) * (1 + place // len(job["groups"]))
+            )  # a later pass tells the earlier one's, too
+            kernel = Kernel(
+                Op("aten.relu.default", (T(64 + GROUPS.index(name) if name in GROUPS else place),)),
+                name,
+                job["threads"],
+                samples,
+            )
             part = Machine(host.this_cpu(), (kernel,))
             switches = 100 * self.switches_per_s
-            told = {"group": name, "part": part.to_json(), "switches": switches, "seconds": 100.0, "refused": [], "unsteady": self.unsteady}
+            told = {
+                "group": name,
+                "part": part.to_json(),
+                "switches": switches,
+                "seconds": 100.0,
+                "refused": [],
+                "unsteady": self.unsteady,
+            }
             told |= {"left_out": self.left_out, "wholes_s": [list(self.wholes_s)]}
             yield json.dumps(told) + "\n"
         if self.wants:
@@ -97,7 +117,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
         chosen: list[dict[str, list[int]]] = []  # noqa: RUF012
         fate = staticmethod(lambda name: None)
 
-    groups = [Group(name, (Point(name, relu(64)), Point(name, relu(65))), repeats("quick")) for name in GROUPS]
+    groups = [
+        Group(name, (Point(name, relu(64)), Point(name, relu(65))), repeats("quick"))
+        for name in GROUPS
+    ]
     monkeypatch.setattr(suite.subprocess, "Popen", Fresh)
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
@@ -110,10 +133,17 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
     path = tmp_path / "m.json"
     worker.seconds, worker.wholes_s, worker.unsteady = 1e-4, (1.0e-4, 1.2e-4, 1.4e-4, 5e-4), 1
     machine = suite.calibrate(path, mode="quick")
-    assert machine.unrest(1) == pytest.approx((1.0 + 1.2 + 1.4 + 2.5) / 4)  # in the last one the core was taken away
-    assert machine.mean_factor(1) == pytest.approx((1.0 + 1.2 + 1.4 + 5.0) / (1.0 + 1.2 + 1.4 + 2.5))
+    assert machine.unrest(1) == pytest.approx(
+        (1.0 + 1.2 + 1.4 + 2.5) / 4
+    )  # in the last one the core was taken away
+    assert machine.mean_factor(1) == pytest.approx(
+        (1.0 + 1.2 + 1.4 + 5.0) / (1.0 + 1.2 + 1.4 + 2.5)
+    )
     # A target that is added at a quieter moment says nothing of what was measured before ...
-    worker.wholes_s, worker.unsteady = (1e-4, 1e-4), 0  # a single sample, held against itself, says nothing
+    worker.wholes_s, worker.unsteady = (
+        (1e-4, 1e-4),
+        0,
+    )  # a single sample, held against itself, says nothing
     machine = suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     assert len([cost for cost in machine.costs if cost.name.startswith("unrest/")]) == 4
     assert machine.unrest(1) == pytest.approx(6.1 / 4)
@@ -122,11 +152,19 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
     assert suite.calibrate(path, mode="quick").unrest(1) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(("seconds", "short", "long"), [(1e-5, 1.5, 1.5), (9e-4, 1.5, 1.5), (1.1e-3, 1.0, 1.0), (0.019, 1.0, 1.0), (0.02, 1.0, 1.5)])
-def test_long_calls_have_an_unrest_of_their_own(tmp_path: Path, worker: type[Worker], seconds: float, short: float, long: float) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "short", "long"),
+    [(1e-5, 1.5, 1.5), (9e-4, 1.5, 1.5), (1.1e-3, 1.0, 1.0), (0.019, 1.0, 1.0), (0.02, 1.0, 1.5)],
+)
+def test_long_calls_have_an_unrest_of_their_own(
+    tmp_path: Path, worker: type[Worker], seconds: float, short: float, long: float
+) -> None:
     worker.seconds, worker.wholes_s, worker.unsteady = seconds, (1.25 * seconds, 1.75 * seconds), 1
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
-    assert (machine.unrest(1), machine.long_unrest(1)) == (pytest.approx(short), pytest.approx(long))  # in between counts as neither
+    assert (machine.unrest(1), machine.long_unrest(1)) == (
+        pytest.approx(short),
+        pytest.approx(long),
+    )  # in between counts as neither
 
 
 def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type[Worker]) -> None:
@@ -137,21 +175,35 @@ def test_a_second_pass_replaces_what_the_first_told(tmp_path: Path, worker: type
     assert {kernel.samples.values for kernel in machine.kernels} == {(2e-3, 2e-3)}
     # calibrated again where it was busy: both calibrations count, each once
     worker.seconds, worker.unsteady = 1e-3, 0
-    assert {kernel.samples.values for kernel in suite.calibrate(path, mode="quick").kernels} == {(2e-3, 2e-3, 1e-3, 1e-3)}
+    assert {kernel.samples.values for kernel in suite.calibrate(path, mode="quick").kernels} == {
+        (2e-3, 2e-3, 1e-3, 1e-3)
+    }
 
 
 def measured(worker: type[Worker]) -> list[tuple[int, list[str]]]:
     return [(job["threads"], job["groups"]) for job in worker.jobs]
 
 
-def test_the_caller_chooses_further_points_by_what_was_measured(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_chooses_further_points_by_what_was_measured(
+    tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
-    def choose(machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int) -> dict[str, list[int]]:
-        asked.append((len(machine.kernels), threads, {name: len(ops) for name, ops in pool.items()}, n_ops))
+    def choose(
+        machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int
+    ) -> dict[str, list[int]]:
+        asked.append(
+            (len(machine.kernels), threads, {name: len(ops) for name, ops in pool.items()}, n_ops)
+        )
         return {"two": [1]}
 
-    monkeypatch.setattr(suite, "further_points", lambda mode, flags: {name: (Point(name, relu(99)),) * 2 for name in ("two", "another job's")})
+    monkeypatch.setattr(
+        suite,
+        "further_points",
+        lambda mode, flags: {
+            name: (Point(name, relu(99)),) * 2 for name in ("two", "another job's")
+        },
+    )
     worker.wants = 5
     suite.calibrate(tmp_path / "m.json", mode="full", choose=choose)
     assert worker.jobs[0]["asks"] is True
@@ -159,7 +211,9 @@ def test_the_caller_chooses_further_points_by_what_was_measured(tmp_path: Path, 
     assert worker.chosen == [{"two": [1]}]
 
 
-def test_a_file_is_made_and_a_second_run_has_nothing_to_do(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_made_and_a_second_run_has_nothing_to_do(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.json"
     machine = suite.calibrate(path, mode="quick")
     assert machine.complete
@@ -187,14 +241,23 @@ def test_where_a_kernel_crashes_the_process_another_goes_on(
 
     worker.fate = staticmethod(fate)  # type: ignore[assignment]
     if again:
-        with pytest.raises(WorkFailed, match=r"died of SIGSEGV while it measured three; .*m.json keeps 2 finished groups, and the same command goes on"):
+        with pytest.raises(
+            WorkFailed,
+            match=(
+                r"died of SIGSEGV while it measured three; .*m.json keeps 2 finished groups, and"
+                r" the same command goes on"
+            ),
+        ):
             suite.calibrate(path, mode="quick")
         return
     machine = suite.calibrate(path, mode="quick")
     assert machine.complete
     assert machine.groups == tuple(f"quick/1/{name}" for name in GROUPS)
     assert measured(worker) == [(1, list(GROUPS)), (1, ["three"])]
-    assert "died of SIGSEGV while it measured three with 1 thread(s); another goes on" in capsys.readouterr().err
+    assert (
+        "died of SIGSEGV while it measured three with 1 thread(s); another goes on"
+        in capsys.readouterr().err
+    )
     assert any("SIGSEGV" in note for note in machine.notes)
 
 
@@ -214,10 +277,19 @@ def test_what_is_finished_stays_and_is_not_measured_again(
 
     worker.fate = staticmethod(fate)  # type: ignore[assignment]
     if how == "interrupt":
-        with pytest.raises(Interrupted, match=r"m.json keeps 2 finished groups, and the same command goes on from there"):
+        with pytest.raises(
+            Interrupted,
+            match=r"m.json keeps 2 finished groups, and the same command goes on from there",
+        ):
             suite.calibrate(path, mode="quick")
     else:
-        with pytest.raises(WorkFailed, match=r"ended with status -9; .*m.json keeps 2 finished groups, and the same command goes on from there"):
+        with pytest.raises(
+            WorkFailed,
+            match=(
+                r"ended with status -9; .*m.json keeps 2 finished groups, and the same command goes"
+                r" on from there"
+            ),
+        ):
             suite.calibrate(path, mode="quick")
     kept = Machine.load(path)
     assert kept.groups == ("quick/1/one", "quick/1/two")
@@ -231,34 +303,52 @@ def test_what_is_finished_stays_and_is_not_measured_again(
 
 
 def test_the_same_command_goes_on_with_what_there_was_no_time_for(
-    tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    worker: type[Worker],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "m.json"
-    groups = [Group(name, tuple(Point(name, relu(64 + number + extra)) for extra in (0, 100)), repeats("quick")) for number, name in enumerate(GROUPS)]
+    groups = [
+        Group(
+            name,
+            tuple(Point(name, relu(64 + number + extra)) for extra in (0, 100)),
+            repeats("quick"),
+        )
+        for number, name in enumerate(GROUPS)
+    ]
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
     worker.left_out = 1
     machine = suite.calibrate(path, mode="quick")
     assert not machine.complete  # points count, not groups
-    assert [(one.group, one.n_measured, one.n_planned) for one in machine.coverage] == [(name, 1, 2) for name in GROUPS]
+    assert [(one.group, one.n_measured, one.n_planned) for one in machine.coverage] == [
+        (name, 1, 2) for name in GROUPS
+    ]
     worker.left_out = 0
     machine = suite.calibrate(path, mode="quick")
     assert machine.complete
     assert worker.jobs[0]["measured"] == {}
-    assert worker.jobs[1]["measured"] == {name: [0] for name in GROUPS}  # what it has is not measured again
+    assert worker.jobs[1]["measured"] == {
+        name: [0] for name in GROUPS
+    }  # what it has is not measured again
     assert [(one.n_measured, one.n_planned) for one in machine.coverage] == [(2, 2)] * 3
     assert suite.calibrate(path, mode="quick").complete
     assert "nothing to measure" in capsys.readouterr().err
     assert len(worker.jobs) == 2
 
 
-def test_a_deeper_calibration_measures_what_a_quick_one_had_time_for_anew(tmp_path: Path, worker: type[Worker]) -> None:
+def test_a_deeper_calibration_measures_what_a_quick_one_had_time_for_anew(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
     worker.left_out = 1
     suite.calibrate(tmp_path / "m.json", mode="quick")
     suite.calibrate(tmp_path / "m.json", mode="full")
     assert worker.jobs[1]["measured"] == {}
 
 
-def test_far_more_threads_than_cores_are_refused(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_more_threads_than_cores_are_refused(
+    tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "available_cores", lambda: 2)
     with pytest.raises(DlperfError, match=r"threads is 9, of 2 cores; give at most 8, or --force"):
         suite.calibrate(tmp_path / "m.json", mode="quick", threads=(1, 9))
@@ -269,7 +359,9 @@ def test_far_more_threads_than_cores_are_refused(tmp_path: Path, worker: type[Wo
     assert [job["threads"] for job in worker.jobs] == [8, 9]
 
 
-def test_a_file_that_is_refused_is_measured_anew(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_refused_is_measured_anew(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.json"
     suite.calibrate(path, mode="quick")
     worker.seconds = 5e-6
@@ -278,10 +370,15 @@ def test_a_file_that_is_refused_is_measured_anew(tmp_path: Path, worker: type[Wo
     assert "failed its self-test; measuring anew" in capsys.readouterr().err
 
 
-def test_what_is_measured_voids_the_self_test_of_its_thread_count(tmp_path: Path, worker: type[Worker]) -> None:
+def test_what_is_measured_voids_the_self_test_of_its_thread_count(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
     path = tmp_path / "m.json"
     first = suite.calibrate(path, mode="quick", threads=(1, 2))
-    replace(first, self_tests=tuple(SelfTest("MLP", count, 7, 1e-3, 1e-3, 1e-3, 1e-3) for count in (1, 2))).save(path)
+    replace(
+        first,
+        self_tests=tuple(SelfTest("MLP", count, 7, 1e-3, 1e-3, 1e-3, 1e-3) for count in (1, 2)),
+    ).save(path)
     assert len(suite.calibrate(path, mode="quick", threads=(1, 2)).self_tests) == 2
     added = suite.calibrate(path, mode="quick", threads=(2,), traces=[trace(mm(8, 8, 8))])
     assert [test.threads for test in added.self_tests] == [1]
@@ -298,7 +395,9 @@ def test_the_file_is_written_after_every_group(tmp_path: Path, worker: type[Work
     assert [len(groups) for groups in seen] == [0, 1, 2]
 
 
-def test_a_full_disk_keeps_the_last_state(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_state(
+    tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "m.json"
     real, calls = Machine.save, []
 
@@ -322,7 +421,9 @@ def test_threads_have_a_process_each(tmp_path: Path, worker: type[Worker]) -> No
     assert measured(worker)[2:] == [(4, list(GROUPS))]
 
 
-def test_a_deeper_mode_measures_anew_and_a_shallower_one_does_not(tmp_path: Path, worker: type[Worker]) -> None:
+def test_a_deeper_mode_measures_anew_and_a_shallower_one_does_not(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
     path = tmp_path / "m.json"
     suite.calibrate(path, mode="quick")
     worker.seconds = 5e-6
@@ -334,7 +435,12 @@ def test_a_deeper_mode_measures_anew_and_a_shallower_one_does_not(tmp_path: Path
     assert len(worker.jobs) == 2
 
 
-def test_a_neighbour_is_noted(tmp_path: Path, worker: type[Worker], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_neighbour_is_noted(
+    tmp_path: Path,
+    worker: type[Worker],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(suite, "_running_processes", lambda: 3)
     worker.switches_per_s = 2 * suite.BUSY_SWITCHES_PER_S
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
@@ -345,7 +451,9 @@ def test_a_neighbour_is_noted(tmp_path: Path, worker: type[Worker], monkeypatch:
     assert told.count("was busy while 3 of 3 groups were measured") == 1
 
 
-def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(tmp_path: Path, worker: type[Worker]) -> None:
+def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
     path = tmp_path / "m.json"
     worker.unsteady = 1
     busy = suite.calibrate(path, mode="quick")
@@ -358,10 +466,14 @@ def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(tmp_
     assert set(measured(worker)[2][1]) >= set(GROUPS)
     assert not any("busy while measuring" in note for note in mended.notes)
     # both looks are kept, and the least of them counts
-    assert {kernel.samples.values for kernel in mended.kernels if kernel.family in GROUPS} == {(1e-6, 5e-6)}
+    assert {kernel.samples.values for kernel in mended.kernels if kernel.family in GROUPS} == {
+        (1e-6, 5e-6)
+    }
 
 
-def test_what_is_missing_comes_before_what_is_to_be_mended(tmp_path: Path, worker: type[Worker]) -> None:
+def test_what_is_missing_comes_before_what_is_to_be_mended(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
     path = tmp_path / "m.json"
     worker.unsteady = 1
 
@@ -380,7 +492,9 @@ def test_what_is_missing_comes_before_what_is_to_be_mended(tmp_path: Path, worke
 
 def other(path: Path) -> None:
     cpu = replace(host.this_cpu(), model="Another CPU")
-    Machine(cpu, (Kernel(relu(7), "pointwise", 1, Samples((1.0,))),), versions=host.versions()).save(path)
+    Machine(
+        cpu, (Kernel(relu(7), "pointwise", 1, Samples((1.0,))),), versions=host.versions()
+    ).save(path)
 
 
 def damaged(path: Path) -> None:
@@ -394,10 +508,15 @@ def damaged(path: Path) -> None:
     [
         (other, "is of another machine .Another CPU, .* choose another name, or give --force"),
         (damaged, r"kernels\[0\]\.threads is -1.* Or give --force to measure anew"),
-        (lambda path: path.write_text("my notes"), "was not written by dlperf; choose another name, or give --force"),
+        (
+            lambda path: path.write_text("my notes"),
+            "was not written by dlperf; choose another name, or give --force",
+        ),
     ],
 )
-def test_what_is_not_this_machines_is_refused_without_force(tmp_path: Path, worker: type[Worker], make: Callable[[Path], Any], message: str) -> None:
+def test_what_is_not_this_machines_is_refused_without_force(
+    tmp_path: Path, worker: type[Worker], make: Callable[[Path], Any], message: str
+) -> None:
     path = tmp_path / "m.json"
     make(path)
     before = path.read_text()
@@ -408,50 +527,89 @@ def test_what_is_not_this_machines_is_refused_without_force(tmp_path: Path, work
     assert len(suite.calibrate(path, mode="quick", force=True).kernels) == 3
 
 
-def test_another_torch_does_not_replace_what_took_hours(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_torch_does_not_replace_what_took_hours(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.json"
     replace(suite.calibrate(path, mode="quick"), versions={"torch": "1.0"}).save(path)
     held = path.read_bytes()
-    with pytest.raises(DlperfError, match=r"was made with torch 1\.0, this is torch .*; choose another name \(-o\) to keep it, or give --force to replace it"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"was made with torch 1\.0, this is torch .*; choose another name \(-o\) to keep it, or"
+            r" give --force to replace it"
+        ),
+    ):
         suite.calibrate(path, mode="quick")
     assert path.read_bytes() == held
     suite.calibrate(path, mode="quick", force=True)
     assert len(worker.jobs) == 2
     assert "was made with torch 1.0; measuring anew" in capsys.readouterr().err
     ours = host.versions()["torch"].partition("+")[0]
-    replace(Machine.load(path), versions={"torch": f"{ours}+other"}).save(path)  # another build of the same version goes on
+    replace(Machine.load(path), versions={"torch": f"{ours}+other"}).save(
+        path
+    )  # another build of the same version goes on
     suite.calibrate(path, mode="quick")
     assert len(worker.jobs) == 2
 
 
 def test_costs_that_were_cut_out_are_measured_again() -> None:
     names = [name for names in STEP_COSTS.values() for name in names]
-    groups = tuple(f"quick/1/{name}" for name in (*SYSTEM_GROUPS, *(group.name for group in planned_groups("quick", host.this_cpu().flags))))
-    whole = Machine(host.this_cpu(), costs=tuple(Cost(name, 1, Samples((1e-6,))) for name in names), groups=groups)
+    groups = tuple(
+        f"quick/1/{name}"
+        for name in (
+            *SYSTEM_GROUPS,
+            *(group.name for group in planned_groups("quick", host.this_cpu().flags)),
+        )
+    )
+    whole = Machine(
+        host.this_cpu(),
+        costs=tuple(Cost(name, 1, Samples((1e-6,))) for name in names),
+        groups=groups,
+    )
     assert suite._missing(whole, 1, "quick", (), mends=False) == []
-    cut = replace(whole, costs=tuple(cost for cost in whole.costs if cost.name not in ("autograd_node", "cold/first")))
+    cut = replace(
+        whole,
+        costs=tuple(
+            cost for cost in whole.costs if cost.name not in ("autograd_node", "cold/first")
+        ),
+    )
     assert [name for name, _ in suite._missing(cut, 1, "quick", (), mends=False)] == ["framework"]
-    assert [name for name, _ in suite._missing(replace(whole, costs=()), 1, "quick", (), mends=False)] == ["framework", "memory"]
+    assert [
+        name for name, _ in suite._missing(replace(whole, costs=()), 1, "quick", (), mends=False)
+    ] == ["framework", "memory"]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"mode": "hasty"}, "mode 'hasty' is unknown; known are quick"), ({"threads": (1, 0)}, "threads is 0")])
-def test_wrong_usage(tmp_path: Path, worker: type[Worker], arguments: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "hasty"}, "mode 'hasty' is unknown; known are quick"),
+        ({"threads": (1, 0)}, "threads is 0"),
+    ],
+)
+def test_wrong_usage(
+    tmp_path: Path, worker: type[Worker], arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DlperfError, match=message):
         suite.calibrate(tmp_path / "m.json", **arguments)
     assert not list(tmp_path.iterdir())
 
 
-# -- the command ------------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_file_and_nothing_else(tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_file_and_nothing_else(
+    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m.json"
     assert main(["-o", str(path), "--quick", "--threads", "1,2"]) == 0
     assert capsys.readouterr().out == f"{path}\n"
     assert Machine.load(path).threads == (1, 2)
 
 
-def test_an_interruption_in_the_first_group_promises_nothing(tmp_path: Path, worker: type[Worker]) -> None:
+def test_an_interruption_in_the_first_group_promises_nothing(
+    tmp_path: Path, worker: type[Worker]
+) -> None:
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 
@@ -469,12 +627,20 @@ def test_an_interruption_in_the_first_group_promises_nothing(tmp_path: Path, wor
     assert path.read_bytes() == held
 
 
-@pytest.mark.parametrize(("fate", "status"), [(KeyboardInterrupt, 130), (WorkFailed, 1), (DlperfError, 2)])
-def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fate: type[BaseException], status: int) -> None:
+@pytest.mark.parametrize(
+    ("fate", "status"), [(KeyboardInterrupt, 130), (WorkFailed, 1), (DlperfError, 2)]
+)
+def test_exit_statuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fate: type[BaseException],
+    status: int,
+) -> None:
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise fate("why")
 
-    monkeypatch.setattr("microbench.__main__.calibrate", fail)
+    monkeypatch.setattr("dlperf.microbench.__main__.calibrate", fail)
     assert main(["-o", str(tmp_path / "m.json")]) == status
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -482,8 +648,19 @@ def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(captured.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["--threads", "two"], ["--threads", "1,"], ["--threads", ""], ["--quick", "--thorough"], ["--fast"]])
-def test_wrong_options_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--threads", "two"],
+        ["--threads", "1,"],
+        ["--threads", ""],
+        ["--quick", "--thorough"],
+        ["--fast"],
+    ],
+)
+def test_wrong_options_exit_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
@@ -497,15 +674,19 @@ def test_bad_values_exit_with_2_before_anything_is_written(tmp_path: Path) -> No
 
 
 def test_help_of_the_real_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "microbench", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "microbench", "--help"], capture_output=True, text=True, check=True
+    )
     assert "Measure this machine into a machine file" in done.stdout
     assert done.stderr == ""
 
 
-# -- a real worker ----------------------------------------------------------------------------------------------------------
+# -- a real worker ---------------------------------------------------------------------------------
 
 
-def test_a_traces_ops_are_measured_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_traces_ops_are_measured_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ("threads", "memory"))
     monkeypatch.setattr(suite, "_running_processes", lambda: 1)
@@ -515,8 +696,14 @@ def test_a_traces_ops_are_measured_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert machine.groups[0].startswith("quick/1/for made-up@1 (forward pass, ops ")
     assert {kernel.family for kernel in machine.kernels} == {"exact"}
     assert [machine.exact(op.signature, 1) is not None for op in step.ops] == [True, True, False]
-    assert any("mine.odd.default: this torch has no such operator" in note for note in machine.notes)
+    assert any(
+        "mine.odd.default: this torch has no such operator" in note for note in machine.notes
+    )
     assert machine.cost_s("fork_join", 1) == 0.0
     assert capfd.readouterr().out == ""
     found = predict(step, replace(machine, bandwidths=made_up().bandwidths), threads=1)
-    assert list(found.ops[found.ops["what"] == "kernel"]["source"]) == ["measured", "measured", "unpriced"]
+    assert list(found.ops[found.ops["what"] == "kernel"]["source"]) == [
+        "measured",
+        "measured",
+        "unpriced",
+    ]

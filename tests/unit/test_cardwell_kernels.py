@@ -1,4 +1,5 @@
 """The seven algorithms on 1 to 6 ranks against numpy and scipy."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,8 +10,8 @@ from scipy.sparse.csgraph import dijkstra as scipy_dijkstra
 from scipy.sparse.csgraph import minimum_spanning_tree
 from thread_wire import ThreadWire, on_ranks
 
-from dlperf.reproduce.cardwell_kernels import dense, graphs
-from dlperf.reproduce.cardwell_kernels.dense import share
+from dlperf.studies.cardwell_kernels import dense, graphs
+from dlperf.studies.cardwell_kernels.dense import share
 
 RANKS = pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 6])
 
@@ -59,7 +60,9 @@ def test_fft(n: int, n_ranks: int) -> None:
 
     def own(wire: ThreadWire) -> np.ndarray:
         mine = share(n, wire.rank, n_ranks)
-        return dense.fft(wire, torch.tensor(x[mine.start : mine.stop]), dense.twiddles(wire, n)).numpy()
+        return dense.fft(
+            wire, torch.tensor(x[mine.start : mine.stop]), dense.twiddles(wire, n)
+        ).numpy()
 
     by_k1 = np.concatenate(on_ranks(n_ranks, own))  # [k1, k2] holds X[k1 + N1 k2]
     assert np.allclose(by_k1.T.ravel(), np.fft.fft(x))
@@ -77,7 +80,9 @@ def test_stencil(n_ranks: int, n_sweeps: int) -> None:
     start = random(n, n)
     expected = start.copy()
     for _ in range(n_sweeps):
-        expected[1:-1, 1:-1] = (expected[:-2, 1:-1] + expected[2:, 1:-1] + expected[1:-1, :-2] + expected[1:-1, 2:]) / 4
+        expected[1:-1, 1:-1] = (
+            expected[:-2, 1:-1] + expected[2:, 1:-1] + expected[1:-1, :-2] + expected[1:-1, 2:]
+        ) / 4
 
     def own(wire: ThreadWire) -> np.ndarray:
         mine = share(n - 2, wire.rank, n_ranks)
@@ -93,7 +98,11 @@ def random_graph(n_vertices: int, n_edges: int, most: int) -> tuple[np.ndarray, 
 
 
 @RANKS
-@pytest.mark.parametrize(("n_vertices", "n_edges", "most"), [(60, 400, 10**6), (60, 400, 3), (40, 30, 100)], ids=["distinct", "ties", "forest"])
+@pytest.mark.parametrize(
+    ("n_vertices", "n_edges", "most"),
+    [(60, 400, 10**6), (60, 400, 3), (40, 30, 100)],
+    ids=["distinct", "ties", "forest"],
+)
 def test_boruvka(n_ranks: int, n_vertices: int, n_edges: int, most: int) -> None:
     ends, weights = random_graph(n_vertices, n_edges, most)
     lightest = np.zeros((n_vertices, n_vertices))
@@ -105,7 +114,13 @@ def test_boruvka(n_ranks: int, n_vertices: int, n_edges: int, most: int) -> None
 
     def own(wire: ThreadWire) -> graphs.Forest:
         mine = share(n_edges, wire.rank, n_ranks)
-        return graphs.boruvka(wire, n_vertices, torch.tensor(ends[mine.start : mine.stop]), torch.tensor(weights[mine.start : mine.stop]), mine.start)
+        return graphs.boruvka(
+            wire,
+            n_vertices,
+            torch.tensor(ends[mine.start : mine.stop]),
+            torch.tensor(weights[mine.start : mine.stop]),
+            mine.start,
+        )
 
     for forest in on_ranks(n_ranks, own):
         assert (forest.weight, forest.n_edges) == (int(tree.sum()), tree.nnz)
@@ -117,13 +132,17 @@ def test_boruvka(n_ranks: int, n_vertices: int, n_edges: int, most: int) -> None
 def test_dijkstra(n_ranks: int, density: float) -> None:
     n, source = 41, 5
     generator = np.random.default_rng(4)
-    lengths = np.where(generator.random((n, n)) < density, generator.random((n, n)) + 0.1, np.inf)  # [to, from]
+    lengths = np.where(
+        generator.random((n, n)) < density, generator.random((n, n)) + 0.1, np.inf
+    )  # [to, from]
     expected = scipy_dijkstra(csr_matrix(np.where(np.isinf(lengths), 0, lengths).T), indices=source)
     assert np.isinf(expected).any() == (density < 0.1)
 
     def own(wire: ThreadWire) -> np.ndarray:
         mine = share(n, wire.rank, n_ranks)
-        return graphs.dijkstra(wire, torch.tensor(lengths[mine.start : mine.stop]), source, n).numpy()
+        return graphs.dijkstra(
+            wire, torch.tensor(lengths[mine.start : mine.stop]), source, n
+        ).numpy()
 
     for found in on_ranks(n_ranks, own):
         assert np.allclose(found, expected)
@@ -131,5 +150,10 @@ def test_dijkstra(n_ranks: int, density: float) -> None:
 
 def test_more_ranks_than_vertices() -> None:
     lengths = torch.tensor([[torch.inf, 1.0], [2.0, torch.inf]], dtype=torch.float64)
-    found = on_ranks(4, lambda wire: graphs.dijkstra(wire, lengths[share(2, wire.rank, 4).start : share(2, wire.rank, 4).stop], 0, 2).tolist())
+    found = on_ranks(
+        4,
+        lambda wire: graphs.dijkstra(
+            wire, lengths[share(2, wire.rank, 4).start : share(2, wire.rank, 4).stop], 0, 2
+        ).tolist(),
+    )
     assert found == [[0.0, 2.0]] * 4

@@ -1,4 +1,7 @@
-"""The study around the seven algorithms: its clock, its comparison, its page, its watch; and once on two real ranks."""
+"""The study around the seven algorithms: its clock, its comparison, its page, its watch; and once
+on two real ranks.
+"""
+
 from __future__ import annotations
 
 import json
@@ -12,16 +15,26 @@ from typing import Any
 
 import pytest
 
-from dlperf.laws import parallel_algorithms as counts
-from dlperf.reproduce.cardwell_kernels.findings import Comparison, Findings, Peaks, Run
-from dlperf.reproduce.cardwell_kernels.page import to_markdown, write_findings
-from dlperf.reproduce.cardwell_kernels.study import Case, time_case
-from dlperf.reproduce.cardwell_kernels.watch import GRACE_S, Watch
-from dlperf.reproduce.cardwell_kernels.wire import Meter, ProcessWire
+from dlperf.models import parallel_algorithms as counts
+from dlperf.studies.cardwell_kernels.findings import Comparison, Findings, Peaks, Run
+from dlperf.studies.cardwell_kernels.page import to_markdown, write_findings
+from dlperf.studies.cardwell_kernels.study import Case, time_case
+from dlperf.studies.cardwell_kernels.watch import GRACE_S, Watch
+from dlperf.studies.cardwell_kernels.wire import Meter, ProcessWire
 
 ROOT = Path(__file__).resolve().parents[2]
 PEAKS = Peaks(20.0, 10.0, "triad", 4.0, 1024, 0.5)
-RUN = Run("DDOT", 64, flops=40.0, memory_bytes=10.0, network_bytes=12.0, n_messages=2, metered_bytes=12.0, communication_s=1.0, samples_s=(4.0, 10.0, 2.0, 6.0))
+RUN = Run(
+    "DDOT",
+    64,
+    flops=40.0,
+    memory_bytes=10.0,
+    network_bytes=12.0,
+    n_messages=2,
+    metered_bytes=12.0,
+    communication_s=1.0,
+    samples_s=(4.0, 10.0, 2.0, 6.0),
+)
 
 
 def findings(*runs: Run) -> Findings:
@@ -29,7 +42,8 @@ def findings(*runs: Run) -> Findings:
 
 
 def test_what_each_model_predicts() -> None:
-    # 40 / 20 = 2 s, 10 / 10 = 1 s, 12 / 4 = 3 s and 2 messages of 0.5 s: max(2, 1), max(2, 3), max(2, 1, 3), 2 + 4 seconds for 40 FLOP
+    # 40 / 20 = 2 s, 10 / 10 = 1 s, 12 / 4 = 3 s and 2 messages of 0.5 s: max(2, 1), max(2, 3),
+    # max(2, 1, 3), 2 + 4 seconds for 40 FLOP
     assert RUN.predicted_flops_per_s(PEAKS) == pytest.approx((20.0, 40 / 3, 40 / 3, 40 / 6))
     assert RUN.seconds == 5.0
     assert RUN.flops_per_s == 8.0
@@ -51,9 +65,16 @@ def test_the_page_says_it_all(tmp_path: Path) -> None:
     assert "| DDOT | 150 % | 67 % |" in text
     assert "| 20 FLOP/s | 10 B/s (triad) | 4 B/s (at 1,024 B) |" in text
     names = [path.name for path in write_findings(found, tmp_path / "new")]
-    assert names == ["cardwell.md", "cardwell.json", *(f"cardwell-{n}.png" for n in ("rooflines", "surface", "ridgeline", "communication"))]
+    assert names == [
+        "cardwell.md",
+        "cardwell.json",
+        *(f"cardwell-{n}.png" for n in ("rooflines", "surface", "ridgeline", "communication")),
+    ]
     data = json.loads((tmp_path / "new" / "cardwell.json").read_text())
-    assert (data["schema"], data["comparisons"][0]["percentage_change"]["communication"]) == ("dlperf.cardwell-kernels", pytest.approx(500 / 9))
+    assert (data["schema"], data["comparisons"][0]["percentage_change"]["communication"]) == (
+        "dlperf.cardwell-kernels",
+        pytest.approx(500 / 9),
+    )
 
 
 class Clock:
@@ -74,9 +95,16 @@ class Clock:
 def test_repeats_fit_the_budget(budget_s: float, n_samples: int) -> None:
     clock, meter = Clock(), Meter()
     wire = ProcessWire([0], None, 0, meter, clock)
-    run = time_case(wire, meter, Case(8, lambda: clock.spend(10.0), counts.ddot(8, 1)), budget_s, clock)
+    run = time_case(
+        wire, meter, Case(8, lambda: clock.spend(10.0), counts.ddot(8, 1)), budget_s, clock
+    )
     assert run.samples_s == (11.0,) * n_samples  # ten seconds, and the one that the reading takes
-    assert (run.flops, run.memory_bytes, run.metered_bytes, run.n_messages) == (15.0, 136.0, 0.0, 0.0)
+    assert (run.flops, run.memory_bytes, run.metered_bytes, run.n_messages) == (
+        15.0,
+        136.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_the_watch_ends_what_waits_too_long() -> None:
@@ -88,18 +116,39 @@ def test_the_watch_ends_what_waits_too_long() -> None:
     assert watch.trouble() == "no answer from another rank within 10 s"
 
 
-# -- processes -------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def start(arguments: list[str], **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dlperf.reproduce.cardwell_kernels", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    command = [
+        sys.executable,
+        "-m",
+        "dlperf.studies.cardwell_kernels",
+        *arguments,
+    ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def as_rank(rank: int, port: int) -> dict[str, str]:
-    return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 @pytest.fixture
@@ -111,8 +160,8 @@ def port() -> int:
 
 GLOO = """
 import sys, os, torch, torch.distributed as dist
-from dlperf.reproduce.cardwell_kernels import dense, graphs
-from dlperf.reproduce.cardwell_kernels.wire import Meter, ProcessWire
+from dlperf.studies.cardwell_kernels import dense; from dlperf.studies.cardwell_kernels import graphs
+from dlperf.studies.cardwell_kernels.wire import Meter; from dlperf.studies.cardwell_kernels.wire import ProcessWire
 dist.init_process_group("gloo")
 rank, meter = dist.get_rank(), Meter()
 wire = ProcessWire(range(2), dist.group.WORLD, rank, meter)
@@ -138,15 +187,27 @@ print("right", flush=True); os._exit(0)
 
 
 def test_two_ranks_of_gloo_agree_with_the_oracles(port: int) -> None:
-    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
-    started = [subprocess.Popen([sys.executable, "-c", GLOO], env={**os.environ, **as_rank(rank, port)}, **pipes) for rank in range(2)]
+    pipes: dict[str, Any] = {
+        "text": True,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "cwd": ROOT,
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", GLOO], env={**os.environ, **as_rank(rank, port)}, **pipes
+        )
+        for rank in range(2)
+    ]
     for process in started:
         out, err = process.communicate(timeout=90)
         assert (process.returncode, out.strip()) == (0, "right"), err
 
 
 def test_a_rank_that_is_gone_ends_the_other_with_one_line(port: int, tmp_path: Path) -> None:
-    process = start(["-o", str(tmp_path / "new"), "--limit", "3"], **as_rank(0, port))  # rank 1 never comes
+    process = start(
+        ["-o", str(tmp_path / "new"), "--limit", "3"], **as_rank(0, port)
+    )  # rank 1 never comes
     _, err = process.communicate(timeout=60)
     lines = [line for line in err.splitlines() if line.startswith("cardwell_kernels: error:")]
     assert process.returncode == 1
@@ -165,8 +226,10 @@ def test_a_rank_that_is_gone_ends_the_other_with_one_line(port: int, tmp_path: P
         (["-o", "x"], as_rank(0, 1) | {"WORLD_SIZE": "1"}, "1 rank has no network"),
         (["-o", "README.md"], as_rank(0, 1), "README.md: is a file"),
     ],
-)  # fmt: skip
-def test_mistakes_are_told_in_one_line(arguments: list[str], variables: dict[str, str], said: str) -> None:
+)
+def test_mistakes_are_told_in_one_line(
+    arguments: list[str], variables: dict[str, str], said: str
+) -> None:
     process = start(arguments, **variables)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2

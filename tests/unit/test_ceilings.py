@@ -1,4 +1,7 @@
-"""The kernels behind the roofs compute what they say and count what they move; the measuring is held by a clock of the test's own."""
+"""The kernels behind the roofs compute what they say and count what they move; the measuring is
+held by a clock of the test's own.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dlperf.clock import Clock
-from dlperf.machine import Cpu, Kernel, Machine
-from microbench import ceilings
-from microbench.worker import SYSTEM_GROUPS
+from dlperf.core.clock import Clock
+from dlperf.core.machine import Cpu, Kernel, Machine
+from dlperf.microbench import ceilings
+from dlperf.microbench.worker import SYSTEM_GROUPS
 
 CACHES = (32 * 2**10, 2**20, 2**25)
 
@@ -52,7 +55,9 @@ def test_updates_accumulate() -> None:
     second = call()
     assert n_rows == 512
     assert torch.allclose(second, 2 * first, rtol=1e-3)
-    assert float(first.mean()) == pytest.approx(0.5 * n_rows * 0.5, rel=0.1)  # 0.5 a, a uniform in 0..1
+    assert float(first.mean()) == pytest.approx(
+        0.5 * n_rows * 0.5, rel=0.1
+    )  # 0.5 a, a uniform in 0..1
 
 
 def test_sets_lie_well_inside_each_cache_and_beyond_the_last() -> None:
@@ -66,7 +71,7 @@ def test_sets_lie_well_inside_each_cache_and_beyond_the_last() -> None:
 
 
 def test_what_is_measured_is_what_the_roofs_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlperf.hierarchy import roofs_of
+    from dlperf.ops.roofs import roofs_of
 
     def ticks() -> Iterator[float]:
         now = 0.0
@@ -79,9 +84,15 @@ def test_what_is_measured_is_what_the_roofs_ask_for(monkeypatch: pytest.MonkeyPa
     bandwidths, costs = ceilings.measure(1, "quick", CACHES, clock)
     sums = next(b for b in bandwidths if b.kernel == "sum" and b.working_set_bytes == 16 * 2**10)
     assert sums.best_bytes_per_s == pytest.approx(2**22 / 1e-3)  # a call goes over 4 MiB
-    updates = next(b for b in bandwidths if b.kernel == "update" and b.working_set_bytes == 16 * 2**10)
-    assert updates.moved_bytes == 12 * 2048 * (2**22 // (16 * 2**10))  # 2048 elements of c, read, added to and written
-    assert {cost.name for cost in costs} == {f"ceiling/{kind}/{dtype}" for kind in ("add", "mul") for dtype in ceilings.DTYPES}
+    updates = next(
+        b for b in bandwidths if b.kernel == "update" and b.working_set_bytes == 16 * 2**10
+    )
+    assert updates.moved_bytes == 12 * 2048 * (
+        2**22 // (16 * 2**10)
+    )  # 2048 elements of c, read, added to and written
+    assert {cost.name for cost in costs} == {
+        f"ceiling/{kind}/{dtype}" for kind in ("add", "mul") for dtype in ceilings.DTYPES
+    }
     product = torch_product()
     roofs = roofs_of(Machine(Cpu("x", 1, CACHES), (product,), tuple(bandwidths), tuple(costs)), 1)
     assert {roof.level for roof in roofs.bandwidths} == {"L1", "L2"}
@@ -89,11 +100,13 @@ def test_what_is_measured_is_what_the_roofs_ask_for(monkeypatch: pytest.MonkeyPa
 
 
 def torch_product() -> Kernel:
-    from dlperf.clock import Samples
-    from dlperf.trace import Op, TensorSpec
+    from dlperf.core.clock import Samples
+    from dlperf.core.trace import Op, TensorSpec
 
     square = TensorSpec.contiguous(64, 64)
-    return Kernel(Op("aten.mm.default", (square, square), outputs=(square,)), "gemm", 1, Samples((1e-3,)))
+    return Kernel(
+        Op("aten.mm.default", (square, square), outputs=(square,)), "gemm", 1, Samples((1e-3,))
+    )
 
 
 def test_a_calibration_measures_them() -> None:

@@ -1,12 +1,21 @@
 """How a child ends, with work of our own, and what its ending is to the parent."""
+
 from __future__ import annotations
 
 import io
 
 import pytest
 
-from dlperf.child_process import FAILED, INTERRUPTED, UNUSABLE, failure, last_line, read_job, run
-from dlperf.errors import DlperfError, WorkFailed
+from dlperf.core.child_process import (
+    FAILED,
+    INTERRUPTED,
+    UNUSABLE,
+    failure,
+    last_line,
+    read_job,
+    run,
+)
+from dlperf.core.errors import DlperfError, WorkFailed
 
 
 def test_what_the_work_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +41,9 @@ def test_what_the_work_prints_is_not_the_answer(capsys: pytest.CaptureFixture[st
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_failure_crosses_to_the_parent(raised: BaseException, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_crosses_to_the_parent(
+    raised: BaseException, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def work() -> str:
         raise raised
 
@@ -50,11 +61,16 @@ def test_where_a_trial_cannot_be_made_it_has_failed() -> None:
 
 
 def test_a_process_that_said_nothing_is_named() -> None:
-    assert str(failure(-9, " \n\n", "the process that measures memory")) == "the process that measures memory ended with status -9"
+    assert (
+        str(failure(-9, " \n\n", "the process that measures memory"))
+        == "the process that measures memory ended with status -9"
+    )
     assert last_line("") == ""
 
 
-def test_a_child_whose_parent_is_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_whose_parent_is_gone_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO('{"threads": 1}\n'))
     assert read_job() == {"threads": 1}
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,5 @@
 """Sampling under a fake clock: warm-up, length of raw samples, priming, disturbed samples."""
+
 from __future__ import annotations
 
 import itertools
@@ -11,12 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.clock import PART_S, Clock, Pace, Repeats, Sampler, Samples, involuntary_switches, minor_faults, quantile, take_single, take_turns, undisturbed
-from dlperf.errors import DlperfError
+from dlperf.core.clock import (
+    PART_S,
+    Clock,
+    Pace,
+    Repeats,
+    Sampler,
+    Samples,
+    involuntary_switches,
+    minor_faults,
+    quantile,
+    take_single,
+    take_turns,
+    undisturbed,
+)
+from dlperf.core.errors import DlperfError
 
 
 class Fake:
-    """A function that takes `cost_s` by a clock that only it moves; `disturb` names the calls (from 1) that lose the core."""
+    """A function that takes `cost_s` by a clock that only it moves; `disturb` names the calls (from
+    1) that lose the core.
+    """
 
     def __init__(self, cost_s: float, disturb: Sequence[int] = (), first_s: float = 0.0) -> None:
         self.cost_s, self.disturb, self.first_s = cost_s, disturb, first_s
@@ -35,7 +51,9 @@ class Fake:
         self.time_s += 0.5
 
     def clock(self, synchronise: bool = False) -> Clock:
-        return Clock(lambda: self.time_s, lambda: self.n_switches, self.synchronise if synchronise else None)
+        return Clock(
+            lambda: self.time_s, lambda: self.n_switches, self.synchronise if synchronise else None
+        )
 
 
 def sample(fake: Fake, repeats: Repeats) -> tuple[Samples, list[int]]:
@@ -50,10 +68,12 @@ def sample(fake: Fake, repeats: Repeats) -> tuple[Samples, list[int]]:
     return sampler.result(), calls
 
 
-# -- raw samples ------------------------------------------------------------------------------------------------------
+# -- raw samples -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cost_s", "sample_s"), [(1e-3, 1e-3), (1e-3, 2.5e-3), (1e-6, 1e-3), (7e-7, 1e-4), (1.0, 1e-3)])
+@pytest.mark.parametrize(
+    ("cost_s", "sample_s"), [(1e-3, 1e-3), (1e-3, 2.5e-3), (1e-6, 1e-3), (7e-7, 1e-4), (1.0, 1e-3)]
+)
 def test_raw_samples_are_long_enough_and_not_much_longer(cost_s: float, sample_s: float) -> None:
     fake = Fake(cost_s)
     result, calls = sample(fake, Repeats(sample_s, 3))
@@ -102,7 +122,7 @@ def test_an_accelerator_is_waited_for_once_a_sample() -> None:
     assert sampler.result().values == (1.5,)
 
 
-# -- disturbed samples ------------------------------------------------------------------------------------------------
+# -- disturbed samples -----------------------------------------------------------------------------
 
 
 def test_disturbed_samples_are_dropped() -> None:
@@ -136,11 +156,21 @@ def test_a_disturbed_part_of_a_raw_sample_leaves_the_others() -> None:
     assert sampler.wholes[0] > 1e-3
 
 
-@pytest.mark.parametrize(("n_first", "n_more", "disturbed"), [(6, 0, False), (7, 1, False), (8, 2, False), (31, 24, False), (99, 24, True)])
-def test_a_raw_sample_goes_on_until_two_parts_are_undisturbed_but_not_for_ever(n_first: int, n_more: int, disturbed: bool) -> None:
+@pytest.mark.parametrize(
+    ("n_first", "n_more", "disturbed"),
+    [(6, 0, False), (7, 1, False), (8, 2, False), (31, 24, False), (99, 24, True)],
+)
+def test_a_raw_sample_goes_on_until_two_parts_are_undisturbed_but_not_for_ever(
+    n_first: int, n_more: int, disturbed: bool
+) -> None:
     """Of eight parts of one call each, the first ones run on a core that others slow."""
     fake = Fake(PART_S)
-    sampler = Sampler(fake, Repeats(7.999 * PART_S, 1), Clock(lambda: fake.time_s, lambda: min(fake.n_calls - begun, n_first)), n_calls=8)
+    sampler = Sampler(
+        fake,
+        Repeats(7.999 * PART_S, 1),
+        Clock(lambda: fake.time_s, lambda: min(fake.n_calls - begun, n_first)),
+        n_calls=8,
+    )
     begun = fake.n_calls
     sampler.take(patience=24.001 / 7.999)
     assert fake.n_calls - begun == 8 + n_more
@@ -174,7 +204,7 @@ def test_single_calls_are_prepared_and_retried() -> None:
     assert (found.n_disturbed, prepared) == (1, [0, 1, 2, 3])
 
 
-# -- the core's pace --------------------------------------------------------------------------------------------------
+# -- the core's pace -------------------------------------------------------------------------------
 
 
 class Core:
@@ -198,7 +228,13 @@ class Core:
 
 def test_a_core_is_slow_beside_its_best() -> None:
     pace = Core(2.0, 2.4, 2.6, 1.0, 2.0).pace()
-    assert [pace.slow() for _ in range(5)] == [False, False, True, False, True]  # 2.5 is the line, then 1.25
+    assert [pace.slow() for _ in range(5)] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]  # 2.5 is the line, then 1.25
     assert pace.best_s == 1.0
 
 
@@ -206,10 +242,19 @@ def test_the_usual_pace_is_an_average_over_time() -> None:
     core = Core(1e-5, 2e-5, 2e-5, 1e-5, 1e-5, 1e-3)
     pace = core.pace()
     assert pace.usual_s == math.inf  # never looked at
-    for gap_s in (0.0, 1e-4, 1e-4, 8e-4, 9.0, 1e-3):  # whoever waits for a fast core looks often while it is slow
+    for gap_s in (
+        0.0,
+        1e-4,
+        1e-4,
+        8e-4,
+        9.0,
+        1e-3,
+    ):  # whoever waits for a fast core looks often while it is slow
         core.time_s += gap_s
         pace.look()
-    assert pace.usual_s == pytest.approx((2e-4 * 2e-5 + (8e-4 + 0.05) * 1e-5 + 1e-3 * 2.5e-5) / (2e-4 + 8e-4 + 0.05 + 1e-3))
+    assert pace.usual_s == pytest.approx(
+        (2e-4 * 2e-5 + (8e-4 + 0.05) * 1e-5 + 1e-3 * 2.5e-5) / (2e-4 + 8e-4 + 0.05 + 1e-3)
+    )
 
 
 def test_an_interval_that_begins_or_ends_slowly_is_disturbed() -> None:
@@ -229,7 +274,7 @@ def test_either_the_clean_ones_or_all(pairs: list[tuple[float, bool]]) -> None:
         assert (list(found.values), found.n_disturbed) == ([value for value, _ in pairs], 0)
 
 
-# -- statistics -------------------------------------------------------------------------------------------------------
+# -- statistics ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("values", [(), (-1.0,), (math.nan,), (math.inf,), (1.0, -1e-12)])
@@ -244,7 +289,9 @@ def test_statistics_are_numpys(values: list[float], fraction: float) -> None:
     assert samples.median == pytest.approx(np.median(values))
     assert samples.minimum == min(values)
     assert samples.mean == pytest.approx(np.mean(values))
-    assert quantile(values, fraction) == pytest.approx(np.quantile(values, fraction), rel=1e-9, abs=1e-9)
+    assert quantile(values, fraction) == pytest.approx(
+        np.quantile(values, fraction), rel=1e-9, abs=1e-9
+    )
 
 
 def test_spread() -> None:
@@ -267,7 +314,12 @@ def test_the_real_counters_count() -> None:
 def test_disturbed_samples_are_remembered() -> None:
     ends = iter([0.0, 1.0, 10.0, 11.0, 20.0, 22.0])  # begin and end of each
     switches = iter([0, 0, 0, 1, 1, 1])
-    sampler = Sampler(lambda: None, Repeats(sample_s=0.01, n_samples=3, warmup=1), Clock(lambda: next(ends), lambda: next(switches)), n_calls=1)
+    sampler = Sampler(
+        lambda: None,
+        Repeats(sample_s=0.01, n_samples=3, warmup=1),
+        Clock(lambda: next(ends), lambda: next(switches)),
+        n_calls=1,
+    )
     for _ in range(3):
         sampler.take()
     assert sampler.pairs == ((1.0, False), (1.0, True), (2.0, False))
@@ -297,7 +349,11 @@ def test_after_the_time_is_over_everything_is_sampled_once_and_nothing_twice() -
 
 def test_a_disturbed_sample_that_is_shorter_than_all_others_counts() -> None:
     sampler = Sampler(lambda: None)
-    sampler._pairs = [(4e-4, False), (3e-5, True), (5e-4, True)]  # one long undisturbed moment says less than a short disturbed one
+    sampler._pairs = [
+        (4e-4, False),
+        (3e-5, True),
+        (5e-4, True),
+    ]  # one long undisturbed moment says less than a short disturbed one
     assert sampler.result() == Samples((4e-4, 3e-5), 1)
     sampler._pairs = [(2e-5, False), (3e-5, True)]
     assert sampler.result() == Samples((2e-5,), 1)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from calibrated_cases import relu
 
-from dlperf import code
-from dlperf.clock import Clock, Pace, Repeats, Samples
-from dlperf.machine import Bandwidth, Cost, Machine
-from dlperf.trace import Op, TensorSpec
-from microbench import cold, framework, stream, worker
-from microbench.plan import Group, Point
-from microbench.replay import build
+from dlperf.core import code_footprint
+from dlperf.core.clock import Clock, Pace, Repeats, Samples
+from dlperf.core.machine import Bandwidth, Cost, Machine
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.microbench import cold_start, framework, stream, worker
+from dlperf.microbench.operator_benchmark import build
+from dlperf.microbench.plan import Group, Point
 
 T = TensorSpec.contiguous
 
@@ -27,7 +27,7 @@ class Core:
         self.cold: set[str] = set()
         self.calls: list[str] = []
 
-    def call(self, name: str, warm_s: float, longer_s: float) -> cold.Call:
+    def call(self, name: str, warm_s: float, longer_s: float) -> cold_start.Call:
         def run() -> None:
             self.now += warm_s + (longer_s if name in self.cold else 0.0)
             self.cold.discard(name)
@@ -43,58 +43,93 @@ class Core:
 def test_each_of_several_calls_is_compared_with_itself_without_other_work() -> None:
     core = Core()
     calls = core.call("code", 1e-6, 5e-6), core.call("operands", 3e-5, 7e-6)
-    found = cold._after(calls, core.drive_out, 4, Clock(now=lambda: core.now, switches=lambda: 0))
+    found = cold_start._after(
+        calls, core.drive_out, 4, Clock(now=lambda: core.now, switches=lambda: 0)
+    )
     assert [len(values) for values in found] == [8, 8]
     for values, longer_s in zip(found, (5e-6, 7e-6)):
         assert values == pytest.approx([longer_s] * 8)
-    assert core.calls[:4] == ["operands", "code", "code", "operands"]  # the nearer a call, the warmer
+    assert core.calls[:4] == [
+        "operands",
+        "code",
+        "code",
+        "operands",
+    ]  # the nearer a call, the warmer
 
 
 def test_moments_are_joined_by_name() -> None:
-    costs = [Cost("cold/next/1048576", 2, Samples((1e-6,), 1)), Cost("native_call", 2, Samples((2e-6,)))]
-    found = cold.joined(costs, {"cold/next/1048576": Samples((3e-6, 4e-6), 2), "cold/first/1048576": Samples((9e-6,))})
+    costs = [
+        Cost("cold/next/1048576", 2, Samples((1e-6,), 1)),
+        Cost("native_call", 2, Samples((2e-6,))),
+    ]
+    found = cold_start.joined(
+        costs,
+        {"cold/next/1048576": Samples((3e-6, 4e-6), 2), "cold/first/1048576": Samples((9e-6,))},
+    )
     assert found == [Cost("cold/next/1048576", 2, Samples((1e-6, 3e-6, 4e-6), 3)), costs[1]]
 
 
 def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> None:
-    tiny, further = ({op.packet for op in ops} for ops in (cold.tiny_operators(), cold.further_operators()))
-    assert [op.packet for op in cold.tiny_operators()] == [op.packet for op in cold.roomy_operators()]
+    tiny, further = (
+        {op.packet for op in ops}
+        for ops in (cold_start.tiny_operators(), cold_start.further_operators())
+    )
+    assert [op.packet for op in cold_start.tiny_operators()] == [
+        op.packet for op in cold_start.roomy_operators()
+    ]
     assert not tiny & further
-    assert all(code.code_of(packet) == packet for packet in tiny | further)
-    assert set(code._MEASURED.values()) <= tiny | further
-    assert set(code._SIZES) == tiny | further | set(code.CALLED)
+    assert all(code_footprint.code_of(packet) == packet for packet in tiny | further)
+    assert set(code_footprint._MEASURED.values()) <= tiny | further
+    assert set(code_footprint._SIZES) == tiny | further | set(code_footprint.CALLED)
 
 
 def test_what_passes_counts_since_the_work_itself_ran_the_code() -> None:
     packets = ("aten.convolution", "aten.addmm", "aten.relu", "aten.gelu")
-    work = cold._Work("varied", 33, lambda: None, lambda: None, packets)
-    assert [work.since(what) for what in ("aten.gelu", "aten.mm", "aten.addmm", "aten.convolution", "next")] == [0, 8, 8, 13, 33]
-    whole = cold._Work("varied", 33, lambda: None, lambda: None, (*packets, "backward"))
-    assert [whole.since(what) for what in ("aten.gelu", "backward")] == [10, 33]  # the engine's call counts; what comes once a step comes after all of it
-    assert cold._Work("cold", 2**20, lambda: None, lambda: None).since("aten.mm") == 2**20
+    work = cold_start._Work("varied", 33, lambda: None, lambda: None, packets)
+    assert [
+        work.since(what)
+        for what in ("aten.gelu", "aten.mm", "aten.addmm", "aten.convolution", "next")
+    ] == [0, 8, 8, 13, 33]
+    whole = cold_start._Work("varied", 33, lambda: None, lambda: None, (*packets, "backward"))
+    assert [whole.since(what) for what in ("aten.gelu", "backward")] == [
+        10,
+        33,
+    ]  # the engine's call counts; what comes once a step comes after all of it
+    assert cold_start._Work("cold", 2**20, lambda: None, lambda: None).since("aten.mm") == 2**20
 
 
-@pytest.mark.parametrize("op", [*cold.tiny_operators(), *cold.further_operators()], ids=lambda op: op.packet)
+@pytest.mark.parametrize(
+    "op", [*cold_start.tiny_operators(), *cold_start.further_operators()], ids=lambda op: op.packet
+)
 def test_autograd_records_what_a_forward_calls(op: Op) -> None:
-    made = cold._recorded(op)()
+    made = cold_start._recorded(op)()
     first = made if isinstance(made, torch.Tensor) else made[0]  # type: ignore[index]
     assert first.requires_grad == ("backward" not in op.packet)
 
 
-@pytest.mark.parametrize("op", [*cold.roomy_operators(), *cold.elementwise_operators((512, 128))], ids=lambda op: op.packet)
+@pytest.mark.parametrize(
+    "op",
+    [*cold_start.roomy_operators(), *cold_start.elementwise_operators((512, 128))],
+    ids=lambda op: op.packet,
+)
 def test_roomy_operands_fill_a_good_part_of_a_cores_own_caches(op: Op) -> None:
-    assert 2**17 < cold.operand_bytes(op) <= 2**20
+    assert 2**17 < cold_start.operand_bytes(op) <= 2**20
     build(op)()
 
 
 def test_what_an_operator_makes_counts_as_an_operand_but_in_place() -> None:
     rows = T(512, 128)
-    assert cold.operand_bytes(Op("aten.relu.default", (rows,))) == 2 * rows.nbytes
-    assert cold.operand_bytes(Op("aten.mul_.Tensor", (rows, 0.5))) == rows.nbytes
-    assert cold.operand_bytes(Op("aten.native_dropout.default", (rows, 0.1, True))) == 2 * rows.nbytes + rows.numel
+    assert cold_start.operand_bytes(Op("aten.relu.default", (rows,))) == 2 * rows.nbytes
+    assert cold_start.operand_bytes(Op("aten.mul_.Tensor", (rows, 0.5))) == rows.nbytes
+    assert (
+        cold_start.operand_bytes(Op("aten.native_dropout.default", (rows, 0.1, True)))
+        == 2 * rows.nbytes + rows.numel
+    )
 
 
-def test_what_neighbours_change_is_measured_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_neighbours_change_is_measured_in_several_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[str] = []
 
     def measured(name: str) -> Samples:
@@ -104,18 +139,43 @@ def test_what_neighbours_change_is_measured_in_several_passes(monkeypatch: pytes
     def sweeps(*_: object) -> tuple[list[Bandwidth], list[Cost]]:
         return [], []
 
-    monkeypatch.setattr(framework, "measure", lambda *_: [Cost("native_call", 1, Samples((1e-6,))), Cost("cold/next/1048576", 1, measured("first cold"))])
+    monkeypatch.setattr(
+        framework,
+        "measure",
+        lambda *_: [
+            Cost("native_call", 1, Samples((1e-6,))),
+            Cost("cold/next/1048576", 1, measured("first cold")),
+        ],
+    )
     monkeypatch.setattr(stream, "measure", sweeps)
-    monkeypatch.setattr(stream, "measure_retention", lambda *_: [Cost("retention/2", 1, measured("retention"))])
-    monkeypatch.setattr(cold, "measure", lambda *_: {"cold/next/1048576": measured("cold")})
-    few = Group("few", tuple(Point("pointwise", relu(n)) for n in (64, 128)), Repeats(sample_s=1e-5, n_samples=3))
+    monkeypatch.setattr(
+        stream, "measure_retention", lambda *_: [Cost("retention/2", 1, measured("retention"))]
+    )
+    monkeypatch.setattr(cold_start, "measure", lambda *_: {"cold/next/1048576": measured("cold")})
+    few = Group(
+        "few",
+        tuple(Point("pointwise", relu(n)) for n in (64, 128)),
+        Repeats(sample_s=1e-5, n_samples=3),
+    )
     monkeypatch.setattr(worker, "planned_groups", lambda *_: [few])
     monkeypatch.setattr(worker, "settled_pace", lambda *_: Pace(best_s=1.0))
     monkeypatch.setattr(worker, "AGAIN", {"full": 1})
     said: list[dict[str, Any]] = []
-    job = {"threads": 1, "mode": "full", "groups": ["framework", "stream", "few"], "traces": [], "pace_s": 1.0, "asks": False, "measured": {}}
+    job = {
+        "threads": 1,
+        "mode": "full",
+        "groups": ["framework", "stream", "few"],
+        "traces": [],
+        "pace_s": 1.0,
+        "asks": False,
+        "measured": {},
+    }
     worker.run(job, said.append)
     assert sorted(calls) == ["cold", "first cold", "retention", "retention"]
-    told = {message["group"]: Machine.from_json(message["part"]).costs for message in said if "group" in message}  # the last word of each
+    told = {
+        message["group"]: Machine.from_json(message["part"]).costs
+        for message in said
+        if "group" in message
+    }  # the last word of each
     found = {cost.name: len(cost.samples.values) for cost in (*told["framework"], *told["stream"])}
     assert (found["native_call"], found["cold/next/1048576"], found["retention/2"]) == (1, 2, 2)

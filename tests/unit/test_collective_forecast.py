@@ -1,4 +1,7 @@
-"""Collectives over a cluster: the law with this cluster's parameters, what was measured, and what-if factors, each with its sum in sight."""
+"""Collectives over a cluster: the law with this cluster's parameters, what was measured, and
+what-if factors, each with its sum in sight.
+"""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,11 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dlperf.clock import Samples
-from dlperf.cluster import Cluster, Collective, Link, Message
-from dlperf.errors import DlperfError
-from dlperf.laws import gloo
-from dlperf.network import Burst, LinkFactors, burst_of, call_s, collective_s, link_bytes_per_s, message_s
+from dlperf.core.clock import Samples
+from dlperf.core.cluster import Cluster, Collective, Link, Message
+from dlperf.core.errors import DlperfError
+from dlperf.distributed.calls import call_s, message_s
+from dlperf.distributed.collective_times import (
+    Burst,
+    LinkFactors,
+    burst_of,
+    collective_s,
+    link_bytes_per_s,
+)
+from dlperf.models import gloo
 
 MIB = 2**20
 NETWORK = Link("network", (), 3e-4, 1e8)
@@ -19,23 +29,43 @@ SHEET = Cluster(links=(NETWORK,))
 BOTH = Cluster(links=(NETWORK, SOCKET))
 
 
-def measured(seconds: float, n_bytes: int = 4 * MIB, n_ranks: int = 2, per_node: int = 1, kind: str = "all_reduce") -> Collective:
+def measured(
+    seconds: float,
+    n_bytes: int = 4 * MIB,
+    n_ranks: int = 2,
+    per_node: int = 1,
+    kind: str = "all_reduce",
+) -> Collective:
     return Collective(kind, n_bytes, n_ranks, per_node, Samples((seconds,)))
 
 
 def test_a_data_sheet_gives_the_law() -> None:
-    """2 ranks, 4 MiB: four segments of 1 MiB, two each way; with nothing to add, the port is busy for 4 x 10.49 ms, and two latencies pass."""
+    """2 ranks, 4 MiB: four segments of 1 MiB, two each way; with nothing to add, the port is busy
+    for 4 x 10.49 ms, and two latencies pass.
+    """
     expected = 4 * MIB / 1e8 + 2 * 3e-4
     assert collective_s(SHEET, "all_reduce", 4 * MIB, 2) == pytest.approx(expected)
-    assert collective_s(SHEET, "all_reduce", 4 * MIB, 2) == pytest.approx(gloo.all_reduce_s(4 * MIB, 2, 3e-4, 1e-8))
+    assert collective_s(SHEET, "all_reduce", 4 * MIB, 2) == pytest.approx(
+        gloo.all_reduce_s(4 * MIB, 2, 3e-4, 1e-8)
+    )
 
 
 def test_factors_change_the_wire_alone() -> None:
-    """Wire: 200 us of the latency and 10 ns a byte; processor: 100 us and 1 ns a byte, which shows where the wire is 20 times as fast."""
-    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)) == pytest.approx(4 * MIB * 1e-8 / 0.3 + 2 * 3e-4)
-    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(20.0)) == pytest.approx(4 * MIB * 1e-9 + 2 * 3e-4)
-    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(1.0, 10.0)) == pytest.approx(4 * MIB * 1e-8 + 2 * (1e-4 + 2e-3))
-    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, 2, LinkFactors(0.3, 10.0)) == collective_s(BOTH, "all_reduce", 4 * MIB, 2, 2)
+    """Wire: 200 us of the latency and 10 ns a byte; processor: 100 us and 1 ns a byte, which shows
+    where the wire is 20 times as fast.
+    """
+    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)) == pytest.approx(
+        4 * MIB * 1e-8 / 0.3 + 2 * 3e-4
+    )
+    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(20.0)) == pytest.approx(
+        4 * MIB * 1e-9 + 2 * 3e-4
+    )
+    assert collective_s(
+        BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(1.0, 10.0)
+    ) == pytest.approx(4 * MIB * 1e-8 + 2 * (1e-4 + 2e-3))
+    assert collective_s(BOTH, "all_reduce", 4 * MIB, 2, 2, LinkFactors(0.3, 10.0)) == collective_s(
+        BOTH, "all_reduce", 4 * MIB, 2, 2
+    )
 
 
 def test_the_measured_stands_where_it_was_measured() -> None:
@@ -46,7 +76,9 @@ def test_the_measured_stands_where_it_was_measured() -> None:
 def test_between_measured_sizes_the_ratio_to_the_law() -> None:
     law = {n: float(collective_s(SHEET, "all_reduce", n * MIB, 2)) for n in (1, 4, 16, 64)}
     cluster = replace(SHEET, collectives=(measured(2 * law[4]), measured(1 * law[64], 64 * MIB)))
-    assert collective_s(cluster, "all_reduce", 16 * MIB, 2) == pytest.approx(1.5 * law[16])  # half way in the logarithm
+    assert collective_s(cluster, "all_reduce", 16 * MIB, 2) == pytest.approx(
+        1.5 * law[16]
+    )  # half way in the logarithm
     assert collective_s(cluster, "all_reduce", MIB, 2) == pytest.approx(2 * law[1])
 
 
@@ -57,11 +89,20 @@ def test_beyond_measured_ranks_the_law_with_the_ratio_at_the_largest() -> None:
 
 
 def test_what_a_host_does_itself_stays_when_the_link_changes() -> None:
-    """Measured 42.5 ms beyond the law, 5 ms of them beyond it inside a host too: the rest is the link's and grows with it."""
-    law, local = float(collective_s(BOTH, "all_reduce", 4 * MIB, 2)), float(collective_s(BOTH, "all_reduce", 4 * MIB, 2, 2))
-    cluster = replace(BOTH, collectives=(measured(1.5 * law + 5e-3), measured(local + 5e-3, per_node=2)))
+    """Measured 42.5 ms beyond the law, 5 ms of them beyond it inside a host too: the rest is the
+    link's and grows with it.
+    """
+    law, local = (
+        float(collective_s(BOTH, "all_reduce", 4 * MIB, 2)),
+        float(collective_s(BOTH, "all_reduce", 4 * MIB, 2, 2)),
+    )
+    cluster = replace(
+        BOTH, collectives=(measured(1.5 * law + 5e-3), measured(local + 5e-3, per_node=2))
+    )
     slower = float(collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)))
-    assert collective_s(cluster, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)) == pytest.approx(1.5 * slower + 5e-3)
+    assert collective_s(
+        cluster, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)
+    ) == pytest.approx(1.5 * slower + 5e-3)
     assert collective_s(cluster, "all_reduce", 4 * MIB, 2) == pytest.approx(1.5 * law + 5e-3)
 
 
@@ -87,7 +128,7 @@ def test_an_empty_message_costs_as_much_as_a_short_one() -> None:
         (("all_reduce", 4, 6, 4), "6 ranks do not fill nodes of 4"),
         (("all_reduce", 4, 2, 2), "holds no link inside a node (it has network)"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(arguments: tuple[str, int, int], words: str) -> None:
     with pytest.raises(DlperfError) as caught:
         collective_s(SHEET, *arguments)
@@ -106,7 +147,9 @@ def test_factors_are_positive(factor: float) -> None:
 
 
 def test_nccl_takes_rings() -> None:
-    """Four ranks, 4 kB at 1e8 bytes/s: 2 x 3 steps of 1 kB (10 us) and 300 us; a broadcast passes three links, and the vector each of them once."""
+    """Four ranks, 4 kB at 1e8 bytes/s: 2 x 3 steps of 1 kB (10 us) and 300 us; a broadcast passes
+    three links, and the vector each of them once.
+    """
     sheet = replace(SHEET, backend="nccl")
     assert collective_s(sheet, "all_reduce", 4000, 4) == pytest.approx(6 * (3e-4 + 1e-5))
     assert collective_s(sheet, "broadcast", 4000, 4) == pytest.approx(3 * 3e-4 + 4e-5)
@@ -114,12 +157,23 @@ def test_nccl_takes_rings() -> None:
 
 def test_calls_that_no_file_measures_follow_gloo() -> None:
     assert call_s(SHEET, "gather", 4 * MIB, 4) == pytest.approx(3e-4 + 3 * MIB * 1e-8)
-    assert call_s(SHEET, "scatter", 4 * MIB, 4) == call_s(SHEET, "all_to_all", 4 * MIB, 4) == call_s(SHEET, "gather", 4 * MIB, 4)
-    assert call_s(SHEET, "reduce", 4 * MIB, [1, 2], what_if=LinkFactors(2.0)) == pytest.approx([0.0, gloo.reduce_s(4 * MIB, 2, 3e-4, 5e-9)])
+    assert (
+        call_s(SHEET, "scatter", 4 * MIB, 4)
+        == call_s(SHEET, "all_to_all", 4 * MIB, 4)
+        == call_s(SHEET, "gather", 4 * MIB, 4)
+    )
+    assert call_s(SHEET, "reduce", 4 * MIB, [1, 2], what_if=LinkFactors(2.0)) == pytest.approx(
+        [0.0, gloo.reduce_s(4 * MIB, 2, 3e-4, 5e-9)]
+    )
     assert call_s(SHEET, "barrier", 0, [1, 2, 5]) == pytest.approx([0.0, 3e-4, 9e-4])
     assert call_s(BOTH, "barrier", 0, 2, ranks_per_node=2) == pytest.approx(1e-4)
-    assert call_s(replace(SHEET, backend="nccl"), "barrier", 0, 2) == collective_s(replace(SHEET, backend="nccl"), "all_reduce", 4, 2)
-    assert call_s(SHEET, "all_reduce", [0, MIB], 2).tolist() == collective_s(SHEET, "all_reduce", [0, MIB], 2).tolist()
+    assert call_s(replace(SHEET, backend="nccl"), "barrier", 0, 2) == collective_s(
+        replace(SHEET, backend="nccl"), "all_reduce", 4, 2
+    )
+    assert (
+        call_s(SHEET, "all_reduce", [0, MIB], 2).tolist()
+        == collective_s(SHEET, "all_reduce", [0, MIB], 2).tolist()
+    )
     with pytest.raises(DlperfError, match=r"'gossip' is unknown; known are all_reduce, .*barrier"):
         call_s(SHEET, "gossip", 0, 2)
     with pytest.raises(DlperfError, match="no link inside a node"):
@@ -130,9 +184,19 @@ def test_messages_take_the_postal_law_as_measured() -> None:
     assert message_s(SHEET, [0, 1e6], True) == pytest.approx([3e-4, 3e-4 + 1e-2])
     assert message_s(BOTH, 1e6, False) == pytest.approx(1e-4 + 1e-3)
     assert message_s(BOTH, 1e6, True, LinkFactors(2.0, 3.0)) == pytest.approx(1e-4 + 6e-4 + 5e-3)
-    slow = replace(NETWORK, messages=tuple(Message("ping_pong", n, 1, 1, Samples((seconds,))) for n, seconds in ((0, 6e-4), (10**6, 1.03e-2))))
-    assert message_s(Cluster(links=(slow,)), [0, 1e6, 1e7], True) == pytest.approx([6e-4, 1.03e-2, 3e-4 + 1e-1])
-    assert message_s(Cluster(links=(slow,)), 0, True, LinkFactors(1.0, 2.0)) == pytest.approx(1.2e-3)
+    slow = replace(
+        NETWORK,
+        messages=tuple(
+            Message("ping_pong", n, 1, 1, Samples((seconds,)))
+            for n, seconds in ((0, 6e-4), (10**6, 1.03e-2))
+        ),
+    )
+    assert message_s(Cluster(links=(slow,)), [0, 1e6, 1e7], True) == pytest.approx(
+        [6e-4, 1.03e-2, 3e-4 + 1e-1]
+    )
+    assert message_s(Cluster(links=(slow,)), 0, True, LinkFactors(1.0, 2.0)) == pytest.approx(
+        1.2e-3
+    )
     with pytest.raises(DlperfError, match="no link inside a node"):
         message_s(SHEET, 1, False)
     with pytest.raises(DlperfError, match="n_bytes"):
@@ -142,21 +206,36 @@ def test_messages_take_the_postal_law_as_measured() -> None:
 def test_the_bandwidth_of_a_link() -> None:
     assert link_bytes_per_s(BOTH, True, LinkFactors(3.0)) == pytest.approx(3e8)
     assert link_bytes_per_s(BOTH, False, LinkFactors(3.0)) == pytest.approx(1e9)  # no wire
-    assert link_bytes_per_s(BOTH, True, LinkFactors(30.0)) == pytest.approx(1e9)  # the processor is slower then
+    assert link_bytes_per_s(BOTH, True, LinkFactors(30.0)) == pytest.approx(
+        1e9
+    )  # the processor is slower then
 
 
 def test_a_token_bucket_spares_the_wires_time_alone() -> None:
-    """128 KiB of 10 ns a byte on the wire, of which the processor takes 1 ns: 9 ns a byte are spared, more on a slower wire."""
-    messages = tuple(Message("ping_pong", size, 1, 1, Samples((1e-8 * (size - 2**17),))) for size in (2**18, 2**20, 2**22))
+    """128 KiB of 10 ns a byte on the wire, of which the processor takes 1 ns: 9 ns a byte are
+    spared, more on a slower wire.
+    """
+    messages = tuple(
+        Message("ping_pong", size, 1, 1, Samples((1e-8 * (size - 2**17),)))
+        for size in (2**18, 2**20, 2**22)
+    )
     shaped = Cluster(links=(Link("network", messages, latency_s=0.0), SOCKET))
     burst = burst_of(shaped, True)
     assert (burst.stored_s, burst.s_per_byte) == pytest.approx((2**17 * 9e-9, 9e-9), rel=1e-3)
-    assert burst_of(shaped, True, LinkFactors(0.5)).stored_s == pytest.approx(2**17 * 19e-9, rel=1e-3)
+    assert burst_of(shaped, True, LinkFactors(0.5)).stored_s == pytest.approx(
+        2**17 * 19e-9, rel=1e-3
+    )
     assert burst_of(shaped, False).stored_s == burst_of(SHEET, True).stored_s == 0
-    assert [Burst(3.0, 0.5).spared_s(n_bytes, 1.0) for n_bytes in (1, 4, 100)] == [0.0, 1.0, 2.0]  # measured after a rest of 1 s
+    assert [Burst(3.0, 0.5).spared_s(n_bytes, 1.0) for n_bytes in (1, 4, 100)] == [
+        0.0,
+        1.0,
+        2.0,
+    ]  # measured after a rest of 1 s
 
 
 def test_messages_of_one_size_tell_no_link() -> None:
     link = Link("network", (Message("ping_pong", 1024, 1, 1, Samples((1e-4,))),))
-    with pytest.raises(DlperfError, match="the messages of its links tell neither latency nor bandwidth"):
+    with pytest.raises(
+        DlperfError, match="the messages of its links tell neither latency nor bandwidth"
+    ):
         collective_s(Cluster((link,), path="c.json"), "all_reduce", 1024, 2)

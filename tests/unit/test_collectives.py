@@ -1,4 +1,7 @@
-"""The recorder on a process group of one rank in this process: which calls it sees, their bytes and waits, and that nothing of it stays."""
+"""The recorder on a process group of one rank in this process: which calls it sees, their bytes and
+waits, and that nothing of it stays.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,8 +14,8 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 from dlperf.runner.collectives import CollectiveRecorder
+from dlperf.runner.communication_recording import Call, Mark
 from dlperf.runner.ranks import RankFindings
-from dlperf.runner.recording import Call, Mark
 
 
 @pytest.fixture
@@ -55,10 +58,17 @@ def tensors(n: int = 6) -> torch.Tensor:
         (lambda: dist.all_to_all_single(tensors(), tensors()), "all_to_all", 24, None),
         (lambda: dist.barrier(), "barrier", 0, None),
         (lambda: dist.all_reduce(torch.zeros(0)), "all_reduce", 0, None),
-        (lambda: functional.all_reduce(tensors(), "sum", dist.group.WORLD) + 1, "all_reduce", 24, None),
+        (
+            lambda: functional.all_reduce(tensors(), "sum", dist.group.WORLD) + 1,
+            "all_reduce",
+            24,
+            None,
+        ),
     ],
-)  # fmt: skip
-def test_a_blocking_call_is_a_launch_and_its_wait(recorder: CollectiveRecorder, make: Any, kind: str, n_bytes: int, peer: int | None) -> None:
+)
+def test_a_blocking_call_is_a_launch_and_its_wait(
+    recorder: CollectiveRecorder, make: Any, kind: str, n_bytes: int, peer: int | None
+) -> None:
     make()
     (call,) = calls(recorder)
     assert (call.kind, call.n_bytes, call.peer) == (kind, n_bytes, peer)
@@ -87,7 +97,9 @@ def test_what_a_call_computes_is_what_it_computes_without(group: None) -> None:
     assert [call.kind for call in calls(recorder)] == ["all_reduce", "all_gather", "all_reduce"]
 
 
-def test_an_asynchronous_call_is_waited_for_where_the_script_waits_and_its_completion_is_seen(recorder: CollectiveRecorder) -> None:
+def test_an_asynchronous_call_is_waited_for_where_the_script_waits_and_its_completion_is_seen(
+    recorder: CollectiveRecorder,
+) -> None:
     work = dist.all_reduce(tensors(), async_op=True)
     assert work is not None
     work.wait()
@@ -109,14 +121,18 @@ def test_errors_of_a_call_are_the_scripts_own(recorder: CollectiveRecorder) -> N
 
 
 def test_ddp_launches_in_its_backward_and_waits_at_its_end(recorder: CollectiveRecorder) -> None:
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     now = recorder.clock.now
     for number in range(3):
         optimizer.zero_grad()
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
-        recorder.after_step(Mark(1, now(), now(), plain=number == 2, own_s=1.0), is_watched=number > 0)
+        recorder.after_step(
+            Mark(1, now(), now(), plain=number == 2, own_s=1.0), is_watched=number > 0
+        )
     recorder.remove()
     first, plain = recorder.steps
     assert (first.number, first.step.first, plain.number, plain.step.first) == (0, True, 2, False)
@@ -126,7 +142,10 @@ def test_ddp_launches_in_its_backward_and_waits_at_its_end(recorder: CollectiveR
         assert sum(event.n_bytes for event in reduced) == n_bytes
         assert {event.call for event in step.waits} == {event.call for event in step.launches}
     kinds = [event.kind for event in plain.step.launches]
-    assert kinds[: kinds.index("all_reduce")] == ["broadcast", "broadcast"]  # the buffers: float32 and int64
+    assert kinds[: kinds.index("all_reduce")] == [
+        "broadcast",
+        "broadcast",
+    ]  # the buffers: float32 and int64
 
 
 def test_a_communication_hook_is_seen_too(recorder: CollectiveRecorder) -> None:
@@ -153,8 +172,16 @@ def test_groups_are_told_apart(recorder: CollectiveRecorder) -> None:
 
 def test_nothing_stays(group: None) -> None:
     def state() -> tuple[Any, ...]:
-        tables = [torch._C._dispatch_dump_table(name) for name in ("c10d::allreduce_", "c10d::send", "_c10d_functional::wait_tensor")]
-        return tables, dist.Work.wait, dist._broadcast_coalesced, len(nn.modules.module._global_forward_pre_hooks)
+        tables = [
+            torch._C._dispatch_dump_table(name)
+            for name in ("c10d::allreduce_", "c10d::send", "_c10d_functional::wait_tensor")
+        ]
+        return (
+            tables,
+            dist.Work.wait,
+            dist._broadcast_coalesced,
+            len(nn.modules.module._global_forward_pre_hooks),
+        )
 
     before = state()
     recorder = CollectiveRecorder()
@@ -167,7 +194,9 @@ def test_nothing_stays(group: None) -> None:
     assert calls(recorder) == []
 
 
-def test_a_failure_of_the_recorder_ends_the_recording_alone(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_recorder_ends_the_recording_alone(
+    group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = CollectiveRecorder()
     recorder.install()
     monkeypatch.setattr(recorder, "_issued", lambda *_: 1 / 0)

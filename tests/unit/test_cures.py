@@ -1,4 +1,7 @@
-"""What page faults cost, where, and what would cure them: on a made-up machine whose pages have round prices."""
+"""What page faults cost, where, and what would cure them: on a made-up machine whose pages have
+round prices.
+"""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,10 +10,10 @@ import pytest
 from calibrated_cases import MIB, T, machine, relu, trace
 
 import dlperf
-from dlperf.cures import Cure, PageFaults
-from dlperf.machine import Footprint, Machine
-from dlperf.prediction import Prediction
-from dlperf.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
+from dlperf.core.machine import Footprint, Machine
+from dlperf.core.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
+from dlperf.forecast.allocator_recommendations import Cure, PageFaults
+from dlperf.forecast.prediction import Prediction
 
 FAULT_S, RELEASE_S, HUGE_S = 1e-6, 2.5e-7, 1e-4
 COSTS = {"page_fault": FAULT_S, "page_release": RELEASE_S, "huge_page_fault": HUGE_S}
@@ -29,7 +32,11 @@ def forward_of_40_mib() -> Trace:
 
 
 def seconds_of(prediction: Prediction, what: str) -> dict[tuple[str, str], float]:
-    return {(item.layer, item.phase): item.seconds for item in prediction.prices.items if item.what == what}
+    return {
+        (item.layer, item.phase): item.seconds
+        for item in prediction.prices.items
+        if item.what == what
+    }
 
 
 def test_a_page_is_paid_where_it_is_touched_and_where_it_is_given_back() -> None:
@@ -43,18 +50,28 @@ def test_gradients_are_given_back_in_zero_grad() -> None:
     storages = (Storage(40 * MIB, -1, 0, "gradient"), Storage(40 * MIB, 1, None, "gradient"))
     step = trace(*ops, inference=False, storages=storages, optimizer=OptimizerInfo("SGD"))
     found = dlperf.predict(step, machine(COSTS))
-    assert seconds_of(found, "page release") == {("(loss)", "zero_grad"): pytest.approx(PAGES * RELEASE_S)}
+    assert seconds_of(found, "page release") == {
+        ("(loss)", "zero_grad"): pytest.approx(PAGES * RELEASE_S)
+    }
     assert seconds_of(found, "page faults") == {("a", "backward"): pytest.approx(PAGES * FAULT_S)}
     assert found.step.zero_grad_s == pytest.approx(PAGES * RELEASE_S)
 
 
 def test_huge_pages_have_their_own_price() -> None:
-    """40 MiB are 19 huge pages and 513 small ones (tests/unit/test_allocator.py); where a huge one was not measured it counts as its 512."""
+    """40 MiB are 19 huge pages and 513 small ones (tests/unit/test_allocator.py); where a huge one
+    was not measured it counts as its 512.
+    """
     found = dlperf.predict(forward_of_40_mib(), machine(COSTS), malloc="huge-pages")
-    assert seconds_of(found, "page faults")["a", "forward"] == pytest.approx(513 * FAULT_S + 19 * HUGE_S)
+    assert seconds_of(found, "page faults")["a", "forward"] == pytest.approx(
+        513 * FAULT_S + 19 * HUGE_S
+    )
     assert seconds_of(found, "page release")["b", "forward"] == pytest.approx(513 * RELEASE_S)
-    without = dlperf.predict(forward_of_40_mib(), machine({"page_fault": FAULT_S}), malloc="huge-pages")
-    assert seconds_of(without, "page faults")["a", "forward"] == pytest.approx((513 + 19 * 512) * FAULT_S)
+    without = dlperf.predict(
+        forward_of_40_mib(), machine({"page_fault": FAULT_S}), malloc="huge-pages"
+    )
+    assert seconds_of(without, "page faults")["a", "forward"] == pytest.approx(
+        (513 + 19 * 512) * FAULT_S
+    )
 
 
 def test_the_cure_is_what_another_policys_prediction_saves() -> None:
@@ -66,9 +83,14 @@ def test_the_cure_is_what_another_policys_prediction_saves() -> None:
     for name in ("tuned", "huge-pages", "tcmalloc"):
         total = dlperf.predict(forward_of_40_mib(), machine(COSTS), malloc=name).step.total_s
         assert saved[name] == pytest.approx(found.step.total_s - total)
-    assert [cure.saved_s for cure in found.page_faults.cures] == sorted(saved.values(), reverse=True)
+    assert [cure.saved_s for cure in found.page_faults.cures] == sorted(
+        saved.values(), reverse=True
+    )
     data = found.to_json()
-    assert (data["malloc"], data["page_faults"]["cures"][0]["saved_s"]) == ("default", found.page_faults.cures[0].saved_s)
+    assert (data["malloc"], data["page_faults"]["cures"][0]["saved_s"]) == (
+        "default",
+        found.page_faults.cures[0].saved_s,
+    )
 
 
 def test_where_little_is_lost_nothing_is_said() -> None:
@@ -77,18 +99,33 @@ def test_where_little_is_lost_nothing_is_said() -> None:
 
 
 def test_the_sentence_names_what_needs_nothing_installed() -> None:
-    cures = (Cure("tcmalloc", "LD_PRELOAD={libtcmalloc_minimal.so.4}", 0.011), Cure("tuned", "MALLOC_MMAP_MAX_=0", 0.010))
-    assert PageFaults(0.012, 0.08, cures).sentence() == "12.0 ms of 80.0 ms; MALLOC_MMAP_MAX_=0 would save about 10.0 ms"
+    cures = (
+        Cure("tcmalloc", "LD_PRELOAD={libtcmalloc_minimal.so.4}", 0.011),
+        Cure("tuned", "MALLOC_MMAP_MAX_=0", 0.010),
+    )
+    assert (
+        PageFaults(0.012, 0.08, cures).sentence()
+        == "12.0 ms of 80.0 ms; MALLOC_MMAP_MAX_=0 would save about 10.0 ms"
+    )
     assert PageFaults(0.012, 0.08, ()).sentence() == "12.0 ms of 80.0 ms"
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(dlperf.DlperfError, match=r"malloc 'hoard' is unknown; known are default, tuned"):
+    with pytest.raises(
+        dlperf.DlperfError, match=r"malloc 'hoard' is unknown; known are default, tuned"
+    ):
         dlperf.predict(forward_of_40_mib(), machine(COSTS), malloc="hoard")
 
 
 def with_footprints() -> Machine:
-    return replace(machine(COSTS), footprints=(Footprint("forward", 5 * MIB), Footprint("training", 70 * MIB), Footprint("convolution", 8 * MIB)))
+    return replace(
+        machine(COSTS),
+        footprints=(
+            Footprint("forward", 5 * MIB),
+            Footprint("training", 70 * MIB),
+            Footprint("convolution", 8 * MIB),
+        ),
+    )
 
 
 def test_peak_memory_holds_what_torch_takes_for_itself() -> None:
@@ -96,7 +133,12 @@ def test_peak_memory_holds_what_torch_takes_for_itself() -> None:
     beside = dlperf.predict(forward_of_40_mib(), with_footprints()).step.peak_memory_bytes
     assert alone is not None
     assert beside == alone + 5 * MIB  # a forward pass; no convolution
-    assert dlperf.predict(replace(forward_of_40_mib(), inference=False), with_footprints()).step.peak_memory_bytes == alone + 75 * MIB
+    assert (
+        dlperf.predict(
+            replace(forward_of_40_mib(), inference=False), with_footprints()
+        ).step.peak_memory_bytes
+        == alone + 75 * MIB
+    )
 
 
 def test_footprints_are_kept_with_the_machine() -> None:

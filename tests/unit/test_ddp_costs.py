@@ -1,4 +1,7 @@
-"""DDP's own costs: differences within a round, by a clock in hand; and the real thing once, for its names."""
+"""DDP's own costs: differences within a round, by a clock in hand; and the real thing once, for its
+names.
+"""
+
 from __future__ import annotations
 
 import subprocess
@@ -7,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dlperf.clock import Clock
-from dlperf.machine import Cost
-from microbench import ddp
+from dlperf.core.clock import Clock
+from dlperf.core.machine import Cost
+from dlperf.microbench import ddp
 
 
 def test_rounds_time_calls_in_a_row_and_leave_disturbed_ones_out() -> None:
@@ -38,13 +41,19 @@ def test_one_more_gradient_is_the_slope_of_what_sending_adds() -> None:
 
 
 def test_a_difference_counts_by_its_median() -> None:
-    from dlperf.clock import Samples
+    from dlperf.core.clock import Samples
 
     assert Cost("ddp/call", 1, Samples((0.0, 2.0, 9.0))).seconds == 2.0
 
 
 def test_the_real_costs() -> None:
-    code = "from microbench import ddp; print([(c.name, c.threads, c.seconds >= 0) for c in ddp.measure(1, 'quick')])"
+    code = (
+        "from dlperf.microbench import ddp; print([(c.name, c.threads, c.seconds >= 0) for c in"
+        " ddp.measure(1, 'quick')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-1000:]
-    assert done.stdout.strip() in ("[('ddp/call', 1, True), ('ddp/hook', 1, True), ('ddp/sync', 1, True)]", "[]")
+    assert done.stdout.strip() in (
+        "[('ddp/call', 1, True), ('ddp/hook', 1, True), ('ddp/sync', 1, True)]",
+        "[]",
+    )

@@ -1,4 +1,5 @@
 """``repr`` of data is one line, ``str`` fits a screen, notebooks get it escaped."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,13 +12,13 @@ import test_replaying as replaying
 import test_scaling as scaling
 import test_tuning as tuning
 
-from dlperf.clock import Samples
-from dlperf.cluster import Cluster, Collective, Link, Rank
+from dlperf.advice.grid import Axes, Wish
+from dlperf.core.clock import Samples
+from dlperf.core.cluster import Cluster, Collective, Link, Rank
+from dlperf.core.terminal import text_width
+from dlperf.distributed.replay import replay_trace
 from dlperf.report.comparison import compare
 from dlperf.report.summaries import one_line, page
-from dlperf.scaling import replay_trace
-from dlperf.terminal import text_width
-from dlperf.tuning.grid import Axes, Wish
 
 SCREEN = 70
 """Lines; pages without tables have at most SHORT."""
@@ -37,7 +38,9 @@ def cluster() -> Cluster:
 
 
 def explanation() -> Any:
-    return test_advice.explained(test_advice.optimizers(1e-3, 1e-6), test_advice.make_target(test_advice.mlp))
+    return test_advice.explained(
+        test_advice.optimizers(1e-3, 1e-6), test_advice.make_target(test_advice.mlp)
+    )
 
 
 def replay() -> Any:
@@ -47,15 +50,20 @@ def replay() -> Any:
 
 
 SHORT_ONES = {
-    "machine": (machine, "2,000 kernels"), "trace": (lambda: cases.wide(400)[0].trace, "401 layers"),
-    "measurement": (lambda: cases.wide(400)[1], "400 layers in .frame"), "cluster": (cluster, "2 ranks on 2 hosts"),
+    "machine": (machine, "2,000 kernels"),
+    "trace": (lambda: cases.wide(400)[0].trace, "401 layers"),
+    "measurement": (lambda: cases.wide(400)[1], "400 layers in .frame"),
+    "cluster": (cluster, "2 ranks on 2 hosts"),
     "epoch": (lambda: cases.cnn()[0].epoch(64, 3), "3 epochs"),
-}  # fmt: skip
+}
 TABLES = {
-    "prediction": (lambda: cases.wide(400)[0], "smaller"), "report": (lambda: compare(*cases.wide(400)), "smaller"),
-    "tuning": (lambda: tuning.found(Axes((1, 2), (8, 64)), Wish()), "batch size"), "scaling": (scaling.ask, "efficiency"),
-    "replay": (replay, "replayed"), "explanation": (explanation, "changes that would pay"),
-}  # fmt: skip
+    "prediction": (lambda: cases.wide(400)[0], "smaller"),
+    "report": (lambda: compare(*cases.wide(400)), "smaller"),
+    "tuning": (lambda: tuning.found(Axes((1, 2), (8, 64)), Wish()), "batch size"),
+    "scaling": (scaling.ask, "efficiency"),
+    "replay": (replay, "replayed"),
+    "explanation": (explanation, "changes that would pay"),
+}
 
 
 @pytest.mark.parametrize("name", [*SHORT_ONES, *TABLES])
@@ -74,7 +82,14 @@ def test_data_fits_on_a_screen(name: str) -> None:
 
 def test_notebooks_obey_no_name_of_somebody_else() -> None:
     prediction, measurement = cases.hostile(NAME)
-    hostile = (prediction, measurement, prediction.trace, compare(prediction, measurement), replace(machine(), path=NAME), replace(cluster(), path=NAME))
+    hostile = (
+        prediction,
+        measurement,
+        prediction.trace,
+        compare(prediction, measurement),
+        replace(machine(), path=NAME),
+        replace(cluster(), path=NAME),
+    )
     for value in hostile:
         html = value._repr_html_()
         assert NAME not in html

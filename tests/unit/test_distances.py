@@ -1,13 +1,14 @@
 """Stack distances of operands and of code, worked out by hand."""
+
 from __future__ import annotations
 
 from calibrated_cases import T, trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlperf.core.trace import Op, Storage
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.distances import Recency
-from dlperf.trace import Op, Storage
+from dlperf.predictors.reuse_distance import Recency
 
 KB = 1000
 
@@ -33,13 +34,26 @@ def test_recency_is_a_stack(touches: list[tuple[int, int]]) -> None:
 
 def test_what_is_touched_twice_counts_once() -> None:
     step = trace(
-        touch("relu", 0, 4 * KB), touch("abs", 1, 8 * KB), touch("neg", 1, 8 * KB), touch("exp", 1, 8 * KB),
+        touch("relu", 0, 4 * KB),
+        touch("abs", 1, 8 * KB),
+        touch("neg", 1, 8 * KB),
+        touch("exp", 1, 8 * KB),
         storages=(Storage(4 * KB, kind="input"), Storage(8 * KB, kind="input")),
-    )  # fmt: skip
+    )
     found = analyse(step)
     assert found.operand_distance.tolist() == [8 * KB, 4 * KB, 0, 0]
-    assert found.operand_touched.tolist() == [0, 3, 5, 6]  # of two steps of four: itself a step ago, the step before's last, and the ops right before
-    assert found.code_distance == (8 * KB, 12 * KB, 12 * KB, 12 * KB)  # all that the others touched since each ran
+    assert found.operand_touched.tolist() == [
+        0,
+        3,
+        5,
+        6,
+    ]  # of two steps of four: itself a step ago, the step before's last, and the ops right before
+    assert found.code_distance == (
+        8 * KB,
+        12 * KB,
+        12 * KB,
+        12 * KB,
+    )  # all that the others touched since each ran
     assert found.code_since == (3, 3, 3, 3)  # elementwise operators
     assert found.step_bytes == 12 * KB
 
@@ -47,21 +61,41 @@ def test_what_is_touched_twice_counts_once() -> None:
 def test_a_view_touches_nothing() -> None:
     first, second = T(KB, storage=0), T(KB, storage=1)
     view = Op("aten.view.default", (first, (KB,)), outputs=(first,), layer="view")
-    step = trace(touch("relu", 0, 4 * KB), touch("abs", 1, 4 * KB), view, touch("neg", 0, 4 * KB), storages=(Storage(4 * KB, kind="input"),) * 2)
+    step = trace(
+        touch("relu", 0, 4 * KB),
+        touch("abs", 1, 4 * KB),
+        view,
+        touch("neg", 0, 4 * KB),
+        storages=(Storage(4 * KB, kind="input"),) * 2,
+    )
     assert second.nbytes == 4 * KB
     assert analyse(step).operand_distance.tolist() == [0, 4 * KB, 4 * KB]
 
 
 def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
-    """Two results of one size, the first freed before the second: it takes the first one's place, and is as near as that was."""
+    """Two results of one size, the first freed before the second: it takes the first one's place,
+    and is as near as that was.
+    """
     one, two = T(KB, storage=1), T(KB, storage=2)
     step = trace(
-        Op("aten.relu.default", (T(KB, storage=0),), outputs=(one,), layer="a"), touch("abs", 3, 12 * KB),
+        Op("aten.relu.default", (T(KB, storage=0),), outputs=(one,), layer="a"),
+        touch("abs", 3, 12 * KB),
         Op("aten.relu.default", (T(KB, storage=0),), outputs=(two,), layer="b"),
-        storages=(Storage(4 * KB, kind="input"), Storage(4 * KB, born=0, dies=1), Storage(4 * KB, born=2, dies=3), Storage(12 * KB, kind="input")),
-    )  # fmt: skip
+        storages=(
+            Storage(4 * KB, kind="input"),
+            Storage(4 * KB, born=0, dies=1),
+            Storage(4 * KB, born=2, dies=3),
+            Storage(12 * KB, kind="input"),
+        ),
+    )
     found = analyse(step, "tuned")  # no small blocks between tensors
     assert found.replay.predecessor[2] == 1
     assert found.step_bytes == 20 * KB  # the input, one result, the other tensor
     of_second = found.operand_distance[found.operand_op == 2].tolist()
-    assert of_second == [12 * KB, 12 * KB]  # of the input and of its own memory, both of which the first op touched: the tensor in between
+    assert (
+        of_second
+        == [
+            12 * KB,
+            12 * KB,
+        ]
+    )  # of the input and of its own memory, both of which the first op touched: the tensor in between

@@ -1,4 +1,5 @@
 """Epochs by hand."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,12 +9,12 @@ import pytest
 from report_cases import cnn, cnn_items, cnn_trace, gemm_table, machine, prediction
 from test_loading import IN_PROCESS, WORKERS
 
-from dlperf.clock import Samples
-from dlperf.epoch import last_batch_size
-from dlperf.errors import DlperfError
-from dlperf.loading import SampledLoader, pipeline_s
-from dlperf.machine import MEAN, UNREST, Cost
-from dlperf.prediction import Prediction
+from dlperf.core.clock import Samples
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import MEAN, UNREST, Cost
+from dlperf.forecast.epoch import last_batch_size
+from dlperf.forecast.loading import SampledLoader, pipeline_s
+from dlperf.forecast.prediction import Prediction
 
 STEP_S = 1390e-6  # 1375 us of the layers and 15 us of zero_grad
 FORWARD_S = 450e-6  # 300 + 40 + 100 + 10
@@ -50,32 +51,61 @@ def test_evaluation_has_a_prediction_of_its_own() -> None:
     assert found.total_s == pytest.approx(10 * STEP_S + 6 * FORWARD_S / 2)
 
 
-@pytest.mark.parametrize(("name", "value", "least"), [("samples", 0, 1), ("samples", -5, 1), ("epochs", 0, 1), ("val_samples", -1, 0), ("test_samples", -1, 0)])
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [
+        ("samples", 0, 1),
+        ("samples", -5, 1),
+        ("epochs", 0, 1),
+        ("val_samples", -1, 0),
+        ("test_samples", -1, 0),
+    ],
+)
 def test_impossible_counts_are_named(name: str, value: int, least: int) -> None:
     with pytest.raises(DlperfError, match=f"{name} is {value}; it must be at least {least}"):
         training().epoch(**{"samples": 1, name: value})
 
 
 def test_a_predictor_without_a_step_has_no_epoch() -> None:
-    with pytest.raises(DlperfError, match="'gemm-table' predicts no whole step, so no epoch; use calibrated or roofline"):
+    with pytest.raises(
+        DlperfError,
+        match="'gemm-table' predicts no whole step, so no epoch; use calibrated or roofline",
+    ):
         gemm_table().epoch(100)
     with pytest.raises(DlperfError, match="no epoch"):
         training().epoch(100, evaluation=replace(gemm_table(), trace=cnn_trace(inference=True)))
 
 
-# -- the loop around the steps --------------------------------------------------------------------------------------------
+# -- the loop around the steps ---------------------------------------------------------------------
 
 US = 1e-6
 LOOP = {
-    "item": 2 * US, "accuracy": 20 * US, "scheduler": 5 * US, "clip_call": 10 * US, "clip_tensor": 3 * US, "clip_byte": 1e-9,
-    "save_call": 1e-3, "save_tensor": 50 * US, "save_byte": 1e-9, "first_convolution": 2e-3, "first_step": 0.05,
-}  # fmt: skip
-EVERYTHING = {f"loader/{name}": s for name, s in (IN_PROCESS | WORKERS).items()} | {f"loop/{name}": s for name, s in LOOP.items()}
+    "item": 2 * US,
+    "accuracy": 20 * US,
+    "scheduler": 5 * US,
+    "clip_call": 10 * US,
+    "clip_tensor": 3 * US,
+    "clip_byte": 1e-9,
+    "save_call": 1e-3,
+    "save_tensor": 50 * US,
+    "save_byte": 1e-9,
+    "first_convolution": 2e-3,
+    "first_step": 0.05,
+}
+EVERYTHING = {f"loader/{name}": s for name, s in (IN_PROCESS | WORKERS).items()} | {
+    f"loop/{name}": s for name, s in LOOP.items()
+}
 ITEM_S = LOOP["item"]
 
 
 def with_costs(found: Prediction, costs: Mapping[str, float] = EVERYTHING) -> Prediction:
-    return replace(found, machine=replace(machine(), costs=tuple(Cost(name, 1, Samples((seconds,))) for name, seconds in costs.items())))
+    return replace(
+        found,
+        machine=replace(
+            machine(),
+            costs=tuple(Cost(name, 1, Samples((seconds,))) for name, seconds in costs.items()),
+        ),
+    )
 
 
 def full() -> Prediction:
@@ -87,12 +117,28 @@ def loader(batch_s: float, **rest: object) -> SampledLoader:
 
 
 def test_parts_add_up() -> None:
-    found = full().epoch(1000, 3, 100, 33, loader_workers=2, clip=True, checkpoint=True, loader=loader(1e-3))
+    found = full().epoch(
+        1000, 3, 100, 33, loader_workers=2, clip=True, checkpoint=True, loader=loader(1e-3)
+    )
     assert found.loading_s is not None
     assert found.first_step_s is not None
-    assert found.epoch_s == pytest.approx(found.steps_s + found.loop_s + found.loading_s + found.evaluation_s + found.pauses_s)
-    assert found.total_s == pytest.approx(found.first_step_s + found.start_s + 3 * found.epoch_s + found.test_s)
-    assert all(part > 0 for part in (found.loop_s, found.loading_s, found.evaluation_s, found.pauses_s, found.first_step_s, found.test_s))
+    assert found.epoch_s == pytest.approx(
+        found.steps_s + found.loop_s + found.loading_s + found.evaluation_s + found.pauses_s
+    )
+    assert found.total_s == pytest.approx(
+        found.first_step_s + found.start_s + 3 * found.epoch_s + found.test_s
+    )
+    assert all(
+        part > 0
+        for part in (
+            found.loop_s,
+            found.loading_s,
+            found.evaluation_s,
+            found.pauses_s,
+            found.first_step_s,
+            found.test_s,
+        )
+    )
 
 
 def test_an_unspoken_loader_is_left_out_and_said_to_be() -> None:
@@ -100,24 +146,33 @@ def test_an_unspoken_loader_is_left_out_and_said_to_be() -> None:
     assert found.loading_s is None
     assert found.first_step_s is None
     assert [note.split(";")[0] for note in found.notes] == [
-        "machine: holds no costs of loading data, which is not part of the forecast", "what a first step takes more is not part of the forecast",
-    ]  # fmt: skip
+        "machine: holds no costs of loading data, which is not part of the forecast",
+        "what a first step takes more is not part of the forecast",
+    ]
 
 
 def test_a_loader_that_is_asked_for_needs_its_costs() -> None:
     for options in ({"loader_workers": 0}, {"loader_workers": 2}, {"loader": loader(1e-3)}):
-        with pytest.raises(DlperfError, match="holds no costs of loading data; dlperf calibrate adds them"):
+        with pytest.raises(
+            DlperfError, match="holds no costs of loading data; dlperf calibrate adds them"
+        ):
             training().epoch(320, **options)
 
 
 @pytest.mark.parametrize("option", ["clip", "scheduler", "accuracy", "checkpoint"])
 def test_what_the_file_does_not_hold_is_named(option: str) -> None:
-    with pytest.raises(DlperfError, match=r"machine: holds no cost of '(clip|scheduler|accuracy|save)'; dlperf calibrate adds it"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"machine: holds no cost of '(clip|scheduler|accuracy|save)'; dlperf calibrate adds it"
+        ),
+    ):
         training().epoch(320, **{option: True})
 
 
 def test_batches_in_memory_are_fetched_between_steps() -> None:
-    # the made-up trace reads nothing from outside: a tensor of a byte, whose copying is that of the smallest size measured
+    # the made-up trace reads nothing from outside: a tensor of a byte, whose copying is that of the
+    # smallest size measured
     fetch_s = (30 + 6 + 32 * (1 + 2 + 0.1)) * US + 32 * 2e-10
     found = full().epoch(320)
     assert found.loading_s == pytest.approx(10 * fetch_s)
@@ -142,19 +197,25 @@ def test_the_last_batch_has_a_prediction_of_its_own() -> None:
     last = with_costs(prediction(cnn_trace(batch_size=8), cnn_items(factor=0.5)))
     half_s = (1375 * 0.5 + 15 * 0.5) * US
     assert full().epoch(328, last=last).steps_s == pytest.approx(10 * STEP_S + half_s)
-    with pytest.raises(DlperfError, match="last: is predicted at batch size 8; the last batch of 320 samples has 32"):
+    with pytest.raises(
+        DlperfError,
+        match="last: is predicted at batch size 8; the last batch of 320 samples has 32",
+    ):
         full().epoch(320, last=last)
 
 
 def test_dropping_the_last_batch() -> None:
     assert full().epoch(351, drop_last=True).steps_per_epoch == 10
-    with pytest.raises(DlperfError, match="samples is 31, fewer than a batch of 32, and drop_last leaves no step"):
+    with pytest.raises(
+        DlperfError, match="samples is 31, fewer than a batch of 32, and drop_last leaves no step"
+    ):
         full().epoch(31, drop_last=True)
     assert last_batch_size(351, 32, drop_last=True) is None
 
 
 def test_accumulation_shares_the_optimizer() -> None:
-    # 10 batches to 3 updates (4 + 4 + 2): forward 450, backward 865, optimizer 60, zero_grad 15 us; 7 times gradients are added to gradients
+    # 10 batches to 3 updates (4 + 4 + 2): forward 450, backward 865, optimizer 60, zero_grad 15 us;
+    # 7 times gradients are added to gradients
     found = full().epoch(320, accumulate=4)
     assert found.steps_s == pytest.approx((10 * (450 + 865) + 3 * (60 + 15)) * US)
     assert full().epoch(320, accumulate=1).steps_s == pytest.approx(10 * STEP_S)
@@ -164,20 +225,26 @@ def test_accumulation_shares_the_optimizer() -> None:
 
 def test_what_a_loop_does_besides() -> None:
     assert full().epoch(320, look=False).loop_s == 0.0
-    # looked at and counted in each of 10 batches; clipped (a call: the made-up layers own no parameters) and scheduled at each of 3 updates
+    # looked at and counted in each of 10 batches; clipped (a call: the made-up layers own no
+    # parameters) and scheduled at each of 3 updates
     found = full().epoch(320, accumulate=4, accuracy=True, clip=True, scheduler=True)
     assert found.loop_s == pytest.approx((10 * (2 + 20) + 3 * (10 + 5)) * US)
     assert full().epoch(320, checkpoint=True).pauses_s == pytest.approx(1e-3)
 
 
 def test_unknown_words_are_named() -> None:
-    with pytest.raises(DlperfError, match="epoch: loaders is unknown; a loop has accumulate, drop_last"):
+    with pytest.raises(
+        DlperfError, match="epoch: loaders is unknown; a loop has accumulate, drop_last"
+    ):
         full().epoch(320, loaders=3)
 
 
 def test_epochs_sum_means_of_a_restless_machine() -> None:
-    # steps carry the unrest already; what lies around them takes 1.1 x as long as at best, and everything 1.2 x on average
-    found = with_costs(training(), EVERYTHING | {f"{UNREST}/gemm": 1.1, f"{MEAN}/gemm": 1.2}).epoch(320)
+    # steps carry the unrest already; what lies around them takes 1.1 x as long as at best, and
+    # everything 1.2 x on average
+    found = with_costs(training(), EVERYTHING | {f"{UNREST}/gemm": 1.1, f"{MEAN}/gemm": 1.2}).epoch(
+        320
+    )
     plain = full().epoch(320)
     assert found.steps_s == pytest.approx(1.2 * plain.steps_s)
     assert found.loop_s == pytest.approx(1.2 * 1.1 * plain.loop_s)
@@ -185,4 +252,6 @@ def test_epochs_sum_means_of_a_restless_machine() -> None:
 
 
 def test_the_first_step() -> None:
-    assert full().epoch(320).first_step_s == pytest.approx(0.05)  # no convolution by name, and no memory in the made-up trace
+    assert full().epoch(320).first_step_s == pytest.approx(
+        0.05
+    )  # no convolution by name, and no memory in the made-up trace

@@ -1,4 +1,5 @@
 """What user code raises, told with its place and its cause."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dlperf import recorder, targets
-from dlperf.errors import DlperfError
+from dlperf.core.errors import DlperfError
+from dlperf.recorder import recording, targets
 
 SOURCES = {
-    "import foo_missing": "does not import: ModuleNotFoundError: No module named 'foo_missing' ({file}:1)",
+    "import foo_missing": (
+        "does not import: ModuleNotFoundError: No module named 'foo_missing' ({file}:1)"
+    ),
     "x = 1\n1 / 0": "does not import: ZeroDivisionError: division by zero ({file}:2)",
     "x = 1\ny = (": "does not import: SyntaxError: '(' was never closed ({file}:2)",
     "try:\n    import foo_missing\nexcept ImportError as e:\n    raise RuntimeError('install foo') from e": (
@@ -18,16 +21,16 @@ SOURCES = {
         " ModuleNotFoundError: No module named 'foo_missing' ({file}:4)"
     ),
     "def net(n):\n    return int('weather')": (
-        "its builder raises ValueError: invalid literal for int() with base 10: 'weather' ({file}:2)"
+        "its builder raises ValueError: invalid literal for int() with base 10: 'weather'"
+        " ({file}:2)"
     ),
     "import json\n\n\ndef net(n):\n    return json.loads('{')": (
         "its builder raises JSONDecodeError: Expecting property name enclosed in double quotes:"
         " line 1 column 2 (char 1) ({file}:5)"
     ),
-    "import torch\n\n\nclass N(torch.nn.Linear):\n    def forward(self, x):\n"
-    "        return super().forward(x[0])[7, 7]\n\n\n"
-    "def net(n):\n    return N(8, 4), (torch.zeros(n, 8),), torch.sum": (
-        "the model's forward raises IndexError: too many indices for tensor of dimension 1 ({file}:6)"
+    "import torch\n\n\nclass N(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x[0])[7, 7]\n\n\ndef net(n):\n    return N(8, 4), (torch.zeros(n, 8),), torch.sum": (
+        "the model's forward raises IndexError: too many indices for tensor of dimension 1"
+        " ({file}:6)"
     ),
 }
 
@@ -43,7 +46,7 @@ def test_the_line_of_user_code_is_named(
         if folder == Path("/"):
             shown = str(path).lstrip("/")
         with pytest.raises(DlperfError) as raised:
-            recorder.record_target(targets.resolve(f"{path}:net", 4))
+            recording.record_target(targets.resolve(f"{path}:net", 4))
         assert str(raised.value).endswith(SOURCES[source].format(file=shown))
 
 
@@ -55,7 +58,9 @@ def test_a_file_that_the_target_imports(tmp_path: Path, dlperf_line: Callable[[s
 
 
 @pytest.fixture
-def dlperf_line(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def dlperf_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
     def line(spec: str) -> str:
         monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
         with pytest.raises(DlperfError) as raised:

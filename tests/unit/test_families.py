@@ -1,4 +1,5 @@
 """Descriptions of ops by hand, and what torch itself says of convolutions."""
+
 from __future__ import annotations
 
 import math
@@ -14,17 +15,17 @@ from recorder_zoo import CASES
 from torch import nn
 from torch.nn import functional as F
 
-from dlperf.predictors.description import Description, family
+from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.microbench.conv import backward_of, convolution
+from dlperf.microbench.layers import recurrent
+from dlperf.microbench.plan import MODES
+from dlperf.microbench.worker import planned_groups
 from dlperf.predictors.families import describe, known
 from dlperf.predictors.families_contractions import output_shape
+from dlperf.predictors.features import Description, family
 from dlperf.predictors.onednn import takes_onednn
-from dlperf.predictors.parts import parts, scratch
-from dlperf.recorder import record
-from dlperf.trace import Op, Symbol, TensorSpec
-from microbench.conv import backward_of, convolution
-from microbench.layers import recurrent
-from microbench.plan import MODES
-from microbench.worker import planned_groups
+from dlperf.predictors.sub_kernels import parts, scratch
+from dlperf.recorder.recording import record
 
 T = TensorSpec.contiguous
 
@@ -36,27 +37,46 @@ def described(name: str, *args: Any, **kwargs: Any) -> Description:
 
 
 def spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
+    return TensorSpec(
+        tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
+    )
 
 
-# -- by hand: place in octaves, terms in amounts of work --------------------------------------------------------------
+# -- by hand: place in octaves, terms in amounts of work -------------------------------------------
 
 
 def test_a_linear_layer() -> None:
     # (8 x 16)(16 x 4) with the transposed weight of nn.Linear
     found = described("aten.addmm.default", T(4), T(8, 16), TensorSpec((16, 4), (1, 16)))
     assert found.key == ("gemm", "float32", "matrix")
-    # octaves; 8 and 4 are one part of a block of 16 each, 16 is whole; the weight is transposed; there is a bias; one product
+    # octaves; 8 and 4 are one part of a block of 16 each, 16 is whole; the weight is transposed;
+    # there is a bias; one product
     assert found.place == (3.0, 2.0, 4.0, 6.0, 4.0, 0.35, 0.35, 0.0, 0.0, 1.0, 1.0, 0.0)
-    # the products; whole tiles of 8 x 16, 4 x 24 and 8 x 48 and the same turned; the parts of a side for each of the other two sides' products
+    # the products; whole tiles of 8 x 16, 4 x 24 and 8 x 48 and the same turned; the parts of a
+    # side for each of the other two sides' products
     tiles = (8 * 16, 16 * 8, 8 * 24, 24 * 4, 8 * 48, 48 * 8)
-    assert found.terms == (1.0, 1.0, 8 * 4 * 16, 8 * 4, 8 * 16, 16 * 4, *(tile * 16 for tile in tiles), 8 * 16, 4 * 16)
+    assert found.terms == (
+        1.0,
+        1.0,
+        8 * 4 * 16,
+        8 * 4,
+        8 * 16,
+        16 * 4,
+        *(tile * 16 for tile in tiles),
+        8 * 16,
+        4 * 16,
+    )
     assert found.fallbacks == (("bmm", "float32", "matrix"),)
 
 
 def test_batched_products_and_vectors() -> None:
     found = described("aten.bmm.default", T(2, 8, 16), T(2, 16, 4))
-    assert (found.key, found.place[:3], found.place[-1], found.terms[2]) == (("bmm", "float32", "matrix"), (3.0, 2.0, 4.0), 1.0, 2 * 8 * 4 * 16)
+    assert (found.key, found.place[:3], found.place[-1], found.terms[2]) == (
+        ("bmm", "float32", "matrix"),
+        (3.0, 2.0, 4.0),
+        1.0,
+        2 * 8 * 4 * 16,
+    )
     found = described("aten.mv.default", T(8, 16), T(16))
     assert (found.key, found.place[:3]) == (("gemm", "float32", "vector"), (3.0, 0.0, 4.0))
     assert found.fallbacks[0] == ("gemm", "float32", "matrix")
@@ -67,28 +87,47 @@ def test_batched_products_and_vectors() -> None:
 def test_the_order_of_the_operands_in_memory(transposed: tuple[bool, bool]) -> None:
     left = torch.empty(6, 4).t() if transposed[0] else torch.empty(4, 6)
     right = torch.empty(5, 6).t() if transposed[1] else torch.empty(6, 5)
-    assert described("aten.mm.default", spec(left), spec(right)).place[8:10] == tuple(map(float, transposed))
+    assert described("aten.mm.default", spec(left), spec(right)).place[8:10] == tuple(
+        map(float, transposed)
+    )
 
 
 def test_tiny_products_of_a_batch_ask_no_blas() -> None:
-    """399 multiplications are below torch's limit of 400; a batch of one that addmm computes knows no such limit."""
+    """399 multiplications are below torch's limit of 400; a batch of one that addmm computes knows
+    no such limit.
+    """
     below = described("aten.bmm.default", T(5, 3, 19), T(5, 19, 7))
     assert below.key == ("bmm", "float32", "loops")
     assert below.fallbacks[0] == ("bmm", "float32", "matrix")
-    assert described("aten.bmm.default", T(5, 4, 20), T(5, 20, 5)).key == ("bmm", "float32", "matrix")
-    assert described("aten.bmm.default", T(5, 1, 19), T(5, 19, 7)).fallbacks[0] == ("bmm", "float32", "vector")
+    assert described("aten.bmm.default", T(5, 4, 20), T(5, 20, 5)).key == (
+        "bmm",
+        "float32",
+        "matrix",
+    )
+    assert described("aten.bmm.default", T(5, 1, 19), T(5, 19, 7)).fallbacks[0] == (
+        "bmm",
+        "float32",
+        "vector",
+    )
     assert described("aten.mm.default", T(3, 19), T(19, 7)).key == ("gemm", "float32", "matrix")
 
 
 def test_a_matrix_of_one_column_is_row_major() -> None:
-    assert described("aten.mm.default", TensorSpec((4, 1), (1, 4)), T(1, 3)).place[8:10] == (0.0, 0.0)
+    assert described("aten.mm.default", TensorSpec((4, 1), (1, 4)), T(1, 3)).place[8:10] == (
+        0.0,
+        0.0,
+    )
 
 
 def test_a_convolution_by_one_thread_or_several() -> None:
-    # a 1x1 convolution of few images stays with torch's own code unless several threads run it (takes_onednn)
+    # a 1x1 convolution of few images stays with torch's own code unless several threads run it
+    # (takes_onednn)
     op = convolution(2, 16, 16, (8, 8), (1, 1))
     keys = [found.key for threads in (1, 2) if (found := describe(op, threads)) is not None]
-    assert keys == [("conv", "float32", "1x1 2d", "native"), ("conv", "float32", "1x1 2d", "blocked")]
+    assert keys == [
+        ("conv", "float32", "1x1 2d", "native"),
+        ("conv", "float32", "1x1 2d", "blocked"),
+    ]
 
 
 def test_elementwise_by_access_pattern() -> None:
@@ -96,7 +135,12 @@ def test_elementwise_by_access_pattern() -> None:
         return described("aten.add.Tensor", a, b).key
 
     assert key(T(8, 8), T(8, 8)) == ("add", "2", "float32", "flat")
-    assert key(TensorSpec((8, 8), (1, 8)), TensorSpec((8, 8), (1, 8))) == ("add", "2", "float32", "flat")  # one dense order
+    assert key(TensorSpec((8, 8), (1, 8)), TensorSpec((8, 8), (1, 8))) == (
+        "add",
+        "2",
+        "float32",
+        "flat",
+    )  # one dense order
     assert key(T(8, 8), TensorSpec((8, 8), (1, 8))) == ("add", "2", "float32", "strided")
     assert key(T(8, 8), T(8)) == ("add", "1", "float32", "row")
     assert key(T(8, 8), T(8, 1)) == ("add", "1", "float32", "column")
@@ -108,50 +152,87 @@ def test_elementwise_by_access_pattern() -> None:
 
 def test_gaps_between_long_runs_cost_nothing_and_short_runs_a_little() -> None:
     def pattern(*operands: TensorSpec, **options: object) -> str:
-        return described("aten.add.Tensor" if len(operands) > 1 else "aten.clone.default", *operands, **options).key[-1]
+        return described(
+            "aten.add.Tensor" if len(operands) > 1 else "aten.clone.default", *operands, **options
+        ).key[-1]
 
     whole = T(4, 6, 32, 32)
-    sliced = TensorSpec((4, 6, 32, 32), (12 * 1024, 1024, 32, 1))  # half of the channels of a larger one
+    sliced = TensorSpec(
+        (4, 6, 32, 32), (12 * 1024, 1024, 32, 1)
+    )  # half of the channels of a larger one
     assert pattern(whole, sliced) == "flat"  # runs of 6 x 1024
     heads = TensorSpec((2, 4, 8, 64), (8 * 4 * 64, 64, 4 * 64, 1))
     assert pattern(T(2, 4, 8, 64), heads) == "runs"  # of 64
     assert pattern(heads, memory_format=Symbol("memory_format", "contiguous_format")) == "runs"
     assert pattern(T(4, 8), TensorSpec((4, 8), (16, 2))) == "strided"
-    assert described("aten.add.Tensor", T(2, 4, 8, 64), heads).fallbacks[0] == ("clone", "1", "float32", "runs")
+    assert described("aten.add.Tensor", T(2, 4, 8, 64), heads).fallbacks[0] == (
+        "clone",
+        "1",
+        "float32",
+        "runs",
+    )
 
 
 def test_powers_differ() -> None:
-    assert described("aten.pow.Tensor_Scalar", T(8), 2).key != described("aten.pow.Tensor_Scalar", T(8), 3).key
+    assert (
+        described("aten.pow.Tensor_Scalar", T(8), 2).key
+        != described("aten.pow.Tensor_Scalar", T(8), 3).key
+    )
 
 
 def test_casts_name_both_dtypes() -> None:
-    kinds = {described("aten._to_copy.default", T(8, dtype=d), dtype=Symbol("dtype", "float32")).key for d in ("bfloat16", "float64")}
+    kinds = {
+        described("aten._to_copy.default", T(8, dtype=d), dtype=Symbol("dtype", "float32")).key
+        for d in ("bfloat16", "float64")
+    }
     assert len(kinds) == 2
 
 
 def test_reductions() -> None:
-    last, first = described("aten.sum.dim_IntList", T(8, 32), (1,)), described("aten.sum.dim_IntList", T(8, 32), (0,), True)
-    assert (last.key, last.place, last.terms) == (("sum", "float32", "last"), (3.0, 5.0, 0.0, 0.0, 0.0), (1.0, 256.0, 8.0, 8.0, 0.0, 0.0, 0.0))
-    assert (first.key, first.place, first.terms) == (("sum", "float32", "first"), (0.0, 3.0, 5.0, 0.0, 0.0), (1.0, 256.0, 32.0, 1.0, 0.0, 0.0, 0.0))
+    last, first = (
+        described("aten.sum.dim_IntList", T(8, 32), (1,)),
+        described("aten.sum.dim_IntList", T(8, 32), (0,), True),
+    )
+    assert (last.key, last.place, last.terms) == (
+        ("sum", "float32", "last"),
+        (3.0, 5.0, 0.0, 0.0, 0.0),
+        (1.0, 256.0, 8.0, 8.0, 0.0, 0.0, 0.0),
+    )
+    assert (first.key, first.place, first.terms) == (
+        ("sum", "float32", "first"),
+        (0.0, 3.0, 5.0, 0.0, 0.0),
+        (1.0, 256.0, 32.0, 1.0, 0.0, 0.0, 0.0),
+    )
     assert described("aten.sum.default", T(8, 32)).place[:3] == (0.0, 8.0, 0.0)
     assert described("aten.mean.dim", T(4, 2, 8, 8), (-1, -2), True).place[:3] == (3.0, 6.0, 0.0)
     assert described("aten.max.other", T(8), T(8)).key[0] == "max"
 
 
 def test_rows_that_are_no_whole_vectors_have_work_of_their_own() -> None:
-    whole, left, short = (described("aten._softmax.default", T(10, width), -1, False) for width in (48, 53, 12))
+    whole, left, short = (
+        described("aten._softmax.default", T(10, width), -1, False) for width in (48, 53, 12)
+    )
     assert whole.terms[4:] == (0.0, 160.0, 0.0)  # three vectors: one is left over of pairs
     assert left.terms[4:] == (50.0, 210.0, 0.0)
     assert short.terms[4:] == (120.0, 120.0, 120.0)
     assert len({whole.place[3:], left.place[3:], short.place[3:]}) == 3
-    assert described("aten._softmax.default", T(10, 53), 0, False).terms[4:] == (0.0, 0.0, 0.0)  # along the first side vectors hold several columns
+    assert described("aten._softmax.default", T(10, 53), 0, False).terms[4:] == (
+        0.0,
+        0.0,
+        0.0,
+    )  # along the first side vectors hold several columns
 
 
 def test_softmax_pools_norms_and_moves() -> None:
     assert described("aten._log_softmax.default", T(8, 32), 1, False).place[:3] == (3.0, 5.0, 0.0)
     pool = described("aten.max_pool2d_with_indices.default", T(2, 4, 8, 8), (2, 2), (2, 2), (0, 0))
-    assert (pool.place, pool.terms) == ((3.0, 4.0, 2.0), (1.0, 128.0, 512.0, 512.0, 8.0))  # 8 planes, 4 x 4 outputs of 2 x 2
-    norm = described("aten.native_batch_norm.default", T(2, 4, 8, 8), T(4), T(4), T(4), T(4), False, 0.1, 1e-5)
+    assert (pool.place, pool.terms) == (
+        (3.0, 4.0, 2.0),
+        (1.0, 128.0, 512.0, 512.0, 8.0),
+    )  # 8 planes, 4 x 4 outputs of 2 x 2
+    norm = described(
+        "aten.native_batch_norm.default", T(2, 4, 8, 8), T(4), T(4), T(4), T(4), False, 0.1, 1e-5
+    )
     assert (norm.key[-1], norm.place) == ("evaluation", (1.0, 2.0, 6.0))
     rows = described("aten.embedding.default", T(1024, 16), T(8, dtype="int64"))
     assert (rows.place, rows.terms[2]) == ((3.0, 4.0, 5.0), 128.0)
@@ -159,19 +240,41 @@ def test_softmax_pools_norms_and_moves() -> None:
     assert described("aten.view.default", T(8), (8,)).terms == (1.0,)
 
 
-@pytest.mark.parametrize(("n_keys", "causal", "expected"), [(40, False, 40 * 40), (40, True, 40 * 40), (1100, True, 32 * 512 + 8 * 512)])
-def test_attention_takes_blocks_of_keys_as_a_whole(n_keys: int, causal: bool, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("n_keys", "causal", "expected"),
+    [(40, False, 40 * 40), (40, True, 40 * 40), (1100, True, 32 * 512 + 8 * 512)],
+)
+def test_attention_takes_blocks_of_keys_as_a_whole(
+    n_keys: int, causal: bool, expected: int
+) -> None:
     q, k = T(2, 4, 40, 8), T(2, 4, n_keys, 8)
-    found = described("aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, k, 0.0, causal)
-    assert found.terms[4] == 2 * 4 * expected  # scores: a causal mask spares none of the first 512 keys
+    found = described(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, k, 0.0, causal
+    )
+    assert (
+        found.terms[4] == 2 * 4 * expected
+    )  # scores: a causal mask spares none of the first 512 keys
     assert (found.terms[15] > 0) == causal
-    again = described("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", q, q, k, k, q, T(2, 4, 40), 0.0, causal)
+    again = described(
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+        q,
+        q,
+        k,
+        k,
+        q,
+        T(2, 4, 40),
+        0.0,
+        causal,
+    )
     assert (again.terms, again.place) == (found.terms, found.place)
 
 
 def test_a_masked_attention_has_a_place_of_its_own() -> None:
     q = T(2, 4, 16, 8)
-    plain, masked = (describe(Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, q, q), named)) for named in ((), (("attn_mask", T(16, 16)),)))
+    plain, masked = (
+        describe(Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (q, q, q), named))
+        for named in ((), (("attn_mask", T(16, 16)),))
+    )
     assert plain is not None
     assert masked is not None
     assert plain.key == masked.key
@@ -188,15 +291,37 @@ def test_recurrent_layers_compute_whole_blocks() -> None:
 
 
 def test_convolutions() -> None:
-    found = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), 1, 1).args)
+    found = described(
+        "aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), 1, 1).args
+    )
     assert found.key[:3] == ("conv", "float32", "dense2d")
     assert found.key[3] != "native"
-    assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args).key[3] == "native"
-    assert found.terms[1] == 2 * 16 * 32 * (8 * 3 - 2) ** 2  # multiply-adds: the taps of the rim lie outside the image
-    assert described("aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args).key[2] == "depthwise2d"
-    assert described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), groups=16).args).key[2:4] == ("grouped2d", "gemm")
-    assert described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2] == "1x1 2d"
-    up = described("aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args)
+    assert (
+        described(
+            "aten.convolution.default",
+            *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args,
+        ).key[3]
+        == "native"
+    )
+    assert (
+        found.terms[1] == 2 * 16 * 32 * (8 * 3 - 2) ** 2
+    )  # multiply-adds: the taps of the rim lie outside the image
+    assert (
+        described(
+            "aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args
+        ).key[2]
+        == "depthwise2d"
+    )
+    assert described(
+        "aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), groups=16).args
+    ).key[2:4] == ("grouped2d", "gemm")
+    assert (
+        described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2]
+        == "1x1 2d"
+    )
+    up = described(
+        "aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args
+    )
     assert (up.key[2:4], up.terms[1]) == (("transposed2d", "strided"), 2 * 64 * 16 * 32 * 4)
     down = describe(backward_of(convolution(2, 32, 16, (16, 16), (2, 2), 2), (True, False)))
     assert down is not None
@@ -208,21 +333,29 @@ def test_a_convolutions_backward_is_two_passes_with_curves_of_their_own() -> Non
     both = backward_of(forward)
     assert describe(both) is None
     by_input, by_weight = parts(both)
-    assert (by_input, by_weight) == (backward_of(forward, (True, False)), backward_of(forward, (False, True)))
+    assert (by_input, by_weight) == (
+        backward_of(forward, (True, False)),
+        backward_of(forward, (False, True)),
+    )
     assert by_weight.args[10] == (False, True, True)  # with the gradient of the bias
     assert parts(by_weight) == (by_weight,)
     of_input, of_weight = describe(by_input), describe(by_weight)
     assert of_input is not None
     assert of_weight is not None
     assert (of_input.key[0], of_weight.key[0]) == ("conv_input", "conv_weight")
-    assert of_input.terms[1] == of_weight.terms[1]  # as many products for the input as for the weight
+    assert (
+        of_input.terms[1] == of_weight.terms[1]
+    )  # as many products for the input as for the weight
 
 
 def test_operands_that_lie_otherwise_are_copied_first() -> None:
     backward = backward_of(convolution(2, 16, 32, (8, 8), (3, 3), 1, 1))
     gap = TensorSpec((2, 32, 8, 8), (4096, 64, 8, 1))  # half of the channels of a larger image
     strided = replace(backward, args=(gap, *backward.args[1:]))
-    assert [part.name for part in parts(strided)] == [*(part.name for part in parts(backward)), "aten.clone.default"]
+    assert [part.name for part in parts(strided)] == [
+        *(part.name for part in parts(backward)),
+        "aten.clone.default",
+    ]
     assert [stage[0] for stage in scratch(strided)] == [2 * 32 * 64 * 4] * 2
     last = TensorSpec((2, 32, 8, 8), (2048, 1, 256, 32))
     turned = replace(backward, args=(last, *backward.args[1:]))
@@ -233,57 +366,104 @@ def test_operands_that_lie_otherwise_are_copied_first() -> None:
 
 def test_batch_norm_makes_its_gradient_twice() -> None:
     image = T(2, 4, 8, 8)
-    backward = Op("aten.native_batch_norm_backward.default", (image, image, T(4), T(4), T(4), T(4), T(4), True, 1e-5, (True, True, True)), outputs=(image,))
+    backward = Op(
+        "aten.native_batch_norm_backward.default",
+        (image, image, T(4), T(4), T(4), T(4), T(4), True, 1e-5, (True, True, True)),
+        outputs=(image,),
+    )
     assert scratch(backward) == ((2048,),)
-    assert scratch(replace(backward, args=(T(2, 4, 8, 8), TensorSpec((2, 4, 8, 8), (512, 64, 8, 1)), *backward.args[2:]))) == ((2048,),)  # a copy instead
+    assert scratch(
+        replace(
+            backward,
+            args=(T(2, 4, 8, 8), TensorSpec((2, 4, 8, 8), (512, 64, 8, 1)), *backward.args[2:]),
+        )
+    ) == ((2048,),)  # a copy instead
 
 
 def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
-    near, far = (describe(backward_of(convolution(16, 32, 32, (9, 9), (side, side), 1, side // 2, groups=32), (False, True))) for side in (3, 5))
+    near, far = (
+        describe(
+            backward_of(
+                convolution(16, 32, 32, (9, 9), (side, side), 1, side // 2, groups=32),
+                (False, True),
+            )
+        )
+        for side in (3, 5)
+    )
     assert near is not None
     assert far is not None
     assert (near.key[3], far.key[3]) == ("blocked", "gemm")
     assert near.key in far.fallbacks
 
 
-# -- torch as oracle ------------------------------------------------------------------------------------------------------
+# -- torch as oracle -------------------------------------------------------------------------------
 
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
     """(image, weight, (stride, padding, dilation, transposed, output_padding, groups))."""
-    d, transposed, groups = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.sampled_from([1, 1, 2, 4]))
-    c_in, c_out = groups * draw(st.sampled_from([1, 3, 8, 16])), groups * draw(st.sampled_from([1, 4, 16]))
+    d, transposed, groups = (
+        draw(st.integers(1, 3)),
+        draw(st.booleans()),
+        draw(st.sampled_from([1, 1, 2, 4])),
+    )
+    c_in, c_out = (
+        groups * draw(st.sampled_from([1, 3, 8, 16])),
+        groups * draw(st.sampled_from([1, 4, 16])),
+    )
     kernel = tuple(draw(st.sampled_from([1, 1, 2, 3, 4, 5])) for _ in range(d))
     size = tuple(draw(st.sampled_from([9, 14, 40] if d < 3 else [9, 14])) for _ in range(d))
-    stride, padding, dilation = ((draw(st.sampled_from(choices)),) * d for choices in ([1, 1, 2], [0, 1], [1, 1, 2]))
+    stride, padding, dilation = (
+        (draw(st.sampled_from(choices)),) * d for choices in ([1, 1, 2], [0, 1], [1, 1, 2])
+    )
     dtype = draw(st.sampled_from([torch.float32] * 4 + [torch.float64]))
     image = torch.empty(draw(st.sampled_from([1, 2, 15, 16])), c_in, *size, dtype=dtype)
-    weight = torch.empty(*((c_in, c_out // groups) if transposed else (c_out, c_in // groups)), *kernel, dtype=dtype)
+    weight = torch.empty(
+        *((c_in, c_out // groups) if transposed else (c_out, c_in // groups)), *kernel, dtype=dtype
+    )
     return image, weight, (stride, padding, dilation, transposed, (0,) * d, groups)
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_select_conv_backend") or not torch.backends.mkldnn.is_available(), reason="this torch does not tell")
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_select_conv_backend") or not torch.backends.mkldnn.is_available(),
+    reason="this torch does not tell",
+)
 @settings(deadline=None, max_examples=300)
 @given(convolutions())
-def test_torch_chooses_onednn_where_we_say(case: tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]) -> None:
+def test_torch_chooses_onednn_where_we_say(
+    case: tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]],
+) -> None:
     image, weight, arguments = case
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        chosen = torch._C._select_conv_backend(image, weight, None, *map(list, arguments[:3]), arguments[3], list(arguments[4]), arguments[5])
+        chosen = torch._C._select_conv_backend(
+            image,
+            weight,
+            None,
+            *map(list, arguments[:3]),
+            arguments[3],
+            list(arguments[4]),
+            arguments[5],
+        )
     finally:
         torch.set_num_threads(n_threads)
-    # The enumerators of transposed convolutions in oneDNN are not bound to Python in every version and print as "???".
+    # The enumerators of transposed convolutions in oneDNN are not bound to Python in every version
+    # and print as "???".
     theirs = str(chosen).rsplit(".", 1)[-1].startswith(("Mkldnn", "???"))
-    assert takes_onednn(spec(image), spec(weight), arguments[0], arguments[2], arguments[5]) == theirs
+    assert (
+        takes_onednn(spec(image), spec(weight), arguments[0], arguments[2], arguments[5]) == theirs
+    )
 
 
 @settings(deadline=None, max_examples=100)
 @given(convolutions())
 def test_output_shapes_are_torchs(case: tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]) -> None:
     image, weight, arguments = case
-    if any(size < (kernel - 1) * arguments[2][0] + 1 for size, kernel in zip(image.shape[2:], weight.shape[2:])):
+    if any(
+        size < (kernel - 1) * arguments[2][0] + 1
+        for size, kernel in zip(image.shape[2:], weight.shape[2:])
+    ):
         return
     out = torch.ops.aten.convolution(image.to("meta"), weight.to("meta"), None, *arguments)
     op = Op("aten.convolution.default", (spec(image), spec(weight), None, *arguments))
@@ -298,13 +478,14 @@ def test_native_convolutions_need_no_blocks() -> None:
     assert scratch(Op(one.name, one.args, outputs=(T(1, 16, 8, 8),))) == ()
     eight = convolution(8, 16, 20, (8, 8), (3, 3), 1, 1)
     (blocks,) = scratch(Op(eight.name, eight.args, outputs=(T(8, 20, 8, 8),)))
-    # image; 20 output channels are two blocks of 16: weight 32 x 16 x 9, output 8 x 32 x 64, 4 bytes each
+    # image; 20 output channels are two blocks of 16: weight 32 x 16 x 9, output 8 x 32 x 64, 4
+    # bytes each
     assert sorted(blocks) == sorted([4 * 8 * 16 * 64, 4 * 32 * 16 * 9, 4 * 8 * 32 * 64])
     assert len(scratch(backward_of(eight))) == 2
     assert len(scratch(backward_of(eight, (False, True)))) == 1
 
 
-# -- everything is described --------------------------------------------------------------------------------------------
+# -- everything is described -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -314,11 +495,16 @@ def test_every_kernel_of_the_plan_is_described(mode: str) -> None:
         for point in group.points:
             found = describe(point.op)
             assert found is not None, point.op.signature
-            assert all(math.isfinite(value) and value >= 0 for value in (*found.place, *found.terms)), point.op.signature
+            assert all(
+                math.isfinite(value) and value >= 0 for value in (*found.place, *found.terms)
+            ), point.op.signature
             assert found.terms[0] == 1.0
             assert len(set(found.fallbacks)) < 40
             # One curve has one set of coordinates and terms.
-            assert shapes.setdefault(found.key, (len(found.place), len(found.terms))) == (len(found.place), len(found.terms)), point.op.signature
+            assert shapes.setdefault(found.key, (len(found.place), len(found.terms))) == (
+                len(found.place),
+                len(found.terms),
+            ), point.op.signature
 
 
 NOT_DESCRIBED = {"aten.linalg_householder_product", "aten.sparse_mask", "aten._coalesce"}
@@ -342,11 +528,26 @@ class Practice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 8, 3, 2, 1, groups=8), nn.GroupNorm(2, 8), nn.SiLU(),
-            nn.MaxPool2d(2), nn.ConvTranspose2d(8, 8, 2, 2), nn.LeakyReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 16, 1), nn.PReLU(), nn.Dropout(0.1),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.Hardswish(),
+            nn.Conv2d(8, 8, 3, 2, 1, groups=8),
+            nn.GroupNorm(2, 8),
+            nn.SiLU(),
+            nn.MaxPool2d(2),
+            nn.ConvTranspose2d(8, 8, 2, 2),
+            nn.LeakyReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(8, 16, 1),
+            nn.PReLU(),
+            nn.Dropout(0.1),
+        )
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.norm, self.rnn, self.head = nn.LayerNorm(16), nn.GRU(16, 8, batch_first=True), nn.Linear(8, 5)
+        self.norm, self.rnn, self.head = (
+            nn.LayerNorm(16),
+            nn.GRU(16, 8, batch_first=True),
+            nn.Linear(8, 5),
+        )
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.features(x).flatten(2).transpose(1, 2)
@@ -354,11 +555,19 @@ class Practice(nn.Module):
         return self.head(F.gelu(self.rnn(x)[0].mean(1)))
 
 
-@pytest.mark.parametrize("type_name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam", "Adadelta"])
+@pytest.mark.parametrize(
+    "type_name",
+    ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam", "Adadelta"],
+)
 def test_every_op_of_an_ordinary_step_is_described(type_name: str) -> None:
     model = Practice()
     optimizer = getattr(torch.optim, type_name)(model.parameters(), lr=1e-3)
-    trace = record(model, (torch.randn(2, 3, 16, 16),), loss=lambda y: F.cross_entropy(y, torch.zeros(2, dtype=torch.long)), optimizer=optimizer)
+    trace = record(
+        model,
+        (torch.randn(2, 3, 16, 16),),
+        loss=lambda y: F.cross_entropy(y, torch.zeros(2, dtype=torch.long)),
+        optimizer=optimizer,
+    )
     assert [part.name for op in trace.ops for part in parts(op) if describe(part) is None] == []
 
 
@@ -370,14 +579,26 @@ def test_an_operator_is_described_once() -> None:
 
 
 def test_a_channels_last_convolution_has_a_curve_of_its_own() -> None:
-    plain, last = (convolution(4, 16, 16, (8, 8), (3, 3), channels_last=flag) for flag in (False, True))
-    keys = [found.key for op in (plain, last, backward_of(last, (False, True))) if (found := describe(op)) is not None]
+    plain, last = (
+        convolution(4, 16, 16, (8, 8), (3, 3), channels_last=flag) for flag in (False, True)
+    )
+    keys = [
+        found.key
+        for op in (plain, last, backward_of(last, (False, True)))
+        if (found := describe(op)) is not None
+    ]
     assert keys == [
-        ("conv", "float32", "dense2d", "blocked"), ("conv", "float32", "dense2d", "blocked", "channels_last"),
+        ("conv", "float32", "dense2d", "blocked"),
+        ("conv", "float32", "dense2d", "blocked", "channels_last"),
         ("conv_weight", "float32", "dense2d", "blocked", "channels_last"),
-    ]  # fmt: skip
+    ]
     found = describe(last)
     assert found is not None
-    assert found.fallbacks[1] == ("conv", "float32", "dense2d", "blocked")  # where a file has none of it, that of NCHW stands in
+    assert found.fallbacks[1] == (
+        "conv",
+        "float32",
+        "dense2d",
+        "blocked",
+    )  # where a file has none of it, that of NCHW stands in
     real = torch.empty(4, 16, 8, 8).to(memory_format=torch.channels_last)
     assert spec(real) == last.inputs[0]

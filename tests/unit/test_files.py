@@ -1,4 +1,5 @@
 """dlperf's files: whole or not at all, and never over what somebody else wrote."""
+
 from __future__ import annotations
 
 import errno
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.files import check_writable, read_json, schema_of, write_json, write_text
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.files import check_writable, read_json, schema_of, write_json, write_text
 
 OURS = '{"schema": "dlperf.machine", "schema_version": 1}'
 
@@ -20,7 +21,9 @@ def no_space(*_args: Any, **_kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("function", ["os.fsync", "os.replace", "tempfile.mkstemp", "os.fdopen"])
-def test_the_old_file_stands_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+def test_the_old_file_stands_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
     path = tmp_path / "m.json"
     path.write_text("old")
     monkeypatch.setattr(function, no_space)
@@ -109,10 +112,14 @@ def test_a_file_gets_the_users_mode(tmp_path: Path) -> None:
 
 
 def test_what_others_wrote_is_refused(tmp_path: Path) -> None:
-    for number, text in enumerate(("notes", "[1, 2]", '{"schema": "other"}', '{"a": 1}', '{"schema": 3}', OURS[:-5])):
+    for number, text in enumerate(
+        ("notes", "[1, 2]", '{"schema": "other"}', '{"a": 1}', '{"schema": 3}', OURS[:-5])
+    ):
         path = tmp_path / f"{number}"
         path.write_text(text)
-        with pytest.raises(DlperfError, match="was not written by dlperf; choose another name, or give --force"):
+        with pytest.raises(
+            DlperfError, match="was not written by dlperf; choose another name, or give --force"
+        ):
             check_writable(path)
         check_writable(path, force=True)
         assert path.read_text() == text
@@ -138,7 +145,9 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         check_writable(tmp_path / "none" / "m.json")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
+)
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(DlperfError, match="cannot be written; choose another place"):
@@ -147,7 +156,12 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 def test_schemas(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    for text, schema in ((OURS, "dlperf.machine"), ('{"schema": "mine"}', None), ("{", None), ("[]", None)):
+    for text, schema in (
+        (OURS, "dlperf.machine"),
+        ('{"schema": "mine"}', None),
+        ("{", None),
+        ("[]", None),
+    ):
         path.write_text(text)
         assert schema_of(path) == schema
     assert schema_of(tmp_path / "none") is None
@@ -157,11 +171,23 @@ def test_schemas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "dlperf.machine", "schema_version": 3}', "schema_version is 3, this dlperf reads up to 2; update dlperf or make the file again"),
-        ('{"schema": "dlperf.machine", "schema_version": 1}', "schema_version is 1, this dlperf writes 2; make the file again"),
+        (
+            '{"schema": "dlperf.machine", "schema_version": 3}',
+            "schema_version is 3, this dlperf reads up to 2; update dlperf or make the file again",
+        ),
+        (
+            '{"schema": "dlperf.machine", "schema_version": 1}',
+            "schema_version is 1, this dlperf writes 2; make the file again",
+        ),
         ('{"schema": "dlperf.machine"}', "schema_version is None; expected a whole number up to 2"),
-        ('{"schema": "dlperf.machine", "schema_version": 2.0}', "schema_version is 2.0; expected a whole number"),
-        ('{"schema": "dlperf.trace", "schema_version": 2}', r"is no dlperf.machine file \(schema is 'dlperf.trace'\)"),
+        (
+            '{"schema": "dlperf.machine", "schema_version": 2.0}',
+            "schema_version is 2.0; expected a whole number",
+        ),
+        (
+            '{"schema": "dlperf.trace", "schema_version": 2}',
+            r"is no dlperf.machine file \(schema is 'dlperf.trace'\)",
+        ),
         ("[1]", r"is no dlperf.machine file \(schema is 'list'\)"),
         ("{\n\n", r"is truncated or no JSON \(line 3: .*\); make it again"),
     ],
@@ -187,10 +213,22 @@ def test_deeply_nested_json_is_no_traceback(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[" * 100_000, "is no dlperf.machine file (nested too deeply)"),
-        ('{"schema": "dlperf.machine", "schema_version": 1' + "0" * 5000 + "}", "is no dlperf.machine file (a number is too long); make it again"),
-        ('{"schema": "\\ud800\\u001b[2J"}', r"is no dlperf.machine file (schema is '\ud800\x1b[2J')"),
-        ('{"schema": "dlperf.machine", "schema_version": 1e999}', "schema_version is inf; expected a whole number up to 1"),
-        ('{"schema": "dlperf.machine", "schema_version": 1' + "0" * 4000 + "}", f"schema_version is 1{'0' * 59}, this dlperf reads up to 1"),
+        (
+            '{"schema": "dlperf.machine", "schema_version": 1' + "0" * 5000 + "}",
+            "is no dlperf.machine file (a number is too long); make it again",
+        ),
+        (
+            '{"schema": "\\ud800\\u001b[2J"}',
+            r"is no dlperf.machine file (schema is '\ud800\x1b[2J')",
+        ),
+        (
+            '{"schema": "dlperf.machine", "schema_version": 1e999}',
+            "schema_version is inf; expected a whole number up to 1",
+        ),
+        (
+            '{"schema": "dlperf.machine", "schema_version": 1' + "0" * 4000 + "}",
+            f"schema_version is 1{'0' * 59}, this dlperf reads up to 1",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_short_line(tmp_path: Path, text: str, message: str) -> None:
@@ -223,9 +261,7 @@ def test_a_name_of_the_greatest_length_is_written(tmp_path: Path) -> None:
     ],
     ids=["name", "path", "bytes", "line break", "NUL", "escape"],
 )
-def test_a_name_that_no_file_can_have_is_refused_early(
-    tmp_path: Path, name: str, why: str
-) -> None:
+def test_a_name_that_no_file_can_have_is_refused_early(tmp_path: Path, name: str, why: str) -> None:
     from dlperf.report.writing import check_folder
 
     for check in (check_writable, check_folder):

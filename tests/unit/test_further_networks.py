@@ -1,4 +1,7 @@
-"""Every network written for validation trains one step, on real and on fake tensors, and all of them are listed."""
+"""Every network written for validation trains one step, on real and on fake tensors, and all of
+them are listed.
+"""
+
 from __future__ import annotations
 
 import inspect
@@ -26,7 +29,13 @@ BUILDERS = [(module, name) for module, found in MODULES.items() for name in foun
 @pytest.mark.parametrize("module", MODULES)
 def test_all_are_listed(module: str) -> None:
     found = MODULES[module]
-    own = {name for name, value in vars(found).items() if inspect.isfunction(value) and value.__module__ == found.__name__ and not name.startswith("_")}
+    own = {
+        name
+        for name, value in vars(found).items()
+        if inspect.isfunction(value)
+        and value.__module__ == found.__name__
+        and not name.startswith("_")
+    }
     assert own == set(found.NAMES)
 
 
@@ -42,7 +51,9 @@ def test_trains_a_step(module: str, name: str) -> None:
     value = train_a_step(built)
     assert value.shape == ()
     assert torch.isfinite(value)
-    still = [key for key, parameter in built[0].named_parameters() if torch.equal(before[key], parameter)]
+    still = [
+        key for key, parameter in built[0].named_parameters() if torch.equal(before[key], parameter)
+    ]
     assert not still, f"not trained: {still}"
 
 

@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from dlperf.clock import Samples
-from dlperf.inspection import compare_machines, find_mismatches, find_missing_dtypes, find_problems, find_remarks, summarize
-from dlperf.machine import STEP_COSTS, Bandwidth, Cost, Cpu, Curve, Kernel, Machine
-from dlperf.trace import Op, TensorSpec, Trace
-from dlperf.verification import Coverage, SelfTest
+from dlperf.core.clock import Samples
+from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Cpu, Curve, Kernel, Machine
+from dlperf.core.trace import Op, TensorSpec, Trace
+from dlperf.core.verification import Coverage, SelfTest
+from dlperf.report.machine_summary import (
+    compare_machines,
+    find_mismatches,
+    find_missing_dtypes,
+    find_problems,
+    find_remarks,
+    summarize,
+)
 
 CPU = Cpu("Testor 9000", 2, (32 * 2**10, 2**20, 32 * 2**20), 8 * 2**30, ("avx2", "fma"), "test/1")
 VERSIONS = {"dlperf": "0.1.0", "torch": "2.13.0+cpu"}
@@ -21,30 +28,69 @@ def product(n: int, dtype: str = "float32") -> Op:
 
 def machine_of(scale: float = 1.0, **changes: object) -> Machine:
     """Times are `scale` times those of a machine with 100 GFLOP/s, 10 GB/s and 1 us of dispatch."""
-    kernels = tuple(Kernel(product(n), "gemm", 1, Samples((scale * 2 * n**3 / 100e9,) * 3)) for n in (64, 128, 256))
-    sweep = tuple(Bandwidth("triad", 1, size, size, Samples((scale * size / 10e9,) * 3)) for size in (16 * 2**10, 2**19, 2**23, 2**28))
+    kernels = tuple(
+        Kernel(product(n), "gemm", 1, Samples((scale * 2 * n**3 / 100e9,) * 3))
+        for n in (64, 128, 256)
+    )
+    sweep = tuple(
+        Bandwidth("triad", 1, size, size, Samples((scale * size / 10e9,) * 3))
+        for size in (16 * 2**10, 2**19, 2**23, 2**28)
+    )
     names = (name for names in STEP_COSTS.values() for name in names)
-    costs = (Cost("dispatch", 1, Samples((scale * 1e-6,))), *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names))
+    costs = (
+        Cost("dispatch", 1, Samples((scale * 1e-6,))),
+        *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names),
+    )
     tests = (SelfTest("MLP", 1, 7, 1.1e-3, 0.9e-3, 1.3e-3, 1e-3),)
-    machine = Machine(CPU, kernels, sweep, costs, complete=True, versions=VERSIONS, created="2026-01-01", path="one.json", self_tests=tests)
+    machine = Machine(
+        CPU,
+        kernels,
+        sweep,
+        costs,
+        complete=True,
+        versions=VERSIONS,
+        created="2026-01-01",
+        path="one.json",
+        self_tests=tests,
+    )
     return replace(machine, **changes)  # type: ignore[arg-type]
 
 
-CURVES = (Curve(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08) * 10), Curve(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)))
+CURVES = (
+    Curve(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08) * 10),
+    Curve(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)),
+)
 
 
 def test_summary_holds_the_rates_of_the_samples() -> None:
     summary = summarize(machine_of(curves=CURVES))
     assert summary.peaks == (("float32", 1, pytest.approx(100e9)),)
-    assert [(level, rate) for level, _, rate in summary.bandwidths] == [(level, pytest.approx(10e9)) for level in ("L1", "L2", "L3", "DRAM")]
+    assert [(level, rate) for level, _, rate in summary.bandwidths] == [
+        (level, pytest.approx(10e9)) for level in ("L1", "L2", "L3", "DRAM")
+    ]
     assert summary.costs[-1] == ("dispatch", 1, 1e-6) or ("dispatch", 1, 1e-6) in summary.costs
     (family,) = summary.families
-    assert (family.name, family.threads, family.n_points, family.spread_frac, family.held_out_frac) == ("gemm", 1, 3, 0.0, 0.05)
+    assert (
+        family.name,
+        family.threads,
+        family.n_points,
+        family.spread_frac,
+        family.held_out_frac,
+    ) == ("gemm", 1, 3, 0.0, 0.05)
 
 
 def test_summary_text_names_what_it_holds() -> None:
     text = summarize(machine_of(notes=("the machine was busy",), curves=CURVES)).to_text()
-    for part in ("one.json", "Testor 9000, 2 cores", "L3 32.0 MiB", "torch 2.13.0+cpu", "100 GFLOP/s", "10.0 GB/s", "1.00 us", "5.0 %"):
+    for part in (
+        "one.json",
+        "Testor 9000, 2 cores",
+        "L3 32.0 MiB",
+        "torch 2.13.0+cpu",
+        "100 GFLOP/s",
+        "10.0 GB/s",
+        "1.00 us",
+        "5.0 %",
+    ):
         assert part in text
     assert "note: the machine was busy" in text
 
@@ -56,7 +102,9 @@ def test_summary_of_an_empty_file() -> None:
 def test_this_machine_matches() -> None:
     assert find_mismatches(machine_of(), CPU, VERSIONS) == []
     assert find_problems(machine_of(), CPU, VERSIONS) == []
-    assert find_mismatches(machine_of(), CPU, {"torch": "2.13.0"}) == []  # the build's suffix is no other version
+    assert (
+        find_mismatches(machine_of(), CPU, {"torch": "2.13.0"}) == []
+    )  # the build's suffix is no other version
 
 
 @pytest.mark.parametrize(
@@ -77,14 +125,24 @@ def test_another_machine_is_named(cpu: Cpu, versions: dict[str, str], says: str)
 def test_problems_of_the_measuring() -> None:
     assert "did not finish" in find_problems(machine_of(complete=False), CPU, VERSIONS)[0]
     assert "no measurements" in find_problems(Machine(CPU, complete=True), CPU, VERSIONS)[0]
-    assert find_problems(machine_of(bandwidths=()), CPU, VERSIONS) == ["it holds no memory bandwidth; dlperf calibrate adds it"]
-    (line,) = find_problems(machine_of(costs=tuple(cost for cost in machine_of().costs if not cost.name.startswith("page_"))), CPU, VERSIONS)
+    assert find_problems(machine_of(bandwidths=()), CPU, VERSIONS) == [
+        "it holds no memory bandwidth; dlperf calibrate adds it"
+    ]
+    (line,) = find_problems(
+        machine_of(
+            costs=tuple(cost for cost in machine_of().costs if not cost.name.startswith("page_"))
+        ),
+        CPU,
+        VERSIONS,
+    )
     assert line == "it holds no costs page_fault, page_release; dlperf calibrate adds them"
 
 
 def test_spread_alone_is_no_problem() -> None:
     """On a virtual machine the samples above the least tell of neighbours; curves go by the least."""
-    unsteady = tuple(replace(kernel, samples=Samples((1e-3, 2e-3, 2e-3))) for kernel in machine_of().kernels)
+    unsteady = tuple(
+        replace(kernel, samples=Samples((1e-3, 2e-3, 2e-3))) for kernel in machine_of().kernels
+    )
     assert find_problems(machine_of(kernels=unsteady), CPU, VERSIONS) == []
 
 
@@ -102,17 +160,24 @@ def test_kernels_that_do_not_predict_one_another_are_a_remark() -> None:
 def test_the_self_test_decides() -> None:
     off = SelfTest("MLP", 1, 7, 9e-3, 8e-3, 1e-2, 1e-3)
     (line,) = find_problems(machine_of(self_tests=(off,)), CPU, VERSIONS)
-    assert line.startswith("one.json failed its self-test (MLP, 1 thread: predicted 9.00 ms, measured 1.00 ms: +800.0 %)")
+    assert line.startswith(
+        "one.json failed its self-test (MLP, 1 thread: predicted 9.00 ms, measured 1.00 ms:"
+        " +800.0 %)"
+    )
     (line,) = find_problems(machine_of(self_tests=()), CPU, VERSIONS)
     assert line == "one.json holds no self-test; dlperf machine check runs it"
 
 
 def test_points_that_there_was_no_time_for_are_counted() -> None:
-    some = machine_of(complete=False, coverage=(Coverage("gemm", 1, 3, 5), Coverage("rows", 1, 7, 7)))
+    some = machine_of(
+        complete=False, coverage=(Coverage("gemm", 1, 3, 5), Coverage("rows", 1, 7, 7))
+    )
     line = "10 of 12 planned points with 1 thread; there was no time for 2 of gemm"
     assert find_problems(some, CPU, VERSIONS) == []
     most = machine_of(complete=False, coverage=(Coverage("gemm", 1, 3, 7),))
-    assert find_problems(most, CPU, VERSIONS) == ["the calibration did not finish; the same dlperf calibrate goes on with it"]
+    assert find_problems(most, CPU, VERSIONS) == [
+        "the calibration did not finish; the same dlperf calibrate goes on with it"
+    ]
     assert find_remarks(some) == [line]
     assert line in summarize(some).to_text()
     assert "incomplete" in summarize(some).to_text()
@@ -120,21 +185,42 @@ def test_points_that_there_was_no_time_for_are_counted() -> None:
 
 def test_busy_groups_are_a_remark() -> None:
     def with_busy(n_busy: int) -> Machine:
-        groups = tuple(f"full/{threads}/group {number}" for threads in (1, 2) for number in range(4))
-        notes = tuple(f"busy while measuring group {number} with 1 thread(s): why" for number in range(n_busy))
-        return machine_of(groups=groups, notes=(*notes, "1 other process(es) were running when the measuring began; times may be too long"))
+        groups = tuple(
+            f"full/{threads}/group {number}" for threads in (1, 2) for number in range(4)
+        )
+        notes = tuple(
+            f"busy while measuring group {number} with 1 thread(s): why" for number in range(n_busy)
+        )
+        return machine_of(
+            groups=groups,
+            notes=(
+                *notes,
+                "1 other process(es) were running when the measuring began; times may be too long",
+            ),
+        )
 
-    said = "the machine was busy while {} of 4 groups were measured with 1 thread(s); calibrating again when it is quiet mends them"
+    said = (
+        "the machine was busy while {} of 4 groups were measured with 1 thread(s); calibrating"
+        " again when it is quiet mends them"
+    )
     assert find_problems(with_busy(2), CPU, VERSIONS) == []
     assert find_remarks(with_busy(2))[0] == said.format(2)
     assert "it says itself: 1 other process(es) were running" in find_remarks(with_busy(2))[1]
     assert find_problems(with_busy(3), CPU, VERSIONS) == []
     assert find_remarks(with_busy(3))[0] == said.format(3)
-    assert "note: the machine was busy while 3 groups were measured with 1 thread(s): group 0, group 1, group 2" in summarize(with_busy(3)).to_text()
+    assert (
+        "note: the machine was busy while 3 groups were measured with 1 thread(s): group 0, group"
+        " 1, group 2" in summarize(with_busy(3)).to_text()
+    )
 
 
 def test_missing_dtypes_are_named_once() -> None:
-    trace = Trace("t", 1, (), (product(4, "bfloat16"), product(8, "bfloat16"), product(4), product(4, "int64")))
+    trace = Trace(
+        "t",
+        1,
+        (),
+        (product(4, "bfloat16"), product(8, "bfloat16"), product(4), product(4, "int64")),
+    )
     (line,) = find_missing_dtypes(machine_of(), trace)
     assert "bfloat16" in line
 
@@ -142,7 +228,8 @@ def test_missing_dtypes_are_named_once() -> None:
 def test_difference_is_a_ratio_of_times() -> None:
     difference = compare_machines(machine_of(), machine_of(2.0, path="two.json"))
     assert {ratio.what: ratio.ratio for ratio in difference.ratios} == {
-        what: pytest.approx(2.0) for what in ("gemm", "memory L1", "memory L2", "memory L3", "memory DRAM", "cost dispatch")
+        what: pytest.approx(2.0)
+        for what in ("gemm", "memory L1", "memory L2", "memory L3", "memory DRAM", "cost dispatch")
     }
     assert difference.ratios[0].n_shared == 3
     assert difference.notes == ()
@@ -151,8 +238,17 @@ def test_difference_is_a_ratio_of_times() -> None:
 
 def test_difference_names_what_is_not_shared() -> None:
     first = machine_of()
-    second = machine_of(cpu=replace(CPU, model="Other 1"), versions={**VERSIONS, "torch": "2.11.0"}, kernels=first.kernels[1:], mode="quick")
+    second = machine_of(
+        cpu=replace(CPU, model="Other 1"),
+        versions={**VERSIONS, "torch": "2.11.0"},
+        kernels=first.kernels[1:],
+        mode="quick",
+    )
     notes = " | ".join(compare_machines(first, second).notes)
-    for part in ("other machines: Testor 9000 (2 cores), Other 1 (2 cores)", "torch 2.13.0+cpu, 2.11.0", "full, quick"):
+    for part in (
+        "other machines: Testor 9000 (2 cores), Other 1 (2 cores)",
+        "torch 2.13.0+cpu, 2.11.0",
+        "full, quick",
+    ):
         assert part in notes
     assert "1 points are only in the first, 0 only in the second" in notes

@@ -1,4 +1,7 @@
-"""The live forecast on a scripted sequence of steps, loader waits, validation pauses and epochs, with a clock held in the hand."""
+"""The live forecast on a scripted sequence of steps, loader waits, validation pauses and epochs,
+with a clock held in the hand.
+"""
+
 from __future__ import annotations
 
 import math
@@ -8,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dlperf.clock import Clock
+from dlperf.core.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.forecast import Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of, typical_s
-from dlperf.runner.live import Live, Rounds, describe
+from dlperf.runner.eta import Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of, typical_s
 from dlperf.runner.loops import enclosing_loops
+from dlperf.runner.progress import Live, Rounds, describe
 
 
 class Line:
@@ -70,8 +73,12 @@ class Run:
             self.iterator._num_yielded += 1
             self.log.count(self.now)
 
-    def watch(self, steps: list[SeenStep], n_before: int = 11, slow_s: float = 3.0, passes: int = 1) -> None:
-        """`n_before` slow steps, then those that were watched; the forecast is made with the last of them."""
+    def watch(
+        self, steps: list[SeenStep], n_before: int = 11, slow_s: float = 3.0, passes: int = 1
+    ) -> None:
+        """`n_before` slow steps, then those that were watched; the forecast is made with the last
+        of them.
+        """
         self.step(slow_s, n_before)
         for step in steps[:-1]:
             self.step(step.interval_s)
@@ -79,13 +86,16 @@ class Run:
         self.step(steps[-1].interval_s)
 
 
-# -- the pace ----------------------------------------------------------------------------------------------------------
+# -- the pace --------------------------------------------------------------------------------------
 
 
 def test_pace_is_a_mean_without_outliers() -> None:
     rate = rate_of([SeenStep(s) for s in (1.0, 3.0, 1.0, 3.0, 100.0)])
     assert rate is not None
-    assert (rate.step_s, rate.n) == (2.0, 4)  # (1 + 3 + 1 + 3) / 4; 100 is beyond twice the 75th percentile, 3
+    assert (rate.step_s, rate.n) == (
+        2.0,
+        4,
+    )  # (1 + 3 + 1 + 3) / 4; 100 is beyond twice the 75th percentile, 3
     # stdev of 1, 3, 1, 3 is sqrt(4/3); its standard error half of that
     assert rate.high_s - rate.step_s == pytest.approx(1.645 * math.sqrt(4 / 3) / 2)
     assert rate.step_s - rate.low_s == pytest.approx(rate.high_s - rate.step_s)
@@ -98,49 +108,80 @@ def test_doubt_widens_the_interval() -> None:
     assert rate == Rate(2.0, 1.5, 2.5, 4)  # no spread; 25 % to either side
 
 
-def seen(interval_s: float, waiting_s: float, n_loaded: int, idle: bool = False, n_workers: int = 1) -> SeenStep:
+def seen(
+    interval_s: float, waiting_s: float, n_loaded: int, idle: bool = False, n_workers: int = 1
+) -> SeenStep:
     return SeenStep(interval_s, waiting_s, n_loaded, idle, n_workers, 1 - waiting_s / interval_s)
 
 
 def test_batches_made_ahead_do_not_pass_for_the_pace_of_the_loader() -> None:
-    """A worker has made four batches ahead, and makes one every 1.5 s; the steps take 1 s as long as that store lasts."""
+    """A worker has made four batches ahead, and makes one every 1.5 s; the steps take 1 s as long
+    as that store lasts.
+    """
     steps = [seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 1, 2, 3, 3, 4)]
     rate = rate_of(steps)
     assert rate is not None
     assert rate.by_loader
-    # least squares through 0, 1, 1, 2, 3, 3, 4 at 0 ... 6 s: sum (t - 3)(y - 2) / sum (t - 3)^2 = 18 / 28 batches a second
+    # least squares through 0, 1, 1, 2, 3, 3, 4 at 0 ... 6 s: sum (t - 3)(y - 2) / sum (t - 3)^2 =
+    # 18 / 28 batches a second
     assert rate.step_s == rate.floor_s == pytest.approx(28 / 18)
     off = 1.645 / math.sqrt(12 * 28) / (18 / 28)
-    assert (rate.low_s, rate.high_s) == (pytest.approx(28 / 18 / (1 + off)), pytest.approx(28 / 18 / (1 - off)))
-    twice = rate_of([seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 3, 5, 6, 8, 9)], passes=2)
+    assert (rate.low_s, rate.high_s) == (
+        pytest.approx(28 / 18 / (1 + off)),
+        pytest.approx(28 / 18 / (1 - off)),
+    )
+    twice = rate_of(
+        [seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 3, 5, 6, 8, 9)],
+        passes=2,
+    )
     assert twice is not None
-    assert twice.step_s == pytest.approx(2 / (44 / 28))  # sum (t - 3)(y - mean) of 0, 1, 3, 5, 6, 8, 9 is 44
+    assert twice.step_s == pytest.approx(
+        2 / (44 / 28)
+    )  # sum (t - 3)(y - mean) of 0, 1, 3, 5, 6, 8, 9 is 44
 
 
 def test_a_store_that_holds_leaves_the_pace_to_the_steps() -> None:
     idle = [seen(1.0, 0.0, 4 + n, idle=True) for n in range(8)]
     assert rate_of(idle) == Rate(1.0, 1.0, 1.0, 8)
     one_less = [seen(1.0, 0.0, 4, idle=True)] + [seen(1.0, 0.0, 4 + n) for n in (1, 2, 3, 3)]
-    # 0.8 +- 1.645 / sqrt(12 * 10) batches a step: that they are fewer than 1 may be chance, so only the upper end says it
+    # 0.8 +- 1.645 / sqrt(12 * 10) batches a step: that they are fewer than 1 may be chance, so only
+    # the upper end says it
     assert rate_of(one_less) == Rate(1.0, 1.0, pytest.approx(1 / (0.8 - 1.645 / math.sqrt(120))), 5)
     waiting = [seen(1.5, 0.5, 4 + n) for n in range(5)]
-    assert rate_of(waiting) == Rate(1.5, 1.5, 1.5, 5, busy_frac=pytest.approx(2 / 3), floor_s=1.5)  # taken as they are made: the loader's already
+    assert rate_of(waiting) == Rate(
+        1.5, 1.5, 1.5, 5, busy_frac=pytest.approx(2 / 3), floor_s=1.5
+    )  # taken as they are made: the loader's already
 
 
 def test_batches_that_come_several_at_once_count_with_their_wait() -> None:
-    """Four workers end together every 8 s: a wait of 4 s, and four steps of 1 s. After the first wait two whole rounds of four count."""
-    steps = [seen(5.0 if n % 4 == 1 else 1.0, 4.0 if n % 4 == 1 else 0.0, 4 * (n // 4 + 1), n_workers=4) for n in range(12)]
+    """Four workers end together every 8 s: a wait of 4 s, and four steps of 1 s. After the first
+    wait two whole rounds of four count.
+    """
+    steps = [
+        seen(5.0 if n % 4 == 1 else 1.0, 4.0 if n % 4 == 1 else 0.0, 4 * (n // 4 + 1), n_workers=4)
+        for n in range(12)
+    ]
     rate = rate_of(steps)
     assert rate is not None
     assert (rate.step_s, rate.floor_s, rate.busy_frac) == (2.0, 2.0, 0.5)
     assert rate.high_s == pytest.approx(2.0 * (1 + 1.645 / math.sqrt(12) / 2))  # two stairs
 
 
-# -- ahead -------------------------------------------------------------------------------------------------------------
+# -- ahead -----------------------------------------------------------------------------------------
 
 
 def past(**changes: Any) -> Past:
-    return Past(**{"now_s": 50.0, "after_steps": 20, "running_s": 50.0, "n_running": 20, "steps": 100.0, "n_epochs": 3, **changes})
+    return Past(
+        **{
+            "now_s": 50.0,
+            "after_steps": 20,
+            "running_s": 50.0,
+            "n_running": 20,
+            "steps": 100.0,
+            "n_epochs": 3,
+            **changes,
+        }
+    )
 
 
 def test_epoch_is_what_passed_and_the_steps_to_come() -> None:
@@ -173,8 +214,12 @@ def test_what_cannot_be_told_is_none() -> None:
 def test_pooling_weighs_steps_alike_and_the_first_forecast_as_two_stretches_at_first() -> None:
     first = Rate(1.0, 0.9, 1.1, 8)
     assert pooled(first, []) is first
-    assert pooled(first, [Stretch(44.0, 22)]).step_s == (38.5 * 1 + 44) / (38.5 + 22)  # 2 - 1/4 stretches of 22 steps
-    assert pooled(first, [Stretch(4.0, 2)]).step_s == (8 * 1 + 4) / 10  # its own eight steps are more than that
+    assert pooled(first, [Stretch(44.0, 22)]).step_s == (38.5 * 1 + 44) / (
+        38.5 + 22
+    )  # 2 - 1/4 stretches of 22 steps
+    assert (
+        pooled(first, [Stretch(4.0, 2)]).step_s == (8 * 1 + 4) / 10
+    )  # its own eight steps are more than that
     assert pooled(first, [Stretch(44.0, 22)] * 8).step_s == pytest.approx((8 * 1 + 352) / (8 + 176))
     by_loader = Rate(1.0, 0.9, 1.1, 8, by_loader=True)
     assert pooled(by_loader, [Stretch(4.0, 2)]).step_s == (6 * 1 + 4) / 8
@@ -186,17 +231,26 @@ def test_the_interval_comes_from_the_spread_between_stretches() -> None:
     even = pooled(sure, [Stretch(10.0, 10)] * 4)
     assert (even.low_s, even.high_s) == (1.0, 1.0)  # four stretches alike
     quiet, restless = (
-        [Stretch(10.0 * (1 + swing * (-1) ** (place // of)), 10) for place in range(32)] for swing, of in ((0.01, 1), (0.2, 4))
-    )  # fmt: skip
-    widths = [(rate.high_s - rate.low_s) / 2 for rate in (pooled(sure, series) for series in (quiet, restless))]
-    # alternating stretches are negatively correlated, which counts as 0: 1 % (32/34 of it: three degrees of freedom are a prior's) / sqrt(32), t(34) = 1.69
+        [Stretch(10.0 * (1 + swing * (-1) ** (place // of)), 10) for place in range(32)]
+        for swing, of in ((0.01, 1), (0.2, 4))
+    )
+    widths = [
+        (rate.high_s - rate.low_s) / 2
+        for rate in (pooled(sure, series) for series in (quiet, restless))
+    ]
+    # alternating stretches are negatively correlated, which counts as 0: 1 % (32/34 of it: three
+    # degrees of freedom are a prior's) / sqrt(32), t(34) = 1.69
     assert widths[0] == pytest.approx(0.01 * math.sqrt(32 / 34) / math.sqrt(32) * 1.691, rel=0.02)
-    assert widths[1] > 3 * 0.2 / math.sqrt(32)  # those of four stretches alike are eight pieces of evidence, not 32
+    assert widths[1] > 3 * 0.2 / math.sqrt(
+        32
+    )  # those of four stretches alike are eight pieces of evidence, not 32
     soon = pooled(sure, restless, left_s=10.0)
-    assert (soon.high_s - soon.low_s) / 2 > 1.69 * 0.19  # a single stretch to come is as uncertain as any
+    assert (
+        soon.high_s - soon.low_s
+    ) / 2 > 1.69 * 0.19  # a single stretch to come is as uncertain as any
 
 
-# -- a run -------------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
 def test_a_run_of_epochs_with_validation() -> None:
@@ -223,7 +277,8 @@ def test_a_run_of_epochs_with_validation() -> None:
     assert run.live.training.to_json() == {"said_s": 322, "real_s": 322, "error_frac": 0.0}
     with_pause = run.live.with_pause
     assert with_pause is not None
-    # renewed by the second epoch's first step: 122 + 20 + 1 passed, 99 steps and 100, and a pause after each
+    # renewed by the second epoch's first step: 122 + 20 + 1 passed, 99 steps and 100, and a pause
+    # after each
     assert with_pause.run_s == 143 + 99 + 100 + 2 * 20
     assert run.live.run.error_frac == 0.0  # 382 s to the end, the last validation included
     assert "error_frac" in (run.live.to_json() or {})
@@ -250,7 +305,9 @@ def test_it_gets_better_while_it_goes_on() -> None:
     real_s = 19 * 2 + 481
     assert run.live.epoch.error_frac == pytest.approx((38 + 481 * 2) / real_s - 1)
     # half way: 38 + 231 passed; the mean of 8 steps of 2 s and 231 of 1 s for the other 250
-    assert run.live.epoch_at_half.error_frac == pytest.approx((38 + 231 + 250 * (16 + 231) / 239) / real_s - 1)
+    assert run.live.epoch_at_half.error_frac == pytest.approx(
+        (38 + 231 + 250 * (16 + 231) / 239) / real_s - 1
+    )
 
 
 def test_accumulation_and_a_smaller_last_batch() -> None:
@@ -320,7 +377,10 @@ def test_a_plain_list_has_a_length() -> None:
     run.live.finish()
     first = run.live.first
     assert first is not None
-    assert (first.steps, first.epoch_s) == (299, 299)  # from the first step's end, without the pauses of 10 s, which nothing tells beforehand
+    assert (first.steps, first.epoch_s) == (
+        299,
+        299,
+    )  # from the first step's end, without the pauses of 10 s, which nothing tells beforehand
     assert run.live.epoch.real_s == 319
     assert "run " in run.line.shown[0]
 
@@ -335,7 +395,11 @@ def test_what_has_no_length_is_known_after_its_first_round() -> None:
     assert run.live.first.epoch_s is None
     later = run.live.history[-1]
     assert later.epoch_s == pytest.approx(239)
-    by_sixty = next(outlook for outlook in run.live.history if outlook.after_steps >= 61 and outlook.epoch_s is not None)
+    by_sixty = next(
+        outlook
+        for outlook in run.live.history
+        if outlook.after_steps >= 61 and outlook.epoch_s is not None
+    )
     assert by_sixty.epoch_s == pytest.approx(239, abs=2)
     assert any("it took" in line for line in run.live.lines())
 
@@ -382,7 +446,9 @@ def test_history_stays_small() -> None:
 
 
 @pytest.mark.parametrize("broken", ["_outlook", "_show", "_add_stretch"])
-def test_a_failure_inside_ends_the_forecast_alone(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_inside_ends_the_forecast_alone(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("ours")
 
@@ -395,7 +461,7 @@ def test_a_failure_inside_ends_the_forecast_alone(broken: str, monkeypatch: pyte
     assert run.log.n_steps == 100
 
 
-# -- loops -------------------------------------------------------------------------------------------------------------
+# -- loops -----------------------------------------------------------------------------------------
 
 
 def in_file(tmp_path: Any, source: str) -> Callable[..., Any]:
@@ -408,28 +474,50 @@ def in_file(tmp_path: Any, source: str) -> Callable[..., Any]:
 
 LOOPS = [
     ("for epoch in range(5):\n  if epoch == 2: return look()", [(2, 5, True)]),
-    ("for epoch in range(3, a.epochs + 1):\n  if epoch == 4: out.append(look())\nreturn out[0]", [(1, 5, False)]),
-    ("for fold in range(2):\n  for epoch in tqdm(range(c['epochs'])):\n    for x in [1]: out.append(look())\nreturn out[3]", [(0, 3, False), (1, 2, False)]),
-    ("for epoch in range(5):\n  m.eval()\n  for x in [1]:\n    out.append(look())\n    break\nreturn out[1]", [(1, 5, False)]),
+    (
+        "for epoch in range(3, a.epochs + 1):\n  if epoch == 4: out.append(look())\nreturn out[0]",
+        [(1, 5, False)],
+    ),
+    (
+        (
+            "for fold in range(2):\n  for epoch in tqdm(range(c['epochs'])):\n    for x in [1]:"
+            " out.append(look())\nreturn out[3]"
+        ),
+        [(0, 3, False), (1, 2, False)],
+    ),
+    (
+        (
+            "for epoch in range(5):\n  m.eval()\n  for x in [1]:\n    out.append(look())\n   "
+            " break\nreturn out[1]"
+        ),
+        [(1, 5, False)],
+    ),
     ("for epoch in range(own()):\n  return look()", []),
     ("for epoch in range(a.asked):\n  found = look()\n  assert a.n_asked == 1\n  return found", []),
     ("for epoch in range(5):\n  epoch = 7\n  return look()", []),
     ("kept = locals()\nfor epoch in range(5):\n  return look()", []),
-    ("def again(): return look()\nfor epoch in range(4):\n  out.append(again())\nreturn out[3]", [(3, 4, False)]),
+    (
+        "def again(): return look()\nfor epoch in range(4):\n  out.append(again())\nreturn out[3]",
+        [(3, 4, False)],
+    ),
     ("while True:\n  return look()", []),
 ]
 
 
 @pytest.mark.parametrize(("body", "expected"), LOOPS)
-def test_loops_around_a_frame(tmp_path: Any, body: str, expected: list[tuple[int, int, bool]]) -> None:
+def test_loops_around_a_frame(
+    tmp_path: Any, body: str, expected: list[tuple[int, int, bool]]
+) -> None:
     indented = "\n".join("    " + line for line in body.splitlines())
     head = (
-        "class A:\n    epochs, n_asked = 7, 0\n    @property\n    def asked(self):\n        self.n_asked += 1\n        return 5\n"
-        "class M:\n    def eval(self): pass\n"
-        "def tqdm(it): return it\n"
-        "def own(): return 5\n"
+        "class A:\n    epochs, n_asked = 7, 0\n    @property\n    def asked(self):\n       "
+        " self.n_asked += 1\n        return 5\nclass M:\n    def eval(self): pass\ndef tqdm(it):"
+        " return it\ndef own(): return 5\n"
     )
-    train = in_file(tmp_path, f"{head}def train(look, a=A(), m=M(), c={{'epochs': 3}}):\n    out = []\n{indented}\n")
+    train = in_file(
+        tmp_path,
+        f"{head}def train(look, a=A(), m=M(), c={{'epochs': 3}}):\n    out = []\n{indented}\n",
+    )
     found = train(lambda: enclosing_loops(sys._getframe(1)))
     assert [(loop.index, loop.length, loop.may_end_early) for loop in found] == expected
 
@@ -437,8 +525,9 @@ def test_loops_around_a_frame(tmp_path: Any, body: str, expected: list[tuple[int
 def test_the_frames_objects_are_not_kept(tmp_path: Any) -> None:
     """A snapshot of a function's names must not keep alive what the function deletes."""
     source = (
-        "import weakref\nclass Big: pass\ndef train(look):\n    big = Big()\n    there = weakref.ref(big)\n"
-        "    for epoch in range(3):\n        look()\n        big = None\n        return there()\n"
+        "import weakref\nclass Big: pass\ndef train(look):\n    big = Big()\n    there ="
+        " weakref.ref(big)\n    for epoch in range(3):\n        look()\n        big = None\n       "
+        " return there()\n"
     )
     train = in_file(tmp_path, source)
     found = []

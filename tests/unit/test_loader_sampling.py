@@ -1,4 +1,7 @@
-"""A user's loader, sampled: how long its batches take by a clock held by hand, and loaders that fail in every way."""
+"""A user's loader, sampled: how long its batches take by a clock held by hand, and loaders that
+fail in every way.
+"""
+
 from __future__ import annotations
 
 import time
@@ -10,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dlperf import loader_sampling
-from dlperf.clock import Clock
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.loader_sampling import load, sample_loader
+from dlperf.core.clock import Clock
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.profiler import loader_sampling
+from dlperf.profiler.loader_sampling import load, sample_loader
 
 HAND = [0.0]
 CLOCK = Clock(now=lambda: HAND[0], switches=lambda: 0)
@@ -48,8 +51,14 @@ def test_a_batch_is_timed() -> None:
 
 
 def test_workers_are_not_started() -> None:
-    found = sample_loader(DataLoader(Slow(40), 8, num_workers=2, persistent_workers=True, drop_last=True), 8, clock=CLOCK)
-    assert found.batch_s == pytest.approx(8 * 0.003)  # in a worker the clock of this process would not have moved
+    found = sample_loader(
+        DataLoader(Slow(40), 8, num_workers=2, persistent_workers=True, drop_last=True),
+        8,
+        clock=CLOCK,
+    )
+    assert found.batch_s == pytest.approx(
+        8 * 0.003
+    )  # in a worker the clock of this process would not have moved
     assert found.persistent_workers
     assert found.drop_last
 
@@ -64,7 +73,9 @@ def test_an_endless_loader_is_left_after_its_time() -> None:
 def test_what_needs_no_processor_is_told_apart() -> None:
     # a batch of four samples takes 12 ms of the clock, and the processor for 3 of them
     used = iter(range(1000))
-    assert sample_loader(DataLoader(Slow(40), 4), 4, clock=CLOCK, processor_s=lambda: 0.003 * next(used)).waiting_frac == pytest.approx(0.75)
+    assert sample_loader(
+        DataLoader(Slow(40), 4), 4, clock=CLOCK, processor_s=lambda: 0.003 * next(used)
+    ).waiting_frac == pytest.approx(0.75)
 
 
 def test_a_short_loader_is_taken_as_it_is() -> None:
@@ -72,7 +83,10 @@ def test_a_short_loader_is_taken_as_it_is() -> None:
 
 
 def test_batches_of_another_size() -> None:
-    with pytest.raises(DlperfError, match="loader loader: gives batches of 4, the target has 8; give it as --batch-size"):
+    with pytest.raises(
+        DlperfError,
+        match="loader loader: gives batches of 4, the target has 8; give it as --batch-size",
+    ):
         sample_loader(DataLoader(Slow(40), 4), 8, clock=CLOCK)
 
 
@@ -87,7 +101,9 @@ def test_a_batch_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(60)
 
     monkeypatch.setattr(loader_sampling, "LONGEST_BATCH_S", 0.05)
-    with pytest.raises(WorkFailed, match="loader loader: took more than 1 s over one batch; it was given up"):
+    with pytest.raises(
+        WorkFailed, match="loader loader: took more than 1 s over one batch; it was given up"
+    ):
         sample_loader(DataLoader(Stuck(8), 4), 4)
 
 
@@ -116,12 +132,18 @@ number = 3
         ("whole", DlperfError, "returned list; expected a torch.utils.data.DataLoader or Dataset"),
         ("raises", WorkFailed, "raises OSError: no such disk"),
         ("broken", WorkFailed, "raises ValueError: sample is torn"),
-        ("alone", DlperfError, r"is called as CALLABLE\(batch_size, num_workers\), but takes \(batch_size\)"),
+        (
+            "alone",
+            DlperfError,
+            r"is called as CALLABLE\(batch_size, num_workers\), but takes \(batch_size\)",
+        ),
         ("number", DlperfError, "is a int, which cannot be called"),
         ("nothing", DlperfError, "has no 'nothing'"),
     ],
 )
-def test_loaders_that_fail_are_named(tmp_path: Path, name: str, kind: type[DlperfError], message: str) -> None:
+def test_loaders_that_fail_are_named(
+    tmp_path: Path, name: str, kind: type[DlperfError], message: str
+) -> None:
     path = tmp_path / "my_loaders.py"
     path.write_text(LOADERS)
     with pytest.raises(DlperfError, match=rf"loader {path}:{name}.*{message}") as raised:

@@ -1,4 +1,5 @@
 """The lock of a file: for one process at a time, and for no longer than it lives."""
+
 from __future__ import annotations
 
 import signal
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.errors import DlperfError
-from dlperf.locks import one_writer
+from dlperf.core.errors import DlperfError
+from dlperf.core.locks import one_writer
 
 pytest.importorskip("fcntl")
 HOLD = """
 import sys, time
-from dlperf.locks import one_writer
+from dlperf.core.locks import one_writer
 with one_writer(sys.argv[1], "a calibration"):
     print("held", flush=True)
     sys.stdin.read()
@@ -23,9 +24,12 @@ with one_writer(sys.argv[1], "a calibration"):
 
 def hold(path: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], text=True, cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", HOLD, str(path)],
+        text=True,
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process

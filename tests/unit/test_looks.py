@@ -1,4 +1,7 @@
-"""The pace of the core while steps are watched, and forecasts of trainings whose pace is that of a noisy machine: all on a clock held in the hand."""
+"""The pace of the core while steps are watched, and forecasts of trainings whose pace is that of a
+noisy machine: all on a clock held in the hand.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -10,13 +13,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dlperf.clock import Clock, Pace, Samples
-from dlperf.machine import Cost, Cpu, Machine
+from dlperf.core.clock import Clock, Pace, Samples
+from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.variation import sigma_of
+from dlperf.runner.core_speed import Looks, Moment, Usual, slowdown, usual_of
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.forecast import SeenStep, rate_of
-from dlperf.runner.live import Live
-from dlperf.runner.looks import Looks, Moment, Usual, slowdown, usual_of
-from dlperf.spread import sigma_of
+from dlperf.runner.eta import SeenStep, rate_of
+from dlperf.runner.progress import Live
 
 CPU = Cpu("x", 2, 1)
 
@@ -48,11 +51,17 @@ def test_a_slow_core_is_told_from_the_usual_one() -> None:
     slow = slowdown(1.6)
     assert slow == pytest.approx(1.6**0.65)
     assert found.slowed == pytest.approx(slow)
-    assert found.usual == pytest.approx((1 + 1 + slow) / 3)  # a second each, however many looks were taken in it
+    assert found.usual == pytest.approx(
+        (1 + 1 + slow) / 3
+    )  # a second each, however many looks were taken in it
     assert found.half_frac == pytest.approx((found.usual - 1) / 2)
     with_file = looks.moment(watched, Usual(1e-5, 1.1, 0.05))
-    assert with_file.usual == pytest.approx((2 * 1.1 + 1 + 1 + slow) / 5)  # the file counts as two seconds
-    assert with_file.half_frac == pytest.approx(math.hypot(1.645 * 0.05, (max(1.1, with_file.usual) - 1) / 2))
+    assert with_file.usual == pytest.approx(
+        (2 * 1.1 + 1 + 1 + slow) / 5
+    )  # the file counts as two seconds
+    assert with_file.half_frac == pytest.approx(
+        math.hypot(1.645 * 0.05, (max(1.1, with_file.usual) - 1) / 2)
+    )
 
 
 def test_the_files_best_shows_a_core_that_was_slow_throughout() -> None:
@@ -66,21 +75,37 @@ def test_the_files_best_shows_a_core_that_was_slow_throughout() -> None:
 def test_a_state_lasts_some_seconds() -> None:
     moment = Moment(slowed=1.4, usual=1.1)
     assert moment.factor(0.0) == 1.0
-    assert moment.factor(5.0) == pytest.approx(((1 - math.exp(-1)) * 1.4 + math.exp(-1) * 1.1) / 1.4)
+    assert moment.factor(5.0) == pytest.approx(
+        ((1 - math.exp(-1)) * 1.4 + math.exp(-1) * 1.1) / 1.4
+    )
     assert moment.factor(1e6) == pytest.approx(1.1 / 1.4, rel=1e-4)
 
 
 def test_what_a_machine_file_says() -> None:
-    groups = [Cost(f"unrest/{name}", 1, Samples((usual,))) for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))]
+    groups = [
+        Cost(f"unrest/{name}", 1, Samples((usual,)))
+        for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))
+    ]
     spells = Cost("unrest_spells", 1, Samples((0.9, 1.0, 1.1)))
     groups += [Cost(f"unrest_mean/{name}", 1, Samples((1.02,))) for name in ("gemm", "pool", "sum")]
-    found = usual_of(Machine(CPU, costs=(Cost("pace", 1, Samples((8e-6,))), Cost("unrest/gemm", 4, Samples((2.0,))), spells, *groups)), 1)
+    found = usual_of(
+        Machine(
+            CPU,
+            costs=(
+                Cost("pace", 1, Samples((8e-6,))),
+                Cost("unrest/gemm", 4, Samples((2.0,))),
+                spells,
+                *groups,
+            ),
+        ),
+        1,
+    )
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
     assert found.sigma == pytest.approx(sigma_of(spells.samples))
     assert usual_of(Machine(CPU), 1) == Usual()
 
 
-# -- forecasts -----------------------------------------------------------------------------------------------------------
+# -- forecasts -------------------------------------------------------------------------------------
 
 
 class Loader:
@@ -97,18 +122,31 @@ class Pass:
     _num_yielded = 0
 
 
-def spells(seed: int, slow: float = 1.7, quick_s: float = 5.0, slow_s: float = 5.0) -> Callable[[float], float]:
+def spells(
+    seed: int, slow: float = 1.7, quick_s: float = 5.0, slow_s: float = 5.0
+) -> Callable[[float], float]:
     """A core that is quick and slow in turn, for exponential times."""
     draw = random.Random(seed)
-    ends = list(itertools.accumulate(draw.expovariate(1 / (quick_s, slow_s)[place % 2]) for place in range(400)))
+    ends = list(
+        itertools.accumulate(
+            draw.expovariate(1 / (quick_s, slow_s)[place % 2]) for place in range(400)
+        )
+    )
     offset = draw.uniform(0, 30)
     return lambda at: (1.0, slow)[sum(end < at - 1000 + offset for end in ends[:60]) % 2]
 
 
 def epoch_of(
-    slow: Callable[[float], float], step_s: float = 0.02, n_steps: int = 1500, usual: Usual = Usual(1e-5, 1.0), noise: float = 0.05, seed: int = 0
+    slow: Callable[[float], float],
+    step_s: float = 0.02,
+    n_steps: int = 1500,
+    usual: Usual = Usual(1e-5, 1.0),
+    noise: float = 0.05,
+    seed: int = 0,
 ) -> Live:
-    """An epoch on such a core: 11 steps, 8 watched ones, and the rest; the program starts three seconds before, and torch is there after two of them."""
+    """An epoch on such a core: 11 steps, 8 watched ones, and the rest; the program starts three
+    seconds before, and torch is there after two of them.
+    """
     hand, draw = Hand(slow), random.Random(seed)
     log, looks, watched = EpochLog(Clock(now=lambda: hand.now)), hand.looks(), list[float]()
     live = Live(log, Clock(now=lambda: hand.now), None, 1)
@@ -122,7 +160,11 @@ def epoch_of(
         intervals.append(step_s * slowdown(slow(hand.now)) * draw.uniform(1 - noise, 1 + noise))
         hand.now += intervals[-1]
         if number == 18:
-            live.begin([SeenStep(s) for s in intervals[11:19]], 1, moment=functools.partial(looks.moment, watched, usual))
+            live.begin(
+                [SeenStep(s) for s in intervals[11:19]],
+                1,
+                moment=functools.partial(looks.moment, watched, usual),
+            )
         log.count(hand.now)
         if number < 19:
             took = looks.take()
@@ -143,7 +185,11 @@ def test_a_steady_core() -> None:
     runs = [epoch_of(lambda at: 1.0, seed=seed) for seed in range(10)]
     assert all(abs(live.epoch.error_frac or 0.0) < 0.03 for live in runs)
     assert sum(map(inside, runs)) >= 8
-    assert all(live.first and (live.first.high_s or 0) - (live.first.low_s or 0) < 0.06 * (live.first.epoch_s or 0) for live in runs)
+    assert all(
+        live.first
+        and (live.first.high_s or 0) - (live.first.low_s or 0) < 0.06 * (live.first.epoch_s or 0)
+        for live in runs
+    )
 
 
 def test_a_core_that_gets_slower_is_followed() -> None:
@@ -161,7 +207,9 @@ def long_run_mean(slow: float) -> float:
 
 @pytest.mark.parametrize("slow", [1.3, 1.7])
 def test_spells_of_a_slow_core(slow: float) -> None:
-    """Half of the time the core is slow, for five seconds on average; an epoch lasts 30 s. The file knows the mean."""
+    """Half of the time the core is slow, for five seconds on average; an epoch lasts 30 s. The file
+    knows the mean.
+    """
     usual = Usual(1e-5, long_run_mean(slow), 0.07)
     runs = [epoch_of(spells(seed, slow), usual=usual, seed=seed) for seed in range(60)]
     errors = [abs(live.epoch.error_frac or 0.0) for live in runs]
@@ -178,34 +226,55 @@ def _blind_s(live: Live) -> float:
     assert first.steps is not None
     assert first.epoch_s is not None
     left = first.steps - first.n_running
-    return first.epoch_s - left * first.step_s + left * first.step_s / live.moment.factor(left * first.step_s / live.moment.factor(1e3))
+    return (
+        first.epoch_s
+        - left * first.step_s
+        + left * first.step_s / live.moment.factor(left * first.step_s / live.moment.factor(1e3))
+    )
 
 
 def test_intervals_hold_while_the_run_goes_on() -> None:
     """Half way, the spread between stretches tells how sure the mean is."""
-    runs = [epoch_of(spells(seed, 1.7, 2.0, 2.0), usual=Usual(1e-5, long_run_mean(1.7), 0.07), seed=seed, n_steps=3000) for seed in range(40)]
+    runs = [
+        epoch_of(
+            spells(seed, 1.7, 2.0, 2.0),
+            usual=Usual(1e-5, long_run_mean(1.7), 0.07),
+            seed=seed,
+            n_steps=3000,
+        )
+        for seed in range(40)
+    ]
     held = [
         live.half.low_s <= live.epoch.real_s <= live.half.high_s
-        for live in runs if live.half and live.half.low_s and live.half.high_s and live.epoch.real_s
-    ]  # fmt: skip
+        for live in runs
+        if live.half and live.half.low_s and live.half.high_s and live.epoch.real_s
+    ]
     assert len(held) == 40
     assert sum(held) >= 0.8 * 40
-    assert statistics.fmean(abs(live.epoch_at_half.error_frac or 0.0) for live in runs) < statistics.fmean(abs(live.epoch.error_frac or 0.0) for live in runs)
+    assert statistics.fmean(
+        abs(live.epoch_at_half.error_frac or 0.0) for live in runs
+    ) < statistics.fmean(abs(live.epoch.error_frac or 0.0) for live in runs)
 
 
 def test_a_file_of_a_noisy_hour_does_little_harm_in_a_quiet_one() -> None:
     live = epoch_of(lambda at: 1.0, usual=Usual(1e-5, 1.15, 0.07))
-    assert 0.0 < (live.epoch.error_frac or 0.0) < 0.07  # the file's 15 % count for two of five seconds, and that for what is not sure to last
+    assert (
+        0.0 < (live.epoch.error_frac or 0.0) < 0.07
+    )  # the file's 15 % count for two of five seconds, and that for what is not sure to last
     assert inside(live)
 
 
-# -- loaders -------------------------------------------------------------------------------------------------------------
+# -- loaders ---------------------------------------------------------------------------------------
 
 
-def loaded_steps(step_s: float, made_s: float, n_workers: int, ahead: int, n: int, probed: range) -> Iterator[SeenStep]:
-    """A training beside workers that make a batch in `made_s` each and begin together, each with at most `ahead` of them waiting or in the making.
+def loaded_steps(
+    step_s: float, made_s: float, n_workers: int, ahead: int, n: int, probed: range
+) -> Iterator[SeenStep]:
+    """A training beside workers that make a batch in `made_s` each and begin together, each with at
+    most `ahead` of them waiting or in the making.
 
-    The queue is full when the first step begins, as it is where the first steps of a program, which are slow, come before.
+    The queue is full when the first step begins, as it is where the first steps of a program, which
+    are slow, come before.
     """
     limit = n_workers * ahead
     ready = [0.0] * limit
@@ -223,7 +292,15 @@ def loaded_steps(step_s: float, made_s: float, n_workers: int, ahead: int, n: in
         now += own_s
         begun = len(ready)
         made = sum(at <= now for at in ready)
-        yield SeenStep(now - start, waited, made, made >= begun, n_workers, own_s / (now - start), place in probed)
+        yield SeenStep(
+            now - start,
+            waited,
+            made,
+            made >= begun,
+            n_workers,
+            own_s / (now - start),
+            place in probed,
+        )
 
 
 LOADERS = [(0.03, 1), (0.014, 1), (0.06, 2), (0.05, 4), (0.2, 4), (0.015, 2), (0.005, 1)]
@@ -231,14 +308,21 @@ LOADERS = [(0.03, 1), (0.014, 1), (0.06, 2), (0.05, 4), (0.2, 4), (0.015, 2), (0
 
 @pytest.mark.parametrize("n_before", [0, 1, 5, 20])
 @pytest.mark.parametrize(("made_s", "n_workers"), LOADERS)
-def test_the_loaders_pace_shows_among_the_first_steps(made_s: float, n_workers: int, n_before: int) -> None:
-    """Steps of 10 ms, the last six of fourteen with instruments that take 3 ms more; later ones take 10 ms, or as long as the workers take."""
-    steps = list(loaded_steps(0.01, made_s, n_workers, 2, 2000, probed=range(n_before + 8, n_before + 14)))
+def test_the_loaders_pace_shows_among_the_first_steps(
+    made_s: float, n_workers: int, n_before: int
+) -> None:
+    """Steps of 10 ms, the last six of fourteen with instruments that take 3 ms more; later ones
+    take 10 ms, or as long as the workers take.
+    """
+    steps = list(
+        loaded_steps(0.01, made_s, n_workers, 2, 2000, probed=range(n_before + 8, n_before + 14))
+    )
     truth = statistics.fmean(step.interval_s for step in steps[400:])
     assert truth == pytest.approx(max(0.01, made_s / n_workers), rel=0.01)
     rate = rate_of(steps[n_before : n_before + 14])
     assert rate is not None
-    # where both take nearly the same, steps with instruments let the workers get ahead again, and the interval has to hold both
+    # where both take nearly the same, steps with instruments let the workers get ahead again, and
+    # the interval has to hold both
     assert rate.step_s == pytest.approx(truth, rel=0.25 if 0.01 < truth < 0.013 else 0.1)
     assert rate.low_s <= truth * 1.03
     assert rate.high_s >= truth * 0.97

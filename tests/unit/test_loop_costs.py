@@ -1,4 +1,7 @@
-"""What loading and the loop around a step cost: made-up laws come back through a clock held by hand; once everything for real."""
+"""What loading and the loop around a step cost: made-up laws come back through a clock held by
+hand; once everything for real.
+"""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -7,10 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dlperf.clock import Clock, Repeats, Samples
-from dlperf.loading import LoaderCosts, has_costs
-from dlperf.machine import Cpu, Machine
-from microbench import loader, loop
+from dlperf.core.clock import Clock, Repeats, Samples
+from dlperf.core.machine import Cpu, Machine
+from dlperf.forecast.loading import LoaderCosts, has_costs
+from dlperf.microbench import loader, loop
 
 US = 1e-6
 
@@ -34,42 +37,91 @@ class Hand:
 def test_in_process_costs_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand()
 
-    def next_of(dataset: torch.utils.data.TensorDataset, batch_size: int, shuffled: bool) -> Callable[[], None]:
+    def next_of(
+        dataset: torch.utils.data.TensorDataset, batch_size: int, shuffled: bool
+    ) -> Callable[[], None]:
         n_tensors, row_bytes = len(dataset.tensors), 4 * dataset.tensors[0].shape[1]
         byte_s = 0.0 if row_bytes == 4 else 1e-10 if row_bytes == 4096 else 3e-10
         each_s = (1 + 2 * n_tensors + (0.5 if shuffled else 0)) * US + byte_s * row_bytes
         return hand.takes((30 + 6 * n_tensors) * US + batch_size * each_s)
 
     monkeypatch.setattr(loader, "_next_of", next_of)
-    found = {name: samples.median for name, samples in loader.in_process(Repeats(1e-6, 3), 2**22, hand.clock()).items()}
-    expected = {"batch": 30 * US, "batch_tensor": 6 * US, "sample": 1 * US, "tensor": 2 * US, "shuffle": 0.5 * US}
-    assert found == pytest.approx({f"loader/{name}": s for name, s in expected.items()} | dict(zip(list(found)[5:], (1e-10, 3e-10, 3e-10))))
+    found = {
+        name: samples.median
+        for name, samples in loader.in_process(Repeats(1e-6, 3), 2**22, hand.clock()).items()
+    }
+    expected = {
+        "batch": 30 * US,
+        "batch_tensor": 6 * US,
+        "sample": 1 * US,
+        "tensor": 2 * US,
+        "shuffle": 0.5 * US,
+    }
+    assert found == pytest.approx(
+        {f"loader/{name}": s for name, s in expected.items()}
+        | dict(zip(list(found)[5:], (1e-10, 3e-10, 3e-10)))
+    )
 
 
 def test_costs_of_handing_over_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched = {"batch": 30 * US, "batch_tensor": 6 * US, "sample": 1 * US, "tensor": 2 * US, "byte/65536": 2e-10}
+    fetched = {
+        "batch": 30 * US,
+        "batch_tensor": 6 * US,
+        "sample": 1 * US,
+        "tensor": 2 * US,
+        "byte/65536": 2e-10,
+    }
 
-    def handed_over(n_tensors: int, row_bytes: int, batch_size: int, *_: object) -> tuple[Samples, float]:
+    def handed_over(
+        n_tensors: int, row_bytes: int, batch_size: int, *_: object
+    ) -> tuple[Samples, float]:
         n_bytes = 0 if row_bytes == 4 else n_tensors * row_bytes * batch_size
         fetch_s = (30 + 6 * n_tensors + batch_size * (1 + 2 * n_tensors)) * US
-        return Samples(((500 + 300 * n_tensors) * US + 4e-10 * n_bytes,)), fetch_s + (700 + 200 * n_tensors) * US + (2e-10 + 1e-9) * n_bytes
+        return (
+            Samples(((500 + 300 * n_tensors) * US + 4e-10 * n_bytes,)),
+            fetch_s + (700 + 200 * n_tensors) * US + (2e-10 + 1e-9) * n_bytes,
+        )
 
     monkeypatch.setattr(loader, "_handed_over", handed_over)
-    found = loader.with_worker({f"loader/{name}": Samples((s,)) for name, s in fetched.items()}, 3, Hand().clock())
+    found = loader.with_worker(
+        {f"loader/{name}": Samples((s,)) for name, s in fetched.items()}, 3, Hand().clock()
+    )
     assert {name: samples.median for name, samples in found.items()} == pytest.approx(
-        {"loader/receive_batch": 500 * US, "loader/receive_tensor": 300 * US, "loader/receive_byte": 4e-10, "loader/send_batch": 700 * US,
-         "loader/send_tensor": 200 * US, "loader/send_byte": 1e-9}
-    )  # fmt: skip
+        {
+            "loader/receive_batch": 500 * US,
+            "loader/receive_tensor": 300 * US,
+            "loader/receive_byte": 4e-10,
+            "loader/send_batch": 700 * US,
+            "loader/send_tensor": 200 * US,
+            "loader/send_byte": 1e-9,
+        }
+    )
 
 
 def test_costs_of_starting_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_lives", lambda n, persistent, clock: (0.02 + 0.015 * n, 0.007 + 0.001 * n, 0.002 if persistent else 0.0))
+    monkeypatch.setattr(
+        loader,
+        "_lives",
+        lambda n, persistent, clock: (
+            0.02 + 0.015 * n,
+            0.007 + 0.001 * n,
+            0.002 if persistent else 0.0,
+        ),
+    )
     monkeypatch.setattr(loader, "_fork_byte_s", lambda n_bytes, clock: 1e-9)
-    found = {name: samples.median for name, samples in loader.starts("quick", Hand().clock()).items()}
+    found = {
+        name: samples.median for name, samples in loader.starts("quick", Hand().clock()).items()
+    }
     assert found == pytest.approx(
-        {"loader/start_call": 0.02, "loader/start_worker": 0.015, "loader/stop_call": 0.007, "loader/stop_worker": 0.001, "loader/resume": 0.002,
-         "loader/fork_byte": 1e-9}
-    )  # fmt: skip
+        {
+            "loader/start_call": 0.02,
+            "loader/start_worker": 0.015,
+            "loader/stop_call": 0.007,
+            "loader/stop_worker": 0.001,
+            "loader/resume": 0.002,
+            "loader/fork_byte": 1e-9,
+        }
+    )
 
 
 def test_a_system_without_workers_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +132,12 @@ def test_a_system_without_workers_is_no_failure(monkeypatch: pytest.MonkeyPatch)
     costs, refused = loader.measure(1, "quick")
     assert {cost.name for cost in costs} >= {"loader/batch", "loader/byte/4096"}
     assert not any(cost.name.startswith("loader/receive") for cost in costs)
-    assert refused == ["worker processes of a data loader (RuntimeError: unable to open shared memory object in read-write mode)"]
+    assert refused == [
+        (
+            "worker processes of a data loader (RuntimeError: unable to open shared memory object in"
+            " read-write mode)"
+        )
+    ]
 
 
 def test_everything_for_real_leaves_no_process() -> None:

@@ -1,4 +1,7 @@
-"""Machines as data: files and every way in which they break, questions about threads, costs and bandwidths."""
+"""Machines as data: files and every way in which they break, questions about threads, costs and
+bandwidths.
+"""
+
 from __future__ import annotations
 
 import json
@@ -9,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dlperf.clock import Samples
-from dlperf.errors import DlperfError
-from dlperf.machine import Bandwidth, Cost, Cpu, Curve, Kernel, Machine, default_path
-from dlperf.records import shown
-from dlperf.trace import Op, Symbol, TensorSpec
+from dlperf.core.clock import Samples
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Bandwidth, Cost, Cpu, Curve, Kernel, Machine, default_path
+from dlperf.core.records.conversion import shown
+from dlperf.core.trace import Op, Symbol, TensorSpec
 
 T = TensorSpec.contiguous
 KIB, MIB = 2**10, 2**20
@@ -25,27 +28,50 @@ def relu(n: int, threads: int = 1, seconds: float = 1e-6) -> Kernel:
 
 def sweep(kernel: str, threads: int, *points: tuple[int, float]) -> tuple[Bandwidth, ...]:
     """(working set, best bytes a second) each, a megabyte moved; the median takes twice as long."""
-    return tuple(Bandwidth(kernel, threads, working_set, 10**6, Samples((2e6 / rate, 1e6 / rate, 3e6 / rate))) for working_set, rate in points)
+    return tuple(
+        Bandwidth(
+            kernel, threads, working_set, 10**6, Samples((2e6 / rate, 1e6 / rate, 3e6 / rate))
+        )
+        for working_set, rate in points
+    )
 
 
 def full_machine() -> Machine:
-    product = Op("aten.mm.default", (T(8, 16), TensorSpec((16, 4), (1, 16))), (("dtype", Symbol("dtype", "float32")),))
+    product = Op(
+        "aten.mm.default",
+        (T(8, 16), TensorSpec((16, 4), (1, 16))),
+        (("dtype", Symbol("dtype", "float32")),),
+    )
     return Machine(
         Cpu("Some CPU", 4, (32 * KIB, MIB, 32 * MIB), 2**34, ("avx2", "fma"), "Vendor/1/2/3"),
         (relu(64), relu(64, 2, 2e-6), Kernel(product, "gemm", 1, Samples((1e-6, 3e-6, 2e-6), 1))),
         sweep("triad", 1, (16 * KIB, 2e11), (512 * KIB, 1e11), (16 * MIB, 4e10), (128 * MIB, 1e10)),
         (Cost("dispatch", 1, Samples((1e-6, 0.0))), Cost("dispatch", 4, Samples((5e-6,)))),
-        "thorough", ("thorough/1/stream",), True, ("busy",), {"torch": "2.13"}, "2026-01-01T00:00:00+00:00",
-        curves=(Curve(("pointwise", "float32"), "pointwise", 1, (3.0, 60.0), 0.25, 0.07, (0.01, 0.2)),),
-    )  # fmt: skip
+        "thorough",
+        ("thorough/1/stream",),
+        True,
+        ("busy",),
+        {"torch": "2.13"},
+        "2026-01-01T00:00:00+00:00",
+        curves=(
+            Curve(("pointwise", "float32"), "pointwise", 1, (3.0, 60.0), 0.25, 0.07, (0.01, 0.2)),
+        ),
+    )
 
 
-# -- questions ------------------------------------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked", "found"), [(1, 1), (2, 2), (3, 4), (4, 4), (100, 8), (6, 8), (5, 4)])
+@pytest.mark.parametrize(
+    ("asked", "found"), [(1, 1), (2, 2), (3, 4), (4, 4), (100, 8), (6, 8), (5, 4)]
+)
 def test_nearest_threads_go_by_ratio(asked: int, found: int) -> None:
-    assert Machine(Cpu("c", 8), (relu(1, 1), relu(1, 2), relu(1, 4), relu(1, 8))).nearest_threads(asked) == found
+    assert (
+        Machine(Cpu("c", 8), (relu(1, 1), relu(1, 2), relu(1, 4), relu(1, 8))).nearest_threads(
+            asked
+        )
+        == found
+    )
 
 
 def test_of_two_thread_counts_as_near_the_lower_counts() -> None:
@@ -67,7 +93,10 @@ def test_an_empty_file_says_how_to_fill_it() -> None:
 
 def test_exact_ops_are_found_by_signature_and_threads() -> None:
     machine = full_machine()
-    assert machine.exact(Op("aten.relu.default", (T(64, storage=5),), layer="anywhere").signature, 2) is machine.kernels[1]
+    assert (
+        machine.exact(Op("aten.relu.default", (T(64, storage=5),), layer="anywhere").signature, 2)
+        is machine.kernels[1]
+    )
     assert machine.exact(Op("aten.relu.default", (T(65),)).signature, 1) is None
     assert machine.exact(Op("aten.relu.default", (T(64),)).signature, 3) is None
 
@@ -90,7 +119,11 @@ def test_a_newer_measurement_replaces_the_older() -> None:
 def test_a_cost_is_its_least_sample_but_where_it_is_spread_by_nature() -> None:
     samples = Samples((4e-6, 1e-6, 3e-6, 2e-6, 5e-6))
     assert Cost("module_call", 1, samples).seconds == 1e-6
-    assert Cost("page_fault", 1, samples).seconds == Cost("cold/next/1048576", 1, samples).seconds == 2e-6  # the second of five
+    assert (
+        Cost("page_fault", 1, samples).seconds
+        == Cost("cold/next/1048576", 1, samples).seconds
+        == 2e-6
+    )  # the second of five
 
 
 def test_costs_come_from_the_nearest_threads() -> None:
@@ -102,7 +135,17 @@ def test_costs_come_from_the_nearest_threads() -> None:
         machine.cost_s("unheard_of", 1)
 
 
-@pytest.mark.parametrize(("n_bytes", "level"), [(0, "L1"), (32 * KIB, "L1"), (32 * KIB + 1, "L2"), (MIB, "L2"), (32 * MIB, "L3"), (math.inf, "DRAM")])
+@pytest.mark.parametrize(
+    ("n_bytes", "level"),
+    [
+        (0, "L1"),
+        (32 * KIB, "L1"),
+        (32 * KIB + 1, "L2"),
+        (MIB, "L2"),
+        (32 * MIB, "L3"),
+        (math.inf, "DRAM"),
+    ],
+)
 def test_levels(n_bytes: float, level: str) -> None:
     assert full_machine().level_of(n_bytes) == level
 
@@ -126,7 +169,13 @@ def test_a_level_that_no_working_set_hit_is_unknown() -> None:
 
 
 def test_stream_takes_the_best_run_of_the_best_kernel() -> None:
-    machine = replace(full_machine(), bandwidths=(*sweep("copy", 1, (128 * MIB, 1.2e10)), *sweep("triad", 1, (MIB, 9e10), (128 * MIB, 1e10))))
+    machine = replace(
+        full_machine(),
+        bandwidths=(
+            *sweep("copy", 1, (128 * MIB, 1.2e10)),
+            *sweep("triad", 1, (MIB, 9e10), (128 * MIB, 1e10)),
+        ),
+    )
     assert machine.dram_bytes_per_s(1) == pytest.approx(1.2e10)
     curve = machine.bandwidth_curve("triad", 7)
     assert [point.working_set_bytes for point in curve] == [MIB, 128 * MIB]
@@ -135,7 +184,7 @@ def test_stream_takes_the_best_run_of_the_best_kernel() -> None:
         replace(machine, bandwidths=()).dram_bytes_per_s(1)
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_a_file_gives_back_the_machine(tmp_path: Path) -> None:
@@ -148,13 +197,32 @@ def test_a_file_gives_back_the_machine(tmp_path: Path) -> None:
 
 
 def test_what_an_op_belonged_to_is_not_kept(tmp_path: Path) -> None:
-    op = Op("aten.relu.default", (T(3, storage=2),), outputs=(T(3),), phase="backward", layer="secret", node=4, grad=True)
+    op = Op(
+        "aten.relu.default",
+        (T(3, storage=2),),
+        outputs=(T(3),),
+        phase="backward",
+        layer="secret",
+        node=4,
+        grad=True,
+    )
     Machine(Cpu("c", 1), (Kernel(op, "exact", 1, Samples((1.0,))),)).save(tmp_path / "m.json")
     assert "secret" not in (tmp_path / "m.json").read_text()
     assert Machine.load(tmp_path / "m.json").exact(op.signature, 1) is not None
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": "dlperf.machine", "schema_version": 1, "kern', "[]", "null", "3", '"dlperf.machine"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"schema": "dlperf.machine", "schema_version": 1, "kern',
+        "[]",
+        "null",
+        "3",
+        '"dlperf.machine"',
+    ],
+)
 def test_what_is_no_machine_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(DlperfError, match=r"m\.json: is "):
@@ -172,7 +240,11 @@ def test_a_truncated_file_is_refused(tmp_path: Path, cut: float) -> None:
 
 def test_a_missing_file_a_folder_and_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x01")
-    for name, message in (("none", "there is no such machine file; dlperf calibrate -o"), (".", "Is a directory"), ("bytes", "not text")):
+    for name, message in (
+        ("none", "there is no such machine file; dlperf calibrate -o"),
+        (".", "Is a directory"),
+        ("bytes", "not text"),
+    ):
         with pytest.raises(DlperfError, match=message):
             Machine.load(tmp_path / name)
 
@@ -184,14 +256,23 @@ NEGATIVE = [-1, math.nan, math.inf, "1", None, True]
 @pytest.mark.parametrize(
     ("path", "values"),
     [
-        (("kernels", 2, "samples_s", 1), ZERO_OR_LESS), (("kernels", 2, "threads"), ZERO_OR_LESS), (("bandwidths", 3, "samples_s", 0), ZERO_OR_LESS),
-        (("bandwidths", 3, "working_set_bytes"), ZERO_OR_LESS), (("bandwidths", 3, "moved_bytes"), ZERO_OR_LESS), (("bandwidths", 0, "threads"), ZERO_OR_LESS),
-        (("costs", 1, "samples_s", 0), NEGATIVE), (("costs", 1, "threads"), ZERO_OR_LESS), (("cpu", "n_cores"), ZERO_OR_LESS),
+        (("kernels", 2, "samples_s", 1), ZERO_OR_LESS),
+        (("kernels", 2, "threads"), ZERO_OR_LESS),
+        (("bandwidths", 3, "samples_s", 0), ZERO_OR_LESS),
+        (("bandwidths", 3, "working_set_bytes"), ZERO_OR_LESS),
+        (("bandwidths", 3, "moved_bytes"), ZERO_OR_LESS),
+        (("bandwidths", 0, "threads"), ZERO_OR_LESS),
+        (("costs", 1, "samples_s", 0), NEGATIVE),
+        (("costs", 1, "threads"), ZERO_OR_LESS),
+        (("cpu", "n_cores"), ZERO_OR_LESS),
         (("cpu", "memory_bytes"), NEGATIVE),
-        (("cpu", "caches_bytes", 2), NEGATIVE), (("kernels", 1, "samples_s"), [[], None, 3.0, "x", {}]),
+        (("cpu", "caches_bytes", 2), NEGATIVE),
+        (("kernels", 1, "samples_s"), [[], None, 3.0, "x", {}]),
     ],
-)  # fmt: skip
-def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], values: list[Any]) -> None:
+)
+def test_impossible_numbers_are_named(
+    tmp_path: Path, path: tuple[Any, ...], values: list[Any]
+) -> None:
     file = tmp_path / "m.json"
     where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
     for value in values:
@@ -210,28 +291,67 @@ def test_impossible_numbers_are_named(tmp_path: Path, path: tuple[Any, ...], val
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(schema_version=3), "schema_version is 3, this dlperf reads up to 2"),
+        (
+            lambda data: data.update(schema_version=3),
+            "schema_version is 3, this dlperf reads up to 2",
+        ),
         (lambda data: data.update(schema_version=0), "schema_version is 0"),
         (lambda data: data.update(schema_version=True), "schema_version is True"),
         (lambda data: data.update(schema="dlperf.trace"), "is no dlperf.machine file"),
         (lambda data: data["tensors"][0].__setitem__(0, [-64]), r"tensors\[0\]\.shape\[0\] is -64"),
-        (lambda data: data["kernels"][2]["op"][1].__setitem__(0, {"tensor": 77}), r"args\[0\]\['tensor'\] is 77; expected the number of a tensor"),
-        (lambda data: data["kernels"][2].update(op=["aten.mm.default"]), r"kernels\[2\]\.op is .*; expected a list of 3 entries"),
-        (lambda data: data["kernels"][2].pop("family"), r"kernels\[2\]\.family is missing; expected text that is not empty"),
+        (
+            lambda data: data["kernels"][2]["op"][1].__setitem__(0, {"tensor": 77}),
+            r"args\[0\]\['tensor'\] is 77; expected the number of a tensor",
+        ),
+        (
+            lambda data: data["kernels"][2].update(op=["aten.mm.default"]),
+            r"kernels\[2\]\.op is .*; expected a list of 3 entries",
+        ),
+        (
+            lambda data: data["kernels"][2].pop("family"),
+            r"kernels\[2\]\.family is missing; expected text that is not empty",
+        ),
         (lambda data: data.pop("tensors"), "tensors is missing; expected a list"),
         (lambda data: data.update(kernels=5), "kernels is 5; expected a list"),
         (lambda data: data["cpu"].pop("model"), r"cpu\.model is missing; expected text"),
-        (lambda data: data["cpu"].update(caches_bytes=[]), r"cpu.caches_bytes is \[\]; expected a list of 3 entries"),
-        (lambda data: data["cpu"].update(caches_bytes="a"), r"cpu.caches_bytes is 'a'; expected a list of 3 entries"),
-        (lambda data: data["curves"][0].update(key=5), r"curves\[0\].key is 5; expected a list of at least 1"),
-        (lambda data: data["cpu"].update(n_cores=0), "cpu.n_cores is 0; expected a whole number of at least 1"),
+        (
+            lambda data: data["cpu"].update(caches_bytes=[]),
+            r"cpu.caches_bytes is \[\]; expected a list of 3 entries",
+        ),
+        (
+            lambda data: data["cpu"].update(caches_bytes="a"),
+            r"cpu.caches_bytes is 'a'; expected a list of 3 entries",
+        ),
+        (
+            lambda data: data["curves"][0].update(key=5),
+            r"curves\[0\].key is 5; expected a list of at least 1",
+        ),
+        (
+            lambda data: data["cpu"].update(n_cores=0),
+            "cpu.n_cores is 0; expected a whole number of at least 1",
+        ),
         (lambda data: data.update(created=5), "created is 5; expected text"),
         (lambda data: data.update(versions="x"), "versions is 'x'; expected an object"),
-        (lambda data: data["kernels"][2].update(family=[]), r"kernels\[2\]\.family is \[\]; expected text that is not empty"),
-        (lambda data: data["kernels"][2].update(samples_s=[10**400]), r"kernels\[2\]\.samples_s\[0\] is 10+\.\.\.; expected a finite number of at most 1e\+06"),
-        (lambda data: data["kernels"][2].update(samples_s=[5e-324]), r"samples_s\[0\] is 5e-324; expected a finite number of at least 1e-15"),
+        (
+            lambda data: data["kernels"][2].update(family=[]),
+            r"kernels\[2\]\.family is \[\]; expected text that is not empty",
+        ),
+        (
+            lambda data: data["kernels"][2].update(samples_s=[10**400]),
+            (
+                r"kernels\[2\]\.samples_s\[0\] is 10+\.\.\.; expected a finite number of at most"
+                r" 1e\+06"
+            ),
+        ),
+        (
+            lambda data: data["kernels"][2].update(samples_s=[5e-324]),
+            r"samples_s\[0\] is 5e-324; expected a finite number of at least 1e-15",
+        ),
         (lambda data: data["costs"][1].update(name=7), r"costs\[1\]\.name is 7; expected text"),
-        (lambda data: data["costs"][1].update(samples_s=[1e308]), r"costs\[1\]\.samples_s\[0\] is 1e\+308; expected a finite number of at most 1e\+06"),
+        (
+            lambda data: data["costs"][1].update(samples_s=[1e308]),
+            r"costs\[1\]\.samples_s\[0\] is 1e\+308; expected a finite number of at most 1e\+06",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
@@ -244,7 +364,14 @@ def test_damage_is_named(tmp_path: Path, change: Any, message: str) -> None:
     assert str(error.value).startswith(f"{file}: ")
 
 
-@pytest.mark.parametrize("name", [key for key in full_machine().to_json() if not key.startswith("schema") and key not in ("footprints", "sharings")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        key
+        for key in full_machine().to_json()
+        if not key.startswith("schema") and key not in ("footprints", "sharings")
+    ],
+)
 def test_every_missing_field_is_damage(tmp_path: Path, name: str) -> None:
     data = full_machine().to_json()
     del data[name]
@@ -268,13 +395,17 @@ def test_factors_of_a_restless_machine() -> None:
     # the median of the groups' factors; 1 where none was kept
     above = {"a": (1.1, 1.0), "b": (1.2, 1.05), "for net.py:build@32": (1.6, 1.5)}
     costs = [Cost(f"unrest/{group}", 1, Samples((usual,))) for group, (usual, _) in above.items()]
-    costs += [Cost(f"unrest_mean/{group}", 1, Samples((mean,))) for group, (_, mean) in above.items()]
+    costs += [
+        Cost(f"unrest_mean/{group}", 1, Samples((mean,))) for group, (_, mean) in above.items()
+    ]
     machine = Machine(Cpu("x", 2), costs=(*costs, Cost("unrest/a", 4, Samples((9.0,)))))
     assert (machine.unrest(2), machine.mean_factor(2)) == (1.2, 1.05)
     assert (Machine(Cpu("x", 2)).unrest(1), Machine(Cpu("x", 2)).mean_factor(1)) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["varied/aten.mm/x14", "cold/next", "far/next/0", "churn/next/1e6", "cold/a/b/64"])
+@pytest.mark.parametrize(
+    "name", ["varied/aten.mm/x14", "cold/next", "far/next/0", "churn/next/1e6", "cold/a/b/64"]
+)
 def test_a_point_of_a_curve_says_after_how_much(name: str) -> None:
     data = Machine(Cpu("c", 8), costs=(Cost("cold/next/64", 1, Samples((1e-6,))),)).to_json()
     assert Machine.from_json(data).costs[0].name == "cold/next/64"

@@ -1,4 +1,5 @@
 """What a calibration covers, and calls of every kind of kernel on real tensors."""
+
 from __future__ import annotations
 
 import itertools
@@ -10,13 +11,29 @@ import pytest
 import torch
 from calibrated_cases import mm, relu, trace
 
-from dlperf.clock import Clock, Repeats, Samples
-from dlperf.trace import Op, Symbol, TensorSpec
-from microbench import conv, gemm, memory, pointwise, stream, threads
-from microbench.plan import MODES, Group, Point, design, halton, log_pick, log_sizes, pick, turn
-from microbench.replay import Unplayable, build, n_bytes
-from microbench.timing import Timing, _Taken, time_group
-from microbench.worker import FURTHER, environment, further_points, planned_groups, trace_group
+from dlperf.core.clock import Clock, Repeats, Samples
+from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.microbench import conv, gemm, memory, pointwise, stream, threads
+from dlperf.microbench.operator_benchmark import Unplayable, build, n_bytes
+from dlperf.microbench.plan import (
+    MODES,
+    Group,
+    Point,
+    design,
+    halton,
+    log_pick,
+    log_sizes,
+    pick,
+    turn,
+)
+from dlperf.microbench.timing import Timing, _Taken, time_group
+from dlperf.microbench.worker import (
+    FURTHER,
+    environment,
+    further_points,
+    planned_groups,
+    trace_group,
+)
 
 T = TensorSpec.contiguous
 FLAGS = ("avx512f", "avx512_bf16")
@@ -26,7 +43,7 @@ def points(mode: str, flags: tuple[str, ...] = FLAGS) -> list[Point]:
     return [point for group in planned_groups(mode, flags) for point in group.points]
 
 
-# -- the plan -----------------------------------------------------------------------------------------------------------
+# -- the plan --------------------------------------------------------------------------------------
 
 
 def test_deeper_modes_measure_more() -> None:
@@ -47,10 +64,22 @@ def test_groups_have_names_of_their_own_and_points(mode: str) -> None:
 def test_products_cover_batch_one_skinny_and_square_in_every_orientation(mode: str) -> None:
     groups = {group.name: group for group in gemm.groups(mode, ("float32",))}
     for orientation in gemm.ORIENTATIONS:
-        shapes = {(op.inputs[-2].shape, op.inputs[-1].shape) for op in (point.op for point in groups[f"gemm float32 {orientation}"].points)}
+        shapes = {
+            (op.inputs[-2].shape, op.inputs[-1].shape)
+            for op in (point.op for point in groups[f"gemm float32 {orientation}"].points)
+        }
         sizes = {(a[0], b[1], a[1]) for a, b in shapes}
-        assert {(1, 64, 512), (64, 64, 64), (512, 1, 64), (64, 512, 1), (1, 1, 1)} <= sizes  # m, n, k
-    assert {point.op.packet for point in groups["gemm float32 NT"].points} == {"aten.addmm", "aten.mm"}
+        assert {
+            (1, 64, 512),
+            (64, 64, 64),
+            (512, 1, 64),
+            (64, 512, 1),
+            (1, 1, 1),
+        } <= sizes  # m, n, k
+    assert {point.op.packet for point in groups["gemm float32 NT"].points} == {
+        "aten.addmm",
+        "aten.mm",
+    }
 
 
 def test_operands_lie_in_memory_as_torch_lays_them() -> None:
@@ -59,7 +88,10 @@ def test_operands_lie_in_memory_as_torch_lays_them() -> None:
     left, right = gemm.product(8, 4, 16, "TN").inputs
     assert (left.shape, left.strides) == ((8, 16), torch.empty(16, 8).t().stride())
     assert right.is_contiguous
-    assert gemm.batched(3, 8, 4, 16, True).inputs[1].strides == torch.empty(3, 4, 16).transpose(1, 2).stride()
+    assert (
+        gemm.batched(3, 8, 4, 16, True).inputs[1].strides
+        == torch.empty(3, 4, 16).transpose(1, 2).stride()
+    )
 
 
 def test_bfloat16_is_measured_where_the_processor_has_it() -> None:
@@ -86,8 +118,14 @@ def test_convolutions_cover_their_kinds() -> None:
 def test_no_calibration_calls_what_writes_over_memory_of_others() -> None:
     for mode in MODES:
         assert not any(conv.corrupts(point.op) for point in points(mode))
-        assert not any(conv.corrupts(point.op) for more in further_points(mode, FLAGS).values() for point in more)
-    backward = conv.backward_of(conv.convolution(2, 4, 8, (8, 8), (1, 1), 2, channels_last=True), (False, True))
+        assert not any(
+            conv.corrupts(point.op)
+            for more in further_points(mode, FLAGS).values()
+            for point in more
+        )
+    backward = conv.backward_of(
+        conv.convolution(2, 4, 8, (8, 8), (1, 1), 2, channels_last=True), (False, True)
+    )
     with pytest.raises(Unplayable, match="oneDNN writes past its workspace"):
         build(backward)
 
@@ -100,7 +138,9 @@ def test_a_backward_fits_its_forward() -> None:
 
 
 def test_every_prefix_of_a_design_covers_the_space() -> None:
-    """Of the first n points of a van der Corput sequence in base 2, every interval of length 1/n holds one, up to a factor of two."""
+    """Of the first n points of a van der Corput sequence in base 2, every interval of length 1/n
+    holds one, up to a factor of two.
+    """
     for n in (8, 16, 64):
         cells = {int(halton(index, 2) * n) for index in range(1, n + 1)}
         assert len(cells) >= n - 1
@@ -111,7 +151,13 @@ def test_every_prefix_of_a_design_covers_the_space() -> None:
 def test_quick_convolutions_are_the_first_of_the_full_ones_that_are_small() -> None:
     dense = "convolution dense forward"
     quick, full = (
-        [point.op.signature for group in planned_groups(mode, ()) if group.name == dense for point in group.points] for mode in ("quick", "full")
+        [
+            point.op.signature
+            for group in planned_groups(mode, ())
+            if group.name == dense
+            for point in group.points
+        ]
+        for mode in ("quick", "full")
     )
     order = {signature: place for place, signature in enumerate(full)}
     places = [order[signature] for signature in quick if signature in order]
@@ -136,13 +182,17 @@ def test_stream_reaches_four_times_the_last_cache() -> None:
 
 
 def test_the_sweep_has_points_on_both_sides_of_a_part_of_the_last_cache() -> None:
-    """A virtual machine's part of 256 MiB ends anywhere; with an octave at most between two points it is known where."""
+    """A virtual machine's part of 256 MiB ends anywhere; with an octave at most between two points
+    it is known where.
+    """
     sets = stream.working_sets("full", 2**28)
     assert max(larger / smaller for smaller, larger in itertools.pairwise(sets)) < 2
 
 
 def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
-    """Of a made-up cache whose sweeps take twice as long after a pause as at once, in a clock that only they and looks at it move."""
+    """Of a made-up cache whose sweeps take twice as long after a pause as at once, in a clock that
+    only they and looks at it move.
+    """
     now = [0.0]
 
     def pass_time(seconds: float) -> float:
@@ -159,12 +209,18 @@ def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
     found = stream.measure_retention(1, "quick", (2**15, 2**20, 2**25), clock, sweep)
     assert [cost.name for cost in found] == [f"retention/{ms}" for ms in stream.PAUSES_MS["quick"]]
     assert [round(cost.seconds, 1) for cost in found] == [2.0, 2.0]
-    assert stream.measure_retention(1, "quick", (2**15, 2**20, 2**20), clock, sweep) == []  # no cache beyond a core's own
+    assert (
+        stream.measure_retention(1, "quick", (2**15, 2**20, 2**20), clock, sweep) == []
+    )  # no cache beyond a core's own
     assert stream.measure_retention(1, "quick", (0, 0, 0), clock, sweep) == []
 
 
-def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three sweeps each the last takes ten times as long; the small one's do not count, and a core that was taken away counts as the slowest."""
+def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of three sweeps each the last takes ten times as long; the small one's do not count, and a
+    core that was taken away counts as the slowest.
+    """
     ticks = Ticks(1e-3)
     monkeypatch.setattr(stream, "working_sets", lambda *_: [2**15, 2**22])
     monkeypatch.setattr(stream, "repeats_of", lambda *_: Repeats(1e-9, 3, warmup=1))
@@ -181,7 +237,10 @@ def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(monkeypatc
     monkeypatch.setattr(stream, "kernel", kernel)
     bandwidths, (cost,) = stream.measure(1, "quick", (2**15, 2**20, 2**25), ticks.clock())
     assert {bandwidth.working_set_bytes for bandwidth in bandwidths} == {2**15, 2**22}
-    assert (cost.name, cost.samples.values) == ("unrest_memory", (pytest.approx((1 + 1 + 2.5) / 3),))
+    assert (cost.name, cost.samples.values) == (
+        "unrest_memory",
+        (pytest.approx((1 + 1 + 2.5) / 3),),
+    )
     assert stream.measure(1, "quick", (2**15, 2**23, 2**25), ticks.clock())[1] == []
 
 
@@ -191,7 +250,7 @@ def test_a_worker_keeps_its_memory() -> None:
     assert int(settings["MALLOC_MMAP_THRESHOLD_"]) > 2**30
 
 
-# -- calls on real tensors ------------------------------------------------------------------------------------------------
+# -- calls on real tensors -------------------------------------------------------------------------
 
 
 def smallest() -> dict[str, Op]:
@@ -210,14 +269,20 @@ SMALLEST = smallest()
 def floats(result: object) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result] if result.dtype.is_floating_point else []
-    return [tensor for item in result for tensor in floats(item)] if isinstance(result, (tuple, list)) else []
+    return (
+        [tensor for item in result for tensor in floats(item)]
+        if isinstance(result, (tuple, list))
+        else []
+    )
 
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_every_kernel_can_be_repeated(name: str) -> None:
     call = build(SMALLEST[name])
     with torch.no_grad():
-        for _ in range(100 if name.split(".")[1].endswith("_") else 2):  # in-place ones must neither blow up nor fade into denormals
+        for _ in range(
+            100 if name.split(".")[1].endswith("_") else 2
+        ):  # in-place ones must neither blow up nor fade into denormals
             result = call()
     if name.startswith(("aten.empty", "aten.mkldnn_rnn_layer", "aten._ctc_loss.")):
         return  # memory as it comes; a workspace, or logarithms of what cannot be, among the results
@@ -230,7 +295,9 @@ def test_every_kernel_can_be_repeated(name: str) -> None:
 def test_values_are_valid_for_what_looks_things_up() -> None:
     (rows,) = floats(build(Op("aten.embedding.default", (T(3, 4), T(100, dtype="int64"))))())
     assert rows.shape == (100, 4)
-    assert len(rows.unique(dim=0)) == 3  # all rows of the table are looked up, not one that stays in the cache
+    assert (
+        len(rows.unique(dim=0)) == 3
+    )  # all rows of the table are looked up, not one that stays in the cache
     lines, target = T(6, 5), T(6, dtype="int64")
     build(Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)))()
     build(Op("aten.index_select.default", (T(3, 4), 1, T(7, dtype="int64"))))()
@@ -239,7 +306,13 @@ def test_values_are_valid_for_what_looks_things_up() -> None:
 def test_tensors_are_laid_out_as_asked() -> None:
     (copy,) = floats(build(Op("aten.alias.default", (TensorSpec((4, 3), (1, 4), "float64"),)))())
     assert (copy.shape, copy.stride(), copy.dtype) == ((4, 3), (1, 4), torch.float64)
-    cast = build(Op("aten._to_copy.default", (T(4),), (("dtype", Symbol("dtype", "bfloat16")), ("device", Symbol("device", "cpu")))))()
+    cast = build(
+        Op(
+            "aten._to_copy.default",
+            (T(4),),
+            (("dtype", Symbol("dtype", "bfloat16")), ("device", Symbol("device", "cpu"))),
+        )
+    )()
     assert cast.dtype == torch.bfloat16  # type: ignore[attr-defined]
 
 
@@ -260,7 +333,7 @@ def test_what_cannot_be_called_is_refused_in_one_line(op: Op, message: str) -> N
     assert "\n" not in str(error.value)
 
 
-# -- timing ---------------------------------------------------------------------------------------------------------------
+# -- timing ----------------------------------------------------------------------------------------
 
 
 class Ticks:
@@ -278,25 +351,46 @@ class Ticks:
 
 
 def test_a_group_is_timed_point_by_point_and_the_unplayable_are_named() -> None:
-    group = Group("some", (Point("pointwise", Op("aten.relu.default", (T(8),))), Point("odd", Op("mine.odd.default", (T(8),)))), Repeats(1e-9, 4))
+    group = Group(
+        "some",
+        (
+            Point("pointwise", Op("aten.relu.default", (T(8),))),
+            Point("odd", Op("mine.odd.default", (T(8),))),
+        ),
+        Repeats(1e-9, 4),
+    )
     seen: list[int] = []
     found = time_group(group, 2, seen.append, Ticks(1e-3).clock())
     (kernel,) = found.kernels
-    assert (kernel.family, kernel.threads, kernel.samples.values) == ("pointwise", 2, pytest.approx((1e-3,) * 2))  # they agree
+    assert (kernel.family, kernel.threads, kernel.samples.values) == (
+        "pointwise",
+        2,
+        pytest.approx((1e-3,) * 2),
+    )  # they agree
     assert found.refused == ("mine.odd.default: this torch has no such operator",)
     assert sum(seen) == 2
     assert found.n_unsteady == 0
 
 
 def relus(count: int, n_samples: int, sample_s: float = 1e-9) -> Group:
-    return Group("some", tuple(Point("pointwise", Op("aten.relu.default", (T(n),)), n % 2) for n in range(8, 8 + count)), Repeats(sample_s, n_samples))
+    return Group(
+        "some",
+        tuple(
+            Point("pointwise", Op("aten.relu.default", (T(n),)), n % 2) for n in range(8, 8 + count)
+        ),
+        Repeats(sample_s, n_samples),
+    )
 
 
 def test_kernels_that_never_had_the_whole_core_are_counted() -> None:
     losses = iter(range(1000))
-    found = time_group(relus(1, 4), 1, lambda _: None, replace(Ticks(1e-3).clock(), switches=lambda: next(losses)))
+    found = time_group(
+        relus(1, 4), 1, lambda _: None, replace(Ticks(1e-3).clock(), switches=lambda: next(losses))
+    )
     assert found.n_unsteady == 1
-    assert len(found.kernels[0].samples.values) == 2 * 4  # twice the wanted passes, and all samples are kept
+    assert (
+        len(found.kernels[0].samples.values) == 2 * 4
+    )  # twice the wanted passes, and all samples are kept
 
 
 def test_where_time_is_short_points_are_left_out_in_the_order_of_their_rank() -> None:
@@ -323,15 +417,27 @@ def test_every_pass_adds_a_sample_to_what_the_first_had_time_for() -> None:
     whole = timing.result()
     early = {kernel.op for kernel in first.kernels}
     assert all(kernel.samples.values == pytest.approx((1e-3,)) for kernel in first.kernels)
-    for kernel, wholes_s in zip(whole.kernels, whole.wholes_s):  # what there was no time for at first is taken later
-        values_s = (1e-3, 2e-3, 2e-3) if kernel.op in early else (2e-3, 2e-3)  # two that agree are enough
+    for kernel, wholes_s in zip(
+        whole.kernels, whole.wholes_s
+    ):  # what there was no time for at first is taken later
+        values_s = (
+            (1e-3, 2e-3, 2e-3) if kernel.op in early else (2e-3, 2e-3)
+        )  # two that agree are enough
         assert kernel.samples.values == pytest.approx(values_s)
         assert wholes_s == pytest.approx(values_s)
     assert (0 < len(early) < 40, len(whole.kernels), whole.n_left_out) == (True, 40, 0)
 
 
 def test_points_on_top_are_taken_by_the_next_pass_and_missed_by_nobody() -> None:
-    timing = Timing(Group("some", tuple(Point("one", relu(64 + n)) for n in range(13)), Repeats(sample_s=1e-5, n_samples=1)), 1, Clock(switches=lambda: 0))
+    timing = Timing(
+        Group(
+            "some",
+            tuple(Point("one", relu(64 + n)) for n in range(13)),
+            Repeats(sample_s=1e-5, n_samples=1),
+        ),
+        1,
+        Clock(switches=lambda: 0),
+    )
     timing.take(timing.lacking, lambda _: None)
     timing.extend([Point("one", relu(200)), Point("one", Op("aten.no_such.default", ()))])
     assert list(timing.lacking) == [13, 14]
@@ -343,7 +449,10 @@ def test_points_on_top_are_taken_by_the_next_pass_and_missed_by_nobody() -> None
 
 @pytest.mark.parametrize("mode", ["full", "thorough"])
 def test_further_points_are_none_of_the_planned_ones(mode: str) -> None:
-    planned = {group.name: {point.op.signature for point in group.points} for group in planned_groups(mode, ())}
+    planned = {
+        group.name: {point.op.signature for point in group.points}
+        for group in planned_groups(mode, ())
+    }
     further = further_points(mode, ())
     assert sum(map(len, further.values())) > FURTHER[mode]
     for name, points in further.items():
@@ -365,7 +474,9 @@ def test_kernels_that_branch_by_their_values_meet_others_each_time() -> None:
 def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     lost = [0]
     timing = Timing(relus(2, 4), 1, replace(Ticks(1e-3).clock(), switches=lambda: lost[0]))
-    timing._taken[0] = _Taken([(1e-3, True)] * 3, n_calls=1)  # of the first kernel three samples are lost, of the second one
+    timing._taken[0] = _Taken(
+        [(1e-3, True)] * 3, n_calls=1
+    )  # of the first kernel three samples are lost, of the second one
     timing._taken[1] = _Taken([(1e-3, True), (1e-3, False), (2e-3, False)], n_calls=1)
     timing._n_passes = 3
     assert list(timing.lacking) == [0, 1]
@@ -377,9 +488,17 @@ def test_disturbed_kernels_get_further_passes_and_they_alone() -> None:
     assert (samples.values, samples.n_disturbed) == (pytest.approx((1e-3, 1e-3)), 3)
 
 
-@pytest.mark.parametrize(("second_s", "n_samples", "wanted"), [(1.01e-3, 5, False), (1.03e-3, 5, True), (1.01e-3, 3, False), (1.01e-3, 9, True)])
-def test_half_the_samples_are_enough_where_they_agree(second_s: float, n_samples: int, wanted: bool) -> None:
-    assert _Taken([(1e-3, False), (second_s, False), (9e-3, True)], n_calls=1).wants(n_samples) is wanted
+@pytest.mark.parametrize(
+    ("second_s", "n_samples", "wanted"),
+    [(1.01e-3, 5, False), (1.03e-3, 5, True), (1.01e-3, 3, False), (1.01e-3, 9, True)],
+)
+def test_half_the_samples_are_enough_where_they_agree(
+    second_s: float, n_samples: int, wanted: bool
+) -> None:
+    assert (
+        _Taken([(1e-3, False), (second_s, False), (9e-3, True)], n_calls=1).wants(n_samples)
+        is wanted
+    )
 
 
 def test_where_time_is_short_kernels_without_an_undisturbed_sample_come_first() -> None:
@@ -409,14 +528,16 @@ def test_a_kernel_that_was_always_disturbed_takes_what_it_would_without(n_both: 
     assert timing.result().n_unsteady == 1
 
 
-def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_runs_out_for_later_is_not_wanted_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timing = Timing(relus(2, 3), 1, Ticks(1e-3).clock())
     timing.take(timing.lacking, lambda _: None)
 
     def build(op: Op) -> None:
         raise MemoryError(op.name)
 
-    monkeypatch.setattr("microbench.replay.build", build)
+    monkeypatch.setattr("dlperf.microbench.operator_benchmark.build", build)
     n_passes = 1
     while timing.lacking:
         timing.take(timing.lacking, lambda _: None)
@@ -456,7 +577,9 @@ def test_a_page_costs_something() -> None:
 
 
 def test_touching_and_giving_back_are_told_apart() -> None:
-    """Mapping and writing 4 ticks, writing again 1, unmapping 2: with 256 pages in 1 MiB a fault is 3 / 256, a release 2 / 256."""
+    """Mapping and writing 4 ticks, writing again 1, unmapping 2: with 256 pages in 1 MiB a fault is
+    3 / 256, a release 2 / 256.
+    """
     ticks = iter([0.0, 4.0, 4.0, 5.0, 5.0, 7.0])
     touch = memory._touch(2**20, Clock(now=lambda: next(ticks), switches=lambda: 0))
     assert (touch.fault_s, touch.again_s, touch.release_s) == (3 / 256, 1 / 256, 2 / 256)
@@ -464,25 +587,35 @@ def test_touching_and_giving_back_are_told_apart() -> None:
 
 
 def test_pages_that_the_cache_forgot_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made-up touches: 3 us and 1 us for writing again; after computing 5 us and 2 us. So (5 + 2 - 1) / 3 times as long."""
+    """Made-up touches: 3 us and 1 us for writing again; after computing 5 us and 2 us. So (5 + 2 -
+    1) / 3 times as long.
+    """
     paused = [False]
 
     def touch(_size: int, _clock: Clock) -> memory._Touch:
-        found = memory._Touch(5.0, 2.0, 1.0, 1, False) if paused[0] else memory._Touch(3.0, 1.0, 1.0, 1, False)
+        found = (
+            memory._Touch(5.0, 2.0, 1.0, 1, False)
+            if paused[0]
+            else memory._Touch(3.0, 1.0, 1.0, 1, False)
+        )
         paused[0] = False
         return found
 
     monkeypatch.setattr(memory, "_touch", touch)
     monkeypatch.setattr(memory, "computing", lambda _clock: lambda _ms: paused.__setitem__(0, True))
     found = memory.measure_retention(1, "quick")
-    assert [(cost.name, cost.seconds) for cost in found] == [(f"retention_page/{ms}", 2.0) for ms in stream.PAUSES_MS["quick"]]
+    assert [(cost.name, cost.seconds) for cost in found] == [
+        (f"retention_page/{ms}", 2.0) for ms in stream.PAUSES_MS["quick"]
+    ]
 
 
 def test_kinds_of_patterns_and_layers_are_all_there() -> None:
     found = {point.op.packet for point in points("quick")}
     for packet in (
-        "native_batch_norm native_layer_norm native_group_norm max_pool2d_with_indices avg_pool2d _log_softmax _softmax nll_loss_forward embedding cat "
-        "_scaled_dot_product_flash_attention_for_cpu mkldnn_rnn_layer mkldnn_rnn_layer_backward bmm view relu add_ _fused_adam_ native_dropout"
+        "native_batch_norm native_layer_norm native_group_norm max_pool2d_with_indices avg_pool2d"
+        " _log_softmax _softmax nll_loss_forward embedding cat"
+        " _scaled_dot_product_flash_attention_for_cpu mkldnn_rnn_layer mkldnn_rnn_layer_backward"
+        " bmm view relu add_ _fused_adam_ native_dropout"
     ).split():
         assert f"aten.{packet}" in found
     assert len(pointwise.UNARY) > 30
@@ -495,6 +628,7 @@ def test_cases_come_evenly_and_in_no_step_with_a_coordinate(n: int, which: int) 
     assert set(cases) == set(range(n))
     for case in range(n):
         assert abs(cases.count(case) - 1000 / n) < 12
-        # the base-n coordinate of the points of one case fills the whole interval: its mean is a half, not (case + 1/2) / n
+        # the base-n coordinate of the points of one case fills the whole interval: its mean is a
+        # half, not (case + 1/2) / n
         own = [halton(index + 1, n) for index in range(1000) if cases[index] == case]
         assert abs(sum(own) / len(own) - 0.5) < 0.05

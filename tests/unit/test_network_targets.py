@@ -1,4 +1,5 @@
 """The short names' builders keep the contract of targets, on real and on fake tensors."""
+
 from __future__ import annotations
 
 import importlib
@@ -9,7 +10,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from networks.targets import SHORT_NAMES
 
-NAMES = {"mlp", "lenet", "cnn-small", "cnn-medium", "cnn-large", "fc4096", "dlrm-bottom", "dlrm-top"}
+NAMES = {
+    "mlp",
+    "lenet",
+    "cnn-small",
+    "cnn-medium",
+    "cnn-large",
+    "fc4096",
+    "dlrm-bottom",
+    "dlrm-top",
+}
 
 
 def builder(name: str):
@@ -42,7 +52,9 @@ def test_builder_on_real_tensors(name, batch_size):
     assert all(x.shape[0] == batch_size and x.dtype == torch.float32 for x in inputs)
     assert type(optimizer) is torch.optim.SGD
     assert optimizer.defaults["lr"] == 0.01
-    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in model.parameters()}
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
+        id(p) for p in model.parameters()
+    }
     before = [p.detach().clone() for p in model.parameters()]
     value = step(built)
     assert value.shape == ()

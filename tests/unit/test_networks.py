@@ -1,4 +1,5 @@
 """The networks are those of the papers: counts, shapes, activations, and that they learn."""
+
 from __future__ import annotations
 
 import ast
@@ -20,7 +21,13 @@ PARAMETERS = {
     "cnn-large": 383_160,
     "fc4096": 4096 * 4096 + 4096,
     "dlrm-bottom": (13 * 512 + 512) + (512 * 256 + 256) + (256 * 128 + 128),
-    "dlrm-top": (479 * 1024 + 1024) + (1024 * 1024 + 1024) + (1024 * 512 + 512) + (512 * 256 + 256) + (256 + 1),
+    "dlrm-top": (
+        (479 * 1024 + 1024)
+        + (1024 * 1024 + 1024)
+        + (1024 * 512 + 512)
+        + (512 * 256 + 256)
+        + (256 + 1)
+    ),
 }
 # forward, convolutions and fully connected layers, 2 FLOP a multiply-add
 FLOPS = {
@@ -40,7 +47,9 @@ each_network = pytest.mark.parametrize("network", NETWORKS.values(), ids=list(NE
 
 def batch(network: Network, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(size, *network.input_shape)
-    return x, network.make_wanted(torch.randint(0, N_CLASSES, (size,)) if network.reads_digits else x)
+    return x, network.make_wanted(
+        torch.randint(0, N_CLASSES, (size,)) if network.reads_digits else x
+    )
 
 
 @each_network
@@ -69,7 +78,11 @@ def test_output_shape_and_gradients(network):
         assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("network", [n for n in NETWORKS.values() if n.name != "cnn-large"], ids=[n for n in NETWORKS if n != "cnn-large"])
+@pytest.mark.parametrize(
+    "network",
+    [n for n in NETWORKS.values() if n.name != "cnn-large"],
+    ids=[n for n in NETWORKS if n != "cnn-large"],
+)
 def test_loss_of_a_batch_goes_down(network):
     torch.manual_seed(0)
     model = network.build()
@@ -87,12 +100,16 @@ def test_loss_of_a_batch_goes_down(network):
 
 def test_scaled_tanh():
     x = torch.tensor([-1e3, 0.0, 1.0, 1e3])
-    # LeCun's constants make it pass through about +-1 at +-1: 1.7159 tanh(2/3) = 1.7159 * 0.582783 = 0.99999; it saturates at 1.7159
-    torch.testing.assert_close(ScaledTanh()(x), torch.tensor([-1.7159, 0.0, 1.0, 1.7159]), atol=2e-5, rtol=0)
+    # LeCun's constants make it pass through about +-1 at +-1: 1.7159 tanh(2/3) = 1.7159 * 0.582783
+    # = 0.99999; it saturates at 1.7159
+    torch.testing.assert_close(
+        ScaledTanh()(x), torch.tensor([-1.7159, 0.0, 1.0, 1.7159]), atol=2e-5, rtol=0
+    )
 
 
 def test_feature_maps_of_the_phi_networks():
-    # height x width x maps after each convolution and pooling: 29 - 4 + 1 = 26, pooled by 2: 13, 13 - 5 + 1 = 9, by 3: 3; large 26, 22, 11, 6, 3
+    # height x width x maps after each convolution and pooling: 29 - 4 + 1 = 26, pooled by 2: 13, 13
+    # - 5 + 1 = 9, by 3: 3; large 26, 22, 11, 6, 3
     maps = {}
     for name, net in (("small", small()), ("medium", medium()), ("large", large())):
         x, seen = torch.zeros(1, 1, 29, 29), []
@@ -113,7 +130,12 @@ def test_right_answers_are_counted():
     scores[0, 3] = scores[1, 2] = scores[2, 9] = 1.0
     assert mlp.count_right(scores, mlp.make_wanted(labels)) == 2
     assert lenet.count_right(scores, lenet.make_wanted(labels)) == 2
-    assert clicks.count_right(torch.tensor([[2.0], [-1.0], [3.0]]), torch.tensor([[1.0], [1.0], [1.0]])) == 2
+    assert (
+        clicks.count_right(
+            torch.tensor([[2.0], [-1.0], [3.0]]), torch.tensor([[1.0], [1.0], [1.0]])
+        )
+        == 2
+    )
     assert mlp.make_wanted(labels).tolist()[1] == [0, 1] + 8 * [0]
 
 

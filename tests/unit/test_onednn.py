@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from dlperf.core.trace import Op
+from dlperf.microbench.conv import backward_of, convolution, output_size
 from dlperf.predictors.onednn import Convolution, Window, scratch, ways_of
-from dlperf.trace import Op
-from microbench.conv import backward_of, convolution, output_size
 
 RUN = """
 import json, sys, torch
@@ -35,27 +35,62 @@ def cases(count: int) -> list[dict[str, Any]]:
     dice = random.Random(7)
     found: list[dict[str, Any]] = []
     while len(found) < count:
-        d, kind = dice.choice((1, 2, 2, 2, 3)), dice.choice(("dense", "grouped", "depthwise", "transposed"))
+        d, kind = (
+            dice.choice((1, 2, 2, 2, 3)),
+            dice.choice(("dense", "grouped", "depthwise", "transposed")),
+        )
         groups = 1 if kind in ("dense", "transposed") else dice.choice((2, 4, 8, 32))
         widths = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
-        c_in = groups * dice.choice({"depthwise": (1,), "grouped": (3, 4, 6, 8, 12, 16)}.get(kind, widths))
-        c_out = c_in * dice.choice((1, 1, 2)) if kind == "depthwise" else groups * dice.choice(widths if kind == "transposed" else (4, 8, 16, 20, 32))
-        side, stride, dilation = dice.choice((1, 2, 3, 3, 3, 5, 7) if d < 3 else (3,)), dice.choice((1, 1, 2)), dice.choice((1, 1, 2))
+        c_in = groups * dice.choice(
+            {"depthwise": (1,), "grouped": (3, 4, 6, 8, 12, 16)}.get(kind, widths)
+        )
+        c_out = (
+            c_in * dice.choice((1, 1, 2))
+            if kind == "depthwise"
+            else groups * dice.choice(widths if kind == "transposed" else (4, 8, 16, 20, 32))
+        )
+        side, stride, dilation = (
+            dice.choice((1, 2, 3, 3, 3, 5, 7) if d < 3 else (3,)),
+            dice.choice((1, 1, 2)),
+            dice.choice((1, 1, 2)),
+        )
         padding = dice.choice((0, side // 2, dilation * (side // 2), side - 1))
-        size, kernel = (dice.choice((9, 14, 20)) if d < 3 else dice.choice((2, 7)), *(dice.choice((9, 14, 20)) if d < 3 else 7,) * (d - 1)), (side,) * d
-        if (side == 1 and (padding or dilation > 1)) or (kind == "transposed" and (dilation > 1 or padding > side // 2)):
+        size, kernel = (
+            (
+                dice.choice((9, 14, 20)) if d < 3 else dice.choice((2, 7)),
+                *(dice.choice((9, 14, 20)) if d < 3 else 7,) * (d - 1),
+            ),
+            (side,) * d,
+        )
+        if (side == 1 and (padding or dilation > 1)) or (
+            kind == "transposed" and (dilation > 1 or padding > side // 2)
+        ):
             continue
         if min(output_size(size, kernel, stride, padding, kind == "transposed", dilation)) < 1:
             continue
-        case = {"transposed": kind == "transposed", "n": 16, "c_in": c_in, "c_out": c_out, "size": size, "kernel": kernel}
-        found.append({**case, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups})
+        case = {
+            "transposed": kind == "transposed",
+            "n": 16,
+            "c_in": c_in,
+            "c_out": c_out,
+            "size": size,
+            "kernel": kernel,
+        }
+        found.append(
+            {**case, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        )
     return found
 
 
 def told(asked: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The implementation of each pass of each case, by oneDNN's own verbose output."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(asked)], env={**os.environ, "ONEDNN_VERBOSE": "1"}, capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", RUN, json.dumps(asked)],
+        env={**os.environ, "ONEDNN_VERBOSE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     found: list[dict[str, str]] = []
     for line in done.stdout.splitlines():
@@ -70,10 +105,15 @@ def told(asked: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 def _word(implementation: str) -> str:
     known = {"gemm": "gemm", "brgconv_strided": "strided", "jit:avx2": "half"}
-    return next((word for part, word in known.items() if part in implementation.replace("avx2+", "")), "own")
+    return next(
+        (word for part, word in known.items() if part in implementation.replace("avx2+", "")), "own"
+    )
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the regimes are those of 512-bit vectors")
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="the regimes are those of 512-bit vectors",
+)
 def test_kernels_are_those_that_onednn_takes() -> None:
     asked = cases(160)
     wrong = []
@@ -83,12 +123,23 @@ def test_kernels_are_those_that_onednn_takes() -> None:
         d, transposed = len(case["size"]), case["transposed"]
         moves = tuple((case[name],) * d for name in ("stride", "padding", "dilation"))
         channels = case["c_in"] // case["groups"], case["c_out"] // case["groups"]
-        after = output_size(case["size"], case["kernel"], case["stride"], case["padding"], transposed, case["dilation"])
+        after = output_size(
+            case["size"],
+            case["kernel"],
+            case["stride"],
+            case["padding"],
+            transposed,
+            case["dilation"],
+        )
         window = Window(case["kernel"], *moves, after if transposed else case["size"])
-        ours = Convolution(*(reversed(channels) if transposed else channels), case["groups"], window)
+        ours = Convolution(
+            *(reversed(channels) if transposed else channels), case["groups"], window
+        )
         ways = {
-            "forward_training": ways_of(transposed, None), "backward_data": ways_of(transposed, (True, False)), "backward_weights": ("weight",),
-        }  # fmt: skip
+            "forward_training": ways_of(transposed, None),
+            "backward_data": ways_of(transposed, (True, False)),
+            "backward_weights": ("weight",),
+        }
         for name, implementation in implementations.items():
             regime = ours.regime(ways[name][0])
             expected = regime if regime in n_seen else "own"
@@ -96,16 +147,21 @@ def test_kernels_are_those_that_onednn_takes() -> None:
             n_transposed += transposed
             if _word(implementation) != expected:
                 wrong.append((name, implementation, expected, case))
-    assert len(wrong) <= 0.01 * sum(n_seen.values()), wrong  # what is left: images smaller than the kernel's reach, two groups of three channels
+    assert len(wrong) <= 0.01 * sum(n_seen.values()), (
+        wrong
+    )  # what is left: images smaller than the kernel's reach, two groups of three channels
     assert min(n_seen.values()) > 10
     assert n_transposed > 60
 
 
 def test_products_need_columns_and_no_blocks() -> None:
-    # a 5x5 depthwise convolution: blocks for the forward and the gradient of the input, one channel's 25 taps at 8 x 8 places for that of the weight
+    # a 5x5 depthwise convolution: blocks for the forward and the gradient of the input, one
+    # channel's 25 taps at 8 x 8 places for that of the weight
     forward = convolution(16, 32, 32, (8, 8), (5, 5), 1, 2, groups=32)
     by_input, by_weight = scratch(backward_of(forward))
     assert len(by_input) == 3
     assert by_weight == (25 * 64 * 4,)
     odd = convolution(16, 12, 12, (8, 8), (3, 3), 1, 1, groups=4)
-    assert scratch(Op(odd.name, odd.args, outputs=backward_of(odd).inputs[:1])) == ((3 * 9 * 64 * 4,),)
+    assert scratch(Op(odd.name, odd.args, outputs=backward_of(odd).inputs[:1])) == (
+        (3 * 9 * 64 * 4,),
+    )

@@ -1,4 +1,7 @@
-"""The time line of a rank: sums that can be done in the head, and every program against small steps of time."""
+"""The time line of a rank: sums that can be done in the head, and every program against small steps
+of time.
+"""
+
 from __future__ import annotations
 
 import random
@@ -6,8 +9,18 @@ import random
 import pytest
 from time_stepping import step_through
 
-from dlperf.errors import DlperfError
-from dlperf.laws.overlap import Collective, Computation, Compute, Launch, Synchronisation, Task, Wait, ddp_program, simulate
+from dlperf.core.errors import DlperfError
+from dlperf.models.overlap import (
+    Collective,
+    Computation,
+    Compute,
+    Launch,
+    Synchronisation,
+    Task,
+    Wait,
+    ddp_program,
+    simulate,
+)
 
 
 def test_a_collective_hides_behind_computing() -> None:
@@ -29,7 +42,12 @@ def test_one_lane_sends_one_after_the_other_and_two_share_the_link() -> None:
 
 
 def test_two_that_wait_for_latency_do_not_disturb_each_other() -> None:
-    program: list[Task] = [Launch(0, Collective(2.0, link_frac=0.5)), Launch(1, Collective(3.0, link_frac=0.5)), Wait(0), Wait(1)]
+    program: list[Task] = [
+        Launch(0, Collective(2.0, link_frac=0.5)),
+        Launch(1, Collective(3.0, link_frac=0.5)),
+        Wait(0),
+        Wait(1),
+    ]
     assert simulate(program, n_lanes=2).total_s == 3.0
 
 
@@ -39,7 +57,8 @@ def test_the_third_waits_for_a_lane() -> None:
 
 
 def test_a_collective_takes_processor_time() -> None:
-    # 2 s long, 0.5 s of processor: computing runs at 3/4 meanwhile. 2 s x 3/4 = 1.5 s are done when it ends, 0.5 s are left: 2.5 s in all
+    # 2 s long, 0.5 s of processor: computing runs at 3/4 meanwhile. 2 s x 3/4 = 1.5 s are done when
+    # it ends, 0.5 s are left: 2.5 s in all
     line = simulate([Launch(0, Collective(2.0, stolen_s=0.5)), Compute(2.0), Wait(0)])
     assert line.total_s == pytest.approx(2.5)
 
@@ -56,13 +75,30 @@ def test_a_collective_is_delayed_only_while_the_rank_computes() -> None:
 
 
 def test_a_link_that_has_rested_spares_the_next_collective() -> None:
-    two = [Launch(0, Collective(2.0, spared_s=1.0)), Wait(0), Compute(0.25), Launch(1, Collective(2.0, spared_s=1.0)), Wait(1)]
-    assert simulate(two, bucket_s=0.75).spans_s == ((0.0, 1.25), (1.5, 3.25))  # all that the bucket holds, and then what it stored meanwhile
-    assert simulate(two, bucket_s=9.0).spans_s == ((0.0, 1.0), (1.25, 2.25))  # no more than a collective can be spared
+    two = [
+        Launch(0, Collective(2.0, spared_s=1.0)),
+        Wait(0),
+        Compute(0.25),
+        Launch(1, Collective(2.0, spared_s=1.0)),
+        Wait(1),
+    ]
+    assert simulate(two, bucket_s=0.75).spans_s == (
+        (0.0, 1.25),
+        (1.5, 3.25),
+    )  # all that the bucket holds, and then what it stored meanwhile
+    assert simulate(two, bucket_s=9.0).spans_s == (
+        (0.0, 1.0),
+        (1.25, 2.25),
+    )  # no more than a collective can be spared
     assert simulate(two, bucket_s=9.0, rested_s=0.5).spans_s == ((0.0, 1.5), (1.75, 3.5))
     assert simulate(two).total_s == 4.25
-    assert simulate([Launch(0, Collective(2.0, 0.25, spared_s=9.0)), Wait(0)], bucket_s=9.0).total_s == 1.5  # what it needs of the link, at most
-    assert simulate([Launch(0, Collective(2.0, spared_s=2.0)), Wait(0)], bucket_s=9.0).spans_s == ((0.0, 0.0),)
+    assert (
+        simulate([Launch(0, Collective(2.0, 0.25, spared_s=9.0)), Wait(0)], bucket_s=9.0).total_s
+        == 1.5
+    )  # what it needs of the link, at most
+    assert simulate([Launch(0, Collective(2.0, spared_s=2.0)), Wait(0)], bucket_s=9.0).spans_s == (
+        (0.0, 0.0),
+    )
 
 
 def test_what_still_runs_at_the_end_delays_nothing() -> None:
@@ -84,13 +120,23 @@ def test_a_collective_of_negative_time() -> None:
         Collective(1.0, stolen_s=-1)
 
 
-STEP = Computation(1.0, ((1.0, 2), (2.0, 1), (4.0, 0)), 5.0, 0.5, copy_in_s=(0.1, 0.1, 0.1), copy_out_s=(0.2, 0.2, 0.2), hook_s=0.01, sync_s=0.03)
+STEP = Computation(
+    1.0,
+    ((1.0, 2), (2.0, 1), (4.0, 0)),
+    5.0,
+    0.5,
+    copy_in_s=(0.1, 0.1, 0.1),
+    copy_out_s=(0.2, 0.2, 0.2),
+    hook_s=0.01,
+    sync_s=0.03,
+)
 
 
 def test_a_step_of_ddp_in_the_head() -> None:
     sync = Synchronisation(((2, 1), (0,)), (Collective(3.0, 0.0), Collective(1.0, 0.0)))
     line = simulate(ddp_program(STEP, sync))
-    # begins at 0.03; forward until 1.03; two gradients after 2 s with two copies and hooks: 3.25; the third after 2 s more: 5.36; end of backward 6.36
+    # begins at 0.03; forward until 1.03; two gradients after 2 s with two copies and hooks: 3.25;
+    # the third after 2 s more: 5.36; end of backward 6.36
     assert line.spans_s == (pytest.approx((3.25, 6.25)), pytest.approx((5.36, 6.36)))
     # the first bucket has arrived, 0.4 s of copying; the second too, 0.2 s; optimizer 0.5 s
     assert line.total_s == pytest.approx(6.36 + 0.4 + 0.2 + 0.5)
@@ -107,28 +153,43 @@ def test_buckets_are_launched_in_order_even_if_a_later_one_is_full_first() -> No
 def test_copying_out_one_bucket_hides_the_next() -> None:
     step = Computation(0.0, ((1.0, 0), (1.0, 1)), 1.0, 0.0, copy_out_s=(2.0, 0.0))
     sync = Synchronisation(((0,), (1,)), (Collective(1.0), Collective(1.0)))
-    assert simulate(ddp_program(step, sync), n_lanes=1).total_s == 4.0  # 1 + 1, then 2 s of copying during which the second ends
+    assert (
+        simulate(ddp_program(step, sync), n_lanes=1).total_s == 4.0
+    )  # 1 + 1, then 2 s of copying during which the second ends
 
 
 def test_buffers_are_waited_for_before_the_forward() -> None:
-    sync = Synchronisation(((2, 1, 0),), (Collective(0.0),), buffers=(Collective(0.7),), buffer_copies_s=0.1)
+    sync = Synchronisation(
+        ((2, 1, 0),), (Collective(0.0),), buffers=(Collective(0.7),), buffer_copies_s=0.1
+    )
     without = Synchronisation(((2, 1, 0),), (Collective(0.0),))
-    assert simulate(ddp_program(STEP, sync)).total_s == pytest.approx(simulate(ddp_program(STEP, without)).total_s + 0.8)
+    assert simulate(ddp_program(STEP, sync)).total_s == pytest.approx(
+        simulate(ddp_program(STEP, without)).total_s + 0.8
+    )
 
 
 def test_nothing_overlaps_in_the_first_step_of_a_static_graph() -> None:
-    sync = Synchronisation(((2, 1), (0,)), (Collective(1.0), Collective(1.0)), closing=(Collective(0.5, 0.0),), delayed=True)
+    sync = Synchronisation(
+        ((2, 1), (0,)),
+        (Collective(1.0), Collective(1.0)),
+        closing=(Collective(0.5, 0.0),),
+        delayed=True,
+    )
     spans = simulate(ddp_program(STEP, sync), n_lanes=1).spans_s
     assert spans[0][0] == pytest.approx(0.03 + 1 + 5 + 0.22)  # all of the backward, and two copies
 
 
 def test_unused_parameters_are_ready_with_the_first_gradient() -> None:
     sync = Synchronisation(((2, 3), (1, 0)), (Collective(1.0), Collective(1.0)), unused=(3,))
-    assert simulate(ddp_program(STEP, sync)).spans_s[0][0] == pytest.approx(0.03 + 1 + 1 + 0.01 + 0.11)
+    assert simulate(ddp_program(STEP, sync)).spans_s[0][0] == pytest.approx(
+        0.03 + 1 + 1 + 0.01 + 0.11
+    )
 
 
 def test_a_bucket_that_never_fills() -> None:
-    with pytest.raises(DlperfError, match=r"bucket 1 waits for parameters that get no gradient: \[7\]"):
+    with pytest.raises(
+        DlperfError, match=r"bucket 1 waits for parameters that get no gradient: \[7\]"
+    ):
         ddp_program(STEP, Synchronisation(((2, 1, 0), (7,)), (Collective(1.0), Collective(1.0))))
 
 
@@ -140,8 +201,21 @@ def test_against_small_steps_of_time(seed: int) -> None:
     for name in range(n):
         program.append(Compute(draw.choice([0.0, draw.random()])))
         duration = 0.02 + draw.random()
-        program.append(Launch(name, Collective(duration, draw.random(), draw.random() * duration, draw.random() * 0.5, draw.choice([0.0, draw.random()]))))
+        program.append(
+            Launch(
+                name,
+                Collective(
+                    duration,
+                    draw.random(),
+                    draw.random() * duration,
+                    draw.random() * 0.5,
+                    draw.choice([0.0, draw.random()]),
+                ),
+            )
+        )
     for name in range(n):
         program += [Wait(name), Compute(0.2 * draw.random())]
     lanes, bucket_s, dt = draw.randint(1, 3), draw.choice([0.0, 0.3]), 1e-4
-    assert simulate(program, lanes, bucket_s).total_s == pytest.approx(step_through(program, lanes, dt, bucket_s), abs=dt * (3 * len(program) + 4))
+    assert simulate(program, lanes, bucket_s).total_s == pytest.approx(
+        step_through(program, lanes, dt, bucket_s), abs=dt * (3 * len(program) + 4)
+    )

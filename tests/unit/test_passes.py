@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microbench.network.passes import Passes
+from dlperf.microbench.network.passes import Passes
 
 
 def passes(*series: tuple[float, ...]) -> Passes[str]:
@@ -26,7 +26,13 @@ def test_a_slowed_pass_does_not_count_whichever_it_is() -> None:
 
 def test_one_slow_sample_is_part_of_a_pass() -> None:
     # a link loses a packet now and then: that belongs to its times
-    assert passes((1.0, 1.1, 9.0), (1.0, 1.2)).samples()["all_reduce"].values == (1.0, 1.1, 9.0, 1.0, 1.2)
+    assert passes((1.0, 1.1, 9.0), (1.0, 1.2)).samples()["all_reduce"].values == (
+        1.0,
+        1.1,
+        9.0,
+        1.0,
+        1.2,
+    )
 
 
 def test_a_measurement_that_a_pass_had_no_time_for() -> None:

@@ -1,4 +1,6 @@
-"""Prices of small and large operators where a family was measured at few sizes: what a call takes, and work at the slowness that was measured."""
+"""Prices of small and large operators where a family was measured at few sizes: what a call takes,
+and work at the slowness that was measured.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ import numpy as np
 import pytest
 from calibrated_cases import CALL_S, ELEMENTS_PER_S, MIB, T, machine, relu, relu_s
 
-from dlperf.clock import Samples
-from dlperf.machine import Kernel
-from dlperf.predictors.book import Book
-from dlperf.predictors.surface import Surface
-from dlperf.trace import Op
+from dlperf.core.clock import Samples
+from dlperf.core.machine import Kernel
+from dlperf.core.trace import Op
+from dlperf.predictors.kernel_cost_model import Book
+from dlperf.predictors.kernel_model import Surface
 
 
 def gradient(n: int) -> Op:
@@ -32,7 +34,9 @@ def price(book: Book, op: Op) -> float:
 
 @pytest.mark.parametrize("n_points", [1, 3, 6])
 def test_what_was_measured_at_one_size_alone_is_not_priced_flat_below_it(n_points: int) -> None:
-    """A ReLU's gradient of a million elements takes 200 us: one of 64 elements is a call, however many points of about that size there are."""
+    """A ReLU's gradient of a million elements takes 200 us: one of 64 elements is a call, however
+    many points of about that size there are.
+    """
     sizes = [MIB + 4096 * place for place in range(n_points)]
     book = book_with(sizes, [2e-4 * n / MIB for n in sizes])
     for n in (1, 64, 4096, 2**16):
@@ -42,15 +46,35 @@ def test_what_was_measured_at_one_size_alone_is_not_priced_flat_below_it(n_point
 
 
 def test_what_was_measured_at_tiny_sizes_alone_says_nothing_of_large_ones() -> None:
-    """A noisy tiny kernel must not be multiplied: a relative's curve over the whole range speaks for large ones."""
-    sums = tuple(Kernel(Op("aten.add.Tensor", (T(n), T(n))), "pointwise", 1, Samples((relu_s(n),))) for n in (64, 4096, MIB))
-    book = Book(machine(extra=(*sums, *(Kernel(gradient(n), "pointwise", 1, Samples((n * 5e-8,))) for n in (64, 100, 160)))), 1)
-    assert price(book, gradient(MIB)) == pytest.approx(relu_s(MIB), rel=0.1)  # as a sum, not 50 ns an element
+    """A noisy tiny kernel must not be multiplied: a relative's curve over the whole range speaks
+    for large ones.
+    """
+    sums = tuple(
+        Kernel(Op("aten.add.Tensor", (T(n), T(n))), "pointwise", 1, Samples((relu_s(n),)))
+        for n in (64, 4096, MIB)
+    )
+    book = Book(
+        machine(
+            extra=(
+                *sums,
+                *(
+                    Kernel(gradient(n), "pointwise", 1, Samples((n * 5e-8,)))
+                    for n in (64, 100, 160)
+                ),
+            )
+        ),
+        1,
+    )
+    assert price(book, gradient(MIB)) == pytest.approx(
+        relu_s(MIB), rel=0.1
+    )  # as a sum, not 50 ns an element
     assert price(book, gradient(100)) == pytest.approx(5e-6, rel=0.4)
 
 
 def test_no_price_is_above_the_law_at_the_slowness_that_was_measured() -> None:
-    """Random points with noise, asked for anywhere: at most what the terms say times the largest residual."""
+    """Random points with noise, asked for anywhere: at most what the terms say times the largest
+    residual.
+    """
     generator = np.random.default_rng(5)
     for _ in range(20):
         n = 2.0 ** generator.uniform(6, 22, 9)
@@ -74,7 +98,9 @@ def test_a_call_is_bounded_by_the_shortest_kernel_and_work_carries_the_rest() ->
 
 
 def test_a_whole_curve_is_what_it_was() -> None:
-    book = book_with([64, 1024, 2**15, MIB], [CALL_S + n / ELEMENTS_PER_S for n in (64, 1024, 2**15, MIB)])
+    book = book_with(
+        [64, 1024, 2**15, MIB], [CALL_S + n / ELEMENTS_PER_S for n in (64, 1024, 2**15, MIB)]
+    )
     for n in (64, 500, 9000, 2**18, 4 * MIB):
         assert price(book, gradient(n)) == pytest.approx(CALL_S + n / ELEMENTS_PER_S, rel=0.02)
         assert price(book, relu(n)) == pytest.approx(CALL_S + n / ELEMENTS_PER_S, rel=0.02)

@@ -1,4 +1,5 @@
 """Messages between two processes, message counts from placements, and the choice of a backend."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message_simulation import Link, Program, Rank, Vector, simulate
 
-from dlperf.errors import DlperfError
-from dlperf.laws import backends, gloo, placement
-from dlperf.laws import point_to_point as law
-from dlperf.laws.collectives import recursive_doubling_all_reduce_s
+from dlperf.core.errors import DlperfError
+from dlperf.models import backends, gloo, placement
+from dlperf.models import point_to_point as law
+from dlperf.models.collectives import recursive_doubling_all_reduce_s
 
 
 def train(n_messages: int) -> Callable[[Rank, Vector], Program]:
@@ -29,19 +30,34 @@ def test_messages_as_sent() -> None:
     alone, _ = simulate(train(1), [vector, vector], Link(2.0, 0.01))
     assert law.postal_s(96, 2.0, 0.01) == pytest.approx(alone) == pytest.approx(2.96)
     three, _ = simulate(train(3), [vector, vector], Link(2.0, 0.01, latency_on_port=False))
-    # LogGP with no overhead, a gap of one byte's time between messages: 95 + 96 + 96 byte times and the latency
+    # LogGP with no overhead, a gap of one byte's time between messages: 95 + 96 + 96 byte times and
+    # the latency
     assert law.loggp_s(96, 2.0, 0.0, 0.01, gap_s=0.01, n_messages=3) + 0.01 == pytest.approx(three)
 
 
 def test_max_rate_contains_the_others() -> None:
     n_bytes = np.array([0.0, 1e3, 1e6])
-    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 5e8) == pytest.approx(law.postal_s(n_bytes, 1e-6, 1e-9))
-    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 0.0, 4) == pytest.approx(law.max_rate_short_s(n_bytes, 1e-6, 1e-9, 4))
-    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 1e9, 4) == pytest.approx(law.postal_s(n_bytes, 1e-6, 1e-9))  # no sharing at all
-    assert law.max_rate_s(1e6, 0.0, 1e9, 1e9, 4, injection_bytes_per_s=2e9) == pytest.approx(4e6 / 2e9)
+    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 5e8) == pytest.approx(
+        law.postal_s(n_bytes, 1e-6, 1e-9)
+    )
+    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 0.0, 4) == pytest.approx(
+        law.max_rate_short_s(n_bytes, 1e-6, 1e-9, 4)
+    )
+    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 1e9, 4) == pytest.approx(
+        law.postal_s(n_bytes, 1e-6, 1e-9)
+    )  # no sharing at all
+    assert law.max_rate_s(1e6, 0.0, 1e9, 1e9, 4, injection_bytes_per_s=2e9) == pytest.approx(
+        4e6 / 2e9
+    )
 
 
-@given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1), st.floats(0, 1e-3), st.floats(1, 64))
+@given(
+    st.integers(0, 10**9),
+    st.integers(0, 10**9),
+    st.floats(0, 1),
+    st.floats(0, 1e-3),
+    st.floats(1, 64),
+)
 def test_properties(size: int, more: int, latency_s: float, s_per_byte: float, k: float) -> None:
     rate = 1 / max(s_per_byte, 1e-12)
     for of in (
@@ -52,22 +68,39 @@ def test_properties(size: int, more: int, latency_s: float, s_per_byte: float, k
     ):
         assert of(0) == latency_s
         assert of(size) <= of(size + more)
-    assert law.max_rate_s(size, latency_s, rate, rate / 2, k) <= law.max_rate_s(size, latency_s, rate, rate / 2, k + 1) * (1 + 1e-12)
+    assert law.max_rate_s(size, latency_s, rate, rate / 2, k) <= law.max_rate_s(
+        size, latency_s, rate, rate / 2, k + 1
+    ) * (1 + 1e-12)
 
 
 def test_counts_by_hand() -> None:
-    messages = [(sender, receiver) for sender in range(4) for receiver in range(4) if sender != receiver]
-    assert placement.count_messages(messages, [0, 0, 1, 1]) == placement.MessageCounts(4, 6, 2)  # 2 ranks x 2 of 3 leave
-    assert placement.count_messages(messages, ["a", "b", "a", "b"]).k == pytest.approx(4 / 6 * 2)  # names for nodes
+    messages = [
+        (sender, receiver) for sender in range(4) for receiver in range(4) if sender != receiver
+    ]
+    assert placement.count_messages(messages, [0, 0, 1, 1]) == placement.MessageCounts(
+        4, 6, 2
+    )  # 2 ranks x 2 of 3 leave
+    assert placement.count_messages(messages, ["a", "b", "a", "b"]).k == pytest.approx(
+        4 / 6 * 2
+    )  # names for nodes
     assert placement.count_messages(messages, [0] * 4).k == 0
     assert placement.count_messages([], [0, 1]) == placement.MessageCounts(0, 0, 0)
     assert placement.count_messages([], [0, 1]).k == 0
-    assert placement.count_messages(placement.ring(8), placement.blocks(8, 4)) == placement.MessageCounts(1, 4, 4)
+    assert placement.count_messages(
+        placement.ring(8), placement.blocks(8, 4)
+    ) == placement.MessageCounts(1, 4, 4)
     assert len(placement.ring(1)) == 0
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.booleans(), st.booleans(), st.integers(1, 6))
-def test_counts_against_counting(shape: list[int], periodic: bool, corners: bool, per_node: int) -> None:
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 6),
+)
+def test_counts_against_counting(
+    shape: list[int], periodic: bool, corners: bool, per_node: int
+) -> None:
     found = placement.halo(shape, periodic, corners).tolist()
     assert sorted(found) == sorted([b, a] for a, b in found)  # neighbours send to each other
     nodes = placement.blocks(int(np.prod(shape)), per_node)
@@ -79,14 +112,26 @@ def test_counts_against_counting(shape: list[int], periodic: bool, corners: bool
 
 def test_backends() -> None:
     link = backends.LinkParameters(1e-4, 8e-9, 1e-10, 5e-5)
-    assert backends.collective_s("all_reduce", 2**22, 4, link) == gloo.all_reduce_s(2**22, 4, 1e-4, 8e-9, 1e-10, 5e-5)
+    assert backends.collective_s("all_reduce", 2**22, 4, link) == gloo.all_reduce_s(
+        2**22, 4, 1e-4, 8e-9, 1e-10, 5e-5
+    )
     expected = recursive_doubling_all_reduce_s(2**22, 4, 1e-4, 8e-9, 1e-10)
-    assert backends.collective_s("all_reduce", 2**22, 4, link, "textbook", "recursive_doubling") == expected
+    assert (
+        backends.collective_s("all_reduce", 2**22, 4, link, "textbook", "recursive_doubling")
+        == expected
+    )
     for backend in ("gloo", "textbook"):
         for kind in backends.KINDS:
             for algorithm in backends.algorithms(kind, backend):
                 assert backends.collective_s(kind, 1000, 1, link, backend, algorithm) == 0
-                assert np.all(np.diff(backends.collective_s(kind, np.array([1e3, 1e6]), 4, link, backend, algorithm)) > 0)
+                assert np.all(
+                    np.diff(
+                        backends.collective_s(
+                            kind, np.array([1e3, 1e6]), 4, link, backend, algorithm
+                        )
+                    )
+                    > 0
+                )
     assert backends.algorithms("all_reduce", "nccl") == ("ring", "tree")
 
 
@@ -103,10 +148,24 @@ def test_backends() -> None:
         (lambda: placement.blocks(0, 1), "n_ranks is 0"),
         (lambda: placement.halo((2, 0)), r"shape is \(2, 0\)"),
         (lambda: placement.count_messages([(0, 2)], [0, 1]), "rank 2 sends or receives"),
-        (lambda: backends.collective_s("scan", 1, 1, backends.LinkParameters(0, 0)), "collective 'scan' is unknown"),
-        (lambda: backends.collective_s("broadcast", 1, 1, backends.LinkParameters(0, 0), "mpi"), "backend 'mpi' is unknown"),
-        (lambda: backends.collective_s("broadcast", 1, 1, backends.LinkParameters(0, 0), "gloo", "ring"), "gloo has no broadcast by 'ring'"),
-        (lambda: backends.collective_s("broadcast", 1, 1, backends.LinkParameters(0, 0), "nccl"), "use dlperf.laws.nccl.collective_s"),
+        (
+            lambda: backends.collective_s("scan", 1, 1, backends.LinkParameters(0, 0)),
+            "collective 'scan' is unknown",
+        ),
+        (
+            lambda: backends.collective_s("broadcast", 1, 1, backends.LinkParameters(0, 0), "mpi"),
+            "backend 'mpi' is unknown",
+        ),
+        (
+            lambda: backends.collective_s(
+                "broadcast", 1, 1, backends.LinkParameters(0, 0), "gloo", "ring"
+            ),
+            "gloo has no broadcast by 'ring'",
+        ),
+        (
+            lambda: backends.collective_s("broadcast", 1, 1, backends.LinkParameters(0, 0), "nccl"),
+            "use dlperf.models.nccl.collective_s",
+        ),
         (lambda: backends.LinkParameters(-1, 0), "latency_s is -1"),
     ],
 )

@@ -1,9 +1,10 @@
 """Progress where there is no terminal, with a clock in the hand."""
+
 from __future__ import annotations
 
 import pytest
 
-from microbench.progress import Lines, progress_of
+from dlperf.microbench.progress import Lines, progress_of
 
 
 def test_lines_are_told_at_once_and_then_every_ten_seconds() -> None:

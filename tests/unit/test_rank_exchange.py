@@ -1,4 +1,5 @@
 """Where rank 0 listens for the other ranks' findings when no launcher has a store for them."""
+
 from __future__ import annotations
 
 import socket
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from dlperf.runner import exchange
-from dlperf.runner.exchange import Exchange, World
+from dlperf.runner import rendezvous
+from dlperf.runner.rendezvous import Exchange, World
 
 
 def listeners(port: int) -> list[str]:
@@ -46,7 +47,7 @@ def test_a_wider_listener_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(exchange, "_is_loopback", lambda address: False)
+    monkeypatch.setattr(rendezvous, "_is_loopback", lambda address: False)
     rank = Exchange(World(0, 2))
     rank._agree(HashStore())
     assert rank._address is not None
@@ -55,8 +56,8 @@ def test_a_wider_listener_is_named(
 
 
 def test_a_host_that_is_not_this_one() -> None:
-    with exchange._listen("192.0.2.1") as listener:  # an address for documentation, nobody's
+    with rendezvous._listen("192.0.2.1") as listener:  # an address for documentation, nobody's
         assert listener.getsockname()[0] == "0.0.0.0"
-        assert not exchange._is_loopback("0.0.0.0")
+        assert not rendezvous._is_loopback("0.0.0.0")
         with socket.create_connection(("127.0.0.1", listener.getsockname()[1]), 5):
             pass

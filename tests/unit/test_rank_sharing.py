@@ -1,4 +1,6 @@
-"""What ranks of one computer cost one another, measured by a made-up team whose clock passes in calls alone."""
+"""What ranks of one computer cost one another, measured by a made-up team whose clock passes in
+calls alone.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from dlperf.clock import Clock, Samples
-from dlperf.cluster import Cluster, Rank
-from dlperf.machine import Cpu
-from dlperf.sharing import Sharing
-from microbench.budget import Budget
-from microbench.network import suite
-from microbench.network.sharing import LEAST_ROUNDS, MOST_ROUNDS, measure_sharings, sharing_ranks
+from dlperf.core.clock import Clock, Samples
+from dlperf.core.cluster import Cluster, Rank
+from dlperf.core.co_run import Sharing
+from dlperf.core.machine import Cpu
+from dlperf.microbench.budget import Budget
+from dlperf.microbench.network import suite
+from dlperf.microbench.network.co_run import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    measure_sharings,
+    sharing_ranks,
+)
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 0, 0))
 WORKS = ["compute", "L1", "DRAM", "overhead", "page-faults"]
@@ -33,12 +40,26 @@ class Steps:
 
 
 class Team:
-    """Rank 0 of two on one computer (and one elsewhere): a call takes 1 ms alone; beside the other, 1.5 ms here and 2.5 ms there."""
+    """Rank 0 of two on one computer (and one elsewhere): a call takes 1 ms alone; beside the other,
+    1.5 ms here and 2.5 ms there.
+    """
 
     def __init__(self, other_works: list[str] | None = None, backend: str = "gloo") -> None:
-        self.rank, self.n_ranks, self.everyone, self.watch, self.backend = 0, 3, None, Steps(), backend
+        self.rank, self.n_ranks, self.everyone, self.watch, self.backend = (
+            0,
+            3,
+            None,
+            Steps(),
+            backend,
+        )
         self.places = (Rank("a", 0, "one"), Rank("b", 0, "two"), Rank("c", 0, "one"))
-        self.other_works, self.time, self.n_calls, self.n_waits, self.calls_alone = other_works, 0.0, 0, 0, []  # type: ignore[var-annotated]
+        self.other_works, self.time, self.n_calls, self.n_waits, self.calls_alone = (
+            other_works,
+            0.0,
+            0,
+            0,
+            [],
+        )  # type: ignore[var-annotated]
 
     def now(self) -> float:
         return self.time
@@ -69,39 +90,54 @@ def make(team: Team) -> Callable[[str, Cpu, int, int], Callable[[], object]]:
 
 
 def measured(team: Team, budget_s: float = 0.0) -> list[Sharing]:
-    return measure_sharings(team, "quick", Budget(budget_s, team.now), CPU, make(team), Clock(team.now, lambda: 0))  # type: ignore[arg-type]
+    return measure_sharings(
+        team, "quick", Budget(budget_s, team.now), CPU, make(team), Clock(team.now, lambda: 0)
+    )  # type: ignore[arg-type]
 
 
 def test_the_ranks_of_the_fullest_computer_count() -> None:
     team = Team()
     found = measured(team)
-    assert [(sharing.work, sharing.workers) for sharing in found] == [(work, 2) for work in WORKS]  # the third rank has a computer of its own
+    assert [(sharing.work, sharing.workers) for sharing in found] == [
+        (work, 2) for work in WORKS
+    ]  # the third rank has a computer of its own
     for sharing in found:
         assert sharing.alone.values == pytest.approx((ALONE_S,) * LEAST_ROUNDS["quick"])
-        assert sharing.samples.values == pytest.approx(((BESIDE_S + OTHER_BESIDE_S) / 2,) * LEAST_ROUNDS["quick"])
+        assert sharing.samples.values == pytest.approx(
+            ((BESIDE_S + OTHER_BESIDE_S) / 2,) * LEAST_ROUNDS["quick"]
+        )
         assert sharing.slowdown == pytest.approx(2.0)
     assert sharing_ranks(["a", "b", "b"]) == (1, 2)
-    assert "DRAM by 2 ranks of one computer at once" in team.watch.steps  # what a rank that hangs is found in
+    assert (
+        "DRAM by 2 ranks of one computer at once" in team.watch.steps
+    )  # what a rank that hangs is found in
 
 
 def test_ranks_are_alone_in_turns() -> None:
     team = Team()
     measured(team)
-    here = [n_calls > 0 for n_calls in team.calls_alone]  # five kinds of work a round: rank 0's turn, rank 2's, rank 0's
+    here = [
+        n_calls > 0 for n_calls in team.calls_alone
+    ]  # five kinds of work a round: rank 0's turn, rank 2's, rank 0's
     assert here == [True] * len(WORKS) + [False] * len(WORKS) + [True] * len(WORKS)
 
 
 def test_rounds_fill_the_budget() -> None:
     assert {len(sharing.samples.values) for sharing in measured(Team(), 1e6)} == {MOST_ROUNDS}
-    # five kinds, each 0.05 s beside and in every other round 0.05 s alone: 0.5 s, 0.25 s, 0.5 s, ...; the fifth round begins after 1.5 s
+    # five kinds, each 0.05 s beside and in every other round 0.05 s alone: 0.5 s, 0.25 s, 0.5 s,
+    # ...; the fifth round begins after 1.5 s
     assert {len(sharing.samples.values) for sharing in measured(Team(), 1.6)} == {5}
 
 
 def test_only_what_all_processors_have_is_measured() -> None:
-    assert [sharing.work for sharing in measured(Team([work for work in WORKS if work != "L1"]))] == [work for work in WORKS if work != "L1"]
+    assert [
+        sharing.work for sharing in measured(Team([work for work in WORKS if work != "L1"]))
+    ] == [work for work in WORKS if work != "L1"]
 
 
-def test_ranks_apart_on_gpus_or_of_several_threads_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_apart_on_gpus_or_of_several_threads_measure_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sharing = Sharing("compute", 2, Samples((2.0,)), Samples((1.0,)))
     monkeypatch.setattr(suite, "measure_sharings", lambda *_: [sharing])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

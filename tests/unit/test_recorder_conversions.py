@@ -1,4 +1,5 @@
 """Builders that convert their model (``.to``, ``.double()``) stay under fake tensors."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf import recorder, targets
+from dlperf.recorder import recording, targets
 
 BUILDER = """
 import torch
@@ -32,12 +33,20 @@ def net(batch_size):
 
 @pytest.mark.parametrize(
     ("conversion", "dtype"),
-    [('.to("cpu")', "float32"), (".to(torch.bfloat16)", "bfloat16"), (".double()", "float64"), (".double().float()", "float32"), (".eval()", "float32")],
+    [
+        ('.to("cpu")', "float32"),
+        (".to(torch.bfloat16)", "bfloat16"),
+        (".double()", "float64"),
+        (".double().float()", "float32"),
+        (".eval()", "float32"),
+    ],
 )
-def test_converted_models_are_recorded_on_fake_tensors(tmp_path: Path, conversion: str, dtype: str) -> None:
+def test_converted_models_are_recorded_on_fake_tensors(
+    tmp_path: Path, conversion: str, dtype: str
+) -> None:
     file = tmp_path / "net.py"
     file.write_text(BUILDER.replace("{conversion}", conversion))
-    trace = recorder.record_target(targets.resolve(f"{file}:net", 4))
+    trace = recording.record_target(targets.resolve(f"{file}:net", 4))
     assert trace.recorded_on == "fake tensors"
     assert {spec.dtype for layer in trace.layers for _, spec in layer.parameters} == {dtype}
     assert trace.n_parameters == 8 * 8 + 8 + 8  # the weight once: it is tied
@@ -47,6 +56,6 @@ def test_conversion_is_torchs_own_again_afterwards(tmp_path: Path) -> None:
     before: Callable[..., nn.Module] = nn.Module._apply
     file = tmp_path / "net.py"
     file.write_text(BUILDER.replace("{conversion}", ".double()"))
-    recorder.record_target(targets.resolve(f"{file}:net", 4))
+    recording.record_target(targets.resolve(f"{file}:net", 4))
     assert nn.Module._apply is before
     assert nn.Linear(2, 2).to(torch.float64).weight.dtype == torch.float64

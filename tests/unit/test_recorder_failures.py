@@ -1,4 +1,7 @@
-"""What goes wrong becomes one line, in the process that asked: no abort, no modes or hooks left behind."""
+"""What goes wrong becomes one line, in the process that asked: no abort, no modes or hooks left
+behind.
+"""
+
 from __future__ import annotations
 
 import random
@@ -12,15 +15,15 @@ from recorder_zoo import mean
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.recorder import record
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.recorder.recording import record
 
 PREAMBLE = """
 import os, signal, sys, threading, time
 import torch
 from torch import nn
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.recorder import record
+from dlperf.core.errors import DlperfError; from dlperf.core.errors import WorkFailed
+from dlperf.recorder.recording import record
 
 class Bad(torch.autograd.Function):
     @staticmethod
@@ -63,21 +66,40 @@ def attempt(model, loss=None, optimizer=None):
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PREAMBLE + textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 RAISES = {
-    "attempt(Model(fail))": "WorkFailed Model: the model's forward raises ValueError: forward went wrong",
-    "attempt(Model(Bad.apply))": "WorkFailed Model: the backward raises ValueError: backward went wrong",
-    "attempt(Model(torch.tanh), loss=fail)": "WorkFailed Model: the loss raises ValueError: forward went wrong",
-    "m = Model(torch.tanh); attempt(m, optimizer=Stepless(m.parameters()))": "WorkFailed Model: the optimizer's step raises ArithmeticError: step went wrong",
-    "attempt(Model(lambda x: x @ x.new_zeros(7, 7)))":
-        "WorkFailed Model: the model's forward raises RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x4 and 7x7)",
+    "attempt(Model(fail))": (
+        "WorkFailed Model: the model's forward raises ValueError: forward went wrong"
+    ),
+    "attempt(Model(Bad.apply))": (
+        "WorkFailed Model: the backward raises ValueError: backward went wrong"
+    ),
+    "attempt(Model(torch.tanh), loss=fail)": (
+        "WorkFailed Model: the loss raises ValueError: forward went wrong"
+    ),
+    "m = Model(torch.tanh); attempt(m, optimizer=Stepless(m.parameters()))": (
+        "WorkFailed Model: the optimizer's step raises ArithmeticError: step went wrong"
+    ),
+    "attempt(Model(lambda x: x @ x.new_zeros(7, 7)))": (
+        "WorkFailed Model: the model's forward raises RuntimeError: mat1 and mat2 shapes cannot be"
+        " multiplied (3x4 and 7x7)"
+    ),
     "attempt(Model(interrupt))": "INTERRUPTED",
     "attempt(Model(torch.tanh), loss=interrupt)": "INTERRUPTED",
-    "attempt(Model(lambda x: sys.exit(3)))": "WorkFailed Model: the model's forward raises SystemExit: 3",
-    "attempt(Model(lambda x: x[x > 0].view(-1, 1000)))": "WorkFailed Model: the model's forward raises RuntimeError: shape '[-1, 1000]' is invalid",
-}  # fmt: skip
+    "attempt(Model(lambda x: sys.exit(3)))": (
+        "WorkFailed Model: the model's forward raises SystemExit: 3"
+    ),
+    "attempt(Model(lambda x: x[x > 0].view(-1, 1000)))": (
+        "WorkFailed Model: the model's forward raises RuntimeError: shape '[-1, 1000]' is invalid"
+    ),
+}
 
 
 def test_what_the_user_s_code_raises():
@@ -89,8 +111,7 @@ def test_what_the_user_s_code_raises():
 
 
 def test_ctrl_c_at_any_time():
-    done = run(
-        """
+    done = run("""
         import random
         random.seed(1)
         model = nn.Sequential(*[part for _ in range(15) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True))])
@@ -119,8 +140,7 @@ def test_ctrl_c_at_any_time():
         print("interrupted", interrupted)
         assert interrupted > 3
         assert len(record(model, x, optimizer=optimizer).ops) > 100
-        """
-    )
+        """)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -135,15 +155,23 @@ def test_nothing_is_left_behind_in_the_process():
             torch.rand(3)
             raise ValueError("no")
 
-    hooks = dict(nn.modules.module._global_forward_hooks), dict(nn.modules.module._global_forward_pre_hooks)
+    hooks = (
+        dict(nn.modules.module._global_forward_hooks),
+        dict(nn.modules.module._global_forward_pre_hooks),
+    )
     state, python = torch.get_rng_state(), random.getstate()
     with pytest.raises(WorkFailed, match="forward raises ValueError: no"):
         record(Fails(), torch.randn(1, 2))
-    assert (dict(nn.modules.module._global_forward_hooks), dict(nn.modules.module._global_forward_pre_hooks)) == hooks
+    assert (
+        dict(nn.modules.module._global_forward_hooks),
+        dict(nn.modules.module._global_forward_pre_hooks),
+    ) == hooks
     assert _get_current_dispatch_mode_stack() == []
     assert torch.is_grad_enabled()
     assert random.getstate() == python
-    assert torch.equal(torch.randn(1, 2), torch.randn(1, 2)) or not torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.randn(1, 2), torch.randn(1, 2)) or not torch.equal(
+        torch.get_rng_state(), state
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,9 +183,15 @@ def test_nothing_is_left_behind_in_the_process():
         ({"loss": lambda y: y.detach().mean()}, "depends on nothing that requires grad"),
         ({"loss": "mse"}, "the loss is of type str"),
         ({"optimizer": "sgd"}, "the optimizer is of type str"),
-        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "holds none of the model's parameters"),
+        (
+            {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])},
+            "holds none of the model's parameters",
+        ),
         ({"model": nn.Tanh()}, "has no parameters to train; only inference"),
-        ({"model": nn.Linear(4, 4).requires_grad_(False)}, "none of the model's 2 parameters requires grad"),
+        (
+            {"model": nn.Linear(4, 4).requires_grad_(False)},
+            "none of the model's 2 parameters requires grad",
+        ),
         ({"model": nn.Linear}, "the model is the class Linear"),
         ({"batch_size": 0}, "batch size is 0"),
         ({"batch_size": "3"}, r"batch size is '3' \(of type str\)"),

@@ -1,4 +1,7 @@
-"""A recording under fake tensors is what plain torch dispatches on real ones, for every kind of model; and it leaves no trace behind."""
+"""A recording under fake tensors is what plain torch dispatches on real ones, for every kind of
+model; and it leaves no trace behind.
+"""
+
 from __future__ import annotations
 
 import random
@@ -9,7 +12,7 @@ import torch
 from recorder_zoo import CASES, FALL_BACK, real_ops
 from torch import nn
 
-from dlperf.recorder import record
+from dlperf.recorder.recording import record
 
 # oneDNN sizes this workspace itself, and sparse tensors stand as their values
 SHAPES_DIFFER = {"lstm", "sparse_gradients"}
@@ -20,13 +23,42 @@ def fingerprint(model, optimizer):
     found = []
     for name, module in model.named_modules():
         for key, value in module.__dict__.items():
-            items = list(value.items()) if isinstance(value, dict) else list(value) if isinstance(value, (list, set, tuple)) else [value]
-            found.append((name, key, id(value), repr(items) if not isinstance(value, nn.Module) else "", type(module)))
+            items = (
+                list(value.items())
+                if isinstance(value, dict)
+                else list(value)
+                if isinstance(value, (list, set, tuple))
+                else [value]
+            )
+            found.append(
+                (
+                    name,
+                    key,
+                    id(value),
+                    repr(items) if not isinstance(value, nn.Module) else "",
+                    type(module),
+                )
+            )
     for tensor in [*model.parameters(), *model.buffers()]:
         if not isinstance(tensor, nn.parameter.UninitializedTensorMixin):
-            found.append((id(tensor), tensor._version, tensor.detach().numpy().tobytes(), id(tensor.grad), tensor.requires_grad, type(tensor)))
+            found.append(
+                (
+                    id(tensor),
+                    tensor._version,
+                    tensor.detach().numpy().tobytes(),
+                    id(tensor.grad),
+                    tensor.requires_grad,
+                    type(tensor),
+                )
+            )
     for group in optimizer.param_groups:
-        found.append((id(group), [id(p) for p in group["params"]], repr({k: v for k, v in group.items() if k != "params"})))
+        found.append(
+            (
+                id(group),
+                [id(p) for p in group["params"]],
+                repr({k: v for k, v in group.items() if k != "params"}),
+            )
+        )
     found.append((id(optimizer.state), [(id(p), repr(s)) for p, s in optimizer.state.items()]))
     found.append(sorted(optimizer.__dict__))
     return found
@@ -37,13 +69,19 @@ def fingerprint(model, optimizer):
 def test_same_operations_as_on_real_tensors_and_nothing_changed(name):
     model, inputs, loss, optimizer = CASES[name]()
     before = fingerprint(model, optimizer)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    states = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state()[1].copy(),  # noqa: NPY002
+    )
     trace = record(model, inputs, loss=loss, optimizer=optimizer)
     assert fingerprint(model, optimizer) == before
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all()  # noqa: NPY002
-    assert trace.recorded_on == ("real tensors" if name in FALL_BACK else "fake tensors"), trace.notes
+    assert trace.recorded_on == ("real tensors" if name in FALL_BACK else "fake tensors"), (
+        trace.notes
+    )
     assert len(trace.notes) == (name in FALL_BACK) + (name == "a_loss_with_parameters")
     expected = real_ops(CASES[name])
     if name not in SHAPES_DIFFER:
@@ -62,5 +100,7 @@ def test_inference(name):
     assert all(module.training for module in model.modules())
     assert [op.name for op in trace.ops] == [op for op, _ in real_ops(CASES[name], inference=True)]
     assert {op.phase for op in trace.ops} == {"forward"}
-    assert name == "autocast_bf16" or not any(op.grad for op in trace.ops)  # autocast's cached copies of weights are made with gradients
+    assert name == "autocast_bf16" or not any(
+        op.grad for op in trace.ops
+    )  # autocast's cached copies of weights are made with gradients
     assert trace.recorded_on == "fake tensors", trace.notes

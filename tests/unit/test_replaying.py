@@ -1,4 +1,7 @@
-"""Recordings of known programs, replayed over other clusters: what comes of them must be what the programs take there."""
+"""Recordings of known programs, replayed over other clusters: what comes of them must be what the
+programs take there.
+"""
+
 from __future__ import annotations
 
 import random
@@ -7,28 +10,36 @@ from dataclasses import replace
 import pytest
 from recorded_runs import call, record, run, steps_s
 
-from dlperf.clock import Samples
-from dlperf.cluster import Cluster, Interference, Link
-from dlperf.communication import Communication, Event, Step
-from dlperf.errors import DlperfError
-from dlperf.laws.replay import Compute, Launch, Mark, Task, Wait
-from dlperf.network import LinkFactors
-from dlperf.scaling import Replay, replay_trace
-from dlperf.scaling.call_costs import CallCosts
-from dlperf.scaling.recording import Call, recording_of
-from dlperf.scaling.replay_text import replay_figure, replay_to_text, write_replay
+from dlperf.core.clock import Samples
+from dlperf.core.cluster import Cluster, Interference, Link
+from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.errors import DlperfError
+from dlperf.distributed.call_costs import CallCosts
+from dlperf.distributed.collective_times import LinkFactors
+from dlperf.distributed.programs import Call, recording_of
+from dlperf.distributed.replay import replay_trace
+from dlperf.distributed.replay_result import Replay
+from dlperf.models.communication_replay import Compute, Launch, Mark, Task, Wait
+from dlperf.report.replay_text import replay_figure, replay_to_text, write_replay
 
 MIB = 2**20
 HOSTS = ("a", "b")
 
 
-def cluster(bandwidth: float = MIB, latency_s: float = 0.0, stolen: float = 0.0, path: str = "") -> Cluster:
-    links = (Link("network", latency_s=latency_s, bandwidth_bytes_per_s=bandwidth), Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e15))
+def cluster(
+    bandwidth: float = MIB, latency_s: float = 0.0, stolen: float = 0.0, path: str = ""
+) -> Cluster:
+    links = (
+        Link("network", latency_s=latency_s, bandwidth_bytes_per_s=bandwidth),
+        Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e15),
+    )
 
     def series(seconds: float) -> Samples:
         return Samples((seconds,))
 
-    taking = Interference("gemm", 1, MIB, 2, 1, series(1.0), series(1 / (1 - stolen)), series(1.0), series(1.0))
+    taking = Interference(
+        "gemm", 1, MIB, 2, 1, series(1.0), series(1 / (1 - stolen)), series(1.0), series(1.0)
+    )
     return Cluster(links=links, interferences=(taking,) if stolen else (), path=path)
 
 
@@ -69,37 +80,67 @@ def test_a_step_in_the_head() -> None:
     assert rank.replayed.exposed_communication_s == pytest.approx(3.6)
     assert rank.replayed.compute_s == pytest.approx(1.9)
     (times,) = found.calls
-    assert (times.per_step, times.recorded_s, times.recorded_on_s, times.replayed_s) == (1.0, pytest.approx(1.0), pytest.approx(1.0), pytest.approx(4.0))
+    assert (times.per_step, times.recorded_s, times.recorded_on_s, times.replayed_s) == (
+        1.0,
+        pytest.approx(1.0),
+        pytest.approx(1.0),
+        pytest.approx(4.0),
+    )
     assert found.buckets_bytes == (MIB,)
 
 
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("recorded_on", [True, False])
 @pytest.mark.parametrize("stolen", [0.0, 0.3])
-def test_the_recorded_cluster_gives_the_recorded_step(seen: bool, recorded_on: bool, stolen: float) -> None:
-    uneven = twice([step(1.0, 0.4, n, 0.5) for n in range(3)], [step(1.3, 0.2, n, 0.6) for n in range(3)])
+def test_the_recorded_cluster_gives_the_recorded_step(
+    seen: bool, recorded_on: bool, stolen: float
+) -> None:
+    uneven = twice(
+        [step(1.0, 0.4, n, 0.5) for n in range(3)], [step(1.3, 0.2, n, 0.6) for n in range(3)]
+    )
     own = cluster(stolen=stolen)
     trace = record(uneven, CALLS, own, HOSTS, seen=seen, origins=(0.0, 77.0))
     found = replay_trace(trace, own, own if recorded_on else None)
     assert found.rows[0].step_s == pytest.approx(found.recorded_step_s)
-    assert found.overhead_s == pytest.approx(0.0, abs=1e-9)  # also where only the ends of waits are known, since all wait here
+    assert found.overhead_s == pytest.approx(
+        0.0, abs=1e-9
+    )  # also where only the ends of waits are known, since all wait here
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_run_over_another_cluster_takes_what_its_programs_take_there(seed: int) -> None:
     random_ = random.Random(seed)
     n_ranks, n_steps = random_.randint(2, 4), 4
-    hosts = [f"host{rank // random_.choice((1, 2))}" for rank in range(n_ranks)] if n_ranks % 2 == 0 else [f"host{rank}" for rank in range(n_ranks)]
-    hosts = hosts if len(set(map(hosts.count, hosts))) == 1 else [f"host{rank}" for rank in range(n_ranks)]
+    hosts = (
+        [f"host{rank // random_.choice((1, 2))}" for rank in range(n_ranks)]
+        if n_ranks % 2 == 0
+        else [f"host{rank}" for rank in range(n_ranks)]
+    )
+    hosts = (
+        hosts
+        if len(set(map(hosts.count, hosts))) == 1
+        else [f"host{rank}" for rank in range(n_ranks)]
+    )
     world = tuple(range(n_ranks))
     calls: list[Call] = []
     programs: list[list[Task]] = [[] for _ in world]
     for _ in range(n_steps):
         for _ in range(random_.randint(1, 3)):
-            calls.append(call(random_.choice(("all_reduce", "all_gather", "reduce_scatter", "barrier")), random_.choice((0, 1000, MIB)), world))
+            calls.append(
+                call(
+                    random_.choice(("all_reduce", "all_gather", "reduce_scatter", "barrier")),
+                    random_.choice((0, 1000, MIB)),
+                    world,
+                )
+            )
             delay = random_.random()
             for program in programs:
-                program += [Compute(random_.random()), Launch(len(calls) - 1), Compute(delay * random_.random()), Wait(len(calls) - 1)]
+                program += [
+                    Compute(random_.random()),
+                    Launch(len(calls) - 1),
+                    Compute(delay * random_.random()),
+                    Wait(len(calls) - 1),
+                ]
         for program in programs:
             program += [Compute(random_.random()), Mark()]
     here, there = cluster(MIB * 2, 0.01, 0.2), cluster(MIB / 3, 0.02, 0.2)
@@ -107,7 +148,9 @@ def test_any_run_over_another_cluster_takes_what_its_programs_take_there(seed: i
     found = replay_trace(trace, there, here)
     expected = steps_s(run(programs, calls, there, hosts))
     assert found.overhead_s == pytest.approx(0.0, abs=1e-6)
-    assert found.rows[0].step_s == pytest.approx(max(sorted(steps)[1] + sorted(steps)[2] for steps in expected) / 2, rel=1e-6)
+    assert found.rows[0].step_s == pytest.approx(
+        max(sorted(steps)[1] + sorted(steps)[2] for steps in expected) / 2, rel=1e-6
+    )
 
 
 def test_computing_is_freed_of_what_calls_cost_it_and_burdened_anew() -> None:
@@ -116,13 +159,19 @@ def test_computing_is_freed_of_what_calls_cost_it_and_burdened_anew() -> None:
     programs = twice([step(1.0, 5.0, n) for n in range(3)], [step(1.0, 5.0, n) for n in range(3)])
     trace = record(programs, CALLS, own, HOSTS)
     assert trace.steps[0][0].seconds == pytest.approx(6.3)
-    assert replay_trace(trace, cluster(MIB / 4, stolen=0.3), own).rows[0].step_s == pytest.approx(6.3)  # still all of it beside computing
+    assert replay_trace(trace, cluster(MIB / 4, stolen=0.3), own).rows[0].step_s == pytest.approx(
+        6.3
+    )  # still all of it beside computing
     freed = replay_trace(trace, cluster(1e15, stolen=1e-9), own).rows[0]
     assert freed.step_s == pytest.approx(6.0)
-    silent = replay_trace(trace, cluster(MIB / 4), own)  # a data sheet does not say: as where it was recorded
+    silent = replay_trace(
+        trace, cluster(MIB / 4), own
+    )  # a data sheet does not say: as where it was recorded
     assert silent.rows[0].step_s == pytest.approx(6.3)
     assert any("taken as in the other cluster file" in note for note in silent.notes)
-    assert any("stays as it was" in note for note in replay_trace(trace, cluster(), cluster()).notes)
+    assert any(
+        "stays as it was" in note for note in replay_trace(trace, cluster(), cluster()).notes
+    )
 
 
 def test_the_constant_overhead_is_carried_over() -> None:
@@ -155,16 +204,35 @@ def test_waiting_for_a_slow_rank_is_kept() -> None:
     assert found.rows[0].step_s == pytest.approx(3.0)
     assert found.rows[0].exposed_communication_s == pytest.approx(0.0, abs=1e-6)
     fast, slow = found.ranks
-    assert (fast.recorded.waiting_s, fast.replayed.waiting_s) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert (fast.recorded.waiting_s, fast.replayed.waiting_s) == (
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+    )
     assert (slow.replayed.waiting_s, slow.replayed.compute_s) == (0.0, pytest.approx(3.0))
 
 
 def test_ranks_that_are_slow_in_turn_wait_for_one_another_even_without_a_network() -> None:
-    """In every step one rank takes 1 s before the first call and 3 before the second, the other 3 and 1: 6 s, 2 of them waiting."""
-    def both(a: float, b: float) -> list[list[Task]]:
-        return [[Compute(a), Launch(2 * n), Wait(2 * n), Compute(b), Launch(2 * n + 1), Wait(2 * n + 1), Mark()] for n in range(3)]
+    """In every step one rank takes 1 s before the first call and 3 before the second, the other 3
+    and 1: 6 s, 2 of them waiting.
+    """
 
-    trace = record(twice(both(1.0, 3.0), both(3.0, 1.0)), [call() for _ in range(6)], cluster(), HOSTS)
+    def both(a: float, b: float) -> list[list[Task]]:
+        return [
+            [
+                Compute(a),
+                Launch(2 * n),
+                Wait(2 * n),
+                Compute(b),
+                Launch(2 * n + 1),
+                Wait(2 * n + 1),
+                Mark(),
+            ]
+            for n in range(3)
+        ]
+
+    trace = record(
+        twice(both(1.0, 3.0), both(3.0, 1.0)), [call() for _ in range(6)], cluster(), HOSTS
+    )
     row = replay_trace(trace, cluster(1e15), cluster()).rows[0]
     assert row.step_s == pytest.approx(6.0)
     assert row.waiting_s == pytest.approx(2.0)
@@ -178,7 +246,13 @@ def test_messages_are_matched_and_take_their_link_and_an_empty_one_its_latency()
     found = replay_trace(trace, cluster(MIB / 2, latency_s=0.2), cluster(latency_s=0.1))
     assert found.recorded_step_s == pytest.approx(1.0 + 1.1 + 0.1 + 0.5)
     assert found.rows[0].step_s == pytest.approx(1.0 + 2.2 + 0.2 + 0.5)
-    with pytest.raises(DlperfError, match=r"--ranks 4: the trace was recorded on 2 ranks, and its calls \(send of ranks 0, 1\) do not say"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"--ranks 4: the trace was recorded on 2 ranks, and its calls \(send of ranks 0, 1\) do"
+            r" not say"
+        ),
+    ):
         replay_trace(trace, cluster(), ranks=(2, 4))
 
 
@@ -187,7 +261,9 @@ def test_both_directions_of_a_link_are_apart() -> None:
     programs: list[list[Task]] = [[Launch(0), Launch(1), Wait(0), Wait(1), Mark()] for _ in HOSTS]
     assert record(programs, calls, cluster(), HOSTS).steps[0][0].seconds == pytest.approx(1.0)
     same_way = [call("send", MIB, (0, 1)), call("send", MIB, (0, 1))]
-    assert record(programs, same_way, cluster(), HOSTS).steps[0][0].seconds == pytest.approx(2.0, rel=1e-4)  # the first 4 bytes count as latency
+    assert record(programs, same_way, cluster(), HOSTS).steps[0][0].seconds == pytest.approx(
+        2.0, rel=1e-4
+    )  # the first 4 bytes count as latency
 
 
 def test_two_groups_share_the_link_of_their_nodes() -> None:
@@ -196,7 +272,9 @@ def test_two_groups_share_the_link_of_their_nodes() -> None:
     hosts = ("a", "a", "b", "b")
     trace = record(programs, calls, cluster(), hosts, groups=((0, 2), (1, 3)))
     assert trace.steps[0][0].seconds == pytest.approx(2.0, rel=1e-3)
-    apart = replay_trace(trace, cluster(), cluster(), ranks_per_node=1)  # every rank on a node of its own
+    apart = replay_trace(
+        trace, cluster(), cluster(), ranks_per_node=1
+    )  # every rank on a node of its own
     assert apart.rows[0].step_s == pytest.approx(1.0, rel=1e-3)
     together = replay_trace(trace, cluster(), cluster(), ranks_per_node=4)
     assert together.rows[0].step_s == pytest.approx(0.0, abs=1e-6)
@@ -212,7 +290,9 @@ def test_other_numbers_of_ranks() -> None:
     assert many.step_s == pytest.approx(1.0 + 2.0 + 0.5, rel=1e-2)
     assert many.network_bytes == pytest.approx(2 * MIB, rel=1e-3)
     assert four.speedup == pytest.approx(4 * 1.9 / 3.0)
-    assert any("every rank is taken to compute as the recorded ones do" in note for note in found.notes)
+    assert any(
+        "every rank is taken to compute as the recorded ones do" in note for note in found.notes
+    )
     assert {c.ranks for c in found.collectives} == {16384}
     gathered = record(EVEN, [call("all_gather") for _ in range(3)], cluster(), HOSTS)
     with pytest.raises(DlperfError, match="leave --ranks out, or record it on 4"):
@@ -220,7 +300,10 @@ def test_other_numbers_of_ranks() -> None:
 
 
 def test_more_ranks_have_a_slower_slowest_one() -> None:
-    programs = twice([step(1.0 + n / 10, 0.0, n) for n in range(9)], [step(1.0 + n / 10, 0.0, n) for n in range(9)])
+    programs = twice(
+        [step(1.0 + n / 10, 0.0, n) for n in range(9)],
+        [step(1.0 + n / 10, 0.0, n) for n in range(9)],
+    )
     trace = record(programs, [call() for _ in range(9)], cluster(1e15), HOSTS)
     rows = replay_trace(trace, cluster(1e15), cluster(1e15), ranks=(1, 2, 64)).rows
     assert rows[0].step_s < rows[1].step_s < rows[2].step_s
@@ -229,11 +312,16 @@ def test_more_ranks_have_a_slower_slowest_one() -> None:
 
 
 def test_the_first_step_is_apart() -> None:
-    programs = twice([step(3.0, 0.0, 0), step(1.0, 0.0, 1), step(1.0, 0.0, 2)], [step(3.0, 0.0, 0), step(1.0, 0.0, 1), step(1.0, 0.0, 2)])
+    programs = twice(
+        [step(3.0, 0.0, 0), step(1.0, 0.0, 1), step(1.0, 0.0, 2)],
+        [step(3.0, 0.0, 0), step(1.0, 0.0, 1), step(1.0, 0.0, 2)],
+    )
     trace = record(programs, CALLS, cluster(), HOSTS, firsts=(0,))
     row = replay_trace(trace, cluster(MIB / 2), cluster()).rows[0]
     assert (row.step_s, row.first_step_s) == (pytest.approx(3.0), pytest.approx(5.0))
-    assert replay_trace(record(EVEN, CALLS, cluster(), HOSTS), cluster()).rows[0].first_step_s is None
+    assert (
+        replay_trace(record(EVEN, CALLS, cluster(), HOSTS), cluster()).rows[0].first_step_s is None
+    )
 
 
 def test_a_wait_may_lie_in_the_next_step_and_steps_may_be_left_out() -> None:
@@ -242,10 +330,17 @@ def test_a_wait_may_lie_in_the_next_step_and_steps_may_be_left_out() -> None:
     found = replay_trace(trace, cluster(MIB / 3), cluster())
     assert [step.seconds for step in trace.steps[0]] == [pytest.approx(1.0), pytest.approx(1.0)]
     assert found.rows[0].step_s == pytest.approx((1.0 + 3.0) / 2)  # the median of 1 and 3
-    apart = replace(trace, steps=tuple((a, replace(b, begin_s=b.begin_s + 9, end_s=b.end_s + 9)) for a, b in trace.steps))
+    apart = replace(
+        trace,
+        steps=tuple(
+            (a, replace(b, begin_s=b.begin_s + 9, end_s=b.end_s + 9)) for a, b in trace.steps
+        ),
+    )
     kept = replay_trace(apart, cluster(MIB / 3), cluster())
     assert kept.rows[0].step_s == pytest.approx(1.0)
-    assert any("2 wait(s) for calls that were not launched by all ranks" in note for note in kept.notes)
+    assert any(
+        "2 wait(s) for calls that were not launched by all ranks" in note for note in kept.notes
+    )
 
 
 def test_calls_that_nobody_waits_for_and_clocks_that_nothing_ties() -> None:
@@ -261,7 +356,10 @@ def test_a_trace_without_a_call() -> None:
     row = replay_trace(trace, cluster()).rows[0]
     assert (row.step_s, row.exposed_communication_s, row.bound) == (1.5, 0.0, "compute")
     empty = replace(trace, steps=((Step(0.0, 0.0),),))
-    assert (replay_trace(empty, cluster()).rows[0].step_s, replay_trace(empty, cluster()).rows[0].p90_s) == (0.0, 0.0)
+    assert (
+        replay_trace(empty, cluster()).rows[0].step_s,
+        replay_trace(empty, cluster()).rows[0].p90_s,
+    ) == (0.0, 0.0)
 
 
 def test_traces_and_clusters_that_do_not_do() -> None:
@@ -281,18 +379,28 @@ def test_uneven_nodes_are_taken_for_one_rank_a_node() -> None:
     hosts = ("a", "a", "b")
     programs: list[list[Task]] = [[Launch(0), Wait(0), Mark()]] * 3
     trace = record(programs, [call(ranks=(0, 1, 2))], cluster(), hosts)
-    assert replay_trace(trace, cluster(), cluster()).rows[0].step_s == pytest.approx(4 / 3, rel=1e-2)
+    assert replay_trace(trace, cluster(), cluster()).rows[0].step_s == pytest.approx(
+        4 / 3, rel=1e-2
+    )
 
 
 def test_a_link_of_twice_the_rate_is_never_slower() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
-    steps = [replay_trace(trace, cluster(), cluster(), what_if=LinkFactors(factor)).rows[0].step_s for factor in (0.1, 0.3, 1.0, 2.0, 10.0)]
+    steps = [
+        replay_trace(trace, cluster(), cluster(), what_if=LinkFactors(factor)).rows[0].step_s
+        for factor in (0.1, 0.3, 1.0, 2.0, 10.0)
+    ]
     assert steps == sorted(steps, reverse=True)
-    assert replay_trace(trace, cluster(), what_if=LinkFactors(0.25)).rows[0].step_s == pytest.approx(5.5)
+    assert replay_trace(trace, cluster(), what_if=LinkFactors(0.25)).rows[
+        0
+    ].step_s == pytest.approx(5.5)
 
 
 def test_waking_up_after_a_call_is_kept() -> None:
-    events = (Event("launch", 0, "all_reduce", MIB, 0, 1.0, 1.0, None, 2.0), Event("wait", 0, "all_reduce", MIB, 0, 1.0, 2.1))
+    events = (
+        Event("launch", 0, "all_reduce", MIB, 0, 1.0, 1.0, None, 2.0),
+        Event("wait", 0, "all_reduce", MIB, 0, 1.0, 2.1),
+    )
     trace = Communication(HOSTS, ((0, 1),), ((Step(0.0, 2.5, events),), (Step(0.0, 2.5, events),)))
     found = replay_trace(trace, cluster(MIB / 2), cluster())
     assert found.rows[0].step_s == pytest.approx(1.0 + 2.0 + 0.1 + 0.4)
@@ -300,24 +408,44 @@ def test_waking_up_after_a_call_is_kept() -> None:
 
 
 def test_calls_of_a_group_start_in_order_in_the_recording() -> None:
-    """Three calls of 1 s launched at once in two lanes that share the link: the first two end at 2 s, the third begins there."""
+    """Three calls of 1 s launched at once in two lanes that share the link: the first two end at 2
+    s, the third begins there.
+    """
     calls = [call() for _ in range(3)]
-    programs: list[list[Task]] = [[Launch(0), Launch(1), Launch(2), Wait(0), Wait(1), Wait(2), Mark()]] * 2
+    programs: list[list[Task]] = [
+        [Launch(0), Launch(1), Launch(2), Wait(0), Wait(1), Wait(2), Mark()]
+    ] * 2
     (spell,) = recording_of(record(programs, calls, cluster(), HOSTS)).spells
-    assert [(one.start_s, one.end_s) for one in spell.calls] == [pytest.approx(times, rel=1e-4) for times in ((0.0, 2.0), (0.0, 2.0), (2.0, 3.0))]
+    assert [(one.start_s, one.end_s) for one in spell.calls] == [
+        pytest.approx(times, rel=1e-4) for times in ((0.0, 2.0), (0.0, 2.0), (2.0, 3.0))
+    ]
 
 
 def test_sent_bytes() -> None:
     costs = CallCosts(cluster(), (), (0, 1, 2, 3))
     four = (0, 1, 2, 3)
-    sent = {kind: costs.sent_bytes(call(kind, 400, four)) for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")}
-    assert sent == {"all_reduce": 600.0, "reduce_scatter": 600.0, "all_gather": 300.0, "broadcast": 400.0, "barrier": 0.0}
+    sent = {
+        kind: costs.sent_bytes(call(kind, 400, four))
+        for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+    }
+    assert sent == {
+        "all_reduce": 600.0,
+        "reduce_scatter": 600.0,
+        "all_gather": 300.0,
+        "broadcast": 400.0,
+        "barrier": 0.0,
+    }
     assert costs.sent_bytes(call("send", 400, (0, 1))) == 400.0
 
 
 @pytest.fixture
 def found() -> Replay:
-    return replay_trace(record(EVEN, CALLS, cluster(), HOSTS), cluster(MIB / 4, path="other.json"), cluster(path="own.json"), ranks=(2, 8))
+    return replay_trace(
+        record(EVEN, CALLS, cluster(), HOSTS),
+        cluster(MIB / 4, path="other.json"),
+        cluster(path="own.json"),
+        ranks=(2, 8),
+    )
 
 
 def test_the_page_the_data_and_the_plot(found: Replay, tmp_path: object) -> None:
@@ -325,16 +453,30 @@ def test_the_page_the_data_and_the_plot(found: Replay, tmp_path: object) -> None
     assert "train.py: recorded on 2 ranks, 3 steps; replayed over other.json" in text
     assert "replayed over own.json 2.50 s" in text
     data = found.to_json()
-    assert (data["schema"], data["target"], data["batch_size"], data["recorded_on"]) == ("dlperf.scaling", "train.py", None, "own.json")
+    assert (data["schema"], data["target"], data["batch_size"], data["recorded_on"]) == (
+        "dlperf.scaling",
+        "train.py",
+        None,
+        "own.json",
+    )
     row = data["rows"][0]
     assert row["exposed_communication_s"] == pytest.approx(row["step_s"] - row["compute_s"])
     assert [c["bytes"] for c in data["collectives"]] == [65536, 524288, 4194304, 16777216]
     assert data["recorded"]["overhead_s"] == pytest.approx(0.0, abs=1e-9)
-    assert found.to_csv().splitlines()[0].startswith("target,batch_size,threads,scaling,recorded_step_s,ranks,step_s")
+    assert (
+        found.to_csv()
+        .splitlines()[0]
+        .startswith("target,batch_size,threads,scaling,recorded_step_s,ranks,step_s")
+    )
     (axes,) = replay_figure(found).axes
     assert axes.get_ylabel() == "step"
     written = write_replay(found, tmp_path)  # type: ignore[arg-type]
-    assert [path.name for path in written] == ["scaling.txt", "scaling.csv", "scaling.json", "replay.png"]
+    assert [path.name for path in written] == [
+        "scaling.txt",
+        "scaling.csv",
+        "scaling.json",
+        "replay.png",
+    ]
     write_replay(found, tmp_path)  # type: ignore[arg-type]  # its own files are replaced
 
 
@@ -342,7 +484,11 @@ def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
     def rank(last_done_s: float) -> tuple[Step, ...]:
         events = []
         for number, done_s in enumerate((1.5, 2.5, last_done_s)):  # the first two tie the clocks
-            events.append(Event("launch", number, "all_reduce", MIB, 0, 1.0 + number, 1.0 + number, None, done_s))
+            events.append(
+                Event(
+                    "launch", number, "all_reduce", MIB, 0, 1.0 + number, 1.0 + number, None, done_s
+                )
+            )
             events.append(Event("wait", number, "all_reduce", MIB, 0, 1.0 + number, 1.5 + number))
         return (Step(0.0, 4.0, tuple(events)),)
 

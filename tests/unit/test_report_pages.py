@@ -1,4 +1,5 @@
 """The HTML page, the plots, and writing them into a folder."""
+
 from __future__ import annotations
 
 import functools
@@ -14,15 +15,15 @@ import report_cases as cases
 from matplotlib.text import Text
 from PIL import Image
 
-from dlperf.errors import DlperfError
-from dlperf.files import check_writable
+from dlperf.core.errors import DlperfError
+from dlperf.core.files import check_writable
+from dlperf.core.trace import LOSS
 from dlperf.report.comparison import Report, compare
 from dlperf.report.hierarchy import dots_of
 from dlperf.report.html import reports_to_html
 from dlperf.report.plots import figures_of
 from dlperf.report.roofline import peaks_of, points_of, roofs_of
 from dlperf.report.writing import FORMATS, check_folder, render, slug, write
-from dlperf.trace import LOSS
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 EVIL = "<b>bold</b><script>alert('x')</script>\"&$x_1$" + ".long_name" * 12
@@ -45,7 +46,9 @@ class Page(HTMLParser):
         self.tags.append(tag)
         if tag not in VOID:
             self.open.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "action", "data")
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -61,7 +64,9 @@ ODD = {
     "60 layers": lambda: compare(*cases.wide(60)),
     "hostile name": lambda: compare(*cases.hostile(EVIL)),
     "glyphs that no font has": lambda: compare(*cases.hostile("層\x1b")),
-    "nothing on both sides": lambda: compare(cases.cnn()[0], cases.cnn_measurement(without=list(cases.CNN))),
+    "nothing on both sides": lambda: compare(
+        cases.cnn()[0], cases.cnn_measurement(without=list(cases.CNN))
+    ),
     "five predictors": lambda: compare([cases.cnn()[0]] * 5, cases.cnn_measurement()),
     "cnn": lambda: compare(*cases.cnn()),
 }
@@ -86,7 +91,9 @@ def test_page_is_whole_and_needs_nothing_else(report: Report) -> None:
     assert "script" not in page.tags
     assert page.tags.count("img") == 5
     assert all(link.startswith(("data:image/png;base64,", "#case")) for link in page.links)
-    words = re.sub(r"base64,[A-Za-z0-9+/=]+", "", report.to_html())  # in which any four letters stand now and then
+    words = re.sub(
+        r"base64,[A-Za-z0-9+/=]+", "", report.to_html()
+    )  # in which any four letters stand now and then
     assert "http" not in words
     assert "url(" not in words
 
@@ -131,12 +138,19 @@ def test_bars_of_a_large_network_say_what_they_leave_out() -> None:
 def test_roofline_numbers() -> None:
     machine = cases.machine()
     assert peaks_of(machine, 1) == pytest.approx({"float32": 80e9, "float64": 40e9})
-    assert roofs_of(machine, 1) == pytest.approx({"L1": 200e9, "L2": 100e9, "L3": 40e9, "DRAM": 10e9})
+    assert roofs_of(machine, 1) == pytest.approx(
+        {"L1": 200e9, "L2": 100e9, "L3": 40e9, "DRAM": 10e9}
+    )
     points, n_without = points_of(compare(*cases.cnn()))
-    # features.0: 2 x 32 x 64 x 128 FLOP in 250 us; operands 4 x (32 x 128 + 128 x 64 + 32 x 64) bytes
-    conv = next(point for point in points if point.layer == "features.0" and point.phase == "forward")
+    # features.0: 2 x 32 x 64 x 128 FLOP in 250 us; operands 4 x (32 x 128 + 128 x 64 + 32 x 64)
+    # bytes
+    conv = next(
+        point for point in points if point.layer == "features.0" and point.phase == "forward"
+    )
     assert conv.flops_per_s == pytest.approx(2 * 32 * 64 * 128 / 250e-6)
-    assert conv.intensity == pytest.approx(2 * 32 * 64 * 128 / (4 * (32 * 128 + 128 * 64 + 32 * 64)))
+    assert conv.intensity == pytest.approx(
+        2 * 32 * 64 * 128 / (4 * (32 * 128 + 128 * 64 + 32 * 64))
+    )
     assert len(points) + n_without == 8
 
 
@@ -146,27 +160,41 @@ def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
     assert list(dots) == ["features.0", "classifier", "features.1", LOSS]  # 250, 110, 50, 20 us
     conv = dots["features.0"]
     assert conv.flops_per_s == pytest.approx(2 * 32 * 64 * 128 / 250e-6)
-    # storages unknown: all operands come from DRAM once, where the tile of half an L2 holds a whole one; the registers need more
+    # storages unknown: all operands come from DRAM once, where the tile of half an L2 holds a whole
+    # one; the registers need more
     once = 4 * (32 * 128 + 128 * 64 + 32 * 64)
     assert conv.traffic.intensity("DRAM") == pytest.approx(2 * 32 * 64 * 128 / once)
     assert conv.traffic.intensity("L1") < conv.traffic.intensity("DRAM")  # type: ignore[operator]
     axes = figures_of(report)["hierarchy"].axes[0]
-    heights = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
-    assert sorted(heights) == pytest.approx(sorted(d.flops_per_s for d in dots.values() for _ in range(4)))
+    heights = [
+        line.get_ydata()[0]
+        for line in axes.lines
+        if line.get_marker() == "o" and len(line.get_xdata()) == 1
+    ]
+    assert sorted(heights) == pytest.approx(
+        sorted(d.flops_per_s for d in dots.values() for _ in range(4))
+    )
 
 
 @pytest.mark.parametrize("name", ["cnn", "60 layers"])
 def test_texts_of_the_hierarchical_roofline_keep_clear_of_each_other(name: str) -> None:
     figure = figures_of(reported(name))["hierarchy"]
     figure.draw_without_rendering()
-    texts = [text for ax in figure.axes for text in ax.texts] + [text for text in figure.legends[0].get_texts() if text.get_text().strip()]
-    boxes = [Text.get_window_extent(text) for text in texts]  # the text alone, not the line from it to its roof
+    texts = [text for ax in figure.axes for text in ax.texts] + [
+        text for text in figure.legends[0].get_texts() if text.get_text().strip()
+    ]
+    boxes = [
+        Text.get_window_extent(text) for text in texts
+    ]  # the text alone, not the line from it to its roof
     frame = figure.bbox
     for place, box in enumerate(boxes):
         assert frame.x0 <= box.x0 < box.x1 <= frame.x1, texts[place].get_text()
         assert frame.y0 <= box.y0 < box.y1 <= frame.y1, texts[place].get_text()
         for other in range(place):
-            assert not box.overlaps(boxes[other]), (texts[place].get_text(), texts[other].get_text())
+            assert not box.overlaps(boxes[other]), (
+                texts[place].get_text(),
+                texts[other].get_text(),
+            )
     assert not any("child" in text.get_text() for text in texts)
 
 
@@ -176,17 +204,31 @@ def test_page_and_files_hold_the_bytes_of_every_level() -> None:
     assert "Bytes by level of the memory" in html
     assert "Bytes by level of the memory" in report.to_markdown()
     row = report.frame.set_index("layer").loc["features.1"]
-    # relu on 4096 float32, read and written; its backward reads two and writes one: 20 bytes an element
+    # relu on 4096 float32, read and written; its backward reads two and writes one: 20 bytes an
+    # element
     assert [row[f"{level}_bytes"] for level in ("L1", "L2", "L3", "DRAM")] == [20 * 4096] * 4
     data = report.to_json()["hierarchy"]
     assert [entry["level"] for entry in data["levels"]] == ["L1", "L2", "L3", "DRAM"]
-    assert {entry["dtype"]: entry["other_source"] for entry in data["ceilings"]} == {"float32": "half of FMA", "float64": "half of FMA"}
-    assert sum(entry["L1_bytes"] for entry in data["layers"] if entry["layer"] == "features.1") == 20 * 4096
+    assert {entry["dtype"]: entry["other_source"] for entry in data["ceilings"]} == {
+        "float32": "half of FMA",
+        "float64": "half of FMA",
+    }
+    assert (
+        sum(entry["L1_bytes"] for entry in data["layers"] if entry["layer"] == "features.1")
+        == 20 * 4096
+    )
 
 
 def test_no_roofline_without_roofs() -> None:
-    for machine in (cases.machine(with_gemm=False), cases.machine(with_bandwidth=False), cases.machine(with_gemm=False, with_bandwidth=False)):
-        report = compare(cases.prediction(cases.cnn_trace(), cases.cnn_items(), on=machine), cases.cnn_measurement())
+    for machine in (
+        cases.machine(with_gemm=False),
+        cases.machine(with_bandwidth=False),
+        cases.machine(with_gemm=False, with_bandwidth=False),
+    ):
+        report = compare(
+            cases.prediction(cases.cnn_trace(), cases.cnn_items(), on=machine),
+            cases.cnn_measurement(),
+        )
         assert list(figures_of(report)) == ["layers", "scatter", "time"]
 
 
@@ -195,13 +237,21 @@ def test_the_users_matplotlib_is_left_alone() -> None:
         before = dict(matplotlib.rcParams)
         pngs = compare(*cases.cnn()).pngs
         assert dict(matplotlib.rcParams) == before
-    theirs, ours = (Image.open(io.BytesIO(drawn["time"])).tobytes() for drawn in (pngs, reported("cnn").pngs))
+    theirs, ours = (
+        Image.open(io.BytesIO(drawn["time"])).tobytes() for drawn in (pngs, reported("cnn").pngs)
+    )
     assert theirs == ours
 
 
 def test_plot_writes_files(report: Report, tmp_path: Path) -> None:
     files = report.plot(tmp_path / "new" / "folder", "lenet-")
-    assert [path.name for path in files] == ["lenet-layers.png", "lenet-scatter.png", "lenet-roofline.png", "lenet-hierarchy.png", "lenet-time.png"]
+    assert [path.name for path in files] == [
+        "lenet-layers.png",
+        "lenet-scatter.png",
+        "lenet-roofline.png",
+        "lenet-hierarchy.png",
+        "lenet-time.png",
+    ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
@@ -209,7 +259,13 @@ def test_write_and_write_again(report: Report, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     reports = [report, report, compare(*cases.hostile("../../etc/pass wd"))]
     files = write(reports, folder)
-    assert [path.name for path in files[:5]] == ["report.txt", "report.md", "report.html", "report.csv", "report.json"]
+    assert [path.name for path in files[:5]] == [
+        "report.txt",
+        "report.md",
+        "report.html",
+        "report.csv",
+        "report.json",
+    ]
     assert len(files) == 5 + 3 * 5
     assert {path.parent for path in files} == {folder}
     assert len(set(files)) == len(files)
@@ -276,7 +332,10 @@ def test_folders_that_cannot_be(report: Report, tmp_path: Path) -> None:
         render([], "text")
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to, whoever runs this")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(),
+    reason="needs a folder that nobody can write to, whoever runs this",
+)
 def test_a_folder_that_refuses_although_its_permissions_do_not_say_so() -> None:
     for place in ("/proc/self/fdinfo", "/proc/dlperf"):
         with pytest.raises(DlperfError, match=r"cannot be (made|written)"):
@@ -286,7 +345,9 @@ def test_a_folder_that_refuses_although_its_permissions_do_not_say_so() -> None:
 
 
 def test_every_file_says_where_it_comes_from(tmp_path: Path) -> None:
-    report = compare(*cases.cnn(), command="dlperf report nets.py:cnn", created="2020-01-02T03:04:05+00:00")
+    report = compare(
+        *cases.cnn(), command="dlperf report nets.py:cnn", created="2020-01-02T03:04:05+00:00"
+    )
     for path in write([report], tmp_path, FORMATS):
         data = path.read_bytes()
         for mark in (b"2020-01-02T03:04:05", b"dlperf report nets.py:cnn", b"Made-up CPU"):

@@ -1,4 +1,5 @@
 """Text, Markdown, CSV and JSON of reports; the frame and the errors behind them."""
+
 from __future__ import annotations
 
 import io
@@ -10,24 +11,26 @@ import pandas as pd
 import pytest
 import report_cases as cases
 
-from dlperf.errors import DlperfError
-from dlperf.measurement import LayerTimes
+from dlperf.core.errors import DlperfError
+from dlperf.core.measurement import LayerTimes
+from dlperf.core.terminal import text_width
+from dlperf.core.trace import Layer
 from dlperf.predictors.base import Item
-from dlperf.report import measurement_to_text, prediction_to_text
 from dlperf.report.comparison import Report, compare
 from dlperf.report.outline import FOLDED, GROUP, LAYER, OWN, REST, SUM, Line
 from dlperf.report.rows import BOTH, MEASURED, PREDICTED
 from dlperf.report.table import Column, format_table, shorten
+from dlperf.report.text import measurement_to_text, prediction_to_text
 from dlperf.report.writing import render
-from dlperf.terminal import text_width
-from dlperf.trace import Layer
 
 US = cases.US
 
 
 @pytest.fixture
 def report() -> Report:
-    return compare(*cases.cnn(), command="dlperf report nets.py:cnn", created="2020-01-02T03:04:05+00:00")
+    return compare(
+        *cases.cnn(), command="dlperf report nets.py:cnn", created="2020-01-02T03:04:05+00:00"
+    )
 
 
 GOLDEN = """\
@@ -73,7 +76,15 @@ def parts(lines: tuple[Line, ...]) -> list[Line]:
 
 
 @pytest.mark.parametrize("max_lines", [None, 100, 40, 20, 5])
-@pytest.mark.parametrize("make", [cases.cnn, lambda: cases.wide(200), lambda: cases.wide(200, "net", 1), lambda: cases.wide(90, "a.b.c.d", 3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        cases.cnn,
+        lambda: cases.wide(200),
+        lambda: cases.wide(200, "net", 1),
+        lambda: cases.wide(90, "a.b.c.d", 3),
+    ],
+)
 def test_lines_add_up_however_much_is_folded(make, max_lines) -> None:
     report = compare(*make())
     lines = report.outline("calibrated", max_lines)
@@ -93,7 +104,9 @@ def test_groups_hold_what_is_below_them(report: Report) -> None:
     assert lines["features"].kind == lines["Net"].kind == GROUP
     assert lines["features"].forward.actual_s == pytest.approx(300 * US)  # 250 + 50
     assert lines["Net"].backward.predicted_s == pytest.approx(860 * US)  # 600 + 60 + 200
-    assert lines["features"].optimizer.error_frac == pytest.approx(-0.2)  # 20 / 25 - 1; the ReLU owes nothing
+    assert lines["features"].optimizer.error_frac == pytest.approx(
+        -0.2
+    )  # 20 / 25 - 1; the ReLU owes nothing
 
 
 def test_a_wide_network_is_folded_to_the_lines_allowed() -> None:
@@ -114,7 +127,9 @@ def test_columns_without_room_are_named() -> None:
         assert "3" * 40 in format_table(columns, width)
 
 
-def test_the_width_is_that_of_the_terminal_else_120_columns(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_width_is_that_of_the_terminal_else_120_columns(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.__stdout__", io.StringIO())  # a pipe's
     assert text_width() == 120
@@ -127,9 +142,12 @@ def test_the_width_is_that_of_the_terminal_else_120_columns(report: Report, monk
 
 def test_text_gives_way_before_columns_do_and_the_last_go_first() -> None:
     columns = [
-        Column("layer", ("x" * 30,), align_left=True), Column("time", ("1" * 8,)),
-        Column("type", ("y" * 30,), align_left=True), Column("pred", ("2" * 8,), "late"), Column("err", ("3" * 8,), "late"),
-    ]  # fmt: skip
+        Column("layer", ("x" * 30,), align_left=True),
+        Column("time", ("1" * 8,)),
+        Column("type", ("y" * 30,), align_left=True),
+        Column("pred", ("2" * 8,), "late"),
+        Column("err", ("3" * 8,), "late"),
+    ]
     whole = format_table(columns, 60)  # 30 + 30 are shortened to 20 + 12
     assert "left out" not in whole
     assert max(map(len, whole.splitlines())) == 60
@@ -157,7 +175,9 @@ def test_frame(report: Report) -> None:
     relu = frame.loc["features.1"]
     assert math.isnan(relu["optimizer_actual_s"])
     assert relu["optimizer_predicted_s"] == 0
-    assert relu["total_actual_s"] == pytest.approx(100 * US)  # nothing of a ReLU runs in the optimizer, so nothing is missing
+    assert relu["total_actual_s"] == pytest.approx(
+        100 * US
+    )  # nothing of a ReLU runs in the optimizer, so nothing is missing
 
 
 def test_mape_by_hand(report: Report) -> None:
@@ -167,27 +187,40 @@ def test_mape_by_hand(report: Report) -> None:
     # |600/500 - 1|, |60/50 - 1|, |200/160 - 1|, |5/10 - 1| = 1/5, 1/5, 1/4, 1/2
     assert table.loc["backward", "mape_frac"] == pytest.approx((1 / 5 + 1 / 5 + 1 / 4 + 1 / 2) / 4)
     assert table.loc["forward", "weighted_frac"] == pytest.approx((50 + 10 + 10 + 10) / 430)
-    assert table.loc["step", "error_frac"] == pytest.approx((450 + 865 + 60 + 15) / (430 + 720 + 75 + 10) - 1)
+    assert table.loc["step", "error_frac"] == pytest.approx(
+        (450 + 865 + 60 + 15) / (430 + 720 + 75 + 10) - 1
+    )
     assert table.loc["step", "floor_frac"] == pytest.approx(0.02)
     assert table.loc["forward", "spread_frac"] == pytest.approx(0.16)
     assert table.loc["backward", "seen_frac"] == pytest.approx(1.0)
 
 
 def test_layers_below_one_percent_count_only_in_the_second_mape() -> None:
-    # Measured forward 430 us; 4 us are below 1 %. Predicted 8 us: an error of 100 % that the headline leaves out.
+    # Measured forward 430 us; 4 us are below 1 %. Predicted 8 us: an error of 100 % that the
+    # headline leaves out.
     extra = LayerTimes("tiny", "Linear", cases.around(4 * US), cases.around(10 * US), None)
     trace = cases.cnn_trace()
-    items = [*cases.cnn_items(), Item("tiny", "forward", 8 * US, "overhead", "measured"), Item("tiny", "backward", 10 * US, "overhead", "measured")]
+    items = [
+        *cases.cnn_items(),
+        Item("tiny", "forward", 8 * US, "overhead", "measured"),
+        Item("tiny", "backward", 10 * US, "overhead", "measured"),
+    ]
     trace = replace(trace, layers=(*trace.layers, Layer("tiny", "Linear", True, (("Net", 1),))))
-    table = compare(cases.prediction(trace, items), cases.cnn_measurement(extra=[extra])).mape.set_index("phase")
+    table = compare(
+        cases.prediction(trace, items), cases.cnn_measurement(extra=[extra])
+    ).mape.set_index("phase")
     assert table.loc["forward", "n_layers"] == 4
     assert table.loc["forward", "n_all"] == 5
     assert table.loc["forward", "mape_frac"] == pytest.approx((1 / 5 + 1 / 5 + 1 / 11 + 1 / 2) / 4)
-    assert table.loc["forward", "mape_all_frac"] == pytest.approx((1 / 5 + 1 / 5 + 1 / 11 + 1 / 2 + 1) / 5)
+    assert table.loc["forward", "mape_all_frac"] == pytest.approx(
+        (1 / 5 + 1 / 5 + 1 / 11 + 1 / 2 + 1) / 5
+    )
 
 
 def test_a_measured_layer_without_prediction_counts_as_zero_and_is_named() -> None:
-    extra = LayerTimes("head.forgotten", "Linear", cases.around(40 * US), cases.around(80 * US), None)
+    extra = LayerTimes(
+        "head.forgotten", "Linear", cases.around(40 * US), cases.around(80 * US), None
+    )
     report = compare(cases.cnn()[0], cases.cnn_measurement(extra=[extra]))
     row = report.frame.set_index("layer").loc["head.forgotten"]
     assert row["side"] == MEASURED
@@ -195,7 +228,9 @@ def test_a_measured_layer_without_prediction_counts_as_zero_and_is_named() -> No
     assert report.unpredicted == ("head.forgotten",)
     table = report.mape.set_index("phase")
     assert table.loc["forward", "n_missing"] == 1
-    assert table.loc["forward", "mape_frac"] == pytest.approx((1 / 5 + 1 / 5 + 1 / 11 + 1 / 2 + 1) / 5)
+    assert table.loc["forward", "mape_frac"] == pytest.approx(
+        (1 / 5 + 1 / 5 + 1 / 11 + 1 / 2 + 1) / 5
+    )
     for text in (report.to_text(80), report.to_markdown(), report.to_html()):
         assert "forgotten" in text
         assert "no predicted row" in text
@@ -230,11 +265,15 @@ def test_null_phases_drop_out() -> None:
     text = report.to_text(80)
     assert "does not speak of 3 layers: features.0, features.1, (loss)" in text
     assert "does not speak of the backward and the optimizer" in text
-    assert next(line for line in text.splitlines() if line.startswith("    0 ")).split()[2:3] == ["-"]
+    assert next(line for line in text.splitlines() if line.startswith("    0 ")).split()[2:3] == [
+        "-"
+    ]
 
 
 def test_several_predictors() -> None:
-    report = compare([cases.cnn()[0], cases.gemm_table(), cases.gemm_table()], cases.cnn_measurement())
+    report = compare(
+        [cases.cnn()[0], cases.gemm_table(), cases.gemm_table()], cases.cnn_measurement()
+    )
     assert report.predictors == ("calibrated", "gemm-table", "gemm-table #2")
     assert len(report.frame) == 12
     assert set(report.mape["predictor"]) == set(report.predictors)
@@ -244,21 +283,33 @@ def test_several_predictors() -> None:
 def test_unpriced_ops_are_named_and_counted() -> None:
     items = [*cases.cnn_items(), Item("features.0", "forward", 100 * US, "DRAM", "unpriced", op=0)]
     prediction = cases.prediction(cases.cnn_trace(), items)
-    for text in (compare(prediction, cases.cnn_measurement()).to_text(80), prediction_to_text(prediction, width=80)):
+    for text in (
+        compare(prediction, cases.cnn_measurement()).to_text(80),
+        prediction_to_text(prediction, width=80),
+    ):
         assert "aten.mm x1" in text
         assert "6.7 %" in text  # 100 / (1390 + 100)
 
 
 def test_inference_has_no_other_phases() -> None:
-    report = compare(cases.prediction(cases.cnn_trace(inference=True), cases.cnn_items(inference=True)), cases.cnn_measurement(inference=True))
-    assert not [column for column in report.frame.columns if "backward" in column or "optimizer" in column]
+    report = compare(
+        cases.prediction(cases.cnn_trace(inference=True), cases.cnn_items(inference=True)),
+        cases.cnn_measurement(inference=True),
+    )
+    assert not [
+        column for column in report.frame.columns if "backward" in column or "optimizer" in column
+    ]
     assert set(report.mape["phase"]) == {"forward", "step"}
     for form in ("text", "md", "csv"):
         assert "backward" not in render([report], form)
 
 
 def test_json_holds_no_nan_and_comes_back() -> None:
-    for report in (compare([cases.cnn()[0], cases.gemm_table()], cases.cnn_measurement()), compare(*cases.single()), compare(*cases.wide(60))):
+    for report in (
+        compare([cases.cnn()[0], cases.gemm_table()], cases.cnn_measurement()),
+        compare(*cases.single()),
+        compare(*cases.wide(60)),
+    ):
         data = report.to_json()
         text = json.dumps(data, allow_nan=False)
         assert json.loads(text) == data
@@ -291,7 +342,11 @@ def test_markdown_tables_are_rectangular_and_escaped() -> None:
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     prediction, measurement = cases.hostile("evil\x1b[31m\nname")
-    for text in (compare(prediction, measurement).to_text(80), prediction_to_text(prediction), measurement_to_text(measurement)):
+    for text in (
+        compare(prediction, measurement).to_text(80),
+        prediction_to_text(prediction),
+        measurement_to_text(measurement),
+    ):
         assert "\x1b" not in text
         assert "evil\\x1b[31m\\nname" in text
 
@@ -304,13 +359,30 @@ def test_what_cannot_be_compared() -> None:
         compare(prediction, cases.cnn_measurement(inference=True))
     with pytest.raises(DlperfError, match="no prediction"):
         compare([], measurement)
-    with pytest.raises(DlperfError, match=r"compare: the prediction is 3 \(of type int\); expected a Prediction: dlperf.predict makes one"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"compare: the prediction is 3 \(of type int\); expected a Prediction: dlperf.predict"
+            r" makes one"
+        ),
+    ):
         compare(3, cases.cnn()[1])
-    with pytest.raises(DlperfError, match=r"compare: the measurement is 'm.json' \(of type str\); expected a Measurement"):
+    with pytest.raises(
+        DlperfError,
+        match=r"compare: the measurement is 'm.json' \(of type str\); expected a Measurement",
+    ):
         compare(cases.cnn()[0], "m.json")
-    with pytest.raises(DlperfError, match=r"for 2 thread\(s\), the measurement was taken with 1; give dlperf.predict or dlperf.measure"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"for 2 thread\(s\), the measurement was taken with 1; give dlperf.predict or"
+            r" dlperf.measure"
+        ),
+    ):
         compare(cases.prediction(cases.cnn_trace(), cases.cnn_items(), threads=2), measurement)
-    report = compare(cases.prediction(cases.cnn_trace(target="other.py:net"), cases.cnn_items()), measurement)
+    report = compare(
+        cases.prediction(cases.cnn_trace(target="other.py:net"), cases.cnn_items()), measurement
+    )
     assert report.warnings == ("predicted target other.py:net, measured nets.py:cnn",)
 
 
@@ -330,13 +402,19 @@ def test_prediction_alone() -> None:
 def test_measurement_alone() -> None:
     text = measurement_to_text(cases.cnn_measurement(), 80)
     assert "features.0 Conv2d" in text
-    assert "total         1.24 ms" in text or "total         1.23 ms" in text  # 1235 us, a tie in binary
+    assert (
+        "total         1.24 ms" in text or "total         1.23 ms" in text
+    )  # 1235 us, a tie in binary
 
 
 def test_shorten_and_fit() -> None:
     assert shorten("abcdef", 6) == "abcdef"
     assert len(shorten("a" * 50, 11)) == 11
-    columns = [Column("name", ("x" * 100,), align_left=True), Column("must", ("1",)), Column("may", ("2",), rank=1)]
+    columns = [
+        Column("name", ("x" * 100,), align_left=True),
+        Column("must", ("1",)),
+        Column("may", ("2",), rank=1),
+    ]
     for width in (20, 30, 40):
         assert max(len(line) for line in format_table(columns, width).splitlines()) <= width
     table, left_out = format_table(columns, 25).split("\n(")

@@ -1,4 +1,6 @@
-"""The self-test: networks drawn at random, steps timed by a made-up clock, and what a machine file makes of them."""
+"""The self-test: networks drawn at random, steps timed by a made-up clock, and what a machine file
+makes of them.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,30 @@ import pytest
 import torch
 from calibrated_cases import machine, mm, relu, trace
 
-from dlperf import inspection, predict, selftest
-from dlperf.clock import Clock
-from dlperf.machine import Machine
-from dlperf.selftest.process import NETWORKS, draw, time_step
-from dlperf.targets import Built
-from dlperf.trace import Trace
-from dlperf.verification import Coverage, SelfTest
+from dlperf import predict
+from dlperf.core.clock import Clock
+from dlperf.core.machine import Machine
+from dlperf.core.trace import Trace
+from dlperf.core.verification import Coverage, SelfTest
+from dlperf.recorder.targets import Built
+from dlperf.report import machine_summary
+from dlperf.studies import self_test
+from dlperf.studies.self_test_process import NETWORKS, draw, time_step
 
 
 def result_of(ratio: float, threads: int = 1, half_width: float = 0.2) -> SelfTest:
-    """Predicted 1 ms, with an interval of so much to both sides by logarithms; measured 1 ms / ratio."""
-    return SelfTest("MLP", threads, 7, 1e-3, 1e-3 * math.exp(-half_width), 1e-3 * math.exp(half_width), 1e-3 / ratio)
+    """Predicted 1 ms, with an interval of so much to both sides by logarithms; measured 1 ms /
+    ratio.
+    """
+    return SelfTest(
+        "MLP",
+        threads,
+        7,
+        1e-3,
+        1e-3 * math.exp(-half_width),
+        1e-3 * math.exp(half_width),
+        1e-3 / ratio,
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -31,7 +45,9 @@ def test_networks_are_the_same_for_the_same_seed_and_others_for_another(name: st
     for seed in range(6):
         one, same = draw(name, seed), draw(name, seed)
         assert repr(one.model) == repr(same.model)
-        assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), same.model.parameters()))
+        assert all(
+            torch.equal(a, b) for a, b in zip(one.model.parameters(), same.model.parameters())
+        )
         shapes.append((repr(one.model), one.inputs[0].shape))
     assert len(set(shapes)) > 1
 
@@ -54,7 +70,9 @@ def test_a_step_is_the_median_undisturbed_one_after_warm_up() -> None:
             lost[0] += slow
             now_s[0] += 0.5 if n_steps[0] == 1 else 9.0 if slow else 0.02 + 0.001 * (n_steps[0] % 3)
 
-    step_s = time_step(Steps(torch.nn.Identity(), (), None), Clock(lambda: now_s[0], lambda: lost[0]))
+    step_s = time_step(
+        Steps(torch.nn.Identity(), (), None), Clock(lambda: now_s[0], lambda: lost[0])
+    )
     assert step_s == pytest.approx(0.021)
 
 
@@ -64,15 +82,20 @@ def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
     seconds = predict(step, plain, threads=1, malloc="tuned").step.total_s
     assert seconds is not None
     earlier = replace(plain, self_tests=(result_of(1.4),))  # an earlier one widens nothing here
-    (test,) = selftest.judge(earlier, [selftest.Timed(step, 7, seconds / 1.25)], 1)
+    (test,) = self_test.judge(earlier, [self_test.Timed(step, 7, seconds / 1.25)], 1)
     assert (test.name, test.threads, test.seed) == ("made-up", 1, 7)
     assert test.error_frac == pytest.approx(0.25)
-    assert (test.predicted_s, test.low_s) == (pytest.approx(seconds), predict(step, plain, threads=1, malloc="tuned").step.low_s)
+    assert (test.predicted_s, test.low_s) == (
+        pytest.approx(seconds),
+        predict(step, plain, threads=1, malloc="tuned").step.low_s,
+    )
 
 
 def test_intervals_are_as_wide_as_the_worst_step_asks_for() -> None:
     assert result_of(1.0).half_widths == 0.0
-    assert [result_of(math.exp(sign * 0.5)).half_widths for sign in (1, -1)] == pytest.approx([2.5, 2.5])
+    assert [result_of(math.exp(sign * 0.5)).half_widths for sign in (1, -1)] == pytest.approx(
+        [2.5, 2.5]
+    )
     step = trace(mm(64, 64, 64), relu(4096))
 
     def half_width(*tests: SelfTest) -> float:
@@ -82,31 +105,48 @@ def test_intervals_are_as_wide_as_the_worst_step_asks_for() -> None:
         return found.high_s / found.total_s - 1
 
     good, off = result_of(1.1), result_of(math.exp(0.6))
-    assert machine().interval_factor(1) == replace(machine(), self_tests=(good,)).interval_factor(1) == 1.0
+    assert (
+        machine().interval_factor(1)
+        == replace(machine(), self_tests=(good,)).interval_factor(1)
+        == 1.0
+    )
     assert half_width() == half_width(good)
     assert half_width(good, off) == pytest.approx(3 * half_width())
 
 
 @pytest.mark.parametrize(
     ("ratios", "failed"),
-    [((), False), ((1.49, 0.72, 1.0), False), ((1.51, 1.0, 1.0), True), ((1.0, 1.0, 0.66), True), ((1.32, 1.31, 1.0), True), ((1.32, 1.29, 1.0), False)],
+    [
+        ((), False),
+        ((1.49, 0.72, 1.0), False),
+        ((1.51, 1.0, 1.0), True),
+        ((1.0, 1.0, 0.66), True),
+        ((1.32, 1.31, 1.0), True),
+        ((1.32, 1.29, 1.0), False),
+    ],
 )
 def test_a_file_fails_by_one_step_far_off_or_by_most(ratios: Sequence[float], failed: bool) -> None:
-    assert selftest.has_failed([result_of(ratio) for ratio in ratios]) is failed
+    assert self_test.has_failed([result_of(ratio) for ratio in ratios]) is failed
 
 
 def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
     good = replace(machine(), path="m.json", self_tests=(result_of(1.03),))
-    assert selftest.find_problem(good, 1) == ""
-    assert inspection.self_test_lines(good) == ["self-test: MLP, 1 thread: predicted 1.00 ms, measured 971 us: +3.0 %", "self-test with 1 thread: passed"]
+    assert self_test.find_problem(good, 1) == ""
+    assert machine_summary.self_test_lines(good) == [
+        "self-test: MLP, 1 thread: predicted 1.00 ms, measured 971 us: +3.0 %",
+        "self-test with 1 thread: passed",
+    ]
     bad = replace(good, self_tests=(result_of(1.03), result_of(8.0)))
     line = (
-        "m.json failed its self-test (MLP, 1 thread: predicted 1.00 ms, measured 125 us: +700.0 %); predictions may be as far off. "
-        "dlperf calibrate measures it anew"
+        "m.json failed its self-test (MLP, 1 thread: predicted 1.00 ms, measured 125 us: +700.0 %);"
+        " predictions may be as far off. dlperf calibrate measures it anew"
     )
-    assert selftest.find_problem(bad, 1) == line
-    assert selftest.find_problem(bad, 4) == line  # the nearest thread count speaks
-    assert selftest.find_problem(machine(), 1) == "the machine file holds no self-test; dlperf machine check runs it"
+    assert self_test.find_problem(bad, 1) == line
+    assert self_test.find_problem(bad, 4) == line  # the nearest thread count speaks
+    assert (
+        self_test.find_problem(machine(), 1)
+        == "the machine file holds no self-test; dlperf machine check runs it"
+    )
 
 
 class Stub:
@@ -126,11 +166,15 @@ class Stub:
     def __exit__(self, *_: object) -> None:
         """Nothing runs."""
 
-    def time_steps(self, seed: int) -> list[selftest.Timed]:
+    def time_steps(self, seed: int) -> list[self_test.Timed]:
         type(self).n_runs += 1
         seconds = predict(self.step, self.truth, threads=self.threads, malloc="tuned").step.total_s
         assert seconds is not None
-        return [selftest.Timed(self.step, seed, seconds * (self.slow_at_first if self.n_runs == 1 else 1.0))]
+        return [
+            self_test.Timed(
+                self.step, seed, seconds * (self.slow_at_first if self.n_runs == 1 else 1.0)
+            )
+        ]
 
 
 @pytest.fixture
@@ -138,33 +182,38 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
     class Fresh(Stub):
         truth, step = machine(), trace(mm(200, 200, 200), relu(2**18))
 
-    monkeypatch.setattr(selftest, "Process", Fresh)
+    monkeypatch.setattr(self_test, "Process", Fresh)
     return Fresh
 
 
 def test_a_busy_moment_gets_a_second_chance(stub: type[Stub]) -> None:
     stub.slow_at_first = 3.0
-    result = selftest.run(machine(), [stub(1)])  # type: ignore[list-item]
+    result = self_test.run(machine(), [stub(1)])  # type: ignore[list-item]
     assert stub.n_runs == 2
     assert [test.error_frac for test in result.self_tests] == [pytest.approx(0.0)]
 
 
 def test_kernels_that_were_scaled_are_noticed(stub: type[Stub]) -> None:
     scaled = Machine.from_json(json.loads(json.dumps(machine(factor=10.0).to_json())))
-    result = selftest.run(scaled, [stub(1)])  # type: ignore[list-item]
+    result = self_test.run(scaled, [stub(1)])  # type: ignore[list-item]
     assert stub.n_runs == 2
-    assert selftest.has_failed(result.self_tests)
+    assert self_test.has_failed(result.self_tests)
     assert result.interval_factor(1) > 2
 
 
 def test_each_thread_count_keeps_its_own(stub: type[Stub]) -> None:
     before = replace(machine(), self_tests=(result_of(1.1, threads=1), result_of(1.1, threads=2)))
-    result = selftest.run(before, [stub(1)])  # type: ignore[list-item]
-    assert [(test.threads, round(test.error_frac, 3)) for test in result.self_tests] == [(2, 0.1), (1, 0.0)]
+    result = self_test.run(before, [stub(1)])  # type: ignore[list-item]
+    assert [(test.threads, round(test.error_frac, 3)) for test in result.self_tests] == [
+        (2, 0.1),
+        (1, 0.0),
+    ]
 
 
 def test_the_file_keeps_both() -> None:
-    whole = replace(machine(), coverage=(Coverage("gemm", 1, 20, 27),), self_tests=(result_of(1.2),))
+    whole = replace(
+        machine(), coverage=(Coverage("gemm", 1, 20, 27),), self_tests=(result_of(1.2),)
+    )
     again = Machine.from_json(json.loads(json.dumps(whole.to_json())))
     assert (again.coverage, again.self_tests) == (whole.coverage, whole.self_tests)
     assert again.n_left_out(1) == 7
@@ -172,8 +221,14 @@ def test_the_file_keeps_both() -> None:
 
 
 def test_a_calibrations_end_fits_on_a_screen() -> None:
-    whole = replace(machine(), path="m.json", mode="quick", coverage=(Coverage("gemm", 1, 20, 27),), self_tests=(result_of(1.2),) * 3)
-    lines = inspection.conclude(inspection.summarize(whole), 19.4).splitlines()
+    whole = replace(
+        machine(),
+        path="m.json",
+        mode="quick",
+        coverage=(Coverage("gemm", 1, 20, 27),),
+        self_tests=(result_of(1.2),) * 3,
+    )
+    lines = machine_summary.conclude(machine_summary.summarize(whole), 19.4).splitlines()
     assert len(lines) < 24
     assert lines[0] == "m.json: quick calibration of Made-up CPU, 4 cores, 19 s"
     assert lines[1] == "  20 of 27 planned points with 1 thread; there was no time for 7 of gemm"

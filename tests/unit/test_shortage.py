@@ -1,4 +1,5 @@
 """Which failures stand for too little memory."""
+
 from __future__ import annotations
 
 import errno
@@ -6,9 +7,9 @@ import os
 
 import pytest
 
-from dlperf.child_process import failure
-from dlperf.errors import WorkFailed
-from dlperf.shortage import is_shortage
+from dlperf.core.child_process import failure
+from dlperf.core.errors import WorkFailed
+from dlperf.core.memory_shortage import is_shortage
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,9 @@ from dlperf.shortage import is_shortage
         MemoryError(),
         OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"
+        ),
         RuntimeError("can't start new thread"),
         RuntimeError("std::bad_alloc"),
     ],

@@ -1,4 +1,6 @@
-"""A quick calibration of machines that exist only as a clock: what kernels, costs and operators take is made up."""
+"""A quick calibration of machines that exist only as a clock: what kernels, costs and operators
+take is made up.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from dlperf import host
-from dlperf.clock import Clock, Pace, Samples
-from dlperf.machine import Cost, Cpu, Machine
-from dlperf.predictors.book import Book, learn
-from dlperf.trace import Op
-from microbench import ceilings, cold, ddp, framework, loader, loop, memory, replay, stream, threads, worker
+from dlperf.core import host
+from dlperf.core.clock import Clock, Pace, Samples
+from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.trace import Op
+from dlperf.microbench import (
+    ceilings,
+    cold_start,
+    ddp,
+    framework,
+    loader,
+    loop,
+    memory,
+    operator_benchmark,
+    stream,
+    threads,
+    worker,
+)
+from dlperf.predictors.kernel_cost_model import Book, learn
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), 2**34)
 LARGE = Cpu("Made-up CPU", 2, (2**15, 2**21, 480 * 2**20), 2**34)
@@ -24,7 +38,9 @@ BUDGET_S = worker.BUDGET_S["quick"]
 
 @dataclass
 class Simulation:
-    """Time passes in kernels: `call_s` each and `byte_s` for each byte of their operands; `pace` says how many times as long at a moment."""
+    """Time passes in kernels: `call_s` each and `byte_s` for each byte of their operands; `pace`
+    says how many times as long at a moment.
+    """
 
     call_s: float = 2e-6
     byte_s: float = 1e-10
@@ -46,7 +62,9 @@ class Simulation:
 
 @dataclass
 class Told:
-    """What the measuring process told: the machine that its groups make, the points that each left out, and the groups of costs."""
+    """What the measuring process told: the machine that its groups make, the points that each left
+    out, and the groups of costs.
+    """
 
     machine: Machine = field(default_factory=lambda: Machine(CPU))
     left_out: dict[str, int] = field(default_factory=dict)
@@ -63,7 +81,9 @@ class Told:
 
 
 def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
-    """The plan on simulated kernels. Every group of costs takes as long as it may, and a hundred calls of the framework first."""
+    """The plan on simulated kernels. Every group of costs takes as long as it may, and a hundred
+    calls of the framework first.
+    """
 
     def greedy(own: Clock) -> list[Cost]:
         for _ in range(100):
@@ -80,11 +100,19 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(stream, "measure", lambda *arguments: ([], greedy(arguments[-1])))
     monkeypatch.setattr(ceilings, "measure", lambda *arguments: ([], greedy(arguments[-1])))
     monkeypatch.setattr(loader, "measure", lambda *arguments: (greedy(arguments[-1]), []))
-    monkeypatch.setattr(cold, "measure", lambda *arguments: {})
-    monkeypatch.setattr(replay, "build", simulation.build)
+    monkeypatch.setattr(cold_start, "measure", lambda *arguments: {})
+    monkeypatch.setattr(operator_benchmark, "build", simulation.build)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     groups = [group.name for group in worker.planned_groups("quick", CPU.flags)]
-    job = {"threads": 1, "mode": "quick", "groups": [*worker.SYSTEM_GROUPS, *groups], "traces": [], "pace_s": math.inf, "asks": False, "measured": {}}
+    job = {
+        "threads": 1,
+        "mode": "quick",
+        "groups": [*worker.SYSTEM_GROUPS, *groups],
+        "traces": [],
+        "pace_s": math.inf,
+        "asks": False,
+        "measured": {},
+    }
     told = Told()
     worker.run(job, told.say, Pace(simulation.now, lambda: 0, lambda seconds: None, best_s=1e-6))
     return told
@@ -103,9 +131,13 @@ def assert_balanced(told: Told, simulation: Simulation) -> None:
     book = Book(learn(told.machine), 1)
     for key in (("relu", "1", "float32", "flat"), ("threshold_backward", "2", "float32", "flat")):
         assert {64, 2**20} <= {kernel.op.inputs[0].numel for _, kernel in book.kernels[key]}
-    small = Op("aten.threshold_backward.default", (relu := book.kernels["threshold_backward", "2", "float32", "flat"][0][1].op.inputs[0],) * 2 + (0,))
+    small = Op(
+        "aten.threshold_backward.default",
+        (relu := book.kernels["threshold_backward", "2", "float32", "flat"][0][1].op.inputs[0],) * 2
+        + (0,),
+    )
     assert relu.numel <= 2**20
-    (seconds, _) = book.kernel_s(small) or (math.inf, "")
+    seconds, _ = book.kernel_s(small) or (math.inf, "")
     assert seconds < 2 * (simulation.call_s + 2 * small.inputs[0].nbytes * simulation.byte_s) * 1.3
 
 
@@ -124,12 +156,18 @@ def test_calls_that_take_ten_times_as_long(monkeypatch: pytest.MonkeyPatch) -> N
     assert simulation.now() < 1.2 * BUDGET_S
 
 
-def test_a_machine_that_takes_ten_times_as_long_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_takes_ten_times_as_long_for_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     simulation = Simulation(call_s=2e-5, byte_s=1e-9)
     told = calibrate(simulation, monkeypatch)
     assert set(worker.SYSTEM_GROUPS) <= set(told.costs)
-    for group in worker.planned_groups("quick", CPU.flags):  # some points are left out, of no family all but a few
-        assert len(group.points) - told.left_out[group.name] >= min(12, len(group.points)), group.name
+    for group in worker.planned_groups(
+        "quick", CPU.flags
+    ):  # some points are left out, of no family all but a few
+        assert len(group.points) - told.left_out[group.name] >= min(12, len(group.points)), (
+            group.name
+        )
     assert simulation.now() < 2 * BUDGET_S
 
 
@@ -159,7 +197,9 @@ def test_a_clock_that_jumps(monkeypatch: pytest.MonkeyPatch, when_s: float) -> N
 
 def test_a_last_cache_of_480_mib_asks_for_no_larger_sets() -> None:
     for module in (stream, ceilings):
-        sets = module.working_sets("quick", LARGE.caches_bytes[2] if module is stream else LARGE.caches_bytes)
+        sets = module.working_sets(
+            "quick", LARGE.caches_bytes[2] if module is stream else LARGE.caches_bytes
+        )
         assert max(sets) == 2**27
         assert len(sets) <= 16
     assert max(stream.working_sets("full", LARGE.caches_bytes[2])) == 4 * LARGE.caches_bytes[2]

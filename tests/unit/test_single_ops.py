@@ -1,4 +1,5 @@
 """Random single ops: what may be drawn, that torch can run it, and the arithmetic of their errors."""
+
 from __future__ import annotations
 
 import math
@@ -12,14 +13,14 @@ from calibrated_cases import machine as law_machine
 from calibrated_cases import mm as law_mm
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlperf.clock import Samples
-from dlperf.errors import DlperfError
-from dlperf.machine import Kernel
-from dlperf.predictors.book import book_of
-from dlperf.trace import Op, TensorSpec
-from dlperf.validation.draws import MAX_ELEMENTS, MAX_FLOP, log_uniform, size
-from dlperf.validation.single_ops import PLAN, Drawn, draw_ops, kernel_s, op_groups, score_ops
-from microbench.replay import build
+from dlperf.core.clock import Samples
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Kernel
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.microbench.operator_benchmark import build
+from dlperf.predictors.kernel_cost_model import book_of
+from dlperf.studies.accuracy.random_ops import MAX_ELEMENTS, MAX_FLOP, log_uniform, size
+from dlperf.studies.accuracy.single_ops import PLAN, Drawn, draw_ops, kernel_s, op_groups, score_ops
 
 SEED = 20240229
 
@@ -53,7 +54,8 @@ def test_sizes_are_log_uniform() -> None:
     drawn = [log_uniform(random, 1, 4096) for _ in range(4000)]
     assert min(drawn) == 1
     assert 4000 < max(drawn) <= 4096
-    # Half of [0, ln 4096] lies below 64; the standard deviation of the share is 0.5 / sqrt(4000) = 0.008.
+    # Half of [0, ln 4096] lies below 64; the standard deviation of the share is 0.5 / sqrt(4000) =
+    # 0.008.
     assert np.mean([value < 64 for value in drawn]) == pytest.approx(0.5, abs=0.04)
     tidy = [size(random, 1, 4096) for _ in range(4000)]
     assert max(tidy) <= 4096
@@ -62,7 +64,9 @@ def test_sizes_are_log_uniform() -> None:
 
 def as_meta(argument: object) -> object:
     if isinstance(argument, TensorSpec):
-        return torch.empty_strided(argument.shape, argument.strides, dtype=getattr(torch, argument.dtype), device="meta")
+        return torch.empty_strided(
+            argument.shape, argument.strides, dtype=getattr(torch, argument.dtype), device="meta"
+        )
     return [as_meta(a) for a in argument] if isinstance(argument, tuple) else argument
 
 
@@ -72,7 +76,9 @@ def test_contractions_are_valid_and_not_too_large(family: str) -> None:
     for one in draw_ops(SEED):
         if one.family != family:
             continue
-        function = getattr(getattr(torch.ops.aten, one.op.name.split(".")[1]), one.op.name.split(".")[2])
+        function = getattr(
+            getattr(torch.ops.aten, one.op.name.split(".")[1]), one.op.name.split(".")[2]
+        )
         args = [as_meta(a) for a in one.op.args]
         with FlopCounterMode(display=False) as counter:
             made = function(*args)
@@ -99,13 +105,20 @@ def test_each_family_gets_as_many_as_asked_for(n_ops: int) -> None:
     assert Counter(one.family for one in drawn) == dict.fromkeys(PLAN, n_ops)
 
 
-@pytest.mark.parametrize(("n_ops", "message"), [(0, "ops is 0; it must be at least 1"), (2001, "ops is 2001; at most 2000"), ("60", "ops is '60'")])
+@pytest.mark.parametrize(
+    ("n_ops", "message"),
+    [
+        (0, "ops is 0; it must be at least 1"),
+        (2001, "ops is 2001; at most 2000"),
+        ("60", "ops is '60'"),
+    ],
+)
 def test_a_senseless_number_of_ops_is_refused(n_ops: object, message: str) -> None:
     with pytest.raises(DlperfError, match=message):
         draw_ops(SEED, n_ops=n_ops)  # type: ignore[arg-type]
 
 
-# -- prices and scores ------------------------------------------------------------------------------------------------
+# -- prices and scores -----------------------------------------------------------------------------
 
 
 def test_one_op_is_priced_by_its_curve() -> None:
@@ -123,11 +136,16 @@ def test_an_op_without_a_curve_is_unpriced_but_never_free() -> None:
     spec = TensorSpec.contiguous(2**20)
     seconds, source = kernel_s(book, Op("mine.mystery.default", (spec,), outputs=(spec,)))
     assert source == "unpriced"
-    assert seconds == pytest.approx(3e-6 + 2 * 2**22 / 4e10)  # 8 MiB from the level that holds them, L3 at 40 GB/s
+    assert seconds == pytest.approx(
+        3e-6 + 2 * 2**22 / 4e10
+    )  # 8 MiB from the level that holds them, L3 at 40 GB/s
 
 
 def drawn() -> list[Drawn]:
-    return [Drawn("gemm", "NN", law_mm(n, n, n)) for n in (20, 30)] + [Drawn("gemm", "TN", law_mm(40, 40, 40)), Drawn("the rest", "elementwise", relu(99))]
+    return [Drawn("gemm", "NN", law_mm(n, n, n)) for n in (20, 30)] + [
+        Drawn("gemm", "TN", law_mm(40, 40, 40)),
+        Drawn("the rest", "elementwise", relu(99)),
+    ]
 
 
 def kernel(op: Op, seconds: float) -> Kernel:
@@ -137,16 +155,32 @@ def kernel(op: Op, seconds: float) -> Kernel:
 def test_errors_are_taken_against_the_median_of_the_runs() -> None:
     ops = drawn()
     one, two, three, four = (each.op for each in ops)
-    runs = [[kernel(one, 1.0), kernel(two, 2.0), kernel(four, 1.0)], [kernel(one, 1.2), kernel(two, 2.0), kernel(four, 1.0)]]
-    prices = {one.signature: (1.21, "interpolated"), two.signature: (1.0, "extrapolated"), four.signature: (3.0, "unpriced")}
+    runs = [
+        [kernel(one, 1.0), kernel(two, 2.0), kernel(four, 1.0)],
+        [kernel(one, 1.2), kernel(two, 2.0), kernel(four, 1.0)],
+    ]
+    prices = {
+        one.signature: (1.21, "interpolated"),
+        two.signature: (1.0, "extrapolated"),
+        four.signature: (3.0, "unpriced"),
+    }
     found = score_ops(ops, runs, lambda op: prices[op.signature], 1)
-    assert [score.op for score in found] == [one.signature, two.signature, four.signature]  # the third was never timed
+    assert [score.op for score in found] == [
+        one.signature,
+        two.signature,
+        four.signature,
+    ]  # the third was never timed
     assert three.signature not in prices
     assert found[0].actual_s == pytest.approx(1.1)
     assert found[0].error_frac == pytest.approx(0.1)
     assert found[0].floor_frac == pytest.approx(0.2 / 1.1)
     groups = {(g.family, g.kind): g for g in op_groups(found)}
-    assert set(groups) == {("gemm", "all"), ("gemm", "NN"), ("the rest", "all"), ("the rest", "elementwise")}
+    assert set(groups) == {
+        ("gemm", "all"),
+        ("gemm", "NN"),
+        ("the rest", "all"),
+        ("the rest", "elementwise"),
+    }
     gemm = groups["gemm", "all"]
     assert (gemm.n_ops, gemm.n_unpriced) == (2, 0)
     assert gemm.mape_frac == pytest.approx(0.3)  # 0.1 and 0.5
@@ -157,5 +191,17 @@ def test_errors_are_taken_against_the_median_of_the_runs() -> None:
 
 def test_thread_counts_stand_apart() -> None:
     ops = drawn()[:1]
-    found = [one for threads in (1, 2) for one in score_ops(ops, [[kernel(ops[0].op, 1.0)]], lambda op: (float(threads), "interpolated"), threads)]  # noqa: B023
-    assert [(g.threads, g.mape_frac) for g in op_groups(found) if g.kind == "all"] == [(1, 0.0), (2, 1.0)]
+    found = [
+        one
+        for threads in (1, 2)
+        for one in score_ops(
+            ops,
+            [[kernel(ops[0].op, 1.0)]],
+            lambda op: (float(threads), "interpolated"),
+            threads,  # noqa: B023
+        )
+    ]
+    assert [(g.threads, g.mape_frac) for g in op_groups(found) if g.kind == "all"] == [
+        (1, 0.0),
+        (2, 1.0),
+    ]

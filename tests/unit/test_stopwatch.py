@@ -1,4 +1,5 @@
 """Measuring: exact under a fake clock, and the model unchanged to the bit."""
+
 from __future__ import annotations
 
 import copy
@@ -11,17 +12,19 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import dlperf.stopwatch as stopwatch
-from dlperf.clock import Clock, Pace
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.measurement import Measurement
-from dlperf.stopwatch import measure, measure_target
-from dlperf.stopwatch.probe import LayerProbe, ProbeCosts, attribute
-from dlperf.targets import resolve
+import dlperf.profiler.step_profiler as stopwatch
+from dlperf.core.clock import Clock, Pace
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.measurement import Measurement
+from dlperf.profiler.probe import LayerProbe, ProbeCosts, attribute
+from dlperf.profiler.step_profiler import measure, measure_target
+from dlperf.recorder.targets import resolve
 
 
 class FakeTime:
-    """A clock that moves only when told. Amounts are dyadic, so that sums of them are exact in floating point."""
+    """A clock that moves only when told. Amounts are dyadic, so that sums of them are exact in
+    floating point.
+    """
 
     def __init__(self) -> None:
         self.t = 0.0
@@ -33,7 +36,9 @@ class FakeTime:
 
 class _Spend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, time: FakeTime, forward_s: float, backward_s: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, time: FakeTime, forward_s: float, backward_s: float
+    ) -> torch.Tensor:
         time.t += forward_s
         ctx.time, ctx.backward_s = time, backward_s
         return x.clone()
@@ -57,14 +62,18 @@ class Slow(nn.Module):
 
 
 class FakeSGD(torch.optim.SGD):
-    """Takes a second for each parameter that has a gradient, and half a one for the rest of its work."""
+    """Takes a second for each parameter that has a gradient, and half a one for the rest of its
+    work.
+    """
 
     def __init__(self, parameters: Any, time: FakeTime) -> None:
         super().__init__(parameters, lr=0.0)
         self.time = time
 
     def step(self, closure: Any = None) -> None:
-        self.time.t += 0.5 + sum(p.grad is not None for group in self.param_groups for p in group["params"])
+        self.time.t += 0.5 + sum(
+            p.grad is not None for group in self.param_groups for p in group["params"]
+        )
         super().step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -79,7 +88,9 @@ class Branching(nn.Module):
         super().__init__()
         self.time = time
         self.stem = Slow(time, 1.0, 2.0)
-        self.block = nn.Sequential(Slow(time, 4.0, 8.0), nn.ReLU(inplace=True), Slow(time, 16.0, 32.0))
+        self.block = nn.Sequential(
+            Slow(time, 4.0, 8.0), nn.ReLU(inplace=True), Slow(time, 16.0, 32.0)
+        )
         self.twice = Slow(time, 0.5, 0.25)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,15 +101,28 @@ class Branching(nn.Module):
 
 
 def rows(measurement: Measurement) -> dict[str, tuple[float | None, ...]]:
-    return {r.layer: tuple(None if s is None else s.median for s in (r.forward, r.backward, r.optimizer)) for r in measurement.layers}
+    return {
+        r.layer: tuple(
+            None if s is None else s.median for s in (r.forward, r.backward, r.optimizer)
+        )
+        for r in measurement.layers
+    }
 
 
 def test_known_times_come_out_exactly() -> None:
     time = FakeTime()
     model = Branching(time)
     loss = lambda output: _Spend.apply(output.sum(), time, 0.0625, 0.03125)  # noqa: E731
-    got = measure(model, (torch.ones(3, 2),), loss=loss, optimizer=FakeSGD(model.parameters(), time), clock=time.clock(), seconds=1.0)
-    # four parameters with a gradient: 0.5 + 4 s a step, a quarter each, whatever the common half second is
+    got = measure(
+        model,
+        (torch.ones(3, 2),),
+        loss=loss,
+        optimizer=FakeSGD(model.parameters(), time),
+        clock=time.clock(),
+        seconds=1.0,
+    )
+    # four parameters with a gradient: 0.5 + 4 s a step, a quarter each, whatever the common half
+    # second is
     assert rows(got) == {
         "Branching": (64.0, 128.0, 0.0),
         "stem": (1.0, 2.0, 1.125),
@@ -109,11 +133,24 @@ def test_known_times_come_out_exactly() -> None:
         "twice": (1.0, 0.5, 1.125),
         "(loss)": (0.0625, 0.03125, 0.0),
     }
-    assert list(rows(got)) == ["Branching", "stem", "block", "block.0", "block.1", "block.2", "twice", "(loss)"]
+    assert list(rows(got)) == [
+        "Branching",
+        "stem",
+        "block",
+        "block.0",
+        "block.1",
+        "block.2",
+        "twice",
+        "(loss)",
+    ]
     forward_s, backward_s = 64 + 1 + 4 + 16 + 1 + 0.0625, 128 + 2 + 8 + 32 + 0.5 + 0.03125
     assert {name: samples.median for name, samples in got.step.items()} == {
-        "zero_grad": 0.125, "forward": forward_s, "backward": backward_s, "optimizer": 4.5, "total": 0.125 + forward_s + backward_s + 4.5,
-    }  # fmt: skip
+        "zero_grad": 0.125,
+        "forward": forward_s,
+        "backward": backward_s,
+        "optimizer": 4.5,
+        "total": 0.125 + forward_s + backward_s + 4.5,
+    }
     assert got.floor_frac == 0.0
     assert got.noise["layer_sum_frac"] == 1.0
     assert got.batch_size == 3
@@ -130,14 +167,25 @@ def test_the_optimizer_is_shared_by_what_each_layer_adds() -> None:
 
     time = FakeTime()
     model = nn.Sequential(Slow(time, 1.0, 1.0), Offset())
-    got = rows(measure(model, (torch.ones(3, 2),), optimizer=FakeSGD(model.parameters(), time), clock=time.clock(), seconds=1.0))
-    # one and three parameters of a second each; the common half second goes with them: 4.5 s x 1/4 and 3/4
+    got = rows(
+        measure(
+            model,
+            (torch.ones(3, 2),),
+            optimizer=FakeSGD(model.parameters(), time),
+            clock=time.clock(),
+            seconds=1.0,
+        )
+    )
+    # one and three parameters of a second each; the common half second goes with them: 4.5 s x 1/4
+    # and 3/4
     assert (got["0"][2], got["1"][2]) == (1.125, 3.375)
 
 
 def test_inference_is_forward_only() -> None:
     time = FakeTime()
-    got = measure(Branching(time), {"x": torch.ones(3, 2)}, inference=True, clock=time.clock(), seconds=1.0)
+    got = measure(
+        Branching(time), {"x": torch.ones(3, 2)}, inference=True, clock=time.clock(), seconds=1.0
+    )
     assert set(got.step) == {"forward", "total"}
     assert rows(got)["Branching"] == (64.0, None, None)
     assert "(loss)" not in rows(got)
@@ -153,11 +201,19 @@ def test_recomputation_is_backward_of_the_layer_recomputed(reentrant: bool) -> N
             self.first, self.second = Slow(time, 1.0, 2.0), Slow(time, 4.0, 8.0)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = checkpoint(lambda t: self.second(self.first(t)), x, use_reentrant=reentrant, preserve_rng_state=False)
+            x = checkpoint(
+                lambda t: self.second(self.first(t)),
+                x,
+                use_reentrant=reentrant,
+                preserve_rng_state=False,
+            )
             return x * 1.0
 
-    got = measure(Checkpointed(), (torch.ones(3, 2, requires_grad=True),), clock=time.clock(), seconds=1.0)
-    # the forward runs once more in the backward; without reentry torch may stop it as soon as it has what was saved
+    got = measure(
+        Checkpointed(), (torch.ones(3, 2, requires_grad=True),), clock=time.clock(), seconds=1.0
+    )
+    # the forward runs once more in the backward; without reentry torch may stop it as soon as it
+    # has what was saved
     assert rows(got)["first"][:2] == (1.0, 2.0 + 1.0)
     assert rows(got)["second"][0] == 4.0
     assert rows(got)["second"][1] in ((8.0 + 4.0,) if reentrant else (8.0, 8.0 + 4.0))
@@ -185,15 +241,26 @@ def test_samples_of_a_lost_core_are_dropped() -> None:
 
 
 def test_hook_costs_are_taken_off_owner_and_caller() -> None:
-    # start, root enters at 1, child enters at 3, leaves at 6, root leaves at 7; then a backward over two nodes
+    # start, root enters at 1, child enters at 3, leaves at 6, root leaves at 7; then a backward
+    # over two nodes
     start, enter, leave, reached, run, end, pause = 3, 0, 1, 2, 5, 6, 4
     events = [
-        (start, 0.0, 0, 0), (enter, 1.0, 0, 0), (enter, 3.0, 1, 0), (leave, 6.0, 1, 5), (leave, 7.0, 0, 7), (pause, 8.0, 0, 0),
-        (run, 10.0, 0, 0), (reached, 11.0, 6, 0), (reached, 14.0, 2, 0), (end, 20.0, 0, 0), (pause, 21.0, 0, 0),
-    ]  # fmt: skip
+        (start, 0.0, 0, 0),
+        (enter, 1.0, 0, 0),
+        (enter, 3.0, 1, 0),
+        (leave, 6.0, 1, 5),
+        (leave, 7.0, 0, 7),
+        (pause, 8.0, 0, 0),
+        (run, 10.0, 0, 0),
+        (reached, 11.0, 6, 0),
+        (reached, 14.0, 2, 0),
+        (end, 20.0, 0, 0),
+        (pause, 21.0, 0, 0),
+    ]
     times = attribute(events, ProbeCosts(inside_s=0.5, outside_s=0.25, node_s=0.125))
     assert times.forward == {0: 1.0 + 2.0 + 1.0, 1: 3.0, -1: 1.0}
-    # root: its own pair inside, its own call (it has no caller) and the child's; child: its own pair
+    # root: its own pair inside, its own call (it has no caller) and the child's; child: its own
+    # pair
     assert times.forward_cost == {0: 0.5 + 0.25 + 0.25, 1: 0.5}
     assert times.backward == {-1: 1.0, 0: 3.0, 1: 6.0}
     assert times.backward_cost == {0: 0.125, 1: 0.125}
@@ -202,11 +269,13 @@ def test_hook_costs_are_taken_off_owner_and_caller() -> None:
     assert times.net_forward_s(1, factor=20.0) == 0.0
 
 
-# -- the model is unchanged to the bit ---------------------------------------------------------------------------------
+# -- the model is unchanged to the bit -------------------------------------------------------------
 
 
 class Everything(nn.Module):
-    """Dropout, batch statistics, in-place activations, Python state, a plain tensor, a generator, a shared module."""
+    """Dropout, batch statistics, in-place activations, Python state, a plain tensor, a generator, a
+    shared module.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +297,11 @@ class Everything(nn.Module):
         self.history.append(self.calls)
         self.settings["seen"][0] += 1
         self.running += 1
-        noise = torch.rand(1, generator=self.generator).item() + random.random() + float(np.random.rand())  # noqa: NPY002
+        noise = (
+            torch.rand(1, generator=self.generator).item()
+            + random.random()
+            + float(np.random.rand())  # noqa: NPY002
+        )
         x = self.act(self.norm(self.conv(x)))
         return self.frozen(self.out(self.drop(x.flatten(1)))) + 0 * noise
 
@@ -236,26 +309,63 @@ class Everything(nn.Module):
 def _fingerprint(model: Everything, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         "values": {name: value.clone() for name, value in model.state_dict().items()},
-        "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        "gradients": {
+            name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+        },
         "gradient identities": [id(p.grad) for p in model.parameters() if p.grad is not None],
         "identities": [id(t) for t in (*model.parameters(), *model.buffers())],
         "requires": [p.requires_grad for p in model.parameters()],
-        "optimizer": [{key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in optimizer.state.get(p, {}).items()} for p in model.parameters()],
-        "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
-        "optimizer attributes": sorted(vars(optimizer)), "n states": len(optimizer.state),
-        "random": (torch.get_rng_state(), np.random.get_state(), random.getstate(), model.generator.get_state()),  # noqa: NPY002
+        "optimizer": [
+            {
+                key: v.clone() if isinstance(v, torch.Tensor) else v
+                for key, v in optimizer.state.get(p, {}).items()
+            }
+            for p in model.parameters()
+        ],
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ],
+        "optimizer attributes": sorted(vars(optimizer)),
+        "n states": len(optimizer.state),
+        "random": (
+            torch.get_rng_state(),
+            np.random.get_state(),  # noqa: NPY002
+            random.getstate(),
+            model.generator.get_state(),
+        ),
         "flags": [module.training for module in model.modules()],
-        "python": (model.calls, list(model.history), model.settings["seen"][0], model.hooked, model.running.clone()),
-        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
+        "python": (
+            model.calls,
+            list(model.history),
+            model.settings["seen"][0],
+            model.hooked,
+            model.running.clone(),
+        ),
+        "hooks": [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            for m in model.modules()
+        ],
         "attributes": [sorted(vars(module)) for module in model.modules()],
-        "global hooks": (len(nn.modules.module._global_forward_hooks), len(nn.modules.module._global_forward_pre_hooks), torch.autograd.backward),
-        "grad mode": torch.is_grad_enabled(), "threads": torch.get_num_threads(),
-    }  # fmt: skip
+        "global hooks": (
+            len(nn.modules.module._global_forward_hooks),
+            len(nn.modules.module._global_forward_pre_hooks),
+            torch.autograd.backward,
+        ),
+        "grad mode": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a.view(torch.uint8) if a.dim() else a, b.view(torch.uint8) if b.dim() else b)
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and torch.equal(
+                a.view(torch.uint8) if a.dim() else a, b.view(torch.uint8) if b.dim() else b
+            )
+        )
     if isinstance(a, np.ndarray):
         return np.array_equal(a, b)
     if isinstance(a, dict):
@@ -269,7 +379,9 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [key for key in before if not _same(before[key], after[key])]
 
 
-def _ready(optimizer_type: type[torch.optim.Optimizer], stepped: bool) -> tuple[Everything, torch.optim.Optimizer, torch.Tensor]:
+def _ready(
+    optimizer_type: type[torch.optim.Optimizer], stepped: bool
+) -> tuple[Everything, torch.optim.Optimizer, torch.Tensor]:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
@@ -289,7 +401,9 @@ def _squares(output: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("optimizer_type", [torch.optim.Adam, torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_nothing_is_changed(optimizer_type: type[torch.optim.Optimizer], stepped: bool, inference: bool) -> None:
+def test_nothing_is_changed(
+    optimizer_type: type[torch.optim.Optimizer], stepped: bool, inference: bool
+) -> None:
     model, optimizer, x = _ready(optimizer_type, stepped)
     before, kept = _fingerprint(model, optimizer), x.clone()
     got = measure(model, (x,), loss=_squares, optimizer=optimizer, seconds=0.2, inference=inference)
@@ -301,13 +415,22 @@ def test_nothing_is_changed(optimizer_type: type[torch.optim.Optimizer], stepped
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_graph_that_is_alive_meanwhile_still_runs_backward(inference: bool) -> None:
-    """Autograd refuses a backward whose saved tensors were written; the measurement's steps write parameters, buffers and inputs' versions."""
+    """Autograd refuses a backward whose saved tensors were written; the measurement's steps write
+    parameters, buffers and inputs' versions.
+    """
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     x = torch.randn(5, 4, requires_grad=True)
     (expected,) = torch.autograd.grad(_squares(copy.deepcopy(model)(x)), x)
     alive = _squares(model(x))
     versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
-    measure(model, (x.detach(),), loss=_squares, optimizer=torch.optim.Adam(model.parameters()), seconds=0.1, inference=inference)
+    measure(
+        model,
+        (x.detach(),),
+        loss=_squares,
+        optimizer=torch.optim.Adam(model.parameters()),
+        seconds=0.1,
+        inference=inference,
+    )
     assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
     alive.backward()
     assert x.grad is not None
@@ -344,7 +467,9 @@ def test_interrupted_measurements_restore_too(error: BaseException, at_call: int
             raise error
         return _squares(output)
 
-    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkFailed) as caught:
+    with pytest.raises(
+        KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkFailed
+    ) as caught:
         measure(model, (x,), loss=failing, optimizer=optimizer, seconds=0.5, target="net.py:net")
     if isinstance(error, RuntimeError):
         assert str(caught.value) == "net.py:net: RuntimeError: it broke"
@@ -374,11 +499,13 @@ def test_an_error_in_the_forward_under_hooks_leaves_none(monkeypatch: pytest.Mon
     assert set(probe.finish().forward) >= {0, 1}
 
 
-# -- what can be measured ----------------------------------------------------------------------------------------------
+# -- what can be measured --------------------------------------------------------------------------
 
 
 class Unattributable(nn.Module):
-    """Nested outputs, keyword-only inputs, a parameter of its own, a module called in a list that is not registered."""
+    """Nested outputs, keyword-only inputs, a parameter of its own, a module called in a list that
+    is not registered.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,10 +534,15 @@ def test_shared_modules_stand_under_their_first_name() -> None:
 
 
 def test_a_root_that_is_a_leaf_is_named_by_its_type() -> None:
-    assert list(rows(measure(nn.Linear(3, 3), (torch.randn(2, 3),), seconds=0.1))) == ["Linear", "(loss)"]
+    assert list(rows(measure(nn.Linear(3, 3), (torch.randn(2, 3),), seconds=0.1))) == [
+        "Linear",
+        "(loss)",
+    ]
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop", "NAdam", "Adafactor", "Rprop", "ASGD"])
+@pytest.mark.parametrize(
+    "name", ["SGD", "Adagrad", "RMSprop", "NAdam", "Adafactor", "Rprop", "ASGD"]
+)
 @pytest.mark.parametrize("foreach", [False, True])
 def test_optimizers(name: str, foreach: bool) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
@@ -418,7 +550,9 @@ def test_optimizers(name: str, foreach: bool) -> None:
     before = copy.deepcopy(optimizer.state_dict())
     got = measure(model, (torch.randn(2, 8),), optimizer=optimizer, seconds=0.1)
     shares = [row.optimizer.median for row in got.layers if row.optimizer is not None]
-    assert sum(shares) == pytest.approx(got.step["optimizer"].median)  # medians of one series times fractions that add up to 1
+    assert sum(shares) == pytest.approx(
+        got.step["optimizer"].median
+    )  # medians of one series times fractions that add up to 1
     assert _same(before, optimizer.state_dict())
 
 
@@ -429,7 +563,9 @@ def test_an_optimizer_that_wants_every_gradient_is_shared_by_bytes() -> None:
             super().step()
 
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 24, bias=False))
-    got = measure(model, (torch.randn(2, 8),), optimizer=Strict(model.parameters(), lr=0.1), seconds=0.1)
+    got = measure(
+        model, (torch.randn(2, 8),), optimizer=Strict(model.parameters(), lr=0.1), seconds=0.1
+    )
     total = got.step["optimizer"].median
     assert rows(got)["0"][2] == pytest.approx(total * 0.25)  # 64 of 256 parameters
     assert any("bytes" in note for note in got.notes)
@@ -439,20 +575,57 @@ def test_an_optimizer_that_wants_every_gradient_is_shared_by_bytes() -> None:
     ("call", "message"),
     [
         (lambda: measure(nn.ReLU(), (torch.ones(1),)), "no parameter"),
-        (lambda: measure(nn.Linear(2, 2).requires_grad_(False), (torch.ones(1, 2),)), "no parameter"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y), r"shape \(1, 2\)"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y.sum().item()), "float"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y.detach().sum()), "requires grad"),
+        (
+            lambda: measure(nn.Linear(2, 2).requires_grad_(False), (torch.ones(1, 2),)),
+            "no parameter",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y),
+            r"shape \(1, 2\)",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y.sum().item()),
+            "float",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y.detach().sum()),
+            "requires grad",
+        ),
         (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds=0), "seconds"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds="4"), "seconds is '4' \\(of type str\\)"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds=float("nan")), "seconds is nan"),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds="4"),
+            "seconds is '4' \\(of type str\\)",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), seconds=float("nan")),
+            "seconds is nan",
+        ),
         (lambda: measure(nn.Linear, (torch.ones(1, 2),)), "measure: the model is <class"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss="mse"), "the loss is of type str"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer=torch.optim.SGD), "the optimizer is the class SGD"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer="sgd"), "the optimizer is of type str"),
-        (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), batch_size="1"), "batch_size is '1'"),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss="mse"),
+            "the loss is of type str",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer=torch.optim.SGD),
+            "the optimizer is the class SGD",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer="sgd"),
+            "the optimizer is of type str",
+        ),
+        (
+            lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), batch_size="1"),
+            "batch_size is '1'",
+        ),
         (lambda: measure(nn.LazyLinear(2), (torch.ones(1, 2),)), "lazy"),
-        (lambda: measure(m := nn.Linear(2, 2), (torch.ones(1, 2),), optimizer=torch.optim.LBFGS(m.parameters())), "closure"),
+        (
+            lambda: measure(
+                m := nn.Linear(2, 2),
+                (torch.ones(1, 2),),
+                optimizer=torch.optim.LBFGS(m.parameters()),
+            ),
+            "closure",
+        ),
     ],
 )
 def test_unfit_input_is_named(call: Any, message: str) -> None:
@@ -479,7 +652,7 @@ def test_denormal_numbers_are_left_as_they_are() -> None:
 
 
 def test_no_backward_without_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlperf.stopwatch.probe.sequence_number", None)
+    monkeypatch.setattr("dlperf.profiler.probe.sequence_number", None)
     got = stopwatch.measure(nn.Linear(2, 2), (torch.randn(2, 2),), seconds=0.05)
     assert all(row.backward is None for row in got.layers)
     assert any("could not be attributed" in note for note in got.notes)
@@ -490,7 +663,7 @@ def test_steps_on_a_slow_core_count_and_a_note_says_so(monkeypatch: pytest.Monke
         def settle(self, seconds: float) -> None:
             self.best_s = 1e-12  # of a core that was quicker than this one ever is
 
-    monkeypatch.setattr("dlperf.stopwatch.Pace", Shared)
+    monkeypatch.setattr("dlperf.profiler.step_profiler.Pace", Shared)
     found = measure_target(resolve("mlp", 4), seconds=0.2)
     assert found.noise["pace"] == pytest.approx(2.5)
     assert any("2.50 times its best" in note for note in found.notes)

@@ -1,4 +1,5 @@
 """Standard streams that are closed, full, or of an encoding that lacks characters."""
+
 from __future__ import annotations
 
 import io
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from dlperf import streams
+from dlperf.core import streams
 
 CLOSE = "import os, sys; sys.stdout.flush(); [os.close(n) for n in map(int, sys.argv[1])]; "
 REOPEN = "os.execv(sys.executable, [sys.executable, '-c', sys.argv[2]])"
@@ -22,11 +23,10 @@ def run_closed(numbers: str, code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("numbers", ["0", "1", "2", "01", "12", "012"])
 def test_closed_descriptors_are_taken_before_a_file_gets_them(numbers: str) -> None:
     code = (
-        "import subprocess, sys; from dlperf import streams; streams.open_closed()\n"
-        "assert open('/dev/null').fileno() > 2\n"
-        "print('note', file=sys.stderr); assert sys.stdin.read() == ''\n"
-        "subprocess.run([sys.executable, '-c', 'import sys; assert None not in (sys.stdin, sys.stdout, sys.stderr)'], check=True)\n"
-        "sys.exit(7)"
+        "import subprocess, sys; from dlperf.core import streams; streams.open_closed()\nassert"
+        " open('/dev/null').fileno() > 2\nprint('note', file=sys.stderr); assert sys.stdin.read()"
+        " == ''\nsubprocess.run([sys.executable, '-c', 'import sys; assert None not in (sys.stdin,"
+        " sys.stdout, sys.stderr)'], check=True)\nsys.exit(7)"
     )
     done = run_closed(numbers, code)
     assert done.returncode == 7

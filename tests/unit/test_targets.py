@@ -1,4 +1,5 @@
 """Targets: every form, and a line that helps for every bad one."""
+
 from __future__ import annotations
 
 import sys
@@ -8,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf import recorder, targets
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.targets import is_trace_file, resolve
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.recorder import recording, targets
+from dlperf.recorder.targets import is_trace_file, resolve
 
 GOOD = """
     import torch
@@ -85,8 +86,12 @@ def test_other_forms(good):
         built = resolve(f"sub/nets.py:{name}", 6, input_shape=(5, 4)).build()
         assert built.inputs[0].shape == (6, 5, 4)
         assert built.model(*built.inputs)["y"].shape == (6, 5, width)
-        trace = recorder.record_target(resolve(f"sub/nets.py:{name}", 6, input_shape=(4,)))
-        assert (trace.batch_size, trace.recorded_on, trace.n_parameters) == (6, "fake tensors", 4 * width + width)
+        trace = recording.record_target(resolve(f"sub/nets.py:{name}", 6, input_shape=(4,)))
+        assert (trace.batch_size, trace.recorded_on, trace.n_parameters) == (
+            6,
+            "fake tensors",
+            4 * width + width,
+        )
     net = sys.modules["nets"].net
     assert type(net.fc.weight) is nn.Parameter
     assert net.fc.weight.grad is None
@@ -94,8 +99,12 @@ def test_other_forms(good):
 
 def test_two_files_of_the_same_name_and_their_neighbours(folder):
     for name, width in (("a", 3), ("b", 5)):
-        write(folder, f"{name}/nets.py", "import torch, beside\nfrom torch import nn\n"
-              "def build(n):\n    return nn.Linear(2, beside.WIDTH), (torch.ones(n, 2),), torch.sum")
+        write(
+            folder,
+            f"{name}/nets.py",
+            "import torch, beside\nfrom torch import nn\n"
+            "def build(n):\n    return nn.Linear(2, beside.WIDTH), (torch.ones(n, 2),), torch.sum",
+        )
         write(folder, f"{name}/beside.py", f"WIDTH = {width}")
     write(folder, "json.py", "raise ValueError('this is not the json you want')")
     before = list(sys.path)
@@ -110,9 +119,18 @@ def test_two_files_of_the_same_name_and_their_neighbours(folder):
 
 
 def test_short_names(monkeypatch, folder):
-    write(folder, "networks/targets.py", "import torch\ndef cnn_small(n):\n    return torch.nn.Linear(2, 2), (torch.ones(n, 2),), torch.sum")
+    write(
+        folder,
+        "networks/targets.py",
+        "import torch\ndef cnn_small(n):\n    return torch.nn.Linear(2, 2), (torch.ones(n, 2),),"
+        " torch.sum",
+    )
     write(folder, "networks/__init__.py", "")
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "networks"}
+    kept = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] == "networks"
+    }
     try:
         assert resolve("cnn-small", 4).build().inputs[0].shape == (4, 2)
     finally:
@@ -126,7 +144,7 @@ def test_short_names(monkeypatch, folder):
 
 
 def test_trace_files(tmp_path):
-    trace = recorder.record(nn.Linear(2, 2), torch.ones(3, 2))
+    trace = recording.record(nn.Linear(2, 2), torch.ones(3, 2))
     trace.save(tmp_path / "t.json")
     assert is_trace_file(str(tmp_path / "t.json"))
     assert is_trace_file("missing.json")
@@ -178,9 +196,15 @@ RETURNS = {
     "(model, inputs, 3)": ("the loss is of type int", False),
     "(model, inputs, None)": ("the loss is None", False),
     "(model, inputs, loss, 0.1)": ("the optimizer is of type float", False),
-    "(model, inputs, loss, torch.optim.SGD(nn.Linear(1, 1).parameters()))": ("holds none of the model's parameters", False),
+    "(model, inputs, loss, torch.optim.SGD(nn.Linear(1, 1).parameters()))": (
+        "holds none of the model's parameters",
+        False,
+    ),
     "(nn.ReLU(), inputs, loss)": ("no parameters to train; only inference", False),
-    "(model.requires_grad_(False), inputs, loss)": ("none of the model's 2 parameters requires grad", False),
+    "(model.requires_grad_(False), inputs, loss)": (
+        "none of the model's 2 parameters requires grad",
+        False,
+    ),
     "1 / 0": ("its builder raises ZeroDivisionError: division by zero", True),
     "sys.exit(2)": ("its builder called sys.exit\\(2\\)", True),
 }
@@ -188,10 +212,17 @@ RETURNS = {
 
 @pytest.mark.parametrize("expression", RETURNS)
 def test_bad_builders(folder, expression):
-    write(folder, "b.py", "import sys, torch\nfrom torch import nn\ndef build(n):\n"
-          f"    model, inputs, loss = nn.Linear(2, 2), (torch.ones(n, 2),), torch.sum\n    return {expression}")
+    write(
+        folder,
+        "b.py",
+        "import sys, torch\nfrom torch import nn\ndef build(n):\n    model, inputs, loss ="
+        f" nn.Linear(2, 2), (torch.ones(n, 2),), torch.sum\n    return {expression}",
+    )
     message, failed = RETURNS[expression]
-    for attempt in (lambda: resolve("b.py:build").build(), lambda: recorder.record_target(resolve("b.py:build"))):
+    for attempt in (
+        lambda: resolve("b.py:build").build(),
+        lambda: recording.record_target(resolve("b.py:build")),
+    ):
         with pytest.raises(DlperfError, match=message) as caught:
             attempt()
         assert isinstance(caught.value, WorkFailed) == failed
@@ -215,7 +246,8 @@ def test_bad_input_shape(good):
 
 def test_a_builder_that_needs_data_is_called_on_real_tensors(folder):
     write(
-        folder, "d.py",
+        folder,
+        "d.py",
         """
         import torch
         from torch import nn
@@ -224,24 +256,32 @@ def test_a_builder_that_needs_data_is_called_on_real_tensors(folder):
             width = int((x > -100).sum() / n)
             return nn.Linear(width, 2), (x,), torch.sum
         """,
-    )  # fmt: skip
+    )
     state = torch.get_rng_state()
-    trace = recorder.record_target(resolve("d.py:build", 3))
+    trace = recording.record_target(resolve("d.py:build", 3))
     assert trace.recorded_on == "real tensors"
     assert "reads the value of a tensor" in trace.notes[0]
     assert trace.n_parameters == 4 * 2 + 2
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("inputs", [(torch.tensor([[1.0, 2.0]]),), {"input": torch.tensor([[1.0, 2.0]])}], ids=["positional", "by name"])
+@pytest.mark.parametrize(
+    "inputs",
+    [(torch.tensor([[1.0, 2.0]]),), {"input": torch.tensor([[1.0, 2.0]])}],
+    ids=["positional", "by name"],
+)
 def test_a_step_trains_and_one_without_a_loss_runs_forward(inputs):
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
     built = targets.Built(model, inputs, torch.sum, torch.optim.SGD(model.parameters(), lr=0.1))
     built.step()
-    assert model.weight.tolist()[0] == pytest.approx([1 - 0.1 * 1, 1 - 0.1 * 2])  # the gradient of the sum is the input
+    assert model.weight.tolist()[0] == pytest.approx(
+        [1 - 0.1 * 1, 1 - 0.1 * 2]
+    )  # the gradient of the sum is the input
     other = torch.tensor([[10.0, 0.0]])
-    built.step({"input": other} if isinstance(inputs, dict) else (other,))  # gradients do not add up
+    built.step(
+        {"input": other} if isinstance(inputs, dict) else (other,)
+    )  # gradients do not add up
     assert model.weight.tolist()[0] == pytest.approx([0.9 - 0.1 * 10, 0.8])
     seen = []
     model.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import report_cases as cases
 
-from dlperf.cli import main
-from dlperf.files import write_text
+from dlperf.cli.main import main
+from dlperf.core.files import write_text
+from dlperf.core.text import csv_text, frame_to_csv, printable, say, visible
 from dlperf.report.comparison import compare
-from dlperf.report.exchange import reports_to_csv
+from dlperf.report.export import reports_to_csv
 from dlperf.report.writing import render
-from dlperf.text import csv_text, frame_to_csv, printable, say, visible
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r"
 CONTROLS = "\x1b\x07\x9b\u202e\ud800\r"

@@ -1,4 +1,5 @@
 """No line of any text is wider than the terminal, whatever names, paths and notes it holds."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -16,23 +17,25 @@ import test_training_validation as training
 import test_tuning as tuning
 import test_validation as validation
 
-from dlperf.clock import Samples
-from dlperf.cluster import Cluster, Collective, Link
-from dlperf.explanation.text import explanation_to_text
-from dlperf.inspection import compare_machines, summarize
-from dlperf.network import summarize_cluster
-from dlperf.report import measurement_to_text, prediction_to_text
+from dlperf.advice.explanation_text import explanation_to_text
+from dlperf.advice.grid import Axes, Wish
+from dlperf.advice.tuning_text import tuning_to_text
+from dlperf.core.clock import Samples
+from dlperf.core.cluster import Cluster, Collective, Link
+from dlperf.core.terminal import fit
+from dlperf.distributed.cluster_summary import summarize_cluster
+from dlperf.distributed.replay import replay_trace
 from dlperf.report.comparison import compare
-from dlperf.reproduce import PAPERS, reproduce
-from dlperf.scaling import replay_trace
-from dlperf.scaling.replay_text import replay_to_text
-from dlperf.scaling.text import scaling_to_text
-from dlperf.terminal import fit
-from dlperf.tuning.grid import Axes, Wish
-from dlperf.tuning.text import tuning_to_text
-from dlperf.validation import distributed_page, page, training_page
-from dlperf.validation.distributed import DistributedStudy
-from dlperf.validation.training import TrainingStudy
+from dlperf.report.machine_summary import compare_machines, summarize
+from dlperf.report.replay_text import replay_to_text
+from dlperf.report.scaling_text import scaling_to_text
+from dlperf.report.text import measurement_to_text, prediction_to_text
+from dlperf.studies.accuracy import page
+from dlperf.studies.distributed import page as distributed_page
+from dlperf.studies.distributed.cases import DistributedStudy
+from dlperf.studies.papers.reproduction import PAPERS, reproduce
+from dlperf.studies.trainings import page as training_page
+from dlperf.studies.trainings.cases import TrainingStudy
 
 WIDTHS = (60, 80, 120, 200)
 NAME = "a_package_of_somebody.with.modules.of_long_names.network_of_many_words_" * 4
@@ -40,7 +43,12 @@ NOTE = "a note of many words that somebody wrote about " + NAME
 
 
 def reports() -> Iterator[str | Callable[[int], str]]:
-    for prediction, measurement in (cases.cnn(), cases.wide(60), cases.single(), cases.hostile(NAME)):
+    for prediction, measurement in (
+        cases.cnn(),
+        cases.wide(60),
+        cases.single(),
+        cases.hostile(NAME),
+    ):
         warned = replace(prediction, warnings=(NOTE,))
         yield compare([warned, warned], measurement, command=NAME).to_text
         yield lambda width, one=warned: prediction_to_text(one, width=width)
@@ -55,7 +63,9 @@ def forecasts() -> Iterator[Callable[[int], str]]:
     yield lambda width: scaling_to_text(replace(found, target=NAME, notes=(NOTE,)), width)
     cluster = replaying.cluster()
     trace = replaying.record(replaying.EVEN, replaying.CALLS, cluster, replaying.HOSTS)
-    replay = replace(replay_trace(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,))
+    replay = replace(
+        replay_trace(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,)
+    )
     yield lambda width: replay_to_text(replay, width)
     grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Wish(samples=1000))
     yield lambda width: tuning_to_text(replace(grid, target=NAME, notes=(NOTE,)), width)
@@ -93,8 +103,12 @@ def files() -> Iterator[Callable[[int], str]]:
     yield summarize_cluster(cluster).to_text
 
 
-@pytest.mark.parametrize("make", [reports, forecasts, studies, files], ids=lambda make: make.__name__)
-def test_no_line_is_wider_than_the_terminal(make: Callable[[], Iterator[Callable[[int], str]]]) -> None:
+@pytest.mark.parametrize(
+    "make", [reports, forecasts, studies, files], ids=lambda make: make.__name__
+)
+def test_no_line_is_wider_than_the_terminal(
+    make: Callable[[], Iterator[Callable[[int], str]]],
+) -> None:
     for render in make():
         for width in WIDTHS:
             text = render(width)

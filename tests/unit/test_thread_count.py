@@ -1,4 +1,5 @@
 """One thread count for predictions and measurements: torch's own where the file holds it."""
+
 from __future__ import annotations
 
 import json
@@ -14,10 +15,10 @@ from report_cases import machine
 from torch import nn
 
 import dlperf
-from dlperf.commands.inputs import threads_for
-from dlperf.errors import DlperfError
-from dlperf.machine import Machine
-from dlperf.thread_count import torch_threads, usual_threads, usual_threads_of_file
+from dlperf.cli.inputs import threads_for
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.thread_count import torch_threads, usual_threads, usual_threads_of_file
 
 NET = nn.Linear(4, 4)
 INPUTS = (torch.ones(2, 4),)
@@ -39,7 +40,9 @@ def held(*counts: int) -> Machine:
     return replace(one, kernels=kernels, bandwidths=bandwidths)
 
 
-@pytest.mark.parametrize(("counts", "expected"), [((1, 2, 4), 2), ((1,), 1), ((1, 8), 1), ((3, 8), 3), ((), 2)])
+@pytest.mark.parametrize(
+    ("counts", "expected"), [((1, 2, 4), 2), ((1,), 1), ((1, 8), 1), ((3, 8), 3), ((), 2)]
+)
 def test_torchs_own_number_where_the_file_holds_it_else_the_nearest(
     own: int, counts: tuple[int, ...], expected: int, tmp_path: Path
 ) -> None:
@@ -60,15 +63,24 @@ def test_without_a_readable_file_torchs_own_number_counts(own: int, tmp_path: Pa
 
 
 def test_torchs_own_number_is_known_without_torch() -> None:
-    code = "import sys; from dlperf.thread_count import torch_threads; n = torch_threads(); assert 'torch' not in sys.modules; print(n)"
-    done = subprocess.run([sys.executable, "-c", code], env={"OMP_NUM_THREADS": "3"}, capture_output=True, text=True)
+    code = (
+        "import sys; from dlperf.core.thread_count import torch_threads; n = torch_threads();"
+        " assert 'torch' not in sys.modules; print(n)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"OMP_NUM_THREADS": "3"}, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "3", done.stderr
     assert torch_threads() == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("counts", "expected"), [((1,), 1), ((1, 2, 4), 2)])
 def test_predict_measure_and_the_command_line_take_the_same(
-    own: int, counts: tuple[int, ...], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: int,
+    counts: tuple[int, ...],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = held(*counts)
     found.save(tmp_path / "machine.json")

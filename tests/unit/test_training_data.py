@@ -1,4 +1,7 @@
-"""MNIST's files are read exactly, damaged ones are refused by name, generated data is the same every time."""
+"""MNIST's files are read exactly, damaged ones are refused by name, generated data is the same
+every time.
+"""
+
 from __future__ import annotations
 
 import gzip
@@ -8,12 +11,28 @@ import pytest
 import torch
 
 from networks.catalog import NETWORKS
-from networks.data import DEVIATION, MEAN, DataError, Digits, Images, Vectors, generate, generate_images, load, read_idx, read_mnist
+from networks.data import (
+    DEVIATION,
+    MEAN,
+    DataError,
+    Digits,
+    Images,
+    Vectors,
+    generate,
+    generate_images,
+    load,
+    read_idx,
+    read_mnist,
+)
 
 
 def idx(array: torch.Tensor) -> bytes:
     """The IDX bytes of a uint8 tensor, written by hand from the format's description."""
-    return bytes((0, 0, 8, array.dim())) + struct.pack(f">{array.dim()}I", *array.shape) + array.numpy().tobytes()
+    return (
+        bytes((0, 0, 8, array.dim()))
+        + struct.pack(f">{array.dim()}I", *array.shape)
+        + array.numpy().tobytes()
+    )
 
 
 def write_mnist(folder, n_train=12, n_test=4, suffix=""):
@@ -40,7 +59,10 @@ def test_reading_gives_back_what_was_written(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda data: data[:-1], "is truncated: 12x28x28 elements need 9408 bytes, the file has 9407"),
+        (
+            lambda data: data[:-1],
+            "is truncated: 12x28x28 elements need 9408 bytes, the file has 9407",
+        ),
         (lambda data: data[:16], "is truncated: 12x28x28 elements need 9408 bytes, the file has 0"),
         (lambda data: data[:10], "is truncated in its header"),
         (lambda data: data + b"x", "is too long"),
@@ -48,12 +70,21 @@ def test_reading_gives_back_what_was_written(tmp_path, suffix):
         (lambda data: b"\0\0\x08\x01" + data[4:], "begins with 00 00 08 01"),
         (lambda data: b"\0\0\x0d\x03" + data[4:], "begins with 00 00 0d 03"),  # floats
         (lambda data: b"<html>" + data, "is it the right file"),
-        (lambda data: data[:4] + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1) + data[16:], "is truncated"),
+        (
+            lambda data: data[:4] + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1) + data[16:],
+            "is truncated",
+        ),
         (lambda data: data[:4] + struct.pack(">3I", 0, 28, 28), "holds nothing"),
-        (lambda data: data[:4] + struct.pack(">3I", 12, 14, 56) + data[16:], "14x56; expected 28x28"),
-        (lambda data: data[:4] + struct.pack(">3I", 11, 28, 28) + data[16:-784], "12 labels for the 11 images"),
+        (
+            lambda data: data[:4] + struct.pack(">3I", 12, 14, 56) + data[16:],
+            "14x56; expected 28x28",
+        ),
+        (
+            lambda data: data[:4] + struct.pack(">3I", 11, 28, 28) + data[16:-784],
+            "12 labels for the 11 images",
+        ),
     ],
-)  # fmt: skip
+)
 def test_damaged_images_are_refused(tmp_path, damage, complaint):
     write_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
@@ -65,13 +96,21 @@ def test_damaged_images_are_refused(tmp_path, damage, complaint):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-5], lambda data: data[: len(data) // 2], lambda data: b"no gzip", lambda data: data[:40] + bytes(20) + data[60:]]
+    "damage",
+    [
+        lambda data: data[:-5],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"no gzip",
+        lambda data: data[:40] + bytes(20) + data[60:],
+    ],
 )
 def test_damaged_gzip_is_refused(tmp_path, damage):
     write_mnist(tmp_path, suffix=".gz")
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: is truncated or no gzip file"):
+    with pytest.raises(
+        DataError, match=r"train-images-idx3-ubyte\.gz: is truncated or no gzip file"
+    ):
         read_mnist(tmp_path, "train")
 
 
@@ -85,13 +124,17 @@ def test_a_gzip_of_truncated_data_is_refused(tmp_path):
 def test_missing_folder_and_file(tmp_path):
     with pytest.raises(DataError, match="nowhere: is no folder"):
         read_mnist(tmp_path / "nowhere", "train")
-    with pytest.raises(DataError, match=r"has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte\.gz"):
+    with pytest.raises(
+        DataError, match=r"has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte\.gz"
+    ):
         read_mnist(tmp_path, "t10k")
 
 
 def test_impossible_label_is_refused(tmp_path):
     write_mnist(tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.tensor([10] * 12, dtype=torch.uint8)))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(
+        idx(torch.tensor([10] * 12, dtype=torch.uint8))
+    )
     with pytest.raises(DataError, match="has the label 10"):
         read_mnist(tmp_path, "train")
 
@@ -100,8 +143,13 @@ def test_load_keeps_the_last_images_for_validation(tmp_path):
     pixels, _ = write_mnist(tmp_path, n_train=12)["train"]
     splits = load(tmp_path, NETWORKS["lenet"])
     assert splits.sizes == (10, 2, 4)  # a sixth of 12
-    assert [wanted.item() for _, wanted in (splits.validation[i] for i in range(2))] == [0, 1]  # labels of images 10 and 11
-    assert torch.equal(splits.validation[1][0], pixels[11:12].to(torch.float32).div(255).sub(MEAN).div(DEVIATION))
+    assert [wanted.item() for _, wanted in (splits.validation[i] for i in range(2))] == [
+        0,
+        1,
+    ]  # labels of images 10 and 11
+    assert torch.equal(
+        splits.validation[1][0], pixels[11:12].to(torch.float32).div(255).sub(MEAN).div(DEVIATION)
+    )
     assert load(tmp_path, NETWORKS["mlp"], 3, 4, 0).sizes == (3, 4, 0)
 
 
@@ -155,7 +203,11 @@ def test_generated_images_repeat_and_differ_between_splits():
 
 
 def test_generated_data_has_mnists_size_and_any_other():
-    assert generate(NETWORKS["fc4096"]).sizes == (50_000, 10_000, 10_000)  # 60,000 training images, 10,000 of them for validation; 10,000 test images
+    assert generate(NETWORKS["fc4096"]).sizes == (
+        50_000,
+        10_000,
+        10_000,
+    )  # 60,000 training images, 10,000 of them for validation; 10,000 test images
     splits = generate(NETWORKS["lenet"], 5, 0, 2)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (5, 0, 2)
 
@@ -164,7 +216,11 @@ def test_generated_vectors_repeat_and_do_not_overlap():
     network = NETWORKS["dlrm-bottom"]
     splits = generate(network, 4, 3, 2)
     assert torch.equal(splits.train[3][0], splits.train[3][0])
-    everything = [tuple(part[i][0].tolist()) for part, n in ((splits.train, 4), (splits.validation, 3), (splits.test, 2)) for i in range(n)]
+    everything = [
+        tuple(part[i][0].tolist())
+        for part, n in ((splits.train, 4), (splits.validation, 3), (splits.test, 2))
+        for i in range(n)
+    ]
     assert len(set(everything)) == 9
     x, wanted = splits.test[0]
     assert wanted.shape == (128,)

@@ -1,4 +1,5 @@
 """The study of trainings: arithmetic by hand, and its runs with commands that answer at once."""
+
 from __future__ import annotations
 
 import json
@@ -9,15 +10,25 @@ from typing import Any
 import pytest
 from calibrated_cases import machine as made_up
 
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.validate_options import PARTS
-from dlperf.validation import distributed_study, training_page
-from dlperf.validation.archive import Archive
-from dlperf.validation.study import Provenance
-from dlperf.validation.training import KINDS, Forecasts, Pair, Row, TrainingStudy
-from dlperf.validation.training_runs import BATCH_SIZE, Bench
+from dlperf.cli.validate_options import PARTS
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.studies.accuracy.archive import Archive
+from dlperf.studies.accuracy.study import Provenance
+from dlperf.studies.distributed import study as distributed_study
+from dlperf.studies.trainings import page as training_page
+from dlperf.studies.trainings.cases import KINDS, Forecasts, Pair, Row, TrainingStudy
+from dlperf.studies.trainings.runs import BATCH_SIZE, Bench
 
-PROVENANCE = Provenance("Made-up CPU", "m.json", "full", "2026-01-01", {"torch": "2"}, "dlperf validate --training", "2026-01-02", remarks=("a remark",))
+PROVENANCE = Provenance(
+    "Made-up CPU",
+    "m.json",
+    "full",
+    "2026-01-01",
+    {"torch": "2"},
+    "dlperf validate --training",
+    "2026-01-02",
+    remarks=("a remark",),
+)
 ROWS = (
     Row("workers", "small, p = 1", (Pair(10.5, 10.0), Pair(10.5, 10.0)), "s", "small", 1),
     Row("workers", "small, p = 2", (Pair(5.0, 4.0), Pair(5.0, 5.0)), "s", "small", 2),
@@ -52,10 +63,14 @@ def test_page_and_folder(tmp_path: Path) -> None:
     assert "failed: large: diverged" in text
     written = training_page.write_study(study, tmp_path / "out")
     assert [path.name for path in written] == ["training.md", "training.csv", "workers-small.png"]
-    assert training_page.write_study(study, tmp_path / "out") == written  # its own files it may replace
+    assert (
+        training_page.write_study(study, tmp_path / "out") == written
+    )  # its own files it may replace
     page = written[0].read_text()
     assert "| small | 2.0 | - |" in page
-    assert "| small | 7.4 | 8.8 |" in page  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
+    assert (
+        "| small | 7.4 | 8.8 |" in page
+    )  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
     assert "![workers-small.png](workers-small.png)" in page
     assert written[1].read_text().splitlines()[1] == 'workers,"small, p = 1",1,s,10.5,10.0'
     assert Row.from_json(json.loads(json.dumps(asdict(ROWS[1])))) == ROWS[1]
@@ -69,13 +84,26 @@ class Answers(Bench):
         self.log.append(command)  # type: ignore[attr-defined]
         if "predict" in command:
             samples = int(command[command.index("--samples") + 1])
-            return {"epoch": {"epoch_s": samples * 1e-3, "total_s": samples * 2e-3, "first_step_s": 0.5, "start_s": 0.25}}
+            return {
+                "epoch": {
+                    "epoch_s": samples * 1e-3,
+                    "total_s": samples * 2e-3,
+                    "first_step_s": 0.5,
+                    "start_s": 0.25,
+                }
+            }
         if "run" in command:
             return {"forecast": {"epoch_s": 21.0, "epoch_real_s": 20.0}}
         if "tune" in command:
             settings = {"threads": 1, "loader_workers": 0, "workers": 1}
             tried = [
-                {**settings, "batch_size": size, "measured_samples_per_s": rate, "runs_samples_per_s": [rate]} for size, rate in ((16, 90.0), (64, 100.0))
+                {
+                    **settings,
+                    "batch_size": size,
+                    "measured_samples_per_s": rate,
+                    "runs_samples_per_s": [rate],
+                }
+                for size, rate in ((16, 90.0), (64, 100.0))
             ]
             return {"best": {**settings, "batch_size": 16}, "tried": tried}
         if "cnn-large" in command:
@@ -86,7 +114,14 @@ class Answers(Bench):
 @pytest.fixture
 def bench(tmp_path: Path) -> Answers:
     """Two runs of 10 s on a machine of one core."""
-    found = Answers(tmp_path, replace(made_up(), path="m.json"), 2, 10.0, Archive(tmp_path / "kept"), lambda line: None)
+    found = Answers(
+        tmp_path,
+        replace(made_up(), path="m.json"),
+        2,
+        10.0,
+        Archive(tmp_path / "kept"),
+        lambda line: None,
+    )
     object.__setattr__(found, "log", [])
     return found
 
@@ -99,14 +134,23 @@ def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> No
     commands = [command for command in bench.log if "--workers" in command]  # type: ignore[attr-defined]
     assert len(commands) == 3
     for command in commands:
-        assert [command[command.index(f"--{name}") + 1] for name in ("samples", "epochs", "val-samples", "test-samples", "workers")] == [
-            str(n), "2", str(n // 5), str(n // 5), "2",
-        ]  # fmt: skip
+        assert [
+            command[command.index(f"--{name}") + 1]
+            for name in ("samples", "epochs", "val-samples", "test-samples", "workers")
+        ] == [
+            str(n),
+            "2",
+            str(n // 5),
+            str(n // 5),
+            "2",
+        ]
 
 
 def test_a_networks_loader_is_sampled_once_for_all_its_cases(bench: Answers) -> None:
     rows = [make() for make in bench.workers("cnn-small", [1, 2, 4])]
-    probes = [command for command in bench.log if "predict" in command and "--workers" not in command]  # type: ignore[attr-defined]
+    probes = [
+        command for command in bench.log if "predict" in command and "--workers" not in command
+    ]  # type: ignore[attr-defined]
     assert (len(rows), len(probes)) == (3, 1)
 
 
@@ -147,7 +191,10 @@ def test_the_command_line_knows_the_parts() -> None:
     ("change", "message"),
     [
         ({"pairs": []}, r"pairs is \[\]; expected a list of at least 1"),
-        ({"pairs": [{"predicted": 1.0, "measured": 0.0}]}, r"pairs\[0\]\.measured is 0\.0; expected a finite number greater than 0"),
+        (
+            {"pairs": [{"predicted": 1.0, "measured": 0.0}]},
+            r"pairs\[0\]\.measured is 0\.0; expected a finite number greater than 0",
+        ),
         ({"workers": "two"}, "workers is 'two'; expected a whole number of at least 1 or null"),
     ],
 )

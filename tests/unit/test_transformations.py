@@ -1,4 +1,7 @@
-"""Changes of what a target builds: they are recorded under fake tensors, and on real ones they compute what the unchanged model computes."""
+"""Changes of what a target builds: they are recorded under fake tensors, and on real ones they
+compute what the unchanged model computes.
+"""
+
 from __future__ import annotations
 
 import copy
@@ -7,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf import recorder
-from dlperf.explanation.candidates import activations, linears_of_one_input
-from dlperf.explanation.parameters import NotApplicable
-from dlperf.explanation.transformations import edit_built
-from dlperf.explanation.variants import Edit, Variant
-from dlperf.targets import Built, Target
+from dlperf.advice.candidates import activations, linears_of_one_input
+from dlperf.advice.parameters import NotApplicable
+from dlperf.advice.transformations import edit_built
+from dlperf.advice.variants import Edit, Variant
+from dlperf.recorder import recording
+from dlperf.recorder.targets import Built, Target
 
 
 class Attention(nn.Module):
@@ -41,18 +44,33 @@ class Residual(nn.Module):
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 20), nn.ReLU(), nn.Linear(20, 4))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 20),
+        nn.ReLU(),
+        nn.Linear(20, 4),
+    )
 
 
 SHAPES = {"attention": (2, 5, 12), "residual": (2, 3, 8, 8), "cnn": (2, 3, 8, 8)}
 MODELS = {"attention": Attention, "residual": Residual, "cnn": cnn}
 
 
-def built(name: str, kind: type[torch.optim.Optimizer] = torch.optim.SGD, **options: object) -> Built:
+def built(
+    name: str, kind: type[torch.optim.Optimizer] = torch.optim.SGD, **options: object
+) -> Built:
     torch.manual_seed(0)
     model = MODELS[name]()
     inputs = torch.randn(*SHAPES[name])
-    return Built(model, (inputs,), lambda output: (output**2).mean(), kind(model.parameters(), **{"lr": 0.1, **options}))
+    return Built(
+        model,
+        (inputs,),
+        lambda output: (output**2).mean(),
+        kind(model.parameters(), **{"lr": 0.1, **options}),
+    )
 
 
 def target(name: str, *edits: Edit, inference: bool = False, **options: object) -> Target:
@@ -77,11 +95,16 @@ def trained(made: Built, steps: int = 3) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
-        ("cnn", Edit("fused")), ("cnn", Edit("foreach")), ("cnn", Edit("channels-last")), ("residual", Edit("channels-last")), ("cnn", Edit("set-to-none")),
-        ("cnn", Edit("in-place", ("1", "5"))), ("attention", Edit("merge", ("q", "k", "v"))),
+        ("cnn", Edit("fused")),
+        ("cnn", Edit("foreach")),
+        ("cnn", Edit("channels-last")),
+        ("residual", Edit("channels-last")),
+        ("cnn", Edit("set-to-none")),
+        ("cnn", Edit("in-place", ("1", "5"))),
+        ("attention", Edit("merge", ("q", "k", "v"))),
     ],
     ids=lambda value: value if isinstance(value, str) else value.kind,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_training_goes_on_as_before(name, edit, kind):
     expected = trained(built(name, kind))
@@ -98,7 +121,9 @@ def test_bfloat16_changes_results_a_little(edit):
 
 
 def test_fused_optimizer_is_recorded():
-    trace = recorder.record_target(target("cnn", Edit("fused"), kind=torch.optim.AdamW, weight_decay=0.3))
+    trace = recording.record_target(
+        target("cnn", Edit("fused"), kind=torch.optim.AdamW, weight_decay=0.3)
+    )
     assert trace.optimizer.implementation == "fused"
     assert {op.packet for op in trace.ops if op.phase == "optimizer"} >= {"aten._fused_adamw_"}
     assert trace.recorded_on == "fake tensors"
@@ -108,11 +133,17 @@ def test_options_of_an_optimizer_are_kept():
     made = built("cnn")
     first, *others = made.model.parameters()
     groups = [{"params": [first], "lr": 0.5, "weight_decay": 0.25}, {"params": others}]
-    made = Built(made.model, made.inputs, made.loss, torch.optim.SGD(groups, lr=0.125, momentum=0.75, nesterov=True))
+    made = Built(
+        made.model,
+        made.inputs,
+        made.loss,
+        torch.optim.SGD(groups, lr=0.125, momentum=0.75, nesterov=True),
+    )
     fused = edit_built(made, [Edit("fused")]).optimizer
-    assert [(g["lr"], g["weight_decay"], g["momentum"], g["nesterov"], g["fused"]) for g in fused.param_groups] == [
-        (0.5, 0.25, 0.75, True, True), (0.125, 0, 0.75, True, True)
-    ]  # fmt: skip
+    assert [
+        (g["lr"], g["weight_decay"], g["momentum"], g["nesterov"], g["fused"])
+        for g in fused.param_groups
+    ] == [(0.5, 0.25, 0.75, True, True), (0.125, 0, 0.75, True, True)]
     assert fused.param_groups[0]["params"][0] is first
 
 
@@ -124,34 +155,47 @@ def test_what_an_optimizer_does_not_know_does_not_apply():
 
 
 def test_channels_last_is_recorded():
-    plain = recorder.record_target(target("cnn"))
-    found = recorder.record_target(target("cnn", Edit("channels-last")))
+    plain = recording.record_target(target("cnn"))
+    found = recording.record_target(target("cnn", Edit("channels-last")))
 
     def strides(trace):
         return next(op.outputs[0].strides for op in trace.ops if op.packet == "aten.convolution")
 
     assert strides(plain) == (8 * 36, 36, 6, 1)  # (2, 8, 6, 6): rows innermost
     assert strides(found) == (8 * 36, 1, 6 * 8, 8)  # channels innermost
-    assert {op.layer for op in found.ops if op.phase == "optimizer"} == {"0", "4", "6"}  # the optimizer follows the parameters
+    assert {op.layer for op in found.ops if op.phase == "optimizer"} == {
+        "0",
+        "4",
+        "6",
+    }  # the optimizer follows the parameters
     with pytest.raises(NotApplicable, match="no Conv2d"):
         edit_built(built("attention"), [Edit("channels-last")])
 
 
-@pytest.mark.parametrize(("edit", "matrices"), [(Edit("autocast"), {"bfloat16"}), (Edit("bfloat16"), {"bfloat16"}), (None, {"float32"})])
+@pytest.mark.parametrize(
+    ("edit", "matrices"),
+    [(Edit("autocast"), {"bfloat16"}), (Edit("bfloat16"), {"bfloat16"}), (None, {"float32"})],
+)
 def test_products_are_recorded_in_the_precision_asked_for(edit, matrices):
-    trace = recorder.record_target(target("attention", *([edit] if edit else [])))
-    assert {op.inputs[0].dtype for op in trace.ops if op.packet in ("aten.addmm", "aten.mm", "aten.bmm")} == matrices
+    trace = recording.record_target(target("attention", *([edit] if edit else [])))
+    assert {
+        op.inputs[0].dtype for op in trace.ops if op.packet in ("aten.addmm", "aten.mm", "aten.bmm")
+    } == matrices
     parameters = {spec.dtype for layer in trace.layers for _, spec in layer.parameters}
     assert parameters == ({"bfloat16"} if edit == Edit("bfloat16") else {"float32"})
 
 
 def test_merged_layers_are_one_product():
-    plain = recorder.record_target(target("attention"))
-    merged = recorder.record_target(target("attention", Edit("merge", ("q", "k", "v"))))
+    plain = recording.record_target(target("attention"))
+    merged = recording.record_target(target("attention", Edit("merge", ("q", "k", "v"))))
     assert linears_of_one_input(plain) == [("q", "k", "v")]
 
     def products(trace):
-        return [op.outputs[0].shape for op in trace.ops if op.packet == "aten.addmm" and op.phase == "forward"]
+        return [
+            op.outputs[0].shape
+            for op in trace.ops
+            if op.packet == "aten.addmm" and op.phase == "forward"
+        ]
 
     assert products(plain) == [(10, 12)] * 3 + [(10, 3)]
     assert products(merged) == [(10, 36), (10, 3)]
@@ -160,27 +204,39 @@ def test_merged_layers_are_one_product():
 
 def test_layers_of_different_inputs_are_not_merged():
     with pytest.raises(NotApplicable, match="same tensor"):
-        recorder.record_target(target("attention", Edit("merge", ("q", "out"))))
+        recording.record_target(target("attention", Edit("merge", ("q", "out"))))
     with pytest.raises(NotApplicable, match=r"not several nn.Linear"):
         edit_built(built("cnn"), [Edit("merge", ("0", "4"))])
 
 
 def test_activations_whose_input_is_read_again_stay_as_they_are():
-    assert activations(recorder.record_target(target("residual"))).get("ReLU") == ["late"]  # the other's input goes around it as well
-    assert activations(recorder.record_target(target("cnn")))["ReLU"] == ["1", "5"]
+    assert activations(recording.record_target(target("residual"))).get("ReLU") == [
+        "late"
+    ]  # the other's input goes around it as well
+    assert activations(recording.record_target(target("cnn")))["ReLU"] == ["1", "5"]
 
 
 def test_a_first_activation_may_not_change_the_batch():
-    trace = recorder.record_target(Target("t", 2, False, lambda: (nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), (torch.randn(2, 4),), torch.sum)))
+    trace = recording.record_target(
+        Target(
+            "t",
+            2,
+            False,
+            lambda: (nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), (torch.randn(2, 4),), torch.sum),
+        )
+    )
     assert "ReLU" not in activations(trace)
 
 
 def test_in_place_is_recorded():
-    trace = recorder.record_target(target("cnn", Edit("in-place", ("1", "5"))))
-    assert [op.packet for op in trace.ops if "relu" in op.packet and op.phase == "forward"] == ["aten.relu_", "aten.relu_"]
+    trace = recording.record_target(target("cnn", Edit("in-place", ("1", "5"))))
+    assert [op.packet for op in trace.ops if "relu" in op.packet and op.phase == "forward"] == [
+        "aten.relu_",
+        "aten.relu_",
+    ]
 
 
-# -- widths ---------------------------------------------------------------------------------------------------------------
+# -- widths ----------------------------------------------------------------------------------------
 
 
 def test_a_wider_layer_takes_its_readers_along():
@@ -189,11 +245,18 @@ def test_a_wider_layer_takes_its_readers_along():
     assert (conv.out_channels, conv.weight.shape) == (16, (16, 3, 3, 3))
     assert (first.in_features, first.out_features) == (16 * 9, 32)
     assert (last.in_features, last.out_features) == (32, 4)
-    assert {id(p) for p in made.model.parameters()} == {id(p) for g in made.optimizer.param_groups for p in g["params"]}
+    assert {id(p) for p in made.model.parameters()} == {
+        id(p) for g in made.optimizer.param_groups for p in g["params"]
+    }
     assert trained(made)[0] > 0
-    trace = recorder.record_target(target("cnn", Edit("widen", ("0", "4"))))
+    trace = recording.record_target(target("cnn", Edit("widen", ("0", "4"))))
     assert trace.recorded_on == "fake tensors"
-    assert next(op.outputs[0].shape for op in trace.ops if op.packet == "aten.convolution") == (2, 16, 6, 6)
+    assert next(op.outputs[0].shape for op in trace.ops if op.packet == "aten.convolution") == (
+        2,
+        16,
+        6,
+        6,
+    )
 
 
 def test_the_ends_of_a_skip_connection_are_widened_together():
@@ -221,7 +284,7 @@ def test_shared_parameters_are_left_alone():
         edit_built(made, [Edit("widen", ("q",))])
 
 
-# -- data -----------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def test_a_variant_survives_json():
@@ -233,7 +296,9 @@ def test_a_variant_survives_json():
 
 def test_changes_follow_each_other():
     one = Target("cnn", 2, False, lambda: (cnn(), (torch.randn(2, 3, 8, 8),), torch.mean))
-    both = one.changed(lambda made: edit_built(made, [Edit("widen", ("0",))])).changed(lambda made: edit_built(made, [Edit("channels-last")]))
+    both = one.changed(lambda made: edit_built(made, [Edit("widen", ("0",))])).changed(
+        lambda made: edit_built(made, [Edit("channels-last")])
+    )
     weight = both.build().model[0].weight
     assert weight.shape[0] == 16
     assert weight.is_contiguous(memory_format=torch.channels_last)

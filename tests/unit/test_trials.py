@@ -1,20 +1,31 @@
-"""Trials with a measure of our own: their order, what counts as gain and as floor, what is kept when something fails or somebody interrupts."""
+"""Trials with a measure of our own: their order, what counts as gain and as floor, what is kept
+when something fails or somebody interrupts.
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import pytest
 
-from dlperf import host
-from dlperf.clock import Samples
-from dlperf.errors import WorkFailed
-from dlperf.explanation.mallocs import Malloc, environment_under, settings_in
-from dlperf.explanation.trials import Pair, Trials, cannot_be_tried, run_trials
-from dlperf.explanation.variants import DOES_NOT_APPLY, PAYS, Edit, Suggestion, Variant
-from dlperf.measurement import Measurement
+from dlperf.advice.change_trials import Pair, Trials, cannot_be_tried, run_trials
+from dlperf.advice.mallocs import Malloc, environment_under, settings_in
+from dlperf.advice.variants import DOES_NOT_APPLY, PAYS, Edit, Suggestion, Variant
+from dlperf.core import host
+from dlperf.core.clock import Samples
+from dlperf.core.errors import WorkFailed
+from dlperf.core.measurement import Measurement
 
-FUSED, WIDE, LARGE = Variant("fused", (Edit("fused"),)), Variant("wide", (Edit("widen"),)), Variant("large", batch_size=20)
-MALLOC_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "LD_PRELOAD": "/usr/lib/libjemalloc.so.2", "PATH_TO": "x"}
+FUSED, WIDE, LARGE = (
+    Variant("fused", (Edit("fused"),)),
+    Variant("wide", (Edit("widen"),)),
+    Variant("large", batch_size=20),
+)
+MALLOC_VARIABLES = {
+    "MALLOC_MMAP_MAX_": "0",
+    "LD_PRELOAD": "/usr/lib/libjemalloc.so.2",
+    "PATH_TO": "x",
+}
 
 
 @dataclass
@@ -34,7 +45,13 @@ class Machine:
         if variant.name in self.fails:
             raise WorkFailed("it broke")
         seconds = self.steps_s[variant.name] * self.drift ** (len(self.seen) - 1)
-        return Measurement("t", variant.batch_size or 10, 1, {"forward": Samples((seconds,)), "total": Samples((seconds,))}, ())
+        return Measurement(
+            "t",
+            variant.batch_size or 10,
+            1,
+            {"forward": Samples((seconds,)), "total": Samples((seconds,))},
+            (),
+        )
 
 
 def run(machine: Machine, *variants: Variant, n_runs: int = 2) -> Trials:
@@ -44,7 +61,17 @@ def run(machine: Machine, *variants: Variant, n_runs: int = 2) -> Trials:
 def test_baselines_stand_around_every_variant():
     machine = Machine({"baseline": 2.0, "fused": 1.0, "wide": 4.0})
     trials = run(machine, FUSED, WIDE)
-    assert machine.seen == ["baseline", "fused", "baseline", "wide", "baseline", "fused", "baseline", "wide", "baseline"]
+    assert machine.seen == [
+        "baseline",
+        "fused",
+        "baseline",
+        "wide",
+        "baseline",
+        "fused",
+        "baseline",
+        "wide",
+        "baseline",
+    ]
     assert trials.trial_of("fused").gains_frac == (1.0, 1.0)  # 2 s -> 1 s: twice the samples
     assert trials.trial_of("wide").gain_frac == -0.5
     assert trials.baseline_step_s == 2.0
@@ -75,13 +102,29 @@ def test_a_variant_that_fails_is_left_out_and_named():
 
 
 def test_an_interruption_keeps_what_was_finished():
-    trials = run(Machine({"baseline": 2.0, "fused": 1.0, "wide": 1.0}, interrupted_at=4), FUSED, WIDE)  # in the baseline after the second variant
+    trials = run(
+        Machine({"baseline": 2.0, "fused": 1.0, "wide": 1.0}, interrupted_at=4), FUSED, WIDE
+    )  # in the baseline after the second variant
     assert trials.is_interrupted
     assert [trial.name for trial in trials.trials] == ["fused"]
     said: list[str] = []
-    run_trials([FUSED, WIDE], Machine({"baseline": 2.0, "fused": 1.0}, interrupted_at=3).measure, 10, seconds=1.0, n_runs=2, narrate=said.append)
+    run_trials(
+        [FUSED, WIDE],
+        Machine({"baseline": 2.0, "fused": 1.0}, interrupted_at=3).measure,
+        10,
+        seconds=1.0,
+        n_runs=2,
+        narrate=said.append,
+    )
     assert said[-1] == "interrupted; 1 finished run(s) are shown"  # baseline, fused, baseline
-    run_trials([FUSED], Machine({"baseline": 2.0}, interrupted_at=1).measure, 10, seconds=1.0, n_runs=2, narrate=said.append)
+    run_trials(
+        [FUSED],
+        Machine({"baseline": 2.0}, interrupted_at=1).measure,
+        10,
+        seconds=1.0,
+        n_runs=2,
+        narrate=said.append,
+    )
     assert said[-1] == "interrupted before a first change was tried; the prediction alone is shown"
     at_once = run(Machine({}, interrupted_at=0), FUSED)
     assert at_once.is_interrupted
@@ -99,7 +142,9 @@ def test_gain_of_a_pair():
 
 def test_what_cannot_be_tried_here(monkeypatch):
     def suggest(variant: Variant, **rest):
-        return Suggestion(variant, "", PAYS, batch_size=1, threads=1, step_s=1.0, gain_frac=1.0, **rest)
+        return Suggestion(
+            variant, "", PAYS, batch_size=1, threads=1, step_s=1.0, gain_frac=1.0, **rest
+        )
 
     assert cannot_be_tried(suggest(FUSED), 0) == ""
     assert "cores" in cannot_be_tried(suggest(Variant("t", threads=host.available_cores() + 1)), 0)
@@ -118,4 +163,6 @@ def test_a_baseline_runs_under_the_default_malloc(monkeypatch):
     tuned = environment_under("tuned")
     assert (tuned["MALLOC_MMAP_MAX_"], tuned["PATH_TO"]) == ("0", "x")
     assert int(tuned["MALLOC_TRIM_THRESHOLD_"]) == 2**32
-    assert Malloc("j", "LD_PRELOAD={libjemalloc.so.2}").environment == {"LD_PRELOAD": "libjemalloc.so.2"}
+    assert Malloc("j", "LD_PRELOAD={libjemalloc.so.2}").environment == {
+        "LD_PRELOAD": "libjemalloc.so.2"
+    }

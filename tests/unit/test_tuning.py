@@ -1,4 +1,7 @@
-"""The grid of configurations on made-up paces, so that every expected number can be checked in the head."""
+"""The grid of configurations on made-up paces, so that every expected number can be checked in the
+head.
+"""
+
 from __future__ import annotations
 
 import csv
@@ -8,19 +11,33 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.tuning import Tuning, tune
-from dlperf.tuning.exchange import tuning_to_csv, tuning_to_json
-from dlperf.tuning.grid import EPOCH, INTERPOLATED, PREDICTED, THROUGHPUT, Axes, Configuration, Pace, Wish, ranked, spread_sizes, survey
-from dlperf.tuning.plots import lines_of
-from dlperf.tuning.text import tuning_to_markdown, tuning_to_text
-from dlperf.tuning.trials import Contest, Try, run_contest
-from dlperf.tuning.writing import write
-from dlperf.units import MIB
+from dlperf.advice.grid import (
+    EPOCH,
+    INTERPOLATED,
+    PREDICTED,
+    THROUGHPUT,
+    Axes,
+    Configuration,
+    Pace,
+    Wish,
+    ranked,
+    spread_sizes,
+    survey,
+)
+from dlperf.advice.tuning import Tuning, tune
+from dlperf.advice.tuning_export import tuning_to_csv, tuning_to_json
+from dlperf.advice.tuning_files import write
+from dlperf.advice.tuning_plots import lines_of
+from dlperf.advice.tuning_text import tuning_to_markdown, tuning_to_text
+from dlperf.advice.tuning_trials import Contest, Try, run_contest
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.units import MIB
 
 
 def pace_of(one: Configuration) -> Pace:
-    """1 ms and 1 ms a sample, halved by two threads, twice as long with two workers beside each other; 100 MiB and 1 MiB a sample."""
+    """1 ms and 1 ms a sample, halved by two threads, twice as long with two workers beside each
+    other; 100 MiB and 1 MiB a sample.
+    """
     step_s = 1e-3 * (1 + one.batch_size) / one.threads * one.workers
     return Pace(step_s, 0.5 * one.loader_workers, (100 + one.batch_size) * MIB, "compute")
 
@@ -43,7 +60,9 @@ def test_throughput_of_a_configuration() -> None:
 
 def test_an_epoch_is_the_steps_of_a_workers_share_and_what_comes_once() -> None:
     (row,) = survey(Axes((1,), (9,), (1,), (3,)), pace_of, [9], Wish(EPOCH, samples=100))
-    assert row.epoch_s == pytest.approx(4 * 0.030 + 0.5)  # ceil(34 / 9) = 4 steps of 10 ms * 3, and 0.5 s for the loading worker
+    assert row.epoch_s == pytest.approx(
+        4 * 0.030 + 0.5
+    )  # ceil(34 / 9) = 4 steps of 10 ms * 3, and 0.5 s for the loading worker
 
 
 def test_workers_that_vary_wait_for_the_slowest_of_them() -> None:
@@ -51,32 +70,48 @@ def test_workers_that_vary_wait_for_the_slowest_of_them() -> None:
     (steady,) = survey(axes, pace_of, [9], wish)
     (restless,) = survey(axes, lambda one: replace(pace_of(one), sigma=0.1, n_apart=2), [9], wish)
     assert steady.epoch_s == pytest.approx(5 * 0.020)
-    assert restless.epoch_s == pytest.approx((1 + 0.0564) * steady.epoch_s, rel=3e-3)  # the mean of the slower of two lies 0.564 deviations above the mean
+    assert restless.epoch_s == pytest.approx(
+        (1 + 0.0564) * steady.epoch_s, rel=3e-3
+    )  # the mean of the slower of two lies 0.564 deviations above the mean
     assert restless.samples_per_s == steady.samples_per_s
 
 
 def test_the_objective_decides() -> None:
     axes = Axes((1,), (10, 64))
     assert best(axes, Wish(THROUGHPUT)).batch_size == 64  # 64 / 65 samples a ms against 10 / 11
-    assert best(axes, Wish(EPOCH, samples=70)).batch_size == 10  # 7 steps of 11 ms against 2 of 65 ms
+    assert (
+        best(axes, Wish(EPOCH, samples=70)).batch_size == 10
+    )  # 7 steps of 11 ms against 2 of 65 ms
 
 
 def test_a_configuration_that_does_not_fit_is_never_proposed() -> None:
     axes, wish = Axes((1,), (8, 64), (0,), (1, 2)), Wish(memory_limit_bytes=164 * MIB)
     rows = survey(axes, pace_of, (8, 64), wish)
-    assert [row.fits for row in rows] == [True, True, False, False]  # 108 and 164 MiB; twice as much with two workers: 216 and 328
+    assert [row.fits for row in rows] == [
+        True,
+        True,
+        False,
+        False,
+    ]  # 108 and 164 MiB; twice as much with two workers: 216 and 328
     assert best(axes, wish) == Configuration(1, 1, 0, 64)
     assert best(axes, Wish(memory_limit_bytes=164 * MIB - 1)) == Configuration(1, 1, 0, 8)
 
 
 def test_nothing_fits() -> None:
     axes, wish = Axes((1,), (8, 64)), Wish(memory_limit_bytes=100 * MIB)
-    with pytest.raises(DlperfError, match=r"nothing fits into 100 MiB: the smallest need is 108 MiB \(threads 1, batch size 8, loader workers 0, workers 1\)"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"nothing fits into 100 MiB: the smallest need is 108 MiB \(threads 1, batch size 8,"
+            r" loader workers 0, workers 1\)"
+        ),
+    ):
         best(axes, wish)
 
 
 def test_ties_go_to_the_simpler_configuration() -> None:
-    # Two workers at twice the step each are as fast as one; 0.3 % between 100/101 and 150/151 samples a ms is a tie as well, 1.3 % to 50/51 none.
+    # Two workers at twice the step each are as fast as one; 0.3 % between 100/101 and 150/151
+    # samples a ms is a tie as well, 1.3 % to 50/51 none.
     assert best(Axes((1,), (100, 150), (0,), (1, 2)), Wish()) == Configuration(1, 1, 0, 100)
     assert best(Axes((1,), (50, 100, 150), (0, 1), (1, 2)), Wish()) == Configuration(1, 1, 0, 100)
 
@@ -89,12 +124,19 @@ def test_between_recorded_sizes_everything_is_linear() -> None:
 
 
 def test_nothing_is_said_outside_of_the_recorded_sizes() -> None:
-    assert [row.configuration.batch_size for row in survey(Axes((1,), (4, 8, 12, 32)), pace_of, [8, 16], Wish())] == [8, 12]
+    assert [
+        row.configuration.batch_size
+        for row in survey(Axes((1,), (4, 8, 12, 32)), pace_of, [8, 16], Wish())
+    ] == [8, 12]
 
 
 def test_batches_larger_than_a_share_are_left_out() -> None:
     rows = survey(Axes((1,), (8, 16), (0,), (1, 2)), pace_of, [8, 16], Wish(EPOCH, samples=20))
-    assert [(row.configuration.workers, row.configuration.batch_size) for row in rows] == [(1, 8), (1, 16), (2, 8)]  # shares of 20 and 10
+    assert [(row.configuration.workers, row.configuration.batch_size) for row in rows] == [
+        (1, 8),
+        (1, 16),
+        (2, 8),
+    ]  # shares of 20 and 10
     with pytest.raises(DlperfError, match="the grid is empty"):
         found(Axes((1,), (64,)), Wish(EPOCH, samples=20))
 
@@ -130,7 +172,14 @@ def test_spread_sizes() -> None:
         ({"threads": (), "batch_sizes": (8,)}, "threads: there is nothing to choose from"),
         ({"threads": (0,), "batch_sizes": (8,)}, "threads holds 0"),
         ({"threads": (1,), "batch_sizes": (10**9,)}, "batch sizes holds 1000000000"),
-        ({"threads": (1,), "batch_sizes": tuple(range(1, 2000)), "loader_workers": tuple(range(1000))}, "has 1999000 configurations"),
+        (
+            {
+                "threads": (1,),
+                "batch_sizes": tuple(range(1, 2000)),
+                "loader_workers": tuple(range(1000)),
+            },
+            "has 1999000 configurations",
+        ),
     ],
 )
 def test_axes_that_make_no_sense(axes: dict[str, tuple[int, ...]], text: str) -> None:
@@ -145,7 +194,7 @@ def test_a_wish_without_samples() -> None:
         Wish("speed")
 
 
-# -- the contest ----------------------------------------------------------------------------------------------------------
+# -- the contest -----------------------------------------------------------------------------------
 
 ONE, TWO = Configuration(1, 1, 0, 32), Configuration(1, 2, 0, 32)
 
@@ -188,11 +237,13 @@ def test_an_interrupted_contest_keeps_what_was_finished() -> None:
     assert contest.tries[0].runs_samples_per_s == (10.0,)
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def test_json_has_the_agreed_fields() -> None:
-    data = tuning_to_json(found(Axes((1, 2), (8, 64), (0,), (1, 2)), Wish(memory_limit_bytes=164 * MIB)))
+    data = tuning_to_json(
+        found(Axes((1, 2), (8, 64), (0,), (1, 2)), Wish(memory_limit_bytes=164 * MIB))
+    )
     assert (data["schema"], data["schema_version"]) == ("dlperf.tuning", 1)
     assert data["best"] == {"threads": 2, "batch_size": 64, "loader_workers": 0, "workers": 1}
     assert data["predicted_samples_per_s"] == pytest.approx(64 / 0.0325)  # 65 ms / 2
@@ -205,7 +256,9 @@ def test_json_has_the_agreed_fields() -> None:
 def test_csv_is_the_same_rows() -> None:
     tuning = found(Axes((1, 2), (8, 64)), Wish(EPOCH, samples=1000))
     rows = list(csv.DictReader(io.StringIO(tuning_to_csv(tuning))))
-    assert [int(row["batch_size"]) for row in rows] == [row.configuration.batch_size for row in tuning.best_rows]
+    assert [int(row["batch_size"]) for row in rows] == [
+        row.configuration.batch_size for row in tuning.best_rows
+    ]
     assert float(rows[0]["epoch_s"]) == pytest.approx(16 * 0.0325)  # ceil(1000 / 64) steps
 
 
@@ -213,12 +266,20 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     tuning = found(Axes((1, 2), tuple(range(1, 65))), Wish(memory_limit_bytes=150 * MIB))
     text = tuning_to_text(tuning, 120)
     said = " ".join(text.split())
-    assert "best: threads 2, batch size 40" in said  # 50 fits and takes 51/50 ms a sample; 41/40 is within 0.5 % of that, 40/39 is not
-    assert "28 configurations need more memory than the limit" in said  # batch sizes 51 to 64, twice
+    assert (
+        "best: threads 2, batch size 40" in said
+    )  # 50 fits and takes 51/50 ms a sample; 41/40 is within 0.5 % of that, 40/39 is not
+    assert (
+        "28 configurations need more memory than the limit" in said
+    )  # batch sizes 51 to 64, twice
     assert "not the one that learns best" in said
     assert "compute" in text
-    header = next(place for place, line in enumerate(text.splitlines()) if line.startswith("threads"))
-    assert [line.split()[0] for line in text.splitlines()[header + 1 : header + 12]] == ["2"] * 10 + ["28"]  # ten rows, then the remarks
+    header = next(
+        place for place, line in enumerate(text.splitlines()) if line.startswith("threads")
+    )
+    assert [line.split()[0] for line in text.splitlines()[header + 1 : header + 12]] == [
+        "2"
+    ] * 10 + ["28"]  # ten rows, then the remarks
     assert "| 40 |" in tuning_to_markdown(tuning)
 
 
@@ -227,19 +288,36 @@ def test_the_contest_is_told() -> None:
     tries = (Try(TWO, (95.0,)), Try(ONE, (100.0,)))
     text = tuning_to_text(replace(tuning, contest=Contest(tries, 1.0)), 120)
     assert "the proposed one was 5.0 % slower" in " ".join(text.split())
-    text = tuning_to_text(replace(tuning, contest=Contest((Try(TWO, (95.0,)), Try(ONE, (90.0,))), 1.0)), 120)
+    text = tuning_to_text(
+        replace(tuning, contest=Contest((Try(TWO, (95.0,)), Try(ONE, (90.0,))), 1.0)), 120
+    )
     assert "also the fastest of 2 measured ones" in " ".join(text.split())
 
 
 def test_a_line_a_combination_of_what_is_not_the_batch_size() -> None:
     lines = lines_of(found(Axes((1, 2), (8, 64), (0, 1)), Wish()))
-    assert list(lines) == ["1 thread, 1 worker, loader 0", "1 thread, 1 worker, loader 1", "2 threads, 1 worker, loader 0", "2 threads, 1 worker, loader 1"]
-    assert [row.configuration.batch_size for row in lines["1 thread, 1 worker, loader 0"]] == [8, 64]
+    assert list(lines) == [
+        "1 thread, 1 worker, loader 0",
+        "1 thread, 1 worker, loader 1",
+        "2 threads, 1 worker, loader 0",
+        "2 threads, 1 worker, loader 1",
+    ]
+    assert [row.configuration.batch_size for row in lines["1 thread, 1 worker, loader 0"]] == [
+        8,
+        64,
+    ]
 
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:
-    written = write(found(Axes((1, 2), (8, 64)), Wish(memory_limit_bytes=164 * MIB)), tmp_path / "out")
-    assert [path.name for path in written] == ["tuning.md", "tuning.json", "tuning.csv", "landscape.png"]
+    written = write(
+        found(Axes((1, 2), (8, 64)), Wish(memory_limit_bytes=164 * MIB)), tmp_path / "out"
+    )
+    assert [path.name for path in written] == [
+        "tuning.md",
+        "tuning.json",
+        "tuning.csv",
+        "landscape.png",
+    ]
     assert all(path.stat().st_size for path in written)
     assert written[-1].read_bytes().startswith(b"\x89PNG")
     write(found(Axes((1, 2), (8, 64)), Wish()), tmp_path / "out")  # its own files are replaced

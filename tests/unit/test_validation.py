@@ -1,4 +1,7 @@
-"""The accuracy study's arithmetic and its course, on made-up measurements; expected numbers are worked out beside them."""
+"""The accuracy study's arithmetic and its course, on made-up measurements; expected numbers are
+worked out beside them.
+"""
+
 from __future__ import annotations
 
 import json
@@ -10,21 +13,59 @@ import pytest
 from calibrated_cases import machine as law_machine
 from calibrated_cases import relu as law_relu
 from calibrated_cases import relu_s
-from report_cases import US, around, cnn_items, cnn_measurement, cnn_trace, gemm_table, machine, prediction
+from report_cases import (
+    US,
+    around,
+    cnn_items,
+    cnn_measurement,
+    cnn_trace,
+    gemm_table,
+    machine,
+    prediction,
+)
 
-from dlperf.clock import Samples
-from dlperf.errors import DlperfError, WorkFailed
-from dlperf.machine import EXACT, Cost, Kernel
-from dlperf.measurement import LayerTimes, Measurement
+from dlperf.core.clock import Samples
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.machine import EXACT, Cost, Kernel
+from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.trace import LOSS, Trace
 from dlperf.predictors.base import Item
-from dlperf.trace import LOSS, Trace
-from dlperf.validation.ablation import TERMS, ablate, intervals, near_operands, with_rooflines, without_calls, without_page_faults
-from dlperf.validation.archive import Archive
-from dlperf.validation.cases import OWN_OPS, Case, CaseScore, LayerScore, SourceShares, join
-from dlperf.validation.page import study_to_markdown, study_to_text, write_study
-from dlperf.validation.peers import PEERS, REPLAY, PeerEstimate, ask_peers, problems, score_peer
-from dlperf.validation.scoring import layer_groups, mape_frac, score, source_shares, summaries, summarize
-from dlperf.validation.study import WITH_EXACT, Provenance, Study, Variant, run_study, variants
+from dlperf.studies.accuracy.ablation import (
+    TERMS,
+    ablate,
+    intervals,
+    near_operands,
+    with_rooflines,
+    without_calls,
+    without_page_faults,
+)
+from dlperf.studies.accuracy.archive import Archive
+from dlperf.studies.accuracy.baselines import (
+    PEERS,
+    REPLAY,
+    PeerEstimate,
+    ask_peers,
+    problems,
+    score_peer,
+)
+from dlperf.studies.accuracy.cases import OWN_OPS, Case, CaseScore, LayerScore, SourceShares, join
+from dlperf.studies.accuracy.page import study_to_markdown, study_to_text, write_study
+from dlperf.studies.accuracy.scoring import (
+    layer_groups,
+    mape_frac,
+    score,
+    source_shares,
+    summaries,
+    summarize,
+)
+from dlperf.studies.accuracy.study import (
+    WITH_EXACT,
+    Provenance,
+    Study,
+    Variant,
+    run_study,
+    variants,
+)
 
 CASE = Case("nets.py:cnn", 32, 1)
 
@@ -34,17 +75,44 @@ def scaled(factor: float) -> Measurement:
     whole = cnn_measurement()
 
     def times(samples: Samples | None) -> Samples | None:
-        return None if samples is None else Samples(tuple(factor * value for value in samples.values))
+        return (
+            None if samples is None else Samples(tuple(factor * value for value in samples.values))
+        )
 
-    layers = tuple(replace(row, forward=times(row.forward), backward=times(row.backward), optimizer=times(row.optimizer)) for row in whole.layers)
-    return replace(whole, step={name: Samples(tuple(factor * v for v in samples.values)) for name, samples in whole.step.items()}, layers=layers)
+    layers = tuple(
+        replace(
+            row,
+            forward=times(row.forward),
+            backward=times(row.backward),
+            optimizer=times(row.optimizer),
+        )
+        for row in whole.layers
+    )
+    return replace(
+        whole,
+        step={
+            name: Samples(tuple(factor * v for v in samples.values))
+            for name, samples in whole.step.items()
+        },
+        layers=layers,
+    )
 
 
 def provenance() -> Provenance:
-    return Provenance("Made-up CPU", "machine.json", "full", "2020-01-01", {"torch": "0.0"}, "dlperf validate", "2020-01-02", ((1, 2),), 4.0)
+    return Provenance(
+        "Made-up CPU",
+        "machine.json",
+        "full",
+        "2020-01-01",
+        {"torch": "0.0"},
+        "dlperf validate",
+        "2020-01-02",
+        ((1, 2),),
+        4.0,
+    )
 
 
-# -- the truth --------------------------------------------------------------------------------------------------------
+# -- the truth -------------------------------------------------------------------------------------
 
 
 def test_joined_runs_give_medians_and_floors() -> None:
@@ -73,21 +141,27 @@ def test_runs_of_different_cases_are_not_joined() -> None:
         join([])
 
 
-# -- scores -----------------------------------------------------------------------------------------------------------
+# -- scores ----------------------------------------------------------------------------------------
 
 
 def test_a_case_is_scored_as_the_yardstick_does() -> None:
-    found, layers = score(CASE, join([scaled(1.0)]), prediction(cnn_trace(), cnn_items()), "calibrated")
+    found, layers = score(
+        CASE, join([scaled(1.0)]), prediction(cnn_trace(), cnn_items()), "calibrated"
+    )
     # Predicted: forward 450, backward 865, optimizer 60, zero_grad 15 = 1390 us; measured 1235 us.
     assert found.predicted_s == pytest.approx(1390 * US)
     assert found.step_error_frac == pytest.approx(1390 / 1235 - 1)
     assert found.forward_error_frac == pytest.approx(450 / 430 - 1)
-    # Leaves: 300 for 250, 40 for 50, 100 for 110; backward 600 for 500, 60 for 50, 200 for 160. The loss is no leaf.
+    # Leaves: 300 for 250, 40 for 50, 100 for 110; backward 600 for 500, 60 for 50, 200 for 160. The
+    # loss is no leaf.
     assert found.forward_mape_frac == pytest.approx((0.2 + 0.2 + 1 / 11) / 3)
     assert found.backward_mape_frac == pytest.approx((0.2 + 0.2 + 0.25) / 3)
     assert found.weighted_frac == pytest.approx((50 + 10 + 10) / 410)
     assert found.seen_frac == pytest.approx(1.0)  # 500 + 50 + 160 + 10 of 720
-    assert (found.low_s, found.high_s) == (pytest.approx(0.9 * 1390 * US), pytest.approx(1.1 * 1390 * US))
+    assert (found.low_s, found.high_s) == (
+        pytest.approx(0.9 * 1390 * US),
+        pytest.approx(1.1 * 1390 * US),
+    )
     assert found.width_frac == pytest.approx(0.1)
     assert found.inside is False  # 1235 < 1251
     assert found.unpriced_frac == 0.0
@@ -97,7 +171,9 @@ def test_a_case_is_scored_as_the_yardstick_does() -> None:
 def test_a_layer_without_a_row_counts_as_zero_and_a_silent_predictor_has_no_error() -> None:
     items = [item for item in cnn_items() if item.layer != "features.1"]
     found, layers = score(CASE, join([scaled(1.0)]), prediction(cnn_trace(), items), "calibrated")
-    missing = next(layer for layer in layers if layer.layer == "features.1" and layer.phase == "forward")
+    missing = next(
+        layer for layer in layers if layer.layer == "features.1" and layer.phase == "forward"
+    )
     assert (missing.predicted_s, missing.source) == (0.0, "missing")
     assert found.forward_mape_frac == pytest.approx((0.2 + 1.0 + 1 / 11) / 3)
     silent, rows = score(CASE, join([scaled(1.0)]), gemm_table(), "gemm-table")
@@ -108,48 +184,90 @@ def test_a_layer_without_a_row_counts_as_zero_and_a_silent_predictor_has_no_erro
 
 def test_own_ops_of_a_container_are_no_leaf() -> None:
     extra = LayerTimes("features", "Sequential", around(40 * US))
-    _, layers = score(CASE, join([cnn_measurement(extra=(extra,))]), prediction(cnn_trace(), cnn_items()), "calibrated")
+    _, layers = score(
+        CASE,
+        join([cnn_measurement(extra=(extra,))]),
+        prediction(cnn_trace(), cnn_items()),
+        "calibrated",
+    )
     assert next(layer for layer in layers if layer.layer == "features").family == OWN_OPS
     assert mape_frac(layers) == pytest.approx((0.2 + 0.2 + 1 / 11 + 0.2 + 0.2 + 0.25) / 6)
 
 
 def test_a_layer_below_a_hundredth_of_its_phase_is_not_judged() -> None:
     def layer(share: float, predicted: float) -> LayerScore:
-        return LayerScore(CASE, "p", "a", "Linear", "forward", predicted, 1.0, None, share, "measured", "compute")
+        return LayerScore(
+            CASE, "p", "a", "Linear", "forward", predicted, 1.0, None, share, "measured", "compute"
+        )
 
     assert mape_frac([layer(0.5, 1.1), layer(0.0099, 9.0), layer(0.01, 1.3)]) == pytest.approx(0.2)
     assert mape_frac([layer(0.0099, 9.0)]) is None
 
 
 def test_unpriced_is_the_measured_share_of_unpriced_layers() -> None:
-    items = [replace(item, source="unpriced") if item.layer == "classifier" else item for item in cnn_items()]
+    items = [
+        replace(item, source="unpriced") if item.layer == "classifier" else item
+        for item in cnn_items()
+    ]
     found, _ = score(CASE, join([scaled(1.0)]), prediction(cnn_trace(), items), "calibrated")
     assert found.unpriced_frac == pytest.approx(110 / 430)
 
 
 def test_shares_of_sources_tell_ops_from_the_framework() -> None:
-    items = [Item("a", "forward", 6.0, "compute", "measured", op=0), Item("a", "forward", 2.0, "compute", "interpolated", op=1),
-             Item("a", "forward", 1.0, "overhead", "measured", "module call"), Item("a", "forward", 1.0, "L2", "unpriced", op=2)]  # fmt: skip
-    assert source_shares(items) == SourceShares(measured=0.6, interpolated=0.2, unpriced=0.1, framework=0.1)
+    items = [
+        Item("a", "forward", 6.0, "compute", "measured", op=0),
+        Item("a", "forward", 2.0, "compute", "interpolated", op=1),
+        Item("a", "forward", 1.0, "overhead", "measured", "module call"),
+        Item("a", "forward", 1.0, "L2", "unpriced", op=2),
+    ]
+    assert source_shares(items) == SourceShares(
+        measured=0.6, interpolated=0.2, unpriced=0.1, framework=0.1
+    )
     assert not source_shares(items).all_measured
     assert source_shares([items[0], items[2]]).all_measured  # what is no op does not count
     assert not source_shares([items[2]]).all_measured
 
 
 def scores() -> list[CaseScore]:
-    def one(batch: int, error: float, floor: float, threads: int = 1, measured: float = 0.0, **rest: float) -> CaseScore:
+    def one(
+        batch: int,
+        error: float,
+        floor: float,
+        threads: int = 1,
+        measured: float = 0.0,
+        **rest: float,
+    ) -> CaseScore:
         case = Case("net", batch, threads)
         sources = SourceShares(measured=measured, interpolated=1 - measured)
-        return CaseScore(case, "calibrated", 1.0, floor, 1 + error, (1 + error) * 0.9, (1 + error) * 1.1, error, sources=sources, unpriced_frac=0.0, **rest)
+        return CaseScore(
+            case,
+            "calibrated",
+            1.0,
+            floor,
+            1 + error,
+            (1 + error) * 0.9,
+            (1 + error) * 1.1,
+            error,
+            sources=sources,
+            unpriced_frac=0.0,
+            **rest,
+        )
 
-    return [one(1, 0.05, 0.01, forward_mape_frac=0.1, backward_mape_frac=0.3), one(2, -0.3, 0.2), one(4, 0.12, 0.02, measured=1.0), one(8, -0.1, 0.01, 2)]
+    return [
+        one(1, 0.05, 0.01, forward_mape_frac=0.1, backward_mape_frac=0.3),
+        one(2, -0.3, 0.2),
+        one(4, 0.12, 0.02, measured=1.0),
+        one(8, -0.1, 0.01, 2),
+    ]
 
 
 def test_a_summary_holds_median_worst_and_worst_beyond_twice_the_floor() -> None:
     found = summarize(scores(), "calibrated")
     assert found.step_median_frac == pytest.approx(0.11)  # of 0.05, 0.1, 0.12, 0.3
     assert found.step_worst_frac == pytest.approx(0.3)
-    assert found.step_worst_beyond_floor_frac == pytest.approx(0.12)  # 0.3 lies within twice its floor of 0.2
+    assert found.step_worst_beyond_floor_frac == pytest.approx(
+        0.12
+    )  # 0.3 lies within twice its floor of 0.2
     assert found.step_bias_frac == pytest.approx(-0.025)  # of -0.3, -0.1, 0.05, 0.12
     assert found.layer_mape_frac == pytest.approx(0.2)
     # Intervals: 0.945..1.155 and 0.81..0.99: 1 lies in the first alone (1.008..1.232, 0.63..0.77).
@@ -159,8 +277,12 @@ def test_a_summary_holds_median_worst_and_worst_beyond_twice_the_floor() -> None
 
 def test_summaries_stand_apart_by_threads_and_by_measured_ops() -> None:
     assert {(s.what, s.n_cases) for s in summaries(scores())} == {
-        ("all", 4), ("1 thread", 3), ("2 threads", 1), ("ops measured", 1), ("ops interpolated", 3),
-    }  # fmt: skip
+        ("all", 4),
+        ("1 thread", 3),
+        ("2 threads", 1),
+        ("ops measured", 1),
+        ("ops interpolated", 3),
+    }
 
 
 def test_layers_are_grouped_by_source_and_family() -> None:
@@ -173,12 +295,15 @@ def test_layers_are_grouped_by_source_and_family() -> None:
     assert by_source.p90_frac == pytest.approx(0.2)
 
 
-# -- ablation, intervals ----------------------------------------------------------------------------------------------
+# -- ablation, intervals ---------------------------------------------------------------------------
 
 
 def test_terms_are_dropped_from_the_sums() -> None:
-    items = [Item("features.0", "forward", 5.0, "compute", "measured", op=0), Item("features.0", "forward", 2.0, "page-faults", "interpolated", "page faults"),
-             Item("Net", "forward", 1.0, "overhead", "measured", "module call")]  # fmt: skip
+    items = [
+        Item("features.0", "forward", 5.0, "compute", "measured", op=0),
+        Item("features.0", "forward", 2.0, "page-faults", "interpolated", "page faults"),
+        Item("Net", "forward", 1.0, "overhead", "measured", "module call"),
+    ]
     whole = prediction(cnn_trace(), items)
     assert without_page_faults(whole).step.total_s == 6.0
     assert without_calls(whole).step.total_s == 7.0
@@ -186,11 +311,23 @@ def test_terms_are_dropped_from_the_sums() -> None:
 
 def test_rooflines_replace_the_ops_alone() -> None:
     trace = cnn_trace(inference=True)
-    items = [Item(op.layer, "forward", 1.0, "compute", "measured", op=place) for place, op in enumerate(trace.ops)]
-    changed = with_rooflines(prediction(trace, [*items, Item("Net", "forward", 0.5, "overhead", "measured", "module call")]))
-    # Products: 2*32*64*128 and 2*32*10*64 FLOP at 80 GFLOP/s or 4 B x (32*128 + 128*64 + 32*64), 4 B x (32*64 + 64*10 + 32*10) at 30 GB/s (3 x 10 GB/s moved);
-    # relu: 2 x 4 B an element.
-    memory_s = [4 * (32 * 128 + 128 * 64 + 32 * 64) / 30e9, 8 * 4096 / 30e9, 4 * (32 * 64 + 64 * 10 + 32 * 10) / 30e9, 8 * 32 / 30e9]
+    items = [
+        Item(op.layer, "forward", 1.0, "compute", "measured", op=place)
+        for place, op in enumerate(trace.ops)
+    ]
+    changed = with_rooflines(
+        prediction(
+            trace, [*items, Item("Net", "forward", 0.5, "overhead", "measured", "module call")]
+        )
+    )
+    # Products: 2*32*64*128 and 2*32*10*64 FLOP at 80 GFLOP/s or 4 B x (32*128 + 128*64 + 32*64), 4
+    # B x (32*64 + 64*10 + 32*10) at 30 GB/s (3 x 10 GB/s moved); relu: 2 x 4 B an element.
+    memory_s = [
+        4 * (32 * 128 + 128 * 64 + 32 * 64) / 30e9,
+        8 * 4096 / 30e9,
+        4 * (32 * 64 + 64 * 10 + 32 * 10) / 30e9,
+        8 * 32 / 30e9,
+    ]
     compute_s = [2 * 32 * 64 * 128 / 80e9, 0, 2 * 32 * 10 * 64 / 80e9, 0]
     rates = machine().dram_bytes_per_s(1)
     expected = 0.5 + sum(max(c, m * 30e9 / rates) for c, m in zip(compute_s, memory_s))
@@ -199,12 +336,24 @@ def test_rooflines_replace_the_ops_alone() -> None:
 
 def test_operands_are_near_where_the_term_is_left_out() -> None:
     kept = Cost("cold/next/1048576", 1, Samples((1e-6,)))
-    found = near_operands(replace(machine(), costs=(kept, Cost("far/next/1048576", 1, Samples((1e-11,))), Cost("cold/operand/1048576", 1, Samples((1e-7,))))))
+    found = near_operands(
+        replace(
+            machine(),
+            costs=(
+                kept,
+                Cost("far/next/1048576", 1, Samples((1e-11,))),
+                Cost("cold/operand/1048576", 1, Samples((1e-7,))),
+            ),
+        )
+    )
     assert found.costs == (kept,)
 
 
 def test_ablation_says_what_a_term_is_worth() -> None:
-    items = [*cnn_items(), Item("features.0", "forward", 278 * US, "page-faults", "interpolated", "page faults")]
+    items = [
+        *cnn_items(),
+        Item("features.0", "forward", 278 * US, "page-faults", "interpolated", "page faults"),
+    ]
     whole = prediction(cnn_trace(), items)  # 1390 + 278 = 1668 us
     found = ablate([(CASE, join([scaled(1.0)]), whole)], [TERMS[0]])
     assert found[0].share_frac == pytest.approx(278 / 1668)
@@ -214,13 +363,15 @@ def test_ablation_says_what_a_term_is_worth() -> None:
 
 
 def test_a_term_on_the_machine_is_predicted_anew() -> None:
-    from dlperf.prediction import predict
+    from dlperf.forecast.prediction import predict
 
     costs = {"module_call": 3e-6, "page_fault": 1e-6}
     on = law_machine(costs)
     trace = Trace("t", 1, cnn_trace().layers, (law_relu(1024, "features.1"),), inference=True)
     whole = predict(trace, on, 1)
-    runs = Measurement("t", 1, 1, {"forward": around(1e-5), "total": around(1e-5)}, (), inference=True)
+    runs = Measurement(
+        "t", 1, 1, {"forward": around(1e-5), "total": around(1e-5)}, (), inference=True
+    )
     framework = next(term for term in TERMS if term.name == "framework")
     (found,) = ablate([(Case("t", 1, 1, True), join([runs]), whole)], [framework])
     # Five calls of modules (the root's is one) at 3 us; without them the op is left.
@@ -228,16 +379,23 @@ def test_a_term_on_the_machine_is_predicted_anew() -> None:
 
 
 def test_intervals_say_what_they_are_worth() -> None:
-    cases = [(1.0, 1.1, 0.9, 1.3), (1.0, 2.0, 1.6, 2.4), (1.0, 0.8, 0.6, 1.2), (3.0, 2.0, 1.5, 2.25)]
+    cases = [
+        (1.0, 1.1, 0.9, 1.3),
+        (1.0, 2.0, 1.6, 2.4),
+        (1.0, 0.8, 0.6, 1.2),
+        (3.0, 2.0, 1.5, 2.25),
+    ]
     found = intervals(cases)
     assert found is not None
     assert (found.n_cases, found.inside_frac) == (4, 0.5)
-    assert found.constant_frac == pytest.approx(0.25)  # off by 1/11, 0.25, 0.5, 0.5 of the prediction: 0.25 holds two
+    assert found.constant_frac == pytest.approx(
+        0.25
+    )  # off by 1/11, 0.25, 0.5, 0.5 of the prediction: 0.25 holds two
     assert found.needed_factor == pytest.approx(4.0)  # 0.5, 2.5, 0.5 and 4 half widths
     assert intervals([]) is None
 
 
-# -- keeping ----------------------------------------------------------------------------------------------------------
+# -- keeping ---------------------------------------------------------------------------------------
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
@@ -251,7 +409,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     one = first.measurement(CASE, cnn_trace(), 1, 4.0, take)
     assert first.remark == ""
     again = Archive(tmp_path / "kept")
-    assert again.measurement(CASE, cnn_trace(), 1, 4.0, take).step["total"].median == pytest.approx(one.step["total"].median)
+    assert again.measurement(CASE, cnn_trace(), 1, 4.0, take).step["total"].median == pytest.approx(
+        one.step["total"].median
+    )
     assert len(calls) == 1
     assert again.remark.startswith("1 of 1 measurements were kept")
     again.measurement(CASE, cnn_trace(), 2, 4.0, take)
@@ -276,18 +436,23 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
     archive.measurement(CASE, cnn_trace(), 1, 4.0, cnn_measurement)
     (kept,) = tmp_path.iterdir()
     kept.write_text("{")
-    assert Archive(tmp_path).measurement(CASE, cnn_trace(), 1, 4.0, lambda: scaled(3.0)).step["total"].median == pytest.approx(3 * 1235 * US)
+    assert Archive(tmp_path).measurement(CASE, cnn_trace(), 1, 4.0, lambda: scaled(3.0)).step[
+        "total"
+    ].median == pytest.approx(3 * 1235 * US)
     assert Measurement.load(kept).target == "nets.py:cnn"
 
 
 def test_what_peers_said_is_kept(tmp_path: Path) -> None:
-    said = (PeerEstimate(REPLAY, 1.0, 2.0, None, 3.0, (("a", 0.5, None),)), PeerEstimate("other", problem="not installed"))
+    said = (
+        PeerEstimate(REPLAY, 1.0, 2.0, None, 3.0, (("a", 0.5, None),)),
+        PeerEstimate("other", problem="not installed"),
+    )
     assert Archive(tmp_path).estimates(CASE, cnn_trace(), "80 GFLOP/s", lambda: said) == said
     assert Archive(tmp_path).estimates(CASE, cnn_trace(), "80 GFLOP/s", list) == said
     assert Archive(tmp_path).estimates(CASE, cnn_trace(), "90 GFLOP/s", list) == ()
 
 
-# -- the course of a study --------------------------------------------------------------------------------------------
+# -- the course of a study -------------------------------------------------------------------------
 
 
 def cases() -> list[Case]:
@@ -297,7 +462,14 @@ def cases() -> list[Case]:
 def studied(measure: Callable[[Case, Trace, int], Measurement], **options: object) -> Study:
     asked = (Variant("roofline", "roofline", machine()),)
     return run_study(
-        cases(), asked, lambda threads: threads, lambda case: cnn_trace(target=case.target), measure, lambda line: None, provenance=provenance(), **options
+        cases(),
+        asked,
+        lambda threads: threads,
+        lambda case: cnn_trace(target=case.target),
+        measure,
+        lambda line: None,
+        provenance=provenance(),
+        **options,
     )  # type: ignore[arg-type]
 
 
@@ -315,7 +487,12 @@ def test_all_cases_are_measured_once_before_any_is_measured_twice() -> None:
 
     study = studied(measure)
     assert order == [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("b", 2, 1), ("a", 2, 2), ("b", 2, 2)]
-    assert [truth.floor_frac for _, truth in study.truths] == [None, pytest.approx(0.1 / 1.15), None, pytest.approx(0.1 / 1.15)]
+    assert [truth.floor_frac for _, truth in study.truths] == [
+        None,
+        pytest.approx(0.1 / 1.15),
+        None,
+        pytest.approx(0.1 / 1.15),
+    ]
     assert len(study.scores) == 4
     assert not study.failures
 
@@ -330,7 +507,9 @@ def test_a_case_that_fails_leaves_the_others() -> None:
         return named(case)
 
     study = studied(measure)
-    assert [(failure.case, failure.reason) for failure in study.failures] == [(cases()[1], "the model is tired")]
+    assert [(failure.case, failure.reason) for failure in study.failures] == [
+        (cases()[1], "the model is tired")
+    ]
     assert {score.case for score in study.scores} == set(cases()) - {cases()[1]}
     assert taken.count(cases()[1].label) == 1  # its second run is not tried
     assert "could not be measured: the model is tired" in study_to_text(study, 160)
@@ -360,7 +539,11 @@ def test_an_interrupted_study_loses_nothing(tmp_path: Path) -> None:
     assert Archive(tmp_path).kept == ""
     with pytest.raises(KeyboardInterrupt):
         studied(measure_until(3))
-    assert promises[-1] == f"3 finished measurements are kept in {tmp_path}, and the same command goes on from there"
+    assert (
+        promises[-1]
+        == f"3 finished measurements are kept in {tmp_path}, and the same command goes on from"
+        " there"
+    )
     study = studied(measure_until(100))
     assert len(taken) == len(set(taken)) == 6
     assert len(study.scores) == 4
@@ -376,7 +559,15 @@ def test_a_target_that_cannot_be_recorded_stops_before_anything_is_measured() ->
         raise AssertionError("measured")
 
     with pytest.raises(DlperfError, match="b has no builder"):
-        run_study(cases(), (), lambda threads: 1, record, measure, lambda line: None, provenance=provenance())
+        run_study(
+            cases(),
+            (),
+            lambda threads: 1,
+            record,
+            measure,
+            lambda line: None,
+            provenance=provenance(),
+        )
 
 
 def test_measured_and_interpolated_stand_apart() -> None:
@@ -390,20 +581,38 @@ def test_measured_and_interpolated_stand_apart() -> None:
     on = (*variants(whole, ("calibrated",)),)
     trace = Trace("t", 1, (), (law_relu(333, "features.0"),), inference=True)
     other = Trace("u", 1, (), (law_relu(500, "features.0"),), inference=True)
-    measured = Measurement("t", 1, 1, {"forward": around(1e-5), "total": around(1e-5)}, (), inference=True)
+    measured = Measurement(
+        "t", 1, 1, {"forward": around(1e-5), "total": around(1e-5)}, (), inference=True
+    )
     both = [Case("t", 1, 1, True), Case("u", 1, 1, True)]
     study = run_study(
-        both, on, lambda threads: 1, lambda case: trace if case.target == "t" else other,
-        lambda case, _, run: replace(measured, target=case.target), lambda line: None, provenance=provenance(),
-    )  # fmt: skip
-    assert [(score.predictor, score.case.target) for score in study.scores] == [("calibrated", "t"), ("calibrated", "u"), (WITH_EXACT, "t")]
+        both,
+        on,
+        lambda threads: 1,
+        lambda case: trace if case.target == "t" else other,
+        lambda case, _, run: replace(measured, target=case.target),
+        lambda line: None,
+        provenance=provenance(),
+    )
+    assert [(score.predictor, score.case.target) for score in study.scores] == [
+        ("calibrated", "t"),
+        ("calibrated", "u"),
+        (WITH_EXACT, "t"),
+    ]
 
 
-# -- peers ------------------------------------------------------------------------------------------------------------
+# -- peers -----------------------------------------------------------------------------------------
 
 
 def test_a_peer_is_scored_on_what_it_speaks_of() -> None:
-    estimate = PeerEstimate(REPLAY, 387 * US, 900 * US, None, 1358.5 * US, (("features.0", 200 * US, 600 * US), ("classifier", 121 * US, None)))
+    estimate = PeerEstimate(
+        REPLAY,
+        387 * US,
+        900 * US,
+        None,
+        1358.5 * US,
+        (("features.0", 200 * US, 600 * US), ("classifier", 121 * US, None)),
+    )
     found, layers = score_peer(CASE, join([scaled(1.0)]), estimate)
     assert found.step_error_frac == pytest.approx(0.1)  # 1358.5 / 1235
     assert found.forward_error_frac == pytest.approx(-0.1)  # 387 / 430
@@ -415,8 +624,12 @@ def test_a_peer_is_scored_on_what_it_speaks_of() -> None:
 
 def test_problems_of_peers_are_said_once() -> None:
     other = replace(CASE, batch_size=64)
-    said = [(CASE, PeerEstimate("a", problem="not installed")), (other, PeerEstimate("a", problem="not installed")), (CASE, PeerEstimate("b", problem="fails")),
-            (other, PeerEstimate("b", 1.0))]  # fmt: skip
+    said = [
+        (CASE, PeerEstimate("a", problem="not installed")),
+        (other, PeerEstimate("a", problem="not installed")),
+        (CASE, PeerEstimate("b", problem="fails")),
+        (other, PeerEstimate("b", 1.0)),
+    ]
     assert problems(said) == ("a: not installed (every case)", f"b: fails ({CASE.label})")
 
 
@@ -434,32 +647,68 @@ def test_a_dead_process_is_every_peers_problem(monkeypatch: pytest.MonkeyPatch) 
     assert all("status -11: core dumped" in estimate.problem for estimate in found[1:])
 
 
-# -- written down -----------------------------------------------------------------------------------------------------
+# -- written down ----------------------------------------------------------------------------------
 
 
 def whole_study() -> Study:
-    asked = (Variant("calibrated", "calibrated", law_machine()), Variant("roofline", "roofline", law_machine()))
-    said = [PeerEstimate(REPLAY, 387 * US, 900 * US, None, 1358.5 * US, (("features.0", 200 * US, None),)), PeerEstimate("x", problem="not installed")]
+    asked = (
+        Variant("calibrated", "calibrated", law_machine()),
+        Variant("roofline", "roofline", law_machine()),
+    )
+    said = [
+        PeerEstimate(
+            REPLAY, 387 * US, 900 * US, None, 1358.5 * US, (("features.0", 200 * US, None),)
+        ),
+        PeerEstimate("x", problem="not installed"),
+    ]
     return run_study(
-        cases(), asked, lambda threads: 2, lambda case: cnn_trace(target=case.target), lambda case, _, run: named(case, 1 + 0.1 * run), lambda line: None,
-        ask_peers=lambda case, trace: said, with_ablation=True, provenance=provenance(),
-    )  # fmt: skip
+        cases(),
+        asked,
+        lambda threads: 2,
+        lambda case: cnn_trace(target=case.target),
+        lambda case, _, run: named(case, 1 + 0.1 * run),
+        lambda line: None,
+        ask_peers=lambda case, trace: said,
+        with_ablation=True,
+        provenance=provenance(),
+    )
 
 
 def test_a_study_is_written_and_written_again(tmp_path: Path) -> None:
     study = whole_study()
     folder = tmp_path / "accuracy"
     names = {path.name for path in write_study(study, folder)}
-    assert names == {"accuracy.md", "cases.csv", "layers.csv", "steps.png", "cases.png", "layers.png"}
+    assert names == {
+        "accuracy.md",
+        "cases.csv",
+        "layers.csv",
+        "steps.png",
+        "cases.png",
+        "layers.png",
+    }
     write_study(study, folder)  # its own files are replaced
     (folder / "mine.txt").write_text("keep")
     with pytest.raises(DlperfError, match=r"mine\.txt"):
         write_study(study, folder)
     page = (folder / "accuracy.md").read_text()
-    for text in ("a@32 t2", "page faults", "RuntimeEstimator replay", "not installed", "Made-up CPU", "(steps.png)"):
+    for text in (
+        "a@32 t2",
+        "page faults",
+        "RuntimeEstimator replay",
+        "not installed",
+        "Made-up CPU",
+        "(steps.png)",
+    ):
         assert text in page, text
-    assert (folder / "cases.csv").read_text().splitlines()[0].startswith("target,batch_size,threads,inference,network,predictor,")
-    assert len((folder / "cases.csv").read_text().splitlines()) == 1 + 4 * 3  # two predictors and one peer that speaks
+    assert (
+        (folder / "cases.csv")
+        .read_text()
+        .splitlines()[0]
+        .startswith("target,batch_size,threads,inference,network,predictor,")
+    )
+    assert (
+        len((folder / "cases.csv").read_text().splitlines()) == 1 + 4 * 3
+    )  # two predictors and one peer that speaks
 
 
 def test_json_has_no_nan_and_adds_up() -> None:
@@ -478,7 +727,9 @@ def test_json_has_no_nan_and_adds_up() -> None:
 def test_a_busy_machine_is_told() -> None:
     quiet = whole_study()  # its runs differ by 0.1 / 1.15 = 8.7 %
     assert quiet.unrest == ()
-    restless = replace(quiet, truths=tuple((case, replace(truth, floor_frac=0.3)) for case, truth in quiet.truths))
+    restless = replace(
+        quiet, truths=tuple((case, replace(truth, floor_frac=0.3)) for case, truth in quiet.truths)
+    )
     assert len(restless.unrest) == 1
     assert "same step differ by 30 %" in study_to_text(restless, 160)
 

@@ -1,4 +1,5 @@
 """What may be typed behind options, told before anything is imported."""
+
 from __future__ import annotations
 
 import argparse
@@ -6,16 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.values import loader
+from dlperf.cli.argument_types import loader
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "def data(b, w): ...", "class data: ...", "data = make()", "from other import data", "import data", "from other import *", "globals()['data'] = 1",
-        "def __getattr__(name): ...", "if True:\n    data = 1", "def (", "(data := 1)", "data: object = 1",
+        "def data(b, w): ...",
+        "class data: ...",
+        "data = make()",
+        "from other import data",
+        "import data",
+        "from other import *",
+        "globals()['data'] = 1",
+        "def __getattr__(name): ...",
+        "if True:\n    data = 1",
+        "def (",
+        "(data := 1)",
+        "data: object = 1",
     ],
-)  # fmt: skip
+)
 def test_a_loader_that_may_be_there_is_let_through(tmp_path: Path, source: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
@@ -26,10 +37,14 @@ def test_a_loader_that_may_be_there_is_let_through(tmp_path: Path, source: str) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{}:dat", "defines no dat"), ("{}:Data.dat", "defines no Data"), ("{}", "names no function"), ("{}:", "names no function"),
-        ("absent.py:data", "there is no file absent.py"), (":data", "names no function"),
+        ("{}:dat", "defines no dat"),
+        ("{}:Data.dat", "defines no Data"),
+        ("{}", "names no function"),
+        ("{}:", "names no function"),
+        ("absent.py:data", "there is no file absent.py"),
+        (":data", "names no function"),
     ],
-)  # fmt: skip
+)
 def test_a_loader_that_cannot_be(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def data(batch_size, num_workers):\n    return other.dat\n")

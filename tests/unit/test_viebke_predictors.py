@@ -1,4 +1,5 @@
 """Strategies (a) and (b) of Viebke et al. 2019 as predictors of a step."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,46 +9,66 @@ import pytest
 from report_cases import CNN, US, T, cnn_measurement, cnn_trace, machine
 
 from dlperf import predict
-from dlperf.errors import DlperfError
-from dlperf.laws.threads import ImageTimes, Workload, training_time
-from dlperf.measurement import Measurement
-from dlperf.prediction import Prediction
-from dlperf.predictors import evaluates_by_forward, get
-from dlperf.trace import LOSS, Op, Trace
+from dlperf.core.errors import DlperfError
+from dlperf.core.measurement import Measurement
+from dlperf.core.trace import LOSS, Op, Trace
+from dlperf.forecast.prediction import Prediction
+from dlperf.models.threads import ImageTimes, Workload, training_time
+from dlperf.predictors.registry import evaluates_by_forward, get
 
 TOTAL_US = 430 + 720 + 75 + 10  # forward, backward, optimizer, zero_grad of cnn_measurement
-PRODUCT, LINEAR = 2 * 32 * 64 * 128, 2 * 32 * 10 * 64  # FLOP of features.0 and of the classifier, forward and backward each
+PRODUCT, LINEAR = (
+    2 * 32 * 64 * 128,
+    2 * 32 * 10 * 64,
+)  # FLOP of features.0 and of the classifier, forward and backward each
 
 
-def say(name: str, trace: Trace | None = None, point: Measurement | None = None, threads: int = 1) -> Prediction:
-    return predict(trace or cnn_trace(), machine(), threads=threads, predictor=name, point=point or cnn_measurement())
+def say(
+    name: str, trace: Trace | None = None, point: Measurement | None = None, threads: int = 1
+) -> Prediction:
+    return predict(
+        trace or cnn_trace(),
+        machine(),
+        threads=threads,
+        predictor=name,
+        point=point or cnn_measurement(),
+    )
 
 
 def total_flops(prediction: Prediction) -> float:
     return float(prediction.layers["flops"].sum())
 
 
-# -- (a) ------------------------------------------------------------------------------------------------------------------
+# -- (a) -------------------------------------------------------------------------------------------
 
 
 def test_a_divides_the_measured_step_by_flops() -> None:
     found = say("viebke-a")
     rows = found.layers.set_index("layer")
-    # Conv 2 x 524,288, ReLU 2 x 4,096, Linear 2 x 40,960, loss 2 x 32; the optimizer's additions 1 for each of 8,192 + 640 (a scale factor is not counted)
+    # Conv 2 x 524,288, ReLU 2 x 4,096, Linear 2 x 40,960, loss 2 x 32; the optimizer's additions 1
+    # for each of 8,192 + 640 (a scale factor is not counted)
     each_s = TOTAL_US * US / (2 * (PRODUCT + 4096 + LINEAR + 32) + 8192 + 640)
-    assert rows["forward_s"].to_dict() == pytest.approx({name: each_s * flops for name, flops in zip(CNN, (PRODUCT, 4096, LINEAR, 32))})
+    assert rows["forward_s"].to_dict() == pytest.approx(
+        {name: each_s * flops for name, flops in zip(CNN, (PRODUCT, 4096, LINEAR, 32))}
+    )
     assert rows.loc["features.0", "optimizer_s"] == pytest.approx(each_s * 8192)
     assert found.step.total_s == pytest.approx(TOTAL_US * US)
     assert set(rows["source"]) == {"interpolated"}
     assert set(rows["bound"]) == {"compute"}
-    assert f"{each_s:.4g} s per FLOP, fitted to the measurement of nets.py:cnn at batch size 32 with 1 thread(s)" in found.prices.notes[0]
+    assert (
+        f"{each_s:.4g} s per FLOP, fitted to the measurement of nets.py:cnn at batch size 32 with 1"
+        " thread(s)" in found.prices.notes[0]
+    )
 
 
 def test_a_at_another_batch_size_is_fitted_to_the_flops_of_the_point() -> None:
-    # a step of 64 images took so long: the trace's 32 do half of its forward and backward, and the same optimizer's work
+    # a step of 64 images took so long: the trace's 32 do half of its forward and backward, and the
+    # same optimizer's work
     found = say("viebke-a", point=cnn_measurement(batch_size=64))
     both, optimizer = 2 * (PRODUCT + 4096 + LINEAR + 32), 8192 + 640
-    assert found.step.total_s == pytest.approx(TOTAL_US * US * (both + optimizer) / (2 * both + optimizer))
+    assert found.step.total_s == pytest.approx(
+        TOTAL_US * US * (both + optimizer) / (2 * both + optimizer)
+    )
     assert set(found.layers["source"]) == {"extrapolated"}
 
 
@@ -60,9 +81,16 @@ def test_a_of_a_forward_takes_the_forward_of_a_step() -> None:
 
 def test_a_leaves_ops_without_a_formula_out_of_its_fit() -> None:
     trace = cnn_trace()
-    trace = replace(trace, ops=(*trace.ops, Op("mine.mystery.default", (T(25_000),), outputs=(T(25_000),), layer="features.1")))
+    trace = replace(
+        trace,
+        ops=(
+            *trace.ops,
+            Op("mine.mystery.default", (T(25_000),), outputs=(T(25_000),), layer="features.1"),
+        ),
+    )
     found = say("viebke-a", trace)
-    # 2 x 25,000 x 4 bytes at the 10 GB/s of a triad over 256 MiB, rated 3 x n bytes in 3 n / 10 GB/s
+    # 2 x 25,000 x 4 bytes at the 10 GB/s of a triad over 256 MiB, rated 3 x n bytes in 3 n / 10
+    # GB/s
     (row,) = found.ops[found.ops["source"] == "unpriced"]["seconds"]
     assert row == pytest.approx(200_000 / 10e9)
     assert found.unpriced == {"mine.mystery": 1}
@@ -71,7 +99,10 @@ def test_a_leaves_ops_without_a_formula_out_of_its_fit() -> None:
 
 def test_a_without_a_point_takes_the_calibrated_step() -> None:
     trace = calibrated_cases.trace(calibrated_cases.mm(64, 64, 64), calibrated_cases.relu(1024))
-    one, other = (predict(trace, calibrated_cases.machine(), threads=1, predictor=name) for name in ("calibrated", "viebke-a"))
+    one, other = (
+        predict(trace, calibrated_cases.machine(), threads=1, predictor=name)
+        for name in ("calibrated", "viebke-a")
+    )
     assert other.step.total_s == pytest.approx(one.step.total_s)
     assert (other.step.low_s, other.step.high_s) == pytest.approx((one.step.low_s, one.step.high_s))
     assert other.step.peak_memory_bytes == one.step.peak_memory_bytes
@@ -81,15 +112,21 @@ def test_a_without_a_point_takes_the_calibrated_step() -> None:
     assert "fitted to the step that calibrated predicts" in other.prices.notes[0]
 
 
-# -- (b) ------------------------------------------------------------------------------------------------------------------
+# -- (b) -------------------------------------------------------------------------------------------
 
 
 def test_b_is_the_measurement() -> None:
     found = say("viebke-b")
     rows = found.layers.set_index("layer")
-    assert rows["forward_s"].to_dict() == pytest.approx({name: row[4] * US for name, row in CNN.items()})
-    assert rows["backward_s"].to_dict() == pytest.approx({name: row[5] * US for name, row in CNN.items()})
-    assert rows["optimizer_s"].to_dict() == pytest.approx({name: (row[6] or 0) * US for name, row in CNN.items()})
+    assert rows["forward_s"].to_dict() == pytest.approx(
+        {name: row[4] * US for name, row in CNN.items()}
+    )
+    assert rows["backward_s"].to_dict() == pytest.approx(
+        {name: row[5] * US for name, row in CNN.items()}
+    )
+    assert rows["optimizer_s"].to_dict() == pytest.approx(
+        {name: (row[6] or 0) * US for name, row in CNN.items()}
+    )
     assert found.step.zero_grad_s == pytest.approx(10 * US)
     assert found.step.total_s == pytest.approx(TOTAL_US * US)
     assert set(rows["source"]) == {"measured"}
@@ -111,9 +148,14 @@ def test_b_without_times_by_layer_says_the_step() -> None:
 
 def test_b_without_a_point_is_the_calibrated_step() -> None:
     trace = calibrated_cases.trace(calibrated_cases.mm(64, 64, 64))
-    one, other = (predict(trace, calibrated_cases.machine(), threads=1, predictor=name) for name in ("calibrated", "viebke-b"))
+    one, other = (
+        predict(trace, calibrated_cases.machine(), threads=1, predictor=name)
+        for name in ("calibrated", "viebke-b")
+    )
     assert other.step == one.step
-    assert other.prices.notes[0] == "viebke-b: T_FProp and T_BProp are those that calibrated predicts"
+    assert (
+        other.prices.notes[0] == "viebke-b: T_FProp and T_BProp are those that calibrated predicts"
+    )
 
 
 def test_a_step_becomes_a_run() -> None:
@@ -122,20 +164,37 @@ def test_a_step_becomes_a_run() -> None:
     assert step.total_s is not None
     times = ImageTimes.of_step(step.forward_s, step.total_s, 32)
     run = training_time(Workload(2, 64, 64, 32), times, n_workers=2)
-    # 64/2 images are one step's worth an epoch: 2 steps, 2 forwards to validate, 2 x 32/2 images to test
+    # 64/2 images are one step's worth an epoch: 2 steps, 2 forwards to validate, 2 x 32/2 images to
+    # test
     assert run.total_s == pytest.approx(2 * TOTAL_US * US + 2 * 430 * US + 430 * US)
 
 
-# -- what they cannot take ------------------------------------------------------------------------------------------------
+# -- what they cannot take -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["viebke-a", "viebke-b"])
 def test_a_point_of_another_network_is_refused(name: str) -> None:
     trace = cnn_trace()
-    other = replace(trace, target="other", layers=tuple(layer for layer in trace.layers if layer.name != "classifier"))
-    with pytest.raises(DlperfError, match=r"another network: its layer 'classifier' \(Linear\) is not in other; dlperf measure other -o FILE"):
+    other = replace(
+        trace,
+        target="other",
+        layers=tuple(layer for layer in trace.layers if layer.name != "classifier"),
+    )
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"another network: its layer 'classifier' \(Linear\) is not in other; dlperf measure"
+            r" other -o FILE"
+        ),
+    ):
         say(name, other)
-    other = replace(trace, layers=tuple(replace(layer, type="Tanh") if layer.name == "features.1" else layer for layer in trace.layers))
+    other = replace(
+        trace,
+        layers=tuple(
+            replace(layer, type="Tanh") if layer.name == "features.1" else layer
+            for layer in trace.layers
+        ),
+    )
     with pytest.raises(DlperfError, match=r"'features.1' \(ReLU\) is Tanh in"):
         say(name, other)
 
@@ -146,15 +205,26 @@ def test_b_needs_a_backward() -> None:
 
 
 def test_a_needs_something_to_count() -> None:
-    trace = Trace("t", 1, cnn_trace().layers, (Op("aten.clone.default", (T(4),), outputs=(T(4),), layer="features.0"),), inference=True)
+    trace = Trace(
+        "t",
+        1,
+        cnn_trace().layers,
+        (Op("aten.clone.default", (T(4),), outputs=(T(4),), layer="features.0"),),
+        inference=True,
+    )
     with pytest.raises(DlperfError, match="OperationFactor needs at least one"):
         say("viebke-a", trace, cnn_measurement(inference=True, without=(LOSS,)))
 
 
 def test_other_predictors_take_no_point() -> None:
-    with pytest.raises(DlperfError, match="'roofline' takes no measured point; those that do are viebke-a, viebke-b"):
+    with pytest.raises(
+        DlperfError,
+        match="'roofline' takes no measured point; those that do are viebke-a, viebke-b",
+    ):
         get("roofline", cnn_measurement())
 
 
 def test_which_predictors_validate_by_the_forward_of_a_step() -> None:
-    assert [evaluates_by_forward(name) for name in ("calibrated", "roofline", "viebke-a", "viebke-b")] == [False, False, True, True]
+    assert [
+        evaluates_by_forward(name) for name in ("calibrated", "roofline", "viebke-a", "viebke-b")
+    ] == [False, False, True, True]

@@ -1,4 +1,7 @@
-"""Watching a loop from inside the same process: `dlperf.profile`, the loss written down, the forecast's arithmetic."""
+"""Watching a loop from inside the same process: `dlperf.profile`, the loss written down, the
+forecast's arithmetic.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -10,23 +13,29 @@ from report_cases import machine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dlperf.clock import Clock
-from dlperf.errors import DlperfError
-from dlperf.runner import profile
+from dlperf.core.clock import Clock
+from dlperf.core.errors import DlperfError
 from dlperf.runner.findings import Findings, inputs_of, typical_s
 from dlperf.runner.loss_replay import LossRecorder
 from dlperf.runner.seeking import Seeker
 from dlperf.runner.watcher import DONE, Watcher
+from dlperf.runner.wrapping import profile
 
 
 def hooks() -> tuple[Any, ...]:
     module = nn.modules.module
     optimizer = __import__("sys").modules["torch.optim.optimizer"]
     return (
-        dict(module._global_forward_hooks), dict(module._global_forward_pre_hooks), dict(optimizer._global_optimizer_pre_hooks),
-        dict(optimizer._global_optimizer_post_hooks), torch.autograd.backward, torch.optim.Optimizer.zero_grad, DataLoader.__iter__,
-        torch.utils.data.dataloader._BaseDataLoaderIter.__next__, torch._C._len_torch_function_stack(),
-    )  # fmt: skip
+        dict(module._global_forward_hooks),
+        dict(module._global_forward_pre_hooks),
+        dict(optimizer._global_optimizer_pre_hooks),
+        dict(optimizer._global_optimizer_post_hooks),
+        torch.autograd.backward,
+        torch.optim.Optimizer.zero_grad,
+        DataLoader.__iter__,
+        torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+        torch._C._len_torch_function_stack(),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +54,13 @@ class Net(nn.Module):
         return self.last(self.act(self.first(x * scale)))
 
 
-def train(model: nn.Module, n: int, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], call: Any = None, accumulate: int = 1) -> list[str]:
+def train(
+    model: nn.Module,
+    n: int,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    call: Any = None,
+    accumulate: int = 1,
+) -> list[str]:
     optimizer = torch.optim.Adam(model.parameters())
     seen = []
     for step in range(n):
@@ -63,7 +78,13 @@ def test_profile_measures_and_records_the_users_own_loop() -> None:
     model = Net()
     with profile(model) as watching:
         train(model, 40, nn.CrossEntropyLoss())
-    assert [row.layer for row in watching.measurement.layers] == ["Net", "first", "act", "last", "(loss)"]
+    assert [row.layer for row in watching.measurement.layers] == [
+        "Net",
+        "first",
+        "act",
+        "last",
+        "(loss)",
+    ]
     assert all(row.backward is not None for row in watching.measurement.layers)
     trace = watching.trace
     assert trace is not None
@@ -137,7 +158,10 @@ def test_evaluation_between_steps_is_no_training() -> None:
         train(model, 60, nn.CrossEntropyLoss(), call)
     steps = watching.findings._watched.plain
     assert {step.n_passes for step in steps} == {1}
-    assert sum(step.interval_s is None for step in steps) in (2, 3)  # of eight steps in a row, those with an evaluation before
+    assert sum(step.interval_s is None for step in steps) in (
+        2,
+        3,
+    )  # of eight steps in a row, those with an evaluation before
 
 
 def test_accumulation_counts_passes() -> None:
@@ -158,7 +182,10 @@ def test_too_short_a_loop_says_how_many_steps_were_seen_and_are_needed(n: int) -
     model = Net()
     with profile(model, machine()) as watching:
         train(model, n, nn.CrossEntropyLoss())
-    seen = f"{n} optimizer step{'s were' if n != 1 else ' was'} seen, at least 7 are needed, 19 with the times of layers"
+    seen = (
+        f"{n} optimizer step{'s were' if n != 1 else ' was'} seen, at least 7 are needed, 19 with"
+        " the times of layers"
+    )
     with pytest.raises(DlperfError, match=rf"(no training was found|too early).*{seen}"):
         watching.report()
     assert seen in str(watching)
@@ -171,7 +198,10 @@ def test_a_loop_that_ends_early_says_what_the_layers_lack(n: int, timed: int) ->
         train(model, n, nn.CrossEntropyLoss())
     notes = [note for note in watching.findings.notes if "ended early" in note]
     assert len(watching.findings._watched.layered) == timed
-    assert [f"layers were timed in {timed} of 6 steps: {n} optimizer steps were seen" in note for note in notes] == [True] * (timed < 6)
+    assert [
+        f"layers were timed in {timed} of 6 steps: {n} optimizer steps were seen" in note
+        for note in notes
+    ] == [True] * (timed < 6)
     assert "19 with the times of layers" in "".join(notes) or timed == 6
     assert len(watching.measurement.layers) == (3 if timed else 0) or timed
 
@@ -179,7 +209,11 @@ def test_a_loop_that_ends_early_says_what_the_layers_lack(n: int, timed: int) ->
 def test_a_profile_shows_itself() -> None:
     model = Net()
     watching = profile(model, machine())
-    assert repr(watching) == str(watching) == "<profile of Net: nothing was watched; use it in a with statement>"
+    assert (
+        repr(watching)
+        == str(watching)
+        == "<profile of Net: nothing was watched; use it in a with statement>"
+    )
     shown = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
@@ -195,23 +229,40 @@ def test_a_profile_shows_itself() -> None:
 
 
 def test_a_model_on_an_accelerator_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlperf.runner.watcher.CPU_DEVICES", ("meta",))  # as if the CPU were an accelerator
+    monkeypatch.setattr(
+        "dlperf.runner.watcher.CPU_DEVICES", ("meta",)
+    )  # as if the CPU were an accelerator
     model = Net()
     with profile(model, machine()) as watching:
         train(model, 25, nn.CrossEntropyLoss())
-    with pytest.raises(DlperfError, match="no training to watch: Net lies on cpu; dlperf records, measures and predicts steps on the CPU"):
+    with pytest.raises(
+        DlperfError,
+        match=(
+            "no training to watch: Net lies on cpu; dlperf records, measures and predicts steps on"
+            " the CPU"
+        ),
+    ):
         watching.report()
 
 
-def test_a_machine_file_that_is_not_there_is_noticed_before_the_loop_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    with pytest.raises(DlperfError, match=r"none\.json: there is no such machine file; dlperf calibrate -o .*none\.json makes it"):
+def test_a_machine_file_that_is_not_there_is_noticed_before_the_loop_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    with pytest.raises(
+        DlperfError,
+        match=(
+            r"none\.json: there is no such machine file; dlperf calibrate -o .*none\.json makes it"
+        ),
+    ):
         profile(Net(), tmp_path / "none.json")
     monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "absent.json"))
     with pytest.warns(UserWarning, match=r"no machine file .*absent\.json"), profile(Net()):
         pass
 
 
-def test_report_without_a_machine_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_report_without_a_machine_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "absent.json"))
     model = Net()
     with profile(model) as watching:
@@ -243,7 +294,9 @@ def test_epochs_are_passes_of_the_training_loader() -> None:
 
 
 def test_forecast_is_steps_times_interval() -> None:
-    """Every reading of the clock is a second later: a step has as many seconds as readings, each step the same."""
+    """Every reading of the clock is a second later: a step has as many seconds as readings, each
+    step the same.
+    """
     ticks = iter(range(10**9))
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -262,8 +315,11 @@ def test_forecast_is_steps_times_interval() -> None:
     forecast = findings.forecast
     assert forecast is not None
     assert forecast.from_steps_s == 30 * interval_s
-    # between two steps: one reading before and one after the loader's next, the same for zero_grad, forward from enter to backward, and so on
-    assert {(s.zero_grad_s, s.loading_s, s.forward_s, s.backward_s) for s in findings._watched.plain} == {(1.0, 1.0, 1.0, 1.0)}
+    # between two steps: one reading before and one after the loader's next, the same for zero_grad,
+    # forward from enter to backward, and so on
+    assert {
+        (s.zero_grad_s, s.loading_s, s.forward_s, s.backward_s) for s in findings._watched.plain
+    } == {(1.0, 1.0, 1.0, 1.0)}
 
 
 def test_typical_leaves_out_what_happens_once() -> None:
@@ -272,17 +328,27 @@ def test_typical_leaves_out_what_happens_once() -> None:
     assert typical_s([2.0, 4.0]) == 3.0
 
 
-# -- the loss ----------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 def _mixed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     _ = (output.argmax(1) == target).float().mean().item()  # a metric: no part of the loss
     shifted = output - output.mean(dim=1, keepdim=True)
     shifted += 0.5
-    return 0.3 * nn.functional.cross_entropy(shifted, target, label_smoothing=0.1) + nn.functional.mse_loss(shifted[:, 0], target.float())
+    return 0.3 * nn.functional.cross_entropy(
+        shifted, target, label_smoothing=0.1
+    ) + nn.functional.mse_loss(shifted[:, 0], target.float())
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), _mixed, lambda o, t: o.sum(), lambda o, t: -torch.log_softmax(o, 1).gather(1, t[:, None]).mean()])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        _mixed,
+        lambda o, t: o.sum(),
+        lambda o, t: -torch.log_softmax(o, 1).gather(1, t[:, None]).mean(),
+    ],
+)
 def test_a_replayed_loss_is_the_loss(loss: Any) -> None:
     output, target = torch.randn(4, 3, requires_grad=True) * 1.0, torch.tensor([0, 1, 2, 0])
     recorder = LossRecorder()
@@ -293,7 +359,9 @@ def test_a_replayed_loss_is_the_loss(loss: Any) -> None:
     assert torch.equal(replay(output.detach().requires_grad_()), value)
     other = torch.randn(4, 3)
     assert torch.equal(replay(other.clone()), loss(other.clone(), target))
-    assert not {"item", "argmax", "float"} & {call.function.__name__ for call in replay.calls} - ({"float"} if loss is _mixed else set())
+    assert not {"item", "argmax", "float"} & {call.function.__name__ for call in replay.calls} - (
+        {"float"} if loss is _mixed else set()
+    )
 
 
 def test_a_loss_that_does_not_come_from_the_output_is_none() -> None:
@@ -337,19 +405,33 @@ def test_a_loss_module_with_parameters_of_its_own_is_beside_the_model() -> None:
 def test_what_cannot_be_watched_is_named_at_once() -> None:
     with pytest.raises(DlperfError, match="profile: the model is 'net'"):
         profile("net")  # type: ignore[arg-type]
-    with pytest.raises(DlperfError, match=r"profile: the machine is 3 \(of type int\); expected a Machine or str or Path"):
+    with pytest.raises(
+        DlperfError,
+        match=r"profile: the machine is 3 \(of type int\); expected a Machine or str or Path",
+    ):
         profile(Net(), machine=3)  # type: ignore[arg-type]
 
 
-def test_a_machine_file_that_cannot_be_used_is_noticed_before_the_loop(tmp_path, monkeypatch) -> None:
+def test_a_machine_file_that_cannot_be_used_is_noticed_before_the_loop(
+    tmp_path, monkeypatch
+) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    for path, why in ((tmp_path / "none.json", "there is no such machine file; dlperf calibrate"), (broken, "is truncated")):
+    for path, why in (
+        (tmp_path / "none.json", "there is no such machine file; dlperf calibrate"),
+        (broken, "is truncated"),
+    ):
         with pytest.raises(DlperfError, match=why):
             profile(Net(), machine=path)
     monkeypatch.setenv("DLPERF_MACHINE", str(broken))
     with pytest.raises(DlperfError, match="is truncated"):
         profile(Net())
     monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "none.json"))
-    with pytest.warns(UserWarning, match="the loop is measured, and predicted once dlperf calibrate has made it"), profile(Net()):
+    with (
+        pytest.warns(
+            UserWarning,
+            match="the loop is measured, and predicted once dlperf calibrate has made it",
+        ),
+        profile(Net()),
+    ):
         pass

@@ -1,4 +1,5 @@
 """FLOPs of contractions: torch's own counter where it is right, hand arithmetic where it is not."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,8 +10,8 @@ import torch.nn.functional as F
 from dispatched import ops_of, torch_flops
 from torch import nn
 
-from dlperf.trace import Op
-from dlperf.work import op_bytes, op_flops
+from dlperf.core.trace import Op
+from dlperf.ops.counts import op_bytes, op_flops
 
 
 def named(call: Callable[[], object], packet: str) -> Op:
@@ -21,7 +22,14 @@ def named(call: Callable[[], object], packet: str) -> Op:
 
 
 def contraction_flops(call: Callable[[], object]) -> int:
-    names = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward")
+    names = (
+        "aten.mm",
+        "aten.addmm",
+        "aten.bmm",
+        "aten.baddbmm",
+        "aten.convolution",
+        "aten.convolution_backward",
+    )
     return sum(op_flops(op) or 0 for op in ops_of(call) if op.packet in names)
 
 
@@ -34,15 +42,29 @@ LIKE_TORCH: dict[str, Callable[[], object]] = {
     "linear without bias": step(nn.Linear(7, 5, bias=False), torch.randn(3, 7, requires_grad=True)),
     "linear on three dimensions": step(nn.Linear(7, 5), torch.randn(2, 3, 7)),
     "matmul": lambda: torch.randn(4, 3, 7) @ torch.randn(4, 7, 5),
-    "baddbmm": lambda: torch.baddbmm(torch.randn(4, 3, 5), torch.randn(4, 3, 7), torch.randn(4, 7, 5)),
+    "baddbmm": lambda: torch.baddbmm(
+        torch.randn(4, 3, 5), torch.randn(4, 3, 7), torch.randn(4, 7, 5)
+    ),
     "einsum": lambda: torch.einsum("bij,bjk->bik", torch.randn(4, 3, 7), torch.randn(4, 7, 5)),
     "conv1d": step(nn.Conv1d(3, 8, 5, stride=2), torch.randn(2, 3, 33)),
-    "conv2d": step(nn.Conv2d(3, 8, (3, 5), stride=2, padding=1, dilation=2), torch.randn(2, 3, 19, 21, requires_grad=True)),
+    "conv2d": step(
+        nn.Conv2d(3, 8, (3, 5), stride=2, padding=1, dilation=2),
+        torch.randn(2, 3, 19, 21, requires_grad=True),
+    ),
     "conv2d of data": step(nn.Conv2d(3, 8, 3), torch.randn(2, 3, 9, 9)),
     "conv3d": step(nn.Conv3d(2, 4, 3), torch.randn(1, 2, 5, 6, 7, requires_grad=True)),
-    "transposed": step(nn.ConvTranspose2d(6, 4, 3, stride=2), torch.randn(2, 6, 5, 5, requires_grad=True)),
+    "transposed": step(
+        nn.ConvTranspose2d(6, 4, 3, stride=2), torch.randn(2, 6, 5, 5, requires_grad=True)
+    ),
     "lenet": step(
-        nn.Sequential(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Flatten(), nn.Linear(1600, 10)),
+        nn.Sequential(
+            nn.Conv2d(1, 6, 5, padding=2),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.Flatten(),
+            nn.Linear(1600, 10),
+        ),
         torch.randn(2, 1, 28, 28),
     ),
     "grouped forward": lambda: nn.Conv2d(8, 12, 3, groups=4)(torch.randn(2, 8, 9, 9)),
@@ -61,7 +83,15 @@ def test_vector_products() -> None:
     assert op_flops(named(lambda: torch.addmv(torch.randn(6), a, v), "aten.addmv")) == 2 * 6 * 5
     assert op_flops(named(lambda: torch.dot(v, v), "aten.dot")) == 2 * 5
     assert op_flops(named(lambda: torch.addr(a, torch.randn(6), v), "aten.addr")) == 2 * 6 * 5
-    assert op_flops(named(lambda: torch.addbmm(torch.randn(3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)), "aten.addbmm")) == 2 * 2 * 3 * 5 * 4
+    assert (
+        op_flops(
+            named(
+                lambda: torch.addbmm(torch.randn(3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)),
+                "aten.addbmm",
+            )
+        )
+        == 2 * 2 * 3 * 5 * 4
+    )
 
 
 def test_linear_where_autograd_is_off() -> None:
@@ -74,7 +104,10 @@ def test_linear_where_autograd_is_off() -> None:
 @pytest.mark.parametrize(("groups", "c_in", "c_out"), [(2, 8, 12), (8, 8, 8), (8, 8, 16)])
 def test_grouped_backward(groups: int, c_in: int, c_out: int) -> None:
     # each multiply-add of the forward stands once in the input's and once in the weight's gradient
-    call = step(nn.Conv2d(c_in, c_out, 3, padding=1, groups=groups), torch.randn(2, c_in, 9, 9, requires_grad=True))
+    call = step(
+        nn.Conv2d(c_in, c_out, 3, padding=1, groups=groups),
+        torch.randn(2, c_in, 9, 9, requires_grad=True),
+    )
     forward = 2 * (2 * c_out * 9 * 9) * (c_in // groups) * 3 * 3
     ops = {op.packet: op_flops(op) for op in ops_of(call)}
     assert ops["aten.convolution"] == forward
@@ -83,7 +116,9 @@ def test_grouped_backward(groups: int, c_in: int, c_out: int) -> None:
 
 def test_torch_overcounts_depthwise_backward() -> None:
     # the reason why this formula is not torch's: 32 channels, 16.5 times too much
-    call = step(nn.Conv2d(32, 32, 3, padding=1, groups=32), torch.randn(1, 32, 8, 8, requires_grad=True))
+    call = step(
+        nn.Conv2d(32, 32, 3, padding=1, groups=32), torch.randn(1, 32, 8, 8, requires_grad=True)
+    )
     assert torch_flops(call) > 5 * contraction_flops(call)
 
 
@@ -98,7 +133,9 @@ def test_backward_follows_its_output_mask() -> None:
 
 def test_transposed_grouped() -> None:
     # 2 x 6 x 5 x 5 input elements, each meets (4 / 2) x 3 x 3 weights
-    op = named(lambda: nn.ConvTranspose2d(6, 4, 3, groups=2)(torch.randn(2, 6, 5, 5)), "aten.convolution")
+    op = named(
+        lambda: nn.ConvTranspose2d(6, 4, 3, groups=2)(torch.randn(2, 6, 5, 5)), "aten.convolution"
+    )
     assert op_flops(op) == 2 * (2 * 6 * 5 * 5) * (2 * 3 * 3)
 
 
@@ -117,12 +154,19 @@ def test_attention_on_the_cpu(causal: bool) -> None:
 
 def test_attention_with_fewer_queries_and_grouped_heads() -> None:
     q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 4, 7, 8)
-    op = named(lambda: F.scaled_dot_product_attention(q, k, k), "aten._scaled_dot_product_flash_attention_for_cpu")
+    op = named(
+        lambda: F.scaled_dot_product_attention(q, k, k),
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+    )
     assert op_flops(op) == 4 * 3 * 7 * (4 * 8 + 6)
-    from dlperf.trace import TensorSpec
+    from dlperf.core.trace import TensorSpec
 
     many, few = TensorSpec.contiguous(1, 8, 5, 16), TensorSpec.contiguous(1, 2, 5, 16)
-    grouped = Op("aten._scaled_dot_product_flash_attention.default", (many, few, few, 0.0, True), outputs=(many,))
+    grouped = Op(
+        "aten._scaled_dot_product_flash_attention.default",
+        (many, few, few, 0.0, True),
+        outputs=(many,),
+    )
     assert op_flops(grouped) == 8 * 15 * (4 * 16 + 6)  # 15 = 1 + 2 + 3 + 4 + 5
 
 
@@ -146,7 +190,9 @@ def test_gru_contractions() -> None:
     ops = ops_of(lambda: rnn(torch.randn(t, b, i)))
     products = sum(op_flops(op) or 0 for op in ops if op.packet in ("aten.mm", "aten.addmm"))
     assert products == 2 * t * b * 3 * hidden * (i + hidden)
-    assert all(op_flops(op) is not None for op in ops), [op.name for op in ops if op_flops(op) is None]
+    assert all(op_flops(op) is not None for op in ops), [
+        op.name for op in ops if op_flops(op) is None
+    ]
 
 
 def test_transformer_encoder_layer_fast_path_equals_its_parts() -> None:
@@ -161,7 +207,9 @@ def test_transformer_encoder_layer_fast_path_equals_its_parts() -> None:
 
 
 def test_bilinear() -> None:
-    op = named(lambda: nn.Bilinear(3, 4, 5)(torch.randn(2, 3), torch.randn(2, 4)), "aten._trilinear")
+    op = named(
+        lambda: nn.Bilinear(3, 4, 5)(torch.randn(2, 3), torch.randn(2, 4)), "aten._trilinear"
+    )
     assert op_flops(op) == 3 * 2 * 5 * 3 * 4
 
 
@@ -172,8 +220,12 @@ def test_bytes_of_a_linear_layer() -> None:
     assert all(op_bytes(op) == 0 for op in ops if op.packet == "aten.t")
 
 
-@pytest.mark.parametrize(("make", "n_gates", "cell"), [(nn.LSTM, 4, 21), (nn.GRU, 3, 16), (nn.RNN, 1, 4)])
-def test_recurrent_modules_where_autograd_is_off(make: type[nn.Module], n_gates: int, cell: int) -> None:
+@pytest.mark.parametrize(
+    ("make", "n_gates", "cell"), [(nn.LSTM, 4, 21), (nn.GRU, 3, 16), (nn.RNN, 1, 4)]
+)
+def test_recurrent_modules_where_autograd_is_off(
+    make: type[nn.Module], n_gates: int, cell: int
+) -> None:
     # two layers, both directions: (4, 6), (6, 6) and then (12, 6), (6, 6) in each direction
     rnn, x = make(4, 6, 2, bidirectional=True), torch.randn(5, 3, 4)
     with torch.inference_mode():
@@ -187,8 +239,13 @@ def test_recurrent_modules_where_autograd_is_off(make: type[nn.Module], n_gates:
 def test_einsum_where_autograd_is_off() -> None:
     x, y = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
     with torch.inference_mode():
-        ops = ops_of(lambda: (torch.einsum("bij,bkj->bik", x, y), torch.einsum("...ij,...kj->...ik", x, y)))
-    assert [op_flops(op) for op in ops if op.packet == "aten.einsum"] in ([2 * 2 * 3 * 4 * 5] * 2, [])
+        ops = ops_of(
+            lambda: (torch.einsum("bij,bkj->bik", x, y), torch.einsum("...ij,...kj->...ik", x, y))
+        )
+    assert [op_flops(op) for op in ops if op.packet == "aten.einsum"] in (
+        [2 * 2 * 3 * 4 * 5] * 2,
+        [],
+    )
 
 
 def test_cells() -> None:
@@ -196,5 +253,9 @@ def test_cells() -> None:
     for make, n_gates, cell in ((nn.LSTMCell, 4, 21), (nn.GRUCell, 3, 16)):
         module, x = make(4, 6), torch.randn(3, 4)
         with torch.inference_mode():
-            found = [op_flops(op) for op in ops_of(lambda module=module, x=x: module(x)) if op.packet in ("aten.lstm_cell", "aten.gru_cell")]
+            found = [
+                op_flops(op)
+                for op in ops_of(lambda module=module, x=x: module(x))
+                if op.packet in ("aten.lstm_cell", "aten.gru_cell")
+            ]
         assert found in ([3 * (2 * n_gates * 6 * (4 + 6) + 6 * cell)], [])

@@ -1,4 +1,5 @@
 """Square roots of zero in an optimizer's step: as many as a real step takes."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.predictors.zeros import roots_of_zero
-from dlperf.recorder import record
+from dlperf.recorder.recording import record
 
 ROWS, WIDTH, DRAWS = 1000, 3, 700
 
@@ -18,8 +19,17 @@ class Roots(TorchDispatchMode):
     n_zeros = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if str(func).split(".")[1] in ("sqrt", "sqrt_", "_foreach_sqrt", "_foreach_sqrt_") and isinstance(args[0], (torch.Tensor, list)):
-            self.n_zeros += sum(int((numbers == 0).sum()) for numbers in (args[0] if isinstance(args[0], list) else [args[0]]) if numbers.dim())
+        if str(func).split(".")[1] in (
+            "sqrt",
+            "sqrt_",
+            "_foreach_sqrt",
+            "_foreach_sqrt_",
+        ) and isinstance(args[0], (torch.Tensor, list)):
+            self.n_zeros += sum(
+                int((numbers == 0).sum())
+                for numbers in (args[0] if isinstance(args[0], list) else [args[0]])
+                if numbers.dim()
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -40,7 +50,12 @@ def net(kind="Adam", tied=False, bags=False, **options):
     table = nn.EmbeddingBag(ROWS, WIDTH) if bags else nn.Embedding(ROWS, WIDTH)
     model = Tied() if tied else nn.Sequential(table, nn.Tanh(), nn.Linear(WIDTH, 2))
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **options)
-    return model, (torch.randint(0, ROWS, (DRAWS // 7, 7) if bags else (DRAWS,)),), lambda output: output.square().mean(), optimizer
+    return (
+        model,
+        (torch.randint(0, ROWS, (DRAWS // 7, 7) if bags else (DRAWS,)),),
+        lambda output: output.square().mean(),
+        optimizer,
+    )
 
 
 def counted(**choice):
@@ -55,20 +70,44 @@ def counted(**choice):
     return told, roots.n_zeros
 
 
-@pytest.mark.parametrize("choice", [
-    {"kind": "Adam"}, {"kind": "Adam", "foreach": True}, {"kind": "Adam", "amsgrad": True}, {"kind": "AdamW"}, {"kind": "AdamW", "foreach": True},
-    {"kind": "Adagrad"}, {"kind": "Adagrad", "foreach": True}, {"kind": "RMSprop"}, {"kind": "RMSprop", "foreach": True}, {"kind": "NAdam"},
-    {"kind": "Adam", "maximize": True}, {"kind": "Adagrad", "bags": True}, {"kind": "Adam", "bags": True},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"kind": "Adam"},
+        {"kind": "Adam", "foreach": True},
+        {"kind": "Adam", "amsgrad": True},
+        {"kind": "AdamW"},
+        {"kind": "AdamW", "foreach": True},
+        {"kind": "Adagrad"},
+        {"kind": "Adagrad", "foreach": True},
+        {"kind": "RMSprop"},
+        {"kind": "RMSprop", "foreach": True},
+        {"kind": "NAdam"},
+        {"kind": "Adam", "maximize": True},
+        {"kind": "Adagrad", "bags": True},
+        {"kind": "Adam", "bags": True},
+    ],
+    ids=str,
+)
 def test_rows_that_no_index_meets(choice):
     told, real = counted(**choice)
     assert real > ROWS  # several rows' worth: the step does take them
     assert told == pytest.approx(real, rel=0.08)
 
 
-@pytest.mark.parametrize("choice", [
-    {"kind": "SGD", "momentum": 0.9}, {"kind": "Adam", "weight_decay": 0.1}, {"kind": "Adam", "foreach": True, "weight_decay": 0.1}, {"kind": "Adadelta"},
-    {"kind": "Adamax"}, {"kind": "Adam", "fused": True}, {"kind": "Adam", "tied": True}, {"kind": "Adagrad", "tied": True},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"kind": "SGD", "momentum": 0.9},
+        {"kind": "Adam", "weight_decay": 0.1},
+        {"kind": "Adam", "foreach": True, "weight_decay": 0.1},
+        {"kind": "Adadelta"},
+        {"kind": "Adamax"},
+        {"kind": "Adam", "fused": True},
+        {"kind": "Adam", "tied": True},
+        {"kind": "Adagrad", "tied": True},
+    ],
+    ids=str,
+)
 def test_none_where_every_element_has_a_gradient_or_no_root_is_taken(choice):
     assert counted(**choice) == (0, 0)

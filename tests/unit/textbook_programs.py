@@ -1,4 +1,5 @@
 """The textbook's collectives as programs for the simulator."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
@@ -17,7 +18,9 @@ def exchange(me: Rank, to: int, payload: Vector, source: int) -> Generator[Handl
     return recv.payload
 
 
-def ring_reduce_scatter_part(me: Rank, group: Sequence[int], parts: list[Vector], add: float) -> Part:
+def ring_reduce_scatter_part(
+    me: Rank, group: Sequence[int], parts: list[Vector], add: float
+) -> Part:
     """Afterwards place i of the group holds the sum of part i."""
     p, place = len(group), list(group).index(me.number)
     for step in range(p - 1):
@@ -30,7 +33,9 @@ def ring_reduce_scatter_part(me: Rank, group: Sequence[int], parts: list[Vector]
 def ring_all_gather_part(me: Rank, group: Sequence[int], parts: list[Vector]) -> Part:
     p, place = len(group), list(group).index(me.number)
     for step in range(p - 1):
-        got = yield from exchange(me, group[(place + 1) % p], parts[(place - step) % p], group[(place - 1) % p])
+        got = yield from exchange(
+            me, group[(place + 1) % p], parts[(place - step) % p], group[(place - 1) % p]
+        )
         parts[(place - 1 - step) % p][:] = got
 
 
@@ -101,7 +106,9 @@ def folded(add: float, halving: bool) -> Callable[[Rank, Vector], Program]:
         span, bit, spans = slice(0, len(vector)), core >> 1, []
         while bit:
             peer, half = old(new ^ bit), (span.start + span.stop) // 2
-            keep, give = (span, span) if not halving else (slice(span.start, half), slice(half, span.stop))
+            keep, give = (
+                (span, span) if not halving else (slice(span.start, half), slice(half, span.stop))
+            )
             keep, give = (give, keep) if halving and new & bit else (keep, give)
             other = yield from exchange(me, peer, vector[give], peer)
             vector[keep] += other
@@ -138,7 +145,12 @@ def bruck_all_gather(me: Rank, vector: Vector) -> Program:
     blocks = [np.split(vector, p)[me.number]]
     while len(blocks) < p:
         n = min(len(blocks), p - len(blocks))
-        got = yield from exchange(me, (me.number - len(blocks)) % p, np.concatenate(blocks[:n]), (me.number + len(blocks)) % p)
+        got = yield from exchange(
+            me,
+            (me.number - len(blocks)) % p,
+            np.concatenate(blocks[:n]),
+            (me.number + len(blocks)) % p,
+        )
         blocks += np.split(got, n)
     return np.concatenate(blocks[p - me.number :] + blocks[: p - me.number])
 
@@ -199,7 +211,9 @@ def scatter_all_gather_broadcast(me: Rank, vector: Vector) -> Program:
 
 
 def binary_tree(place: int, n: int) -> tuple[int | None, list[int]]:
-    """Parent and children in a binary tree whose leaves are the odd places; place 0 is the root, with a single child."""
+    """Parent and children in a binary tree whose leaves are the odd places; place 0 is the root,
+    with a single child.
+    """
     bit = place & -place if place else 1 << (n - 1).bit_length()
     parent = None
     if place:
@@ -214,21 +228,33 @@ def binary_tree(place: int, n: int) -> tuple[int | None, list[int]]:
 
 
 def two_trees(number: int, n: int) -> list[tuple[int | None, list[int]]]:
-    """Of both trees, the second mirrored or shifted so that an inner place of one is a leaf of the other."""
+    """Of both trees, the second mirrored or shifted so that an inner place of one is a leaf of the
+    other.
+    """
     to = (lambda place: n - 1 - place) if n % 2 == 0 else (lambda place: (place + 1) % n)
     back = (lambda place: n - 1 - place) if n % 2 == 0 else (lambda place: (place - 1) % n)
     parent, children = binary_tree(back(number), n)
-    return [binary_tree(number, n), (None if parent is None else to(parent), [to(child) for child in children])]
+    return [
+        binary_tree(number, n),
+        (None if parent is None else to(parent), [to(child) for child in children]),
+    ]
 
 
 def double_tree_all_reduce(n_blocks: int, add: float) -> Callable[[Rank, Vector], Program]:
     def program(me: Rank, vector: Vector) -> Program:
         trees = two_trees(me.number, me.n_ranks)
         blocks = [np.split(half, n_blocks) for half in np.split(vector, 2)]
-        order = [(i, t) for i in range(n_blocks) for t in sorted((0, 1), key=lambda t: -len(trees[t][1]))]
+        order = [
+            (i, t) for i in range(n_blocks) for t in sorted((0, 1), key=lambda t: -len(trees[t][1]))
+        ]
         inner = [(i, t) for i, t in order if trees[t][1]]
         up = {(i, t, child): me.recv(child, t) for i, t in inner for child in trees[t][1]}
-        sends = [me.send(parent, blocks[t][i], t) for i in range(n_blocks) for t, (parent, children) in enumerate(trees) if not children and parent is not None]
+        sends = [
+            me.send(parent, blocks[t][i], t)
+            for i in range(n_blocks)
+            for t, (parent, children) in enumerate(trees)
+            if not children and parent is not None
+        ]
         for i, t in inner:
             for child in trees[t][1]:
                 yield up[i, t, child]
@@ -237,7 +263,9 @@ def double_tree_all_reduce(n_blocks: int, add: float) -> Callable[[Rank, Vector]
             if trees[t][0] is not None:
                 sends.append(me.send(trees[t][0], blocks[t][i], t))
         yield from sends
-        down = {(i, t): me.recv(trees[t][0], t) for i, t in sorted(order) if trees[t][0] is not None}
+        down = {
+            (i, t): me.recv(trees[t][0], t) for i, t in sorted(order) if trees[t][0] is not None
+        }
         sends = []
         for i, t in inner + [place for place in order if place not in inner]:
             if (i, t) in down:
@@ -251,8 +279,15 @@ def double_tree_all_reduce(n_blocks: int, add: float) -> Callable[[Rank, Vector]
 
 
 def coloured_steps(n_ranks: int, n_blocks: int) -> int:
-    """Steps of Sanders' schedule down both trees: links in two colours, no two of one colour at a port, each used every other step."""
-    links = [(parent, rank, t) for rank in range(n_ranks) for t, (parent, _) in enumerate(two_trees(rank, n_ranks)) if parent is not None]
+    """Steps of Sanders' schedule down both trees: links in two colours, no two of one colour at a
+    port, each used every other step.
+    """
+    links = [
+        (parent, rank, t)
+        for rank in range(n_ranks)
+        for t, (parent, _) in enumerate(two_trees(rank, n_ranks))
+        if parent is not None
+    ]
     colour: dict[tuple[int, int, int], int] = {}
     for first in links:
         todo = [] if first in colour else [(first, 0)]
@@ -260,13 +295,26 @@ def coloured_steps(n_ranks: int, n_blocks: int) -> int:
             link, shade = todo.pop()
             if link not in colour:
                 colour[link] = shade
-                todo += [(other, 1 - shade) for other in links if other != link and (other[0] == link[0] or other[1] == link[1])]
-    has = {(rank, t): n_blocks if two_trees(rank, n_ranks)[t][0] is None else 0 for rank in range(n_ranks) for t in (0, 1)}
+                todo += [
+                    (other, 1 - shade)
+                    for other in links
+                    if other != link and (other[0] == link[0] or other[1] == link[1])
+                ]
+    has = {
+        (rank, t): n_blocks if two_trees(rank, n_ranks)[t][0] is None else 0
+        for rank in range(n_ranks)
+        for t in (0, 1)
+    }
     step = 0
     while min(has.values()) < n_blocks:
         before, out, into = dict(has), set(), set()
         for parent, rank, t in links:
-            if colour[parent, rank, t] == step % 2 and before[parent, t] > before[rank, t] and parent not in out and rank not in into:
+            if (
+                colour[parent, rank, t] == step % 2
+                and before[parent, t] > before[rank, t]
+                and parent not in out
+                and rank not in into
+            ):
                 has[rank, t] += 1
                 out.add(parent)
                 into.add(rank)

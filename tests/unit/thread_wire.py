@@ -1,4 +1,7 @@
-"""Ranks as threads of this process: a wire without torch.distributed, to test the algorithms of many ranks in one process."""
+"""Ranks as threads of this process: a wire without torch.distributed, to test the algorithms of
+many ranks in one process.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -8,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_JOIN = {"sum": lambda stack: stack.sum(0), "min": lambda stack: stack.amin(0), "max": lambda stack: stack.amax(0)}
+_JOIN = {
+    "sum": lambda stack: stack.sum(0),
+    "min": lambda stack: stack.amin(0),
+    "max": lambda stack: stack.amax(0),
+}
 
 
 class Board:
@@ -22,7 +29,7 @@ class Board:
 
 
 class ThreadWire:
-    """See :class:`dlperf.reproduce.cardwell_kernels.wire.Wire`."""
+    """See :class:`dlperf.studies.cardwell_kernels.wire.Wire`."""
 
     def __init__(self, rank: int, n_ranks: int, board: Board) -> None:
         self.rank, self.n_ranks, self._board = rank, n_ranks, board
@@ -45,11 +52,20 @@ class ThreadWire:
 
     def all_to_all(self, values: Tensor) -> Tensor:
         assert values.is_contiguous()
-        return torch.cat([sent.chunk(self.n_ranks)[self.rank] for sent in self._say(values.clone())])
+        return torch.cat(
+            [sent.chunk(self.n_ranks)[self.rank] for sent in self._say(values.clone())]
+        )
 
-    def exchange(self, up: Tensor | None, down: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        heard = self._say((up.clone() if up is not None else None, down.clone() if down is not None else None))
-        return (heard[self.rank - 1][1] if self.rank else None, heard[self.rank + 1][0] if self.rank < self.n_ranks - 1 else None)
+    def exchange(
+        self, up: Tensor | None, down: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        heard = self._say(
+            (up.clone() if up is not None else None, down.clone() if down is not None else None)
+        )
+        return (
+            heard[self.rank - 1][1] if self.rank else None,
+            heard[self.rank + 1][0] if self.rank < self.n_ranks - 1 else None,
+        )
 
     def split(self, groups: Sequence[Sequence[int]]) -> ThreadWire:
         own = next(tuple(ranks) for ranks in groups if self.rank in ranks)
@@ -75,5 +91,8 @@ def on_ranks(n_ranks: int, call: Callable[[ThreadWire], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     if errors:
-        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+        raise next(
+            (error for error in errors if not isinstance(error, threading.BrokenBarrierError)),
+            errors[0],
+        )
     return found

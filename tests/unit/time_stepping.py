@@ -1,13 +1,16 @@
-"""The oracles of :mod:`dlperf.laws.overlap` and :mod:`dlperf.laws.replay`: the same ranks followed in small steps of time.
+"""The oracles of :mod:`dlperf.models.overlap` and :mod:`dlperf.models.communication_replay`: the
+same ranks followed in small steps of time.
 
-Their rules are written down once more, and no event is in sight."""
+Their rules are written down once more, and no event is in sight.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dlperf.laws import replay
-from dlperf.laws.overlap import Collective, Compute, Launch, Task, Wait
+from dlperf.models import communication_replay
+from dlperf.models.overlap import Collective, Compute, Launch, Task, Wait
 
 
 def rested(one: Collective, stored_s: float) -> tuple[Collective, float]:
@@ -15,10 +18,17 @@ def rested(one: Collective, stored_s: float) -> tuple[Collective, float]:
     needed_s = one.duration_s * one.link_frac
     spared_s = min(stored_s, one.spared_s, needed_s)
     left_s = one.duration_s - spared_s
-    return replace(one, duration_s=left_s, link_frac=(needed_s - spared_s) / left_s if left_s > 0 else 0.0), stored_s - spared_s
+    return (
+        replace(
+            one, duration_s=left_s, link_frac=(needed_s - spared_s) / left_s if left_s > 0 else 0.0
+        ),
+        stored_s - spared_s,
+    )
 
 
-def step_through(program: Sequence[Task], n_lanes: int, dt_s: float, bucket_s: float = 0.0) -> float:
+def step_through(
+    program: Sequence[Task], n_lanes: int, dt_s: float, bucket_s: float = 0.0
+) -> float:
     """Seconds until the program has ended, good to about `dt_s` for each task and collective."""
     stored_s, begun = bucket_s, set[int]()
     done = {task.name: 0.0 for task in program if isinstance(task, Launch)}  # fraction, by name
@@ -44,7 +54,9 @@ def step_through(program: Sequence[Task], n_lanes: int, dt_s: float, bucket_s: f
         if place == len(program):
             return clock
         computing = isinstance(program[place], Compute)
-        open_ones = [name for name in launched if done[name] < 1 and collectives[name].duration_s > 0][:n_lanes]
+        open_ones = [
+            name for name in launched if done[name] < 1 and collectives[name].duration_s > 0
+        ][:n_lanes]
         for name in open_ones:
             if name not in begun:
                 collectives[name], stored_s = rested(collectives[name], stored_s)
@@ -65,11 +77,21 @@ def step_through(program: Sequence[Task], n_lanes: int, dt_s: float, bucket_s: f
 
 
 def step_ranks_through(
-    programs: Sequence[Sequence[replay.Task]], operations: Sequence[replay.Operation], n_lanes: int, dt_s: float, bucket_s: float = 0.0
+    programs: Sequence[Sequence[communication_replay.Task]],
+    operations: Sequence[communication_replay.Operation],
+    n_lanes: int,
+    dt_s: float,
+    bucket_s: float = 0.0,
 ) -> list[float]:
-    """Seconds until each rank's program has ended, good to about `dt_s` for each task and operation of all ranks."""
+    """Seconds until each rank's program has ended, good to about `dt_s` for each task and operation
+    of all ranks.
+    """
     operations, begun = list(operations), set[int]()
-    stored_s = {port: bucket_s for one in operations for port in (one.ranks if one.ports is None else one.ports)}
+    stored_s = {
+        port: bucket_s
+        for one in operations
+        for port in (one.ranks if one.ports is None else one.ports)
+    }
     places, worked, ends = [0] * len(programs), [0.0] * len(programs), [0.0] * len(programs)
     done = [0.0] * len(operations)
     came: list[set[int]] = [set() for _ in operations]
@@ -77,7 +99,9 @@ def step_ranks_through(
     clock = 0.0
 
     def is_over(number: int) -> bool:
-        return number in running_or_over and (done[number] >= 1 or operations[number].collective.duration_s == 0)
+        return number in running_or_over and (
+            done[number] >= 1 or operations[number].collective.duration_s == 0
+        )
 
     while True:
         running_or_over: set[int] = set()
@@ -88,21 +112,25 @@ def step_ranks_through(
                 if number in running_or_over or len(came[number]) < len(operations[number].ranks):
                     continue
                 queue = operations[number].queue
-                before = [other for other in order[: order.index(number)] if queue is not None and operations[other].queue == queue and not is_over(other)]
+                before = [
+                    other
+                    for other in order[: order.index(number)]
+                    if queue is not None and operations[other].queue == queue and not is_over(other)
+                ]
                 if done[number] > 0 or len(before) < n_lanes:
                     running_or_over.add(number)
                     moved = True
             for rank, program in enumerate(programs):
                 while places[rank] < len(program):
                     task = program[places[rank]]
-                    if isinstance(task, replay.Launch):
+                    if isinstance(task, communication_replay.Launch):
                         came[task.operation].add(rank)
                         if task.operation not in order:
                             order.append(task.operation)
-                    elif isinstance(task, replay.Wait):
+                    elif isinstance(task, communication_replay.Wait):
                         if not is_over(task.operation):
                             break
-                    elif isinstance(task, replay.Compute):
+                    elif isinstance(task, communication_replay.Compute):
                         if worked[rank] < task.seconds:
                             break
                         worked[rank] = 0.0
@@ -111,25 +139,42 @@ def step_ranks_through(
                     moved = True
         if all(place == len(program) for place, program in zip(places, programs)):
             return ends
-        busy = [place < len(program) and isinstance(program[place], replay.Compute) for place, program in zip(places, programs)]
+        busy = [
+            place < len(program) and isinstance(program[place], communication_replay.Compute)
+            for place, program in zip(places, programs)
+        ]
         for number in running_or_over - begun:
-            ports = operations[number].ranks if operations[number].ports is None else operations[number].ports
+            ports = (
+                operations[number].ranks
+                if operations[number].ports is None
+                else operations[number].ports
+            )
             least_s = min(stored_s[port] for port in ports)
             own, kept_s = rested(operations[number].collective, least_s)
             operations[number] = replace(operations[number], collective=own)
             stored_s.update((port, stored_s[port] - (least_s - kept_s)) for port in ports)
         begun |= running_or_over
         open_ones = [number for number in running_or_over if not is_over(number)]
-        resting = set(stored_s) - {port for number in open_ones for port in (operations[number].ports or operations[number].ranks)}
+        resting = set(stored_s) - {
+            port
+            for number in open_ones
+            for port in operations[number].ports or operations[number].ranks
+        }
         stored_s.update((port, min(bucket_s, stored_s[port] + dt_s)) for port in resting)
         lost = [0.0] * len(programs)
         for number in open_ones:
             own = operations[number]
             crowd = 1.0
             for port in own.ranks if own.ports is None else own.ports:
-                users = (operations[other] for other in open_ones if port in (operations[other].ports or operations[other].ranks))
+                users = (
+                    operations[other]
+                    for other in open_ones
+                    if port in (operations[other].ports or operations[other].ranks)
+                )
                 crowd = max(crowd, sum(other.collective.link_frac for other in users))
-            whole_s = own.collective.duration_s * crowd + own.collective.delayed_s * sum(busy[rank] for rank in own.ranks) / len(own.ranks)
+            whole_s = own.collective.duration_s * crowd + own.collective.delayed_s * sum(
+                busy[rank] for rank in own.ranks
+            ) / len(own.ranks)
             done[number] += dt_s / whole_s
             for rank in own.ranks:
                 lost[rank] += own.collective.stolen_s / whole_s

@@ -1,0 +1,1 @@
+"""Explains a step, and compares changes and configurations that would make it faster."""

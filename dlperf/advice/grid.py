@@ -1,0 +1,303 @@
+"""The grid of configurations, as numbers: what each takes, which of them fit, which is best.
+
+Nothing here knows of models or machine files: :mod:`dlperf.advice.rates` says what a configuration
+takes at the batch sizes that were recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dlperf.core.errors import DlperfError
+from dlperf.core.units import format_bytes
+from dlperf.core.variation import waiting_s
+
+THROUGHPUT, EPOCH = "throughput", "epoch"
+OBJECTIVES = (EPOCH, THROUGHPUT)
+PREDICTED, INTERPOLATED = "predicted", "interpolated"
+TIE_FRAC = 0.005
+"""Configurations that differ by less count as equally good: no prediction tells them apart."""
+_MOST_BATCH_SIZE, _MOST_CONFIGURATIONS = 2**24, 1_000_000
+
+
+@dataclass(frozen=True, order=True)
+class Configuration:
+    """One way to train. The order is that of simplicity: fewer processes, threads and loading
+    workers before smaller batches.
+
+    `workers` processes train an instance each on their share of the samples, with `threads`
+    threads, batches of `batch_size`, and `loader_workers` each.
+    """
+
+    workers: int
+    threads: int
+    loader_workers: int
+    batch_size: int
+
+    @property
+    def label(self) -> str:
+        """How lists name it.
+
+        >>> Configuration(1, 2, 0, 64).label
+        'threads 2, batch size 64, loader workers 0, workers 1'
+        """
+        return (
+            f"threads {self.threads}, batch size {self.batch_size}, loader workers"
+            f" {self.loader_workers}, workers {self.workers}"
+        )
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The values to combine, each rising and without repetition. Raises DlperfError for an empty
+    axis, values below 1 (0 for loader workers) or absurd ones.
+    """
+
+    threads: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    loader_workers: tuple[int, ...] = (0,)
+    workers: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("threads", 1, 1024),
+            ("batch_sizes", 1, _MOST_BATCH_SIZE),
+            ("loader_workers", 0, 1024),
+            ("workers", 1, 4096),
+        ):
+            values = getattr(self, name)
+            if not values:
+                raise DlperfError(
+                    f"{name.replace('_', ' ')}: there is nothing to choose from; give at least one"
+                    " value"
+                )
+            for value in values:
+                if not least <= value <= most:
+                    raise DlperfError(
+                        f"{name.replace('_', ' ')} holds {value}; values from {least} to {most}"
+                        " make sense"
+                    )
+            object.__setattr__(self, name, tuple(sorted(set(values))))
+        if self.size > _MOST_CONFIGURATIONS:
+            raise DlperfError(
+                f"the grid has {self.size} configurations; up to {_MOST_CONFIGURATIONS} are"
+                " compared: give fewer values"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of combinations."""
+        return (
+            len(self.threads) * len(self.batch_sizes) * len(self.loader_workers) * len(self.workers)
+        )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one worker does in a configuration: `step_s` from batch to batch once everything runs,
+    `once_s` more in each epoch, `peak_memory_bytes` of the worker with what loads for it, and what
+    its time is bound by. It varies by `sigma`, apart from `n_apart` - 1 others that wait for the
+    slowest.
+    """
+
+    step_s: float
+    once_s: float
+    peak_memory_bytes: int
+    bound: str
+    sigma: float = 0.0
+    n_apart: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration's forecast. `peak_memory_bytes` are of all its processes together; `epoch_s`
+    is None where the number of samples is not known.
+    """
+
+    configuration: Configuration
+    step_s: float
+    samples_per_s: float
+    epoch_s: float | None
+    peak_memory_bytes: int
+    bound: str
+    fits: bool
+    source: str = PREDICTED
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is sought: the shortest epoch of `samples`, or the best throughput, within
+    `memory_limit_bytes`.
+
+    Raises DlperfError for an epoch without samples, or an unknown objective.
+    """
+
+    objective: str = THROUGHPUT
+    samples: int | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise DlperfError(
+                f"objective {self.objective!r} is unknown; known are {', '.join(OBJECTIVES)}"
+            )
+        if self.objective == EPOCH and self.samples is None:
+            raise DlperfError(
+                "the shortest epoch depends on how many samples it has; give --samples N, or"
+                " --objective throughput"
+            )
+
+    def cost(self, row: Row) -> float:
+        """What is to be as small as possible: seconds an epoch, or seconds a sample."""
+        if self.objective == EPOCH:
+            assert row.epoch_s is not None
+            return row.epoch_s
+        return 1.0 / row.samples_per_s
+
+
+PaceOf = Callable[[Configuration], Pace]
+
+
+def survey(
+    axes: Axes,
+    pace_of: PaceOf,
+    recorded: Sequence[int],
+    wish: Wish,
+    allowed: Callable[[Configuration], bool] = lambda _: True,
+) -> list[Row]:
+    """Every allowed configuration's forecast, in the order of the axes.
+
+    `pace_of` is asked at the `recorded` batch sizes alone; between two of them step, overhead and
+    memory are interpolated linearly in the batch size, and outside of them nothing is said (those
+    configurations are left out). A batch larger than a worker's share of the samples is left out
+    too.
+
+    An epoch is ceil(share / batch) steps, share = ceil(samples / workers), what several workers
+    wait for the slowest, and `once_s`; a last, smaller batch counts as a whole one, so it errs high
+    by less than a step.
+    """
+    known = sorted(set(recorded))
+    rows = []
+    for workers, threads, loader_workers in itertools.product(
+        axes.workers, axes.threads, axes.loader_workers
+    ):
+        share = None if wish.samples is None else math.ceil(wish.samples / workers)
+        at: dict[int, Pace] = {}
+        for batch_size in axes.batch_sizes:
+            configuration = Configuration(workers, threads, loader_workers, batch_size)
+            if (
+                not known[0] <= batch_size <= known[-1]
+                or not allowed(configuration)
+                or (share is not None and batch_size > share)
+            ):
+                continue
+            place = bisect_left(known, batch_size)
+            ends = (
+                [known[place]] if known[place] == batch_size else [known[place - 1], known[place]]
+            )
+            for end in ends:
+                if end not in at:
+                    at[end] = pace_of(replace(configuration, batch_size=end))
+            pace = (
+                at[batch_size]
+                if len(ends) == 1
+                else _between(
+                    at[ends[0]], at[ends[1]], (batch_size - ends[0]) / (ends[1] - ends[0])
+                )
+            )
+            rows.append(
+                _row(
+                    configuration,
+                    pace,
+                    share,
+                    wish.memory_limit_bytes,
+                    PREDICTED if len(ends) == 1 else INTERPOLATED,
+                )
+            )
+    return rows
+
+
+def _between(low: Pace, high: Pace, part: float) -> Pace:
+    def mix(a: float, b: float) -> float:
+        return a + part * (b - a)
+
+    return Pace(
+        mix(low.step_s, high.step_s),
+        mix(low.once_s, high.once_s),
+        math.ceil(mix(low.peak_memory_bytes, high.peak_memory_bytes)),
+        low.bound if part < 0.5 else high.bound,
+        low.sigma,
+        low.n_apart,
+    )
+
+
+def _row(
+    configuration: Configuration,
+    pace: Pace,
+    share: int | None,
+    limit_bytes: int | None,
+    source: str,
+) -> Row:
+    steps_s = None if share is None else math.ceil(share / configuration.batch_size) * pace.step_s
+    epoch_s = (
+        None
+        if steps_s is None
+        else steps_s + waiting_s(pace.n_apart, pace.sigma, steps_s) + pace.once_s
+    )
+    memory_bytes = configuration.workers * pace.peak_memory_bytes
+    fits = limit_bytes is None or memory_bytes <= limit_bytes
+    samples_per_s = configuration.workers * configuration.batch_size / pace.step_s
+    return Row(
+        configuration, pace.step_s, samples_per_s, epoch_s, memory_bytes, pace.bound, fits, source
+    )
+
+
+def ranked(rows: Sequence[Row], wish: Wish) -> list[Row]:
+    """The rows that fit, the best first. Rows within TIE_FRAC of the best of the remaining ones are
+    equally good; of them the simplest comes first.
+
+    Raises DlperfError where none fits, naming the least need, or where there is no row at all.
+    """
+    if not rows:
+        raise DlperfError(
+            "the grid is empty: every configuration was left out; give smaller batch sizes, fewer"
+            " workers, or more samples"
+        )
+    left = sorted(
+        (row for row in rows if row.fits), key=lambda row: (wish.cost(row), row.configuration)
+    )
+    if not left:
+        least = min(rows, key=lambda row: (row.peak_memory_bytes, row.configuration))
+        raise DlperfError(
+            f"nothing fits into {format_bytes(wish.memory_limit_bytes)}: the smallest need is"
+            f" {format_bytes(least.peak_memory_bytes)} ({least.configuration.label}); raise"
+            " --memory-limit, or give smaller --batch-sizes"
+        )
+    order: list[Row] = []
+    begin = 0
+    while begin < len(left):
+        end = begin + 1
+        while end < len(left) and wish.cost(left[end]) <= (1.0 + TIE_FRAC) * wish.cost(left[begin]):
+            end += 1
+        order += sorted(left[begin:end], key=lambda row: row.configuration)
+        begin = end
+    return order
+
+
+def spread_sizes(sizes: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most `most` of the rising sizes, evenly spaced in their logarithms, both ends included.
+
+    >>> spread_sizes((1, 2, 4, 8, 16), 3)
+    (1, 4, 16)
+    """
+    if len(sizes) <= most:
+        return tuple(sizes)
+    low, high = math.log(sizes[0]), math.log(sizes[-1])
+    wanted = [low + (high - low) * i / (most - 1) for i in range(most)]
+    return tuple(
+        sorted({min(sizes, key=lambda size: abs(math.log(size) - place)) for place in wanted})
+    )

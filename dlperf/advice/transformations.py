@@ -1,0 +1,291 @@
+"""Changes of what a target builds: another memory format, precision, optimizer, layer. Each is what
+a user would write, applied to a fresh build.
+
+They run under fake tensors when a step is recorded and on real ones when it is timed, so what was
+predicted is what is tried.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dlperf.advice import widths
+from dlperf.advice.parameters import NotApplicable, exchange_parameters, exchanging_by_name
+from dlperf.advice.variants import Edit
+from dlperf.core.errors import DlperfError
+from dlperf.recorder.targets import Built
+
+
+def edit_built(built: Built, edits: Iterable[Edit]) -> Built:
+    """`built` after all edits, in their order. Raises NotApplicable, naming the reason, where one
+    cannot be made.
+    """
+    for edit in edits:
+        try:
+            built = _TRANSFORMATIONS[edit.kind](built, edit.layers)
+        except KeyError:
+            raise DlperfError(
+                f"change {edit.kind!r} is unknown; known are {', '.join(_TRANSFORMATIONS)}"
+            ) from None
+    return built
+
+
+# -- optimizer -------------------------------------------------------------------------------------
+
+
+def fuse_optimizer(built: Built, _: Sequence[str] = ()) -> Built:
+    """The optimizer with ``fused=True``: one kernel over all parameters."""
+    return _with_option(built, "fused")
+
+
+def step_foreach(built: Built, _: Sequence[str] = ()) -> Built:
+    """The optimizer with ``foreach=True``: each operation once over all parameters."""
+    return _with_option(built, "foreach")
+
+
+def _with_option(built: Built, option: str) -> Built:
+    optimizer = built.optimizer
+    if optimizer is None:
+        raise NotApplicable("there is no optimizer")
+    kind = type(optimizer)
+    known = inspect.signature(kind.__init__).parameters
+    if option not in known:
+        raise NotApplicable(f"{kind.__name__} knows no {option}=True")
+    if all(group.get(option) for group in optimizer.param_groups):
+        raise NotApplicable(f"{kind.__name__} has {option}=True already")
+    ways: dict[str, Any] = {
+        name: True if name == option else None for name in ("foreach", "fused") if name in known
+    }
+    options = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name in known and name not in ways
+    }
+    try:
+        made = kind([{**group, **ways} for group in optimizer.param_groups], **options, **ways)
+    except Exception as error:
+        raise NotApplicable(
+            f"{kind.__name__}({option}=True) raises {type(error).__name__}: {error}"
+        ) from error
+    return replace(built, optimizer=made)
+
+
+def set_gradients_to_none(built: Built, _: Sequence[str] = ()) -> Built:
+    """``zero_grad(set_to_none=True)``, whatever the optimizer's own default is."""
+    optimizer = built.optimizer
+    if optimizer is None:
+        raise NotApplicable("there is no optimizer")
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        torch.optim.Optimizer.zero_grad(optimizer, set_to_none=True)
+
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    return built
+
+
+# -- memory format and precision -------------------------------------------------------------------
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def use_channels_last(built: Built, _: Sequence[str] = ()) -> Built:
+    """Weights and inputs of convolutions with the channels innermost."""
+    if not any(
+        isinstance(module, (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+        for module in built.model.modules()
+    ):
+        raise NotApplicable("the model has no Conv2d or Conv3d")
+    with exchanging_by_name(built.model, built.optimizer):
+        for dims, memory_format in _FORMATS.items():
+            if any(parameter.dim() == dims for parameter in built.model.parameters()):
+                built.model.to(memory_format=memory_format)  # type: ignore[call-overload]
+
+    def lay_out(tensor: torch.Tensor) -> torch.Tensor:
+        memory_format = _FORMATS.get(tensor.dim())
+        return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)
+
+    return replace(built, inputs=_on_tensors(built.inputs, lay_out))
+
+
+def use_autocast(built: Built, _: Sequence[str] = ()) -> Built:
+    """Forward and loss under ``torch.autocast("cpu", torch.bfloat16)``."""
+    built.model.forward = _under(
+        built.model.forward, lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    )
+    return replace(
+        built,
+        loss=(
+            None
+            if built.loss is None
+            else _under(built.loss, lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+        ),
+    )
+
+
+def use_bfloat16(built: Built, _: Sequence[str] = ()) -> Built:
+    """Model and inputs in bfloat16; the loss sees the output in float32."""
+    if not any(parameter.dtype == torch.float32 for parameter in built.model.parameters()):
+        raise NotApplicable("the model has no parameter in float32")
+    with exchanging_by_name(built.model, built.optimizer):
+        built.model.bfloat16()
+    loss = built.loss
+
+    def on_floats(output: Any) -> torch.Tensor:
+        assert loss is not None
+        return loss(_on_tensors(output, torch.Tensor.float))
+
+    inputs = _on_tensors(built.inputs, torch.Tensor.bfloat16)
+    return replace(built, inputs=inputs, loss=None if loss is None else on_floats)
+
+
+def _on_tensors(nested: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`nested` with `change` applied to its floating-point tensors."""
+    return pytree.tree_map(
+        lambda leaf: (
+            change(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        ),
+        nested,
+    )
+
+
+def _under(call: Callable[..., Any], context: Callable[[], Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return call(*args, **kwargs)
+
+    return run
+
+
+def use_inference_mode(built: Built, _: Sequence[str] = ()) -> Built:
+    """The forward under ``torch.inference_mode()``."""
+    if built.loss is not None:
+        raise NotApplicable("a training step needs its gradients; for --inference")
+    built.model.forward = _under(built.model.forward, torch.inference_mode)
+    return built
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+def activate_in_place(built: Built, layers: Sequence[str]) -> Built:
+    """``inplace=True`` on the named modules."""
+    for name in layers:
+        module = built.model.get_submodule(name)
+        if not hasattr(module, "inplace"):
+            raise NotApplicable(f"{name} ({type(module).__name__}) has no inplace flag")
+        module.inplace = True  # type: ignore[assignment]
+    return built
+
+
+def merge_linears(built: Built, layers: Sequence[str]) -> Built:
+    """The named Linear layers, which read the same tensor, as one of all their outputs, which is
+    cut up afterwards.
+    """
+    modules = [built.model.get_submodule(name) for name in layers]
+    if len(modules) < 2 or not all(type(module) is nn.Linear for module in modules):
+        raise NotApplicable(f"{', '.join(layers)} are not several nn.Linear")
+    linears = [module for module in modules if isinstance(module, nn.Linear)]
+    if (
+        len(
+            {
+                (
+                    linear.in_features,
+                    linear.bias is None,
+                    linear.weight.dtype,
+                    linear.weight.requires_grad,
+                )
+                for linear in linears
+            }
+        )
+        != 1
+    ):
+        raise NotApplicable(f"{', '.join(layers)} differ in more than their number of outputs")
+    lead = _Merged(linears)
+    exchanged: dict[int, nn.Parameter | None] = {
+        id(parameter): None for linear in linears for parameter in linear.parameters()
+    }
+    exchanged.update(
+        (id(old), new) for old, new in zip(linears[0].parameters(), lead.merged.parameters())
+    )
+    for place, name in enumerate(layers):
+        parent, _, child = name.rpartition(".")
+        setattr(
+            built.model.get_submodule(parent), child, lead if place == 0 else _Piece(lead, place)
+        )
+    exchange_parameters(built.optimizer, exchanged)
+    return built
+
+
+class _Merged(nn.Module):
+    """Several linear layers in one; its own result is the first one's, the others' wait for
+    :class:`_Piece`.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        first = linears[0]
+        self.sizes = [linear.out_features for linear in linears]
+        self.merged = nn.Linear(
+            first.in_features,
+            sum(self.sizes),
+            bias=first.bias is not None,
+            dtype=first.weight.dtype,
+        )
+        with torch.no_grad():
+            self.merged.weight.copy_(torch.cat([linear.weight for linear in linears]))
+            if first.bias is not None:
+                self.merged.bias.copy_(
+                    torch.cat([linear.bias for linear in linears if linear.bias is not None])
+                )
+        self.read: torch.Tensor | None = None
+        self.waiting: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The first layer's output; the others are kept until they are asked for."""
+        parts = self.merged(x).split(self.sizes, dim=-1)
+        self.read, self.waiting = x, dict(enumerate(parts))
+        return self.waiting.pop(0)
+
+
+class _Piece(nn.Module):
+    """Another output of a :class:`_Merged` that has run on the same tensor."""
+
+    def __init__(self, lead: _Merged, place: int) -> None:
+        super().__init__()
+        self._lead, self._place = (
+            (lead,),
+            place,
+        )  # in a tuple, so that the module is no child of two
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the lead computed for this one."""
+        (lead,) = self._lead
+        if lead.read is not x or self._place not in lead.waiting:
+            raise NotApplicable(
+                "the layers are not called once each on the same tensor, the first of them first"
+            )
+        part = lead.waiting.pop(self._place)
+        if not lead.waiting:
+            lead.read = None
+        return part
+
+
+_TRANSFORMATIONS: Mapping[str, Callable[[Built, Sequence[str]], Built]] = {
+    "fused": fuse_optimizer,
+    "foreach": step_foreach,
+    "set-to-none": set_gradients_to_none,
+    "channels-last": use_channels_last,
+    "autocast": use_autocast,
+    "bfloat16": use_bfloat16,
+    "inference-mode": use_inference_mode,
+    "in-place": activate_in_place,
+    "merge": merge_linears,
+    "widen": widths.widen,
+}

@@ -1,0 +1,131 @@
+"""The process in which one worker of a configuration is timed: reads an order from stdin, says
+``ready`` when warm, trains from ``go`` on, answers as JSON.
+
+Started by :func:`dlperf.advice.tuning_trials.measure_apart` as ``python -m
+dlperf.advice.tuning_trial_process``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import torch
+from torch.utils import data
+
+from dlperf.core import child_process
+from dlperf.core.clock import Clock
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.profiler.loader_sampling import make_loader
+from dlperf.recorder.targets import Built, resolve
+
+_WARM_UP_STEPS, _LEAST_STEPS, _WARM_UP_FRAC = 3, 5, 0.3
+_DATASET_BATCHES = 32
+_DATASET_BYTES = 2**28
+
+
+def _samples(built: Built, batch_size: int) -> data.TensorDataset | None:
+    """Samples like the target's inputs, some batches of them; None where the inputs are not tensors
+    with a sample in each row.
+    """
+    inputs = list(built.inputs.values()) if isinstance(built.inputs, dict) else list(built.inputs)
+    if not inputs or not all(
+        isinstance(one, torch.Tensor) and one.dim() and one.shape[0] == batch_size for one in inputs
+    ):
+        return None
+    n_bytes = sum(one.numel() * one.element_size() for one in inputs)
+    n_batches = max(2, min(_DATASET_BATCHES, _DATASET_BYTES // max(1, n_bytes)))
+    return data.TensorDataset(*(torch.cat([one] * n_batches) for one in inputs))
+
+
+def _own_batches(built: Built, batch_size: int, loader_workers: int, spec: str) -> Iterator[Any]:
+    """The target's inputs, for ever, each after a batch was fetched from the user's own loader."""
+    loader = make_loader(spec, batch_size, loader_workers)
+    while True:
+        is_empty = True
+        for _ in loader:
+            is_empty = False
+            yield built.inputs
+        if is_empty:
+            raise WorkFailed(f"loader {spec}: is empty; nothing can be trained with it")
+
+
+def _batches(
+    built: Built, batch_size: int, loader_workers: int, with_loader: bool
+) -> Iterator[Any]:
+    """The inputs of one step after another, for ever."""
+    samples = _samples(built, batch_size) if with_loader else None
+    if samples is None:
+        while True:
+            yield built.inputs
+    loader: data.DataLoader[Any] = data.DataLoader(
+        samples,
+        batch_size=batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=loader_workers,
+        persistent_workers=loader_workers > 0,
+    )
+    while True:
+        for batch in loader:
+            yield dict(zip(built.inputs, batch)) if isinstance(built.inputs, dict) else tuple(batch)
+
+
+def run_steps(once: Callable[[], None], seconds: float, least: int, clock: Clock) -> float:
+    """Steps a second: `once` again and again for `seconds`, at least `least` times."""
+    begin, n_steps = clock.now(), 0
+    while True:
+        once()
+        n_steps += 1
+        elapsed = clock.now() - begin
+        if n_steps >= least and elapsed >= seconds:
+            return n_steps / elapsed
+
+
+def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, float]:
+    """Build, warm up, say so, wait for the word, train. Raises what building and stepping raise."""
+    torch.set_num_threads(order["threads"])
+    inference, batch_size = order["inference"], order["batch_size"]
+    built = resolve(
+        order["spec"],
+        batch_size,
+        inference=inference,
+        input_shape=tuple(order["input"]) if order["input"] else None,
+    ).build()
+    built.model.train(not inference)
+    n_loading = order["loader_workers"]
+    batches = (
+        _own_batches(built, batch_size, n_loading, order["loader"])
+        if order["loader"]
+        else _batches(built, batch_size, n_loading, order["with_loader"])
+    )
+
+    def once() -> None:
+        built.step(next(batches))
+
+    clock = Clock()
+    with torch.set_grad_enabled(not inference):
+        run_steps(once, _WARM_UP_FRAC * order["seconds"], _WARM_UP_STEPS, clock)
+        out.write("ready\n")
+        out.flush()
+        if source.readline().strip() != "go":
+            raise DlperfError("the process that started this one went away")
+        return {
+            "samples_per_s": batch_size * run_steps(once, order["seconds"], _LEAST_STEPS, clock)
+        }
+
+
+def main() -> int:
+    """The process's exit status, as :func:`dlperf.core.child_process.run` has it."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a target's loading workers print is not the answer either
+    return child_process.run(
+        lambda: json.dumps(time_order(json.loads(sys.stdin.readline()), sys.stdin, out)), out
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

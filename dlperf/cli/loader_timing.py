@@ -1,0 +1,119 @@
+"""Samples a user's loader in a process of its own: whatever it does to that process, ending it
+included, is one line here.
+
+``python -m dlperf.cli.loader_timing`` reads ``{"spec", "batch_size", "loader_workers", "threads",
+"best_s"}`` from stdin and writes to stdout what it found, or why it could not. :func:`sample_apart`
+starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+
+from dlperf.core.child_process import end_with_parent, read_job
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.machine import PACE, Machine
+from dlperf.forecast.loading import SampledLoader
+
+_PATIENCE_S = 3.0
+"""How long the sampling may wait, in all, for a core that others slow down."""
+
+
+def sample_apart(
+    spec: str, batch_size: int, loader_workers: int, threads: int, machine: Machine
+) -> SampledLoader:
+    """The loader that ``FILE.py:CALLABLE`` makes, sampled by a fresh process with `threads`, at the
+    pace that the core of `machine` has at best.
+
+    Raises DlperfError where it cannot be called or returns no loader, WorkFailed where it or its
+    data raise, or end the process.
+    """
+    best_s = machine.cost_s(PACE, threads, math.inf)
+    job = {
+        "spec": spec,
+        "batch_size": batch_size,
+        "loader_workers": loader_workers,
+        "threads": threads,
+        "best_s": best_s if math.isfinite(best_s) else None,
+    }
+    # a file without a name: at a pipe one would wait for whatever the loader leaves running
+    with tempfile.TemporaryFile() as out:
+        with subprocess.Popen(
+            [sys.executable, "-m", "dlperf.cli.loader_timing"],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        ) as process:
+            try:
+                process.communicate(json.dumps(job))
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode == 130:
+            raise KeyboardInterrupt
+        try:
+            out.seek(0)
+            found = json.loads(out.read())
+        except (OSError, ValueError):
+            raise WorkFailed(
+                f"loader {spec}: {_ended(process.returncode)} while it was sampled; nothing in it"
+                " may end the process"
+            ) from None
+    if "error" in found:
+        raise (WorkFailed if found["failed"] else DlperfError)(found["error"])
+    return SampledLoader(
+        **{**found, "tensor_bytes": tuple(found["tensor_bytes"]), "notes": tuple(found["notes"])}
+    )
+
+
+def _ended(status: int) -> str:
+    """How a process ended that did not answer."""
+    if status >= 0:
+        return f"ended its process (status {status})"
+    name = str(-status)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+    return f"its process was ended by {name}"
+
+
+def main() -> int:
+    """Sample the loader of the job on stdin."""
+    end_with_parent()
+    job = read_job()
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a loader or a library prints is narration
+    try:
+        import torch
+
+        from dlperf.core.clock import Pace
+        from dlperf.profiler.loader_sampling import load
+
+        torch.set_num_threads(job["threads"])
+        pace = Pace(best_s=job["best_s"] or math.inf, patience_s=_PATIENCE_S)
+        try:
+            found = asdict(
+                load(job["spec"], job["batch_size"], job["loader_workers"], pace.clock())
+            )
+        except DlperfError as error:
+            found = {"error": str(error), "failed": isinstance(error, WorkFailed)}
+        json.dump(found, out, allow_nan=False)
+        out.flush()
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a loader's threads and workers have nothing left to say

@@ -1,0 +1,290 @@
+"""``dlperf validate``: the accuracy study, and single held-out ops."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import (
+    Answer,
+    check_predictors,
+    default_cache,
+    is_elsewhere,
+    is_trace,
+    load_machine,
+    narrate,
+    read_or_record,
+    split_batch,
+    use_threads,
+    warn,
+    warn_of_threads,
+)
+from dlperf.cli.report import measure_apart
+from dlperf.core.errors import DlperfError, Interrupted
+
+if TYPE_CHECKING:
+    from dlperf.core.machine import Kernel, Machine
+    from dlperf.core.measurement import Measurement
+    from dlperf.core.trace import Op, Trace
+    from dlperf.studies.accuracy.archive import Archive
+    from dlperf.studies.accuracy.baselines import PeerEstimate
+    from dlperf.studies.accuracy.cases import Case
+    from dlperf.studies.accuracy.single_ops import SingleOp
+    from dlperf.studies.accuracy.study import Provenance, Study
+
+ALL = "all"
+"""The word for every network of the checkout."""
+BATCH_SIZES = (16, 64)
+PREDICTORS = ("calibrated", "roofline", "gemm-table")
+RUNS, RUNS_SEVERAL_THREADS = 2, 5
+"""Fresh processes a case: with several threads they differ by far more."""
+OPS_RUNS = 2
+SECONDS = 4.0
+"""How long each process times the step."""
+
+
+def validate(args: Namespace) -> Answer:
+    """Predicted against actual over many networks, or single ops, or whole trainings, or steps on
+    several ranks.
+    """
+    if args.training:
+        from dlperf.cli.validate_trainings import validate_training
+
+        return validate_training(args)
+    if args.distributed:
+        from dlperf.cli.validate_distributed import validate_distributed
+
+        return validate_distributed(args)
+    args.seconds = args.seconds or SECONDS
+    check_predictors(args.predictor or PREDICTORS)
+    from dlperf.studies.accuracy import page
+    from dlperf.studies.accuracy.archive import Archive
+    from dlperf.studies.accuracy.study import Study
+
+    if args.output is not None:
+        from dlperf.report.writing import check_folder
+
+        check_folder(args.output, args.force)
+    use_threads(1)  # this process records and predicts; what is timed has processes of its own
+    machine = load_machine(args)
+    counts = args.threads or machine.threads
+    for count in counts:
+        warn_of_threads(count)
+    cases = _cases(args, counts)
+    archive = Archive(args.cache or default_cache("validation"), args.fresh)
+    provenance = _provenance(args, machine, counts, bool(cases))
+    try:
+        study = _run(args, cases, machine, archive, provenance) if cases else Study(provenance)
+    except KeyboardInterrupt:
+        raise Interrupted(archive.kept) from None
+    interrupted = False
+    if args.held_out_ops:
+        study, interrupted = _with_ops(args, study, machine, counts)
+        if interrupted and not study.ops and not study.scores:
+            raise Interrupted(archive.kept)
+    if archive.remark:
+        study = study.with_remark(archive.remark)
+    for remark in study.unrest:
+        warn(remark)
+    if args.output is not None:
+        written = page.write_study(study, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(
+        page.study_to_text(study),
+        study.to_json(),
+        status=130 if interrupted else 1 if study.failures else 0,
+    )
+
+
+def _with_ops(
+    args: Namespace, study: Study, machine: Machine, counts: Sequence[int]
+) -> tuple[Study, bool]:
+    """The study with single ops at each thread count, and whether somebody interrupted their
+    timing; whole processes until then count.
+    """
+    n_wanted, n_done = len(counts) * (args.runs or OPS_RUNS), 0
+    for count in counts:
+        ops, n_runs = _time_ops(args, machine, count, study.provenance.seed or 0)
+        study, n_done = replace(study, ops=(*study.ops, *ops)), n_done + n_runs
+        if n_runs < (args.runs or OPS_RUNS):
+            return (
+                study.with_remark(
+                    f"interrupted: {n_done} of {n_wanted} processes that time single ops were"
+                    " finished"
+                ),
+                True,
+            )
+    return study, False
+
+
+def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
+    """Every target at every batch size and thread count; nothing where single ops alone are asked
+    for.
+    """
+    from dlperf.recorder import targets
+    from dlperf.studies.accuracy.cases import Case
+
+    asked = list(args.targets) or ([] if args.held_out_ops else [ALL])
+    sizes = args.batch_sizes or ((args.batch_size,) if args.batch_size else BATCH_SIZES)
+    found: list[Case] = []
+    for spec in asked:
+        for target, size in split_batch(spec):
+            for name in targets.checkout_targets() if target == ALL else (target,):
+                if is_trace(name):
+                    raise DlperfError(
+                        f"{name}: a trace file has no code to measure; name the target it was"
+                        " recorded from"
+                    )
+                found += [
+                    Case(name, batch_size, count, args.inference)
+                    for count in counts
+                    for batch_size in ((size,) if size else sizes)
+                ]
+    return list(dict.fromkeys(found))
+
+
+def _provenance(
+    args: Namespace, machine: Machine, counts: Sequence[int], with_cases: bool
+) -> Provenance:
+    seed = None
+    if args.held_out_ops:
+        seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    runs = tuple((count, _n_runs(args, count)) for count in counts) if with_cases else ()
+    return provenance_of(args, machine, runs, args.seconds, seed)
+
+
+def provenance_of(
+    args: Namespace,
+    machine: Machine,
+    n_runs: tuple[tuple[int, int], ...],
+    seconds: float,
+    seed: int | None = None,
+) -> Provenance:
+    """Where a study comes from, with the doubts about its machine file, which are said on stderr,
+    too.
+    """
+    from dlperf.core import host
+    from dlperf.report import machine_summary
+    from dlperf.studies.accuracy.study import Provenance
+
+    doubts = [*machine_summary.find_problems(machine, host.this_cpu(), host.versions())]
+    for doubt in doubts:
+        warn(f"{machine.path}: {doubt}")
+    return Provenance(
+        machine=host.this_cpu().model,
+        machine_file=machine.path,
+        machine_mode=machine.mode,
+        machine_created=machine.created,
+        versions=host.versions(),
+        command=shlex.join(["dlperf", *sys.argv[1:]]),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        n_runs=n_runs,
+        seconds=seconds,
+        seed=seed,
+        remarks=tuple(f"machine file: {doubt}" for doubt in doubts),
+    )
+
+
+def _n_runs(args: Namespace, threads: int) -> int:
+    return int(args.runs or (RUNS if threads == 1 else RUNS_SEVERAL_THREADS))
+
+
+def _run(
+    args: Namespace,
+    cases: Sequence[Case],
+    machine: Machine,
+    archive: Archive,
+    provenance: Provenance,
+) -> Study:
+    from dlperf.studies.accuracy.study import run_study, variants
+
+    def record(case: Case) -> Trace:
+        return read_or_record(args, case.target, case.batch_size)
+
+    def measure(case: Case, trace: Trace, run: int) -> Measurement:
+        def take() -> Measurement:
+            return measure_apart(args, case.target, case.batch_size, case.threads)
+
+        return archive.measurement(case, trace, run, args.seconds, take)
+
+    return run_study(
+        cases,
+        variants(machine, args.predictor or PREDICTORS),
+        lambda threads: _n_runs(args, threads),
+        record,
+        measure,
+        narrate,
+        ask_peers=(
+            (lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None
+        ),
+        with_ablation=args.ablation,
+        elsewhere=is_elsewhere(machine),
+        provenance=provenance,
+    )
+
+
+def _ask(
+    args: Namespace, machine: Machine, archive: Archive, case: Case, trace: Trace
+) -> Sequence[PeerEstimate]:
+    from dlperf.predictors.gemm_points import peak_flops_per_s
+    from dlperf.studies.accuracy.baselines import ask_peers
+
+    peak = max(
+        peak_flops_per_s(machine, case.threads).items(),
+        key=lambda entry: (entry[0] == "float32", entry[1]),
+    )[1]
+    dram = machine.dram_bytes_per_s(case.threads)
+    return archive.estimates(
+        case,
+        trace,
+        f"{peak:.6g} {dram:.6g}",
+        lambda: ask_peers(case, peak, dram, args.input, os.environ),
+    )
+
+
+def _time_ops(
+    args: Namespace, machine: Machine, threads: int, seed: int
+) -> tuple[Sequence[SingleOp], int]:
+    """Random ops timed in fresh processes and held against the curves of the machine file; of how
+    many processes, which an interruption makes fewer.
+    """
+    from dlperf.cli.op_timing import time_ops_apart
+    from dlperf.microbench.progress import progress_of
+    from dlperf.predictors.kernel_cost_model import book_of
+    from dlperf.studies.accuracy.single_ops import draw_ops, kernel_s, score_ops
+
+    known = {kernel.op.signature for kernel in machine.kernels}
+    drawn = draw_ops(seed, known, args.ops)
+    n_runs = args.runs or OPS_RUNS
+    narrate(
+        f"{len(drawn)} random ops that the machine file does not hold (--seed {seed}), {n_runs}"
+        f" fresh process(es) with {threads} thread(s)"
+    )
+    runs: list[tuple[Kernel, ...]] = []
+    refused: set[str] = set()
+    with progress_of(n_runs * len(drawn), "op", "timing ops") as bar:
+        for number in range(1, n_runs + 1):
+            bar.begin(f"process {number} of {n_runs}, {threads} thread{'s' * (threads != 1)}")
+            try:
+                kernels, notes = time_ops_apart([one.op for one in drawn], threads, bar.update)
+            except KeyboardInterrupt:
+                break
+            runs.append(kernels)
+            refused.update(notes)
+    for note in sorted(refused):
+        warn(f"not timed: {note}")
+    book = book_of(machine, threads)
+    far = is_elsewhere(machine)
+
+    def price(op: Op) -> tuple[float, str]:
+        seconds, source = kernel_s(book, op)
+        return seconds, "extrapolated" if far and source != "unpriced" else source
+
+    return score_ops(drawn, runs, price, threads), len(runs)

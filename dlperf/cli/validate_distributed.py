@@ -1,0 +1,174 @@
+"""``dlperf validate --distributed``: forecasts of data-parallel steps beside real ones, on ranks
+behind links of known rates.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlperf.cli.argument_types import UNSHAPED
+from dlperf.cli.inputs import (
+    BATCH_SIZE,
+    Answer,
+    default_cache,
+    is_trace,
+    load_machine,
+    narrate,
+    predict_here,
+    read_or_record,
+    split_batch,
+    use_threads,
+    warn,
+)
+from dlperf.core.errors import DlperfError, Interrupted
+
+if TYPE_CHECKING:
+    from dlperf.core.cluster import Cluster
+    from dlperf.core.machine import Machine
+    from dlperf.studies.distributed.runs import Case, Launch
+
+CASES = (
+    "lenet@64",
+    "cnn-large@16",
+    "dlrm-top@64",
+    "networks.further:gpt@16",
+    "networks.further:mobilenet@32",
+)
+"""Networks and batch sizes of each rank: one whose gradients outlast its computation behind 1
+Gbit/s, one the other way round at any rate, some between.
+"""
+RATES = ("1gbit", "300mbit", UNSHAPED)
+RANKS = (2, 4)
+RUNS, SECONDS = 2, 1.5
+
+
+def validate_distributed(args: Namespace) -> Answer:
+    """All-reduces and steps on several ranks beside their forecasts, over links as calibrated and
+    over links changed on paper.
+    """
+    from dlperf.cli.validate import provenance_of
+    from dlperf.report.writing import check_folder
+    from dlperf.studies.accuracy.archive import Archive
+    from dlperf.studies.distributed import page
+    from dlperf.studies.distributed.cases import DistributedStudy
+    from dlperf.studies.distributed.runs import Bench
+    from dlperf.studies.distributed.study import PARTS, run_study
+
+    if args.output is not None:
+        check_folder(args.output, args.force)
+    use_threads(1)
+    machine = load_machine(args)
+    parts = args.parts or PARTS
+    cases = _cases(args, machine) if set(parts) - {"all-reduce"} else []
+    rates, launch, hosts, remarks = _where(args.rates or RATES)
+    archive = Archive(args.cache or default_cache("distributed"), args.fresh)
+    from dlperf.microbench.network.suite import SECONDS as LINK_SECONDS  # imports torch
+
+    links_s = sum(LINK_SECONDS["quick" if args.quick_links else "full"].values())
+    bench = Bench(
+        launch,
+        args.runs or RUNS,
+        args.seconds or SECONDS,
+        archive,
+        narrate,
+        hosts,
+        args.quick_links,
+        links_s,
+        machine.path,
+    )
+    try:
+        found = run_study(bench, cases, args.ranks or RANKS, rates, parts, warn, _replay)
+    except KeyboardInterrupt:
+        raise Interrupted(archive.kept) from None
+    provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
+    remarks += [*found.notes, *([archive.remark] if archive.remark else [])]
+    provenance = replace(provenance, remarks=(*provenance.remarks, *remarks))
+    study = DistributedStudy(
+        provenance, hosts, tuple(found.rows), tuple(found.links), tuple(found.failures)
+    )
+    if args.output is not None:
+        written = page.write_study(study, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
+
+
+def _cases(args: Namespace, machine: Machine) -> list[Case]:
+    """Every target at every batch size, recorded and predicted for one rank of one thread: one that
+    does not work is known before anything is measured.
+    """
+    from dlperf.recorder import targets
+    from dlperf.studies.distributed.runs import Case
+
+    if args.input:
+        raise DlperfError("--input is for a bare nn.Module; --distributed takes builders")
+    asked: list[tuple[str, int]] = []
+    for spec in args.targets or CASES:
+        for target, size in split_batch(spec):
+            for name in targets.checkout_targets() if target == "all" else (target,):
+                if is_trace(name):
+                    raise DlperfError(
+                        f"{name}: a trace file has no code to measure; name the target it was"
+                        " recorded from"
+                    )
+                asked += [
+                    (name, one)
+                    for one in (
+                        (size,) if size else args.batch_sizes or (args.batch_size or BATCH_SIZE,)
+                    )
+                ]
+    return [
+        Case(name, size, predict_here(read_or_record(args, name, size), machine, 1, "calibrated"))
+        for name, size in dict.fromkeys(asked)
+    ]
+
+
+def _replay(recording: Path, cluster: Cluster, recorded_on: Cluster) -> tuple[float, float]:
+    from dlperf.core.communication import Communication
+    from dlperf.distributed.replay import replay_trace
+
+    found = replay_trace(Communication.load(recording), cluster, recorded_on)
+    return found.rows[0].step_s, found.recorded_step_s
+
+
+def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str]]:
+    """The rates that can be had here, how a command is run on ranks, where they run in words, and
+    what a reader must know of it.
+    """
+    from dlperf.microbench.hosts.namespaces import Hosts, Unavailable, remove_stale
+    from dlperf.microbench.hosts.ranks import places_of, run_ranks
+
+    why, remarks = "", []
+    try:
+        remove_stale(narrate)
+        with Hosts(2, next((rate for rate in rates if rate != UNSHAPED), None)):
+            pass
+    except Unavailable as error:
+        why = str(error)
+    if why:
+        remarks.append(
+            f"ranks cannot have hosts of their own here ({why}): they run on loopback, where no"
+            " rate can be set and no bar stands"
+        )
+        warn(remarks[0])
+        rates = (UNSHAPED,)
+
+    def launch(words: Sequence[str], n: int, rate: str) -> None:
+        from dlperf.studies.distributed.runs import RUN_LIMIT_S
+
+        with places_of(n, None if rate == UNSHAPED else rate, bool(why)) as places:
+            run_ranks(places, [sys.executable, *words], limit_s=RUN_LIMIT_S)
+
+    hosts = (
+        "on one host, over its loopback"
+        if why
+        else (
+            "each on a host of its own (network namespaces of one computer, token buckets between"
+            " them)"
+        )
+    )
+    return tuple(rates), launch, hosts, remarks

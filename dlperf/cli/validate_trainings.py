@@ -1,0 +1,181 @@
+"""``dlperf validate --training``: forecasts of whole trainings beside real ones."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import Answer, default_cache, load_machine, narrate, use_threads, warn
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+
+if TYPE_CHECKING:
+    from dlperf.core.machine import Machine
+    from dlperf.studies.trainings.cases import Forecasts, Row
+    from dlperf.studies.trainings.runs import Bench
+
+NETWORKS = ("cnn-small", "cnn-medium", "cnn-large")
+WRAPPED = ("lenet", "cnn-medium")
+WORKERS = (1, 2, 4, 8)
+MORE_WORKERS = (16, 60, 240, 480, 960, 1920, 3840)
+MEMORY_BATCH_SIZES = (16, 64)
+RUNS, SECONDS = 2, 10.0
+_SAMPLES, _TESTS = 60_000, 10_000
+_EPOCHS = {"cnn-large": 15}
+"""Epochs of the paper's runs; 70 for the others."""
+
+
+def validate_training(args: Namespace) -> Answer:
+    """Every kind of forecast of a training beside what it forecasts."""
+    from dlperf.studies.trainings.runs import LOADERS
+
+    for name in args.targets:
+        if name not in LOADERS:
+            raise DlperfError(
+                f"{name}: the training scripts know {', '.join(LOADERS)}; name some of these with"
+                " --training"
+            )
+    from dlperf.cli.validate import provenance_of
+    from dlperf.report.writing import check_folder
+    from dlperf.studies.trainings import page
+    from dlperf.studies.trainings.cases import KINDS, TrainingStudy
+
+    if args.output is not None:
+        check_folder(args.output, args.force)
+    use_threads(1)
+    machine = load_machine(args)
+    bench = _bench(args, machine)
+    rows: list[Row] = []
+    failures: list[str] = []
+    wanted = set(args.parts or KINDS)
+    try:
+        for make in _plan(bench, args, wanted):
+            try:
+                row = make()
+            except (DlperfError, WorkFailed) as error:
+                failures.append(str(error))
+                warn(str(error))
+                continue
+            if row.kind in wanted:
+                rows.append(row)
+                narrate(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
+    except KeyboardInterrupt:
+        raise Interrupted(bench.archive.kept) from None
+    tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
+    provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
+    provenance = replace(
+        provenance,
+        remarks=(*provenance.remarks, *([bench.archive.remark] if bench.archive.remark else [])),
+    )
+    study = TrainingStudy(provenance, tuple(rows), tables, tuple(failures))
+    if args.output is not None:
+        written = page.write_study(study, args.output, args.force)
+        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    return Answer(page.study_to_text(study), study.to_json(), status=1 if failures else 0)
+
+
+def _bench(args: Namespace, machine: Machine) -> Bench:
+    from dlperf.recorder import targets
+    from dlperf.studies.accuracy.archive import Archive
+    from dlperf.studies.trainings.runs import Bench
+
+    archive = Archive(args.cache or default_cache("training"), args.fresh)
+    return Bench(
+        targets.checkout_folder(),
+        machine,
+        args.runs or RUNS,
+        args.seconds or SECONDS,
+        archive,
+        narrate,
+    )
+
+
+def _plan(bench: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[[], Row]]:
+    from dlperf.recorder import targets
+
+    networks = args.targets or NETWORKS
+    for network in networks:
+        counts = [
+            p
+            for p in WORKERS
+            if ("workers" if p <= bench.machine.cpu.n_cores else "oversubscribed") in wanted
+        ]
+        yield from bench.workers(network, counts)
+    if wanted & {"wrapped", "epoch"}:
+        for network in args.targets or WRAPPED:
+            for loader_workers in (0, 1):
+                yield from bench.epochs(network, loader_workers)
+    if "choice" in wanted:
+        for network in networks:
+            yield from bench.choice(network)
+    if "memory" in wanted:
+        for target in args.targets or targets.checkout_targets():
+            yield from bench.memory(target, args.batch_sizes or MEMORY_BATCH_SIZES)
+
+
+def _tables(
+    networks: Sequence[str], machine: Machine, failures: list[str]
+) -> tuple[Forecasts, ...]:
+    """The paper's run (Table X's form) on more workers, and on more images and epochs (Table XI's
+    form), for this machine.
+    """
+    from dlperf.forecast.prediction import predict
+    from dlperf.recorder import recording, targets
+    from dlperf.studies.trainings.cases import Forecasts
+
+    scaling: list[tuple[str, tuple[float | None, ...]]] = []
+    sizes: list[tuple[str, tuple[float | None, ...]]] = []
+    n_cores = machine.cpu.n_cores
+    for network in networks:
+        step = recording.record_target(targets.resolve(network))
+        evaluation = predict(
+            recording.record_target(targets.resolve(network, inference=True)), machine, 1
+        )
+        epochs = _EPOCHS.get(network, 70)
+        for predictor in ("calibrated", "viebke-a", "viebke-b"):
+            try:
+                one = predict(step, machine, 1, predictor)
+                times = [
+                    one.epoch(_SAMPLES, epochs, _SAMPLES, _TESTS, evaluation, workers=p).total_s
+                    for p in (*WORKERS, *MORE_WORKERS)
+                ]
+                scaling.append((f"{network}, {predictor}", tuple(times)))
+                if predictor == "calibrated":
+                    for factor in (1, 2, 4):
+                        n, n_tests = _SAMPLES * factor, _TESTS * factor
+                        row = [
+                            one.epoch(
+                                n, epochs * more, n, n_tests, evaluation, workers=n_cores
+                            ).total_s
+                            for more in (1, 2, 4)
+                        ]
+                        sizes.append((f"{network}, {n:,} images", tuple(row)))
+            except DlperfError as error:
+                failures.append(f"{network}, {predictor}: {error}")
+    found = []
+    for title, rows, columns in (
+        (
+            (
+                f"Forecast on this machine's {n_cores} cores, minutes: {_SAMPLES:,} images, 70"
+                " epochs (large: 15), over p"
+            ),
+            scaling,
+            (*WORKERS, *MORE_WORKERS),
+        ),
+        (
+            f"Forecast for p = {n_cores}, minutes: images x epochs",
+            sizes,
+            ("70 (15) epochs", "140 (30)", "280 (60)"),
+        ),
+    ):
+        if rows:
+            found.append(
+                Forecasts(
+                    title,
+                    tuple(name for name, _ in rows),
+                    tuple(map(str, columns)),
+                    tuple(times for _, times in rows),
+                )
+            )
+    return tuple(found)

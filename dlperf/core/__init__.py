@@ -1,0 +1,1 @@
+"""Data: machine, trace, measurement, cluster, communication; files, units, errors, host."""

@@ -1,0 +1,108 @@
+"""How a process that works for another ends: the child with its answer or one line on stderr, the
+parent with the exception that this stands for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.memory_shortage import is_shortage, says_shortage
+from dlperf.core.text import say
+
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+_PR_SET_PDEATHSIG = 1
+
+
+def run(work: Callable[[], str], out: TextIO | None = None) -> int:
+    """Exit status of a child that does `work` and writes the line that it returns to `out` (stdout
+    where none is given).
+
+    What the work prints on the way is not the answer and goes to stderr. Status 0; UNUSABLE where
+    the work raises DlperfError, FAILED where it raises WorkFailed or anything else, with one line
+    on stderr that says why; INTERRUPTED on Ctrl-C.
+    """
+    out = sys.stdout if out is None else out
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = work()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        is_ours = isinstance(error, DlperfError)
+        if is_shortage(error):
+            say("out of memory")
+            return FAILED
+        say(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()))
+        return UNUSABLE if is_ours and not isinstance(error, WorkFailed) else FAILED
+    print(answer, file=out, flush=True)
+    return 0
+
+
+def read_job() -> dict[str, Any]:
+    """The job that the parent wrote as one line of JSON to stdin. Ends this process quietly where
+    there is none: the parent is gone, and says itself why.
+    """
+    line = sys.stdin.readline()
+    try:
+        job: dict[str, Any] = json.loads(line)
+    except ValueError:  # nothing, or a part of it
+        sys.exit(FAILED)
+    return job
+
+
+def end_with_parent() -> None:
+    """Linux: SIGTERM for this process when its parent ends, however it ends: what it goes on to do
+    nobody would read.
+
+    Ends this process at once where the parent has gone already, which shows at the pipe that stdout
+    is.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(1, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            sys.exit(FAILED)
+
+
+def last_line(said: str) -> str:
+    """The last line that is not empty: why a process ended, if it said so.
+
+    >>> last_line("loading\\nValueError: no such weather\\n\\n")
+    'ValueError: no such weather'
+    """
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+
+
+def failure(
+    status: int,
+    said: str,
+    process: str = "the measuring process",
+    unusable: type[DlperfError] = DlperfError,
+) -> KeyboardInterrupt | DlperfError:
+    """What a child's exit status other than 0 and its stderr stand for; `process` names it where it
+    said nothing.
+
+    KeyboardInterrupt for INTERRUPTED, since Ctrl-C reaches the whole group; `unusable` for
+    UNUSABLE, else WorkFailed, with the last line that it said.
+
+    >>> failure(1, "ValueError: no such weather\\n")
+    WorkFailed('ValueError: no such weather')
+    >>> failure(-9, "")
+    WorkFailed('the measuring process ended with status -9')
+    """
+    if status == INTERRUPTED:
+        return KeyboardInterrupt()
+    reason = last_line(said) or f"{process} ended with status {status}"
+    if says_shortage(reason):
+        return WorkFailed(reason if "out of memory" in reason else f"{process} is out of memory")
+    return (unusable if status == UNUSABLE else WorkFailed)(reason)

@@ -1,0 +1,510 @@
+"""Sampling: warm-up, adaptive repeats, disturbed samples, statistics. The clock is a parameter, so
+that tests can hold it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dlperf.core.errors import DlperfError
+from dlperf.core.records.conversion import PositiveSamplesRecord, SamplesRecord
+
+try:
+    import resource
+except ImportError:  # Windows has none; there no sample is ever called disturbed
+    resource = None  # type: ignore[assignment]
+
+
+def involuntary_switches() -> int:
+    """How often the kernel took the core away from this process so far; 0 where the system does not
+    tell.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
+
+
+def minor_faults() -> int:
+    """Page faults that this process had so far without disk access; 0 where the system does not
+    tell.
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where time and disturbance come from. Tests give their own.
+
+    `switches` counts disturbances: where it has grown between two calls, what lies between was
+    disturbed. `rest` is called after a disturbed sample and may wait for quiet. After the moment
+    `until` everything is sampled as often as is necessary, and no more.
+    """
+
+    now: Callable[[], float] = time.perf_counter
+    switches: Callable[[], int] = involuntary_switches
+    synchronize: Callable[[], None] | None = None
+    rest: Callable[[], object] | None = None
+    until: float = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time for repeated samples is over."""
+        return self.until < math.inf and self.now() >= self.until
+
+    def within(self, seconds: float) -> Clock:
+        """The same clock with at most `seconds` from now for repeated samples."""
+        return (
+            self
+            if seconds == math.inf
+            else replace(self, until=min(self.until, self.now() + seconds))
+        )
+
+    def part(self, fraction: float) -> Clock:
+        """The same clock with a `fraction` of the time that is left for repeated samples."""
+        return (
+            self
+            if self.until == math.inf
+            else self.within(fraction * max(0.0, self.until - self.now()))
+        )
+
+
+SLOW, SLOWEST = 1.25, 2.5
+"""A core that takes so many times its best for a fixed piece of work is shared or throttled; one
+that takes longer than so many times was taken away.
+"""
+_PACE_LOOPS = 300
+_LONGEST_REST_S = 0.5
+_MOST_LOOKS = 2**18
+_LONGEST_GAP_S, _WINDOW_S = 0.05, 1.0
+
+
+@dataclass
+class Pace:
+    """Disturbances that no counter of the system shows: the core itself runs slower.
+
+    A virtual processor is often one of two hardware threads of a core; when the other one works for
+    somebody else, what runs here takes up to twice its time, without any context switch, for
+    seconds at a stretch. A fixed piece of work, timed before and after a sample, shows it. An
+    object is a counter for :class:`Clock`: it grows over an interval that began or ended on a slow
+    core, and with every lost core (`switches`).
+
+    `best_s` is the least that the work ever took; give what an earlier process found. `patience_s`
+    is what is left of the time that :meth:`rest` may wait.
+    """
+
+    now: Callable[[], float] = time.perf_counter
+    switches: Callable[[], int] = involuntary_switches
+    sleep: Callable[[float], None] = time.sleep
+    best_s: float = math.inf
+    patience_s: float = 0.0
+    n_slow: int = 0
+    looks: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOOKS), repr=False)
+    """Seconds that the work took, each time that it was looked at."""
+    spells: list[float] = field(default_factory=list, repr=False)
+    """The average of every whole second of looking; the sum of what is no whole one yet follows in
+    `_spell`.
+    """
+    _was_slow: bool = field(default=False, repr=False)
+    _looked_s: float | None = field(default=None, repr=False)
+    _spell: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
+
+    def look(self) -> float:
+        """Seconds that the piece of work takes now."""
+        _spin()  # the interpreter's own code may have left the caches
+        begin = self.now()
+        _spin()
+        took = self.now() - begin
+        self.best_s = min(self.best_s, took)
+        self.looks.append(took)
+        # Who waits for a fast core looks more often while it is slow, so a look counts by the time
+        # since the one before.
+        gap_s = 0.0 if self._looked_s is None else min(begin - self._looked_s, _LONGEST_GAP_S)
+        weights_s, weighted = (
+            self._spell[0] + gap_s,
+            self._spell[1] + gap_s * min(took, SLOWEST * self.best_s),
+        )
+        if weights_s >= _WINDOW_S:
+            self.spells.append(weighted / weights_s)
+            weights_s = weighted = 0.0
+        self._spell, self._looked_s = (weights_s, weighted), begin + took
+        return took
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds that the work took on average over the time in which it was looked at, a core
+        that was taken away aside.
+        """
+        weights_s = _WINDOW_S * len(self.spells) + self._spell[0]
+        return (
+            (_WINDOW_S * math.fsum(self.spells) + self._spell[1]) / weights_s
+            if weights_s
+            else self.best_s
+        )
+
+    def slow(self) -> bool:
+        """Whether the core is slow now."""
+        return self.look() > SLOW * self.best_s
+
+    def __call__(self) -> int:
+        """Disturbances so far. A slow core counts for the interval that ends here and for the one
+        that begins.
+        """
+        slow = self.slow()
+        self.n_slow += slow or self._was_slow
+        self._was_slow = slow
+        return self.n_slow + self.switches()
+
+    def settle(self, seconds: float) -> None:
+        """Look at the pace for some time, so that its best is known before anything is judged by
+        it.
+        """
+        end = self.now() + seconds
+        while self.now() < end:
+            self.slow()
+            self.sleep(0.005)
+
+    def rest(self) -> None:
+        """Wait while the core is slow, as long as patience lasts."""
+        begin = now = self.now()
+        while self.slow() and now - begin < min(self.patience_s, _LONGEST_REST_S):
+            self.sleep(0.01)
+            now = self.now()
+        self.patience_s -= now - begin
+
+    def clock(self) -> Clock:
+        """A clock that keeps this pace."""
+        return Clock(self.now, self, rest=self.rest)
+
+
+def _spin() -> int:
+    total = 0
+    for number in range(_PACE_LOOPS):
+        total += number
+    return total
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Repeated measurements of one quantity, in the order taken, and how many more were dropped as
+    disturbed.
+
+    Raises DlperfError for an empty series and for values that are negative or not finite.
+    """
+
+    values: tuple[float, ...]
+    n_disturbed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise DlperfError("samples: none was taken")
+        for value in self.values:
+            if not 0 <= value < float("inf"):
+                raise DlperfError(
+                    f"samples: {value!r} is no measured value; it must be finite and not negative"
+                )
+
+    @property
+    def median(self) -> float:
+        """The middle value: what a user will see."""
+        return statistics.median(self.values)
+
+    @property
+    def minimum(self) -> float:
+        """The least value: the ceiling of what the machine can do, and what it does where nobody
+        else has the core.
+        """
+        return min(self.values)
+
+    @property
+    def mean(self) -> float:
+        """The average; sums over many steps need it."""
+        return statistics.fmean(self.values)
+
+    def joined(self, more: Samples) -> Samples:
+        """These and those of another moment."""
+        return Samples((*self.values, *more.values), self.n_disturbed + more.n_disturbed)
+
+    @property
+    def spread_frac(self) -> float:
+        """(90th - 10th percentile) / median; 0 for a single sample.
+
+        >>> Samples((1.0, 1.0, 1.0, 1.0, 1.0)).spread_frac
+        0.0
+        """
+        middle = self.median
+        return (quantile(self.values, 0.9) - quantile(self.values, 0.1)) / middle if middle else 0.0
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The value below which `fraction` of the values lie, linear between neighbours (numpy's
+    default).
+
+    >>> quantile([1.0, 2.0, 3.0], 0.75)
+    2.5
+    """
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def usual_factor(factors: Sequence[float]) -> float:
+    """How many times their best things took on average, from how many times each sample did: at
+    least 1; a core that was taken away counts as SLOWEST.
+
+    >>> usual_factor([1.0, 1.5, 40.0]), usual_factor([0.9])
+    (1.6666666666666667, 1.0)
+    """
+    return max(1.0, statistics.fmean(min(factor, SLOWEST) for factor in factors))
+
+
+def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) -> Samples:
+    """The values of (value, disturbed) pairs without the disturbed ones, if at least `least_frac`
+    survive; else all of them.
+
+    A sample during which the kernel took the core away measures the neighbour. Where most steps of
+    a training are disturbed the machine is busy, and leaving only the lucky ones would pretend that
+    it is not; a calibration wants them, however few.
+    """
+    clean = tuple(value for value, disturbed in pairs if not disturbed)
+    if len(clean) >= least_frac * len(pairs) and clean:
+        return Samples(clean, len(pairs) - len(clean))
+    return Samples(tuple(value for value, _ in pairs), 0)
+
+
+PART_S = 1.25e-4
+"""Part of a raw sample that is judged by itself. A neighbour on the core comes and goes: half the
+time that a core runs at its best it does so for less than a millisecond (a machine with a lively
+one, by looks at the pace 10 us apart), so few samples of a millisecond are undisturbed as a whole.
+"""
+PATIENCE = 12.0
+"""How many times its length a raw sample may take longer where no part is undisturbed: after 12 ms
+a neighbour has often gone.
+"""
+_CLEAN_PARTS = 2
+"""A raw sample goes on until so many parts were undisturbed, while there is patience."""
+
+
+SHORT_CALL_S, LONG_CALL_S = 1e-3, 2e-2
+"""A call that takes less finds a neighbour there or away; the best of one that takes as long as
+that had him for a part of its time.
+"""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How to sample: raw samples of at least `sample_s` (several calls where one is shorter),
+    `n_samples` of them, after `warmup` calls.
+    """
+
+    sample_s: float = 1e-3
+    n_samples: int = 5
+    warmup: int = 1
+    max_calls: int = 1_000_000
+
+
+class Sampler:
+    """Samples one function piecewise, so that a plan can interleave many: each :meth:`take` adds
+    one raw sample.
+
+    A raw sample of short calls is taken in parts of :data:`PART_S`. Its value is the median of its
+    undisturbed parts; only where it has none is it disturbed.
+
+    >>> ticks = iter(range(100))
+    >>> sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=2), Clock(now=lambda: float(next(ticks)), switches=lambda: 0))
+    >>> sampler.take(); sampler.take(); sampler.result().median
+    1.0
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], object],
+        repeats: Repeats = Repeats(),
+        clock: Clock = Clock(),
+        n_calls: int = 0,
+    ) -> None:
+        self._call, self._repeats, self._clock = call, repeats, clock
+        self._pairs: list[tuple[float, bool]] = []
+        self._wholes: list[float] = []
+        self._n_calls = (
+            n_calls  # in a raw sample; where an earlier sampler has not found it, warming up does
+        )
+
+    @property
+    def n_wanted(self) -> int:
+        """Undisturbed raw samples that its repeats ask for."""
+        return self._repeats.n_samples
+
+    @property
+    def n_calls(self) -> int:
+        """Calls in a raw sample; 0 before the first."""
+        return self._n_calls
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has a sample, and its clock no time for another."""
+        return bool(self._pairs) and self._clock.is_late
+
+    @property
+    def pairs(self) -> tuple[tuple[float, bool], ...]:
+        """All raw samples so far in seconds a call, each with whether it was disturbed."""
+        return tuple(self._pairs)
+
+    @property
+    def wholes(self) -> tuple[float, ...]:
+        """All raw samples so far in seconds a call, disturbed parts included, but not what went
+        beyond its length: what such calls usually take.
+        """
+        return tuple(self._wholes)
+
+    @property
+    def n_clean(self) -> int:
+        """Undisturbed raw samples so far."""
+        return sum(not disturbed for _, disturbed in self._pairs)
+
+    def _time(self, n_calls: int) -> float:
+        """Seconds of so many calls."""
+        call, clock = self._call, self._clock
+        begin = clock.now()
+        for _ in range(n_calls):
+            call()
+        if clock.synchronize is not None:
+            clock.synchronize()
+        return clock.now() - begin
+
+    def warm_up(self) -> None:
+        """Warm calls, and the number of calls that make a raw sample long enough."""
+        for _ in range(max(1, self._repeats.warmup)):
+            self._time(1)
+        n_calls = 1
+        while n_calls < self._repeats.max_calls:
+            seconds = self._time(n_calls)
+            each = seconds / n_calls
+            if seconds >= self._repeats.sample_s:
+                break
+            n_calls = min(
+                self._repeats.max_calls,
+                max(
+                    2 * n_calls,
+                    min(
+                        16 * n_calls,
+                        int(1.1 * self._repeats.sample_s / each) if each > 0 else 16 * n_calls,
+                    ),
+                ),
+            )
+        self._n_calls = n_calls
+
+    def take(self, patience: float = 0.0) -> None:
+        """One raw sample; the first call warms up before. Without two undisturbed parts it goes on
+        for at most `patience` times its length.
+        """
+        if not self._n_calls:
+            self.warm_up()
+        # A device is waited for once a sample, so that its queue does not run dry in between.
+        n_parts = (
+            1
+            if self._clock.synchronize is not None
+            else max(1, min(self._n_calls, round(self._repeats.sample_s / PART_S)))
+        )
+        part = math.ceil(self._n_calls / n_parts)
+        patience_s, clean = patience * self._repeats.sample_s, list[float]()
+        whole_s = spent_s = seconds = 0.0
+        n_done = 0
+        disturbances = self._clock.switches()
+        while n_done < self._n_calls or (
+            len(clean) < min(n_parts, _CLEAN_PARTS) and spent_s - whole_s + seconds < patience_s
+        ):
+            n_calls, before = (
+                min(part, self._n_calls - n_done) if n_done < self._n_calls else part,
+                disturbances,
+            )
+            seconds, disturbances = self._time(n_calls), self._clock.switches()
+            whole_s += seconds if n_done < self._n_calls else 0.0
+            spent_s, n_done = spent_s + seconds, n_done + n_calls
+            if disturbances == before:
+                clean.append(seconds / n_calls)
+        self._wholes.append(whole_s / self._n_calls)
+        self._pairs.append((statistics.median(clean), False) if clean else (self._wholes[-1], True))
+        if not clean and self._clock.rest is not None:
+            self._clock.rest()
+
+    def result(self) -> Samples:
+        """The undisturbed samples, in seconds a call, and what is shorter than all of them, since
+        disturbances only add; all where none was undisturbed.
+        """
+        least_s = min((value for value, disturbed in self._pairs if not disturbed), default=0.0)
+        return undisturbed(
+            [(value, disturbed and value >= least_s) for value, disturbed in self._pairs],
+            least_frac=0.0,
+        )
+
+
+_MOST_TURNS = 2
+LEAST_TURNS = 2
+"""Single calls of each kind, however short the time is: one alone may be the very first of its
+code.
+"""
+
+
+def take_turns(samplers: Sequence[Sampler]) -> None:
+    """Sample many functions in turn, so that drift meets all alike, until each has its wanted
+    number of undisturbed samples.
+
+    A function that is disturbed again and again gets twice its wanted number of turns, no more; one
+    whose time is over gets none but its first.
+    """
+    turns = _MOST_TURNS * max((sampler.n_wanted for sampler in samplers), default=0)
+    for turn in range(turns):
+        lacking = [
+            sampler
+            for sampler in samplers
+            if sampler.n_clean < sampler.n_wanted and turn < _MOST_TURNS * sampler.n_wanted
+        ]
+        if not lacking or all(sampler.is_late for sampler in lacking):
+            return
+        for sampler in lacking:
+            sampler.take(0.0 if sampler.is_late else PATIENCE)
+
+
+def take_single(
+    prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock
+) -> Samples:
+    """Single calls, each prepared anew by an untimed `prepare`, until `n_wanted` are undisturbed,
+    twice as many were tried, or the time is over.
+    """
+    pairs: list[tuple[float, bool]] = []
+    while (
+        sum(not disturbed for _, disturbed in pairs) < n_wanted
+        and len(pairs) < _MOST_TURNS * n_wanted
+        and (len(pairs) < LEAST_TURNS or not clock.is_late)
+    ):
+        call = prepare()
+        before = clock.switches()
+        begin = clock.now()
+        call()
+        end = clock.now()
+        pairs.append((end - begin, clock.switches() != before))
+        if pairs[-1][1] and clock.rest is not None:
+            clock.rest()
+    return undisturbed(pairs, least_frac=0.0)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def samples_to_json(samples: Samples) -> dict[str, Any]:
+    """Samples as JSON data of their own, or a part of a larger entry's."""
+    return {
+        "samples_s": [float(f"{value:.6g}") for value in samples.values],
+        "disturbed": samples.n_disturbed,
+    }
+
+
+def samples_from_record(record: SamplesRecord | PositiveSamplesRecord) -> Samples:
+    """The samples that :func:`samples_to_json` wrote."""
+    return Samples(tuple(record.samples_s), record.disturbed)

@@ -1,0 +1,90 @@
+"""What workers that run at once cost one another, as data: measured on one machine or on the ranks
+of a cluster, and kept in its file.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from dlperf.core.clock import Samples, samples_from_record, samples_to_json
+from dlperf.core.errors import DlperfError
+from dlperf.core.records.conversion import SharingRecord, refuse
+
+PREPARATION = "preparation"
+"""Not a resource: from the start of the workers' processes until all of them have imported torch
+and made an optimizer.
+"""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """One kind of work done by `workers` processes of one thread each at once, and by one of them
+    alone: seconds a call, sampled in turns.
+
+    `work` is what bounds the items of a prediction (``compute``, ``L2``, ``page-faults``, ...), :data:`PREPARATION`, or
+    :func:`operations_of` a step. A sample is the mean over the processes, taken while all of them were busy; the i-th one alone and the i-th
+    beside the others follow each other. Raises DlperfError where there are not as many of both.
+    """
+
+    work: str
+    workers: int
+    samples: Samples
+    alone: Samples
+
+    def __post_init__(self) -> None:
+        together, alone = len(self.samples.values), len(self.alone.values)
+        if together != alone:
+            raise DlperfError(
+                f"sharing of {self.work} by {self.workers} workers has {together} samples together"
+                f" and {alone} alone; they are taken in pairs"
+            )
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a call takes beside the others as alone: the median over the
+        pairs, and not below 1, since nobody computes faster for company.
+
+        Not the ratio of the least: a neighbour on the machine may slow any core for seconds, and
+        that all cores are quiet at once may not happen. Two samples in a row mostly meet the same
+        state.
+        """
+        return max(
+            1.0,
+            statistics.median(
+                together / alone for together, alone in zip(self.samples.values, self.alone.values)
+            ),
+        )
+
+
+def sharing_to_json(sharing: Sharing) -> dict[str, Any]:
+    """The entry of a machine file or a cluster file."""
+    return {
+        "work": sharing.work,
+        "workers": sharing.workers,
+        **samples_to_json(sharing.samples),
+        "alone": samples_to_json(sharing.alone),
+    }
+
+
+def sharing_from_record(record: SharingRecord, entry: str) -> Sharing:
+    """The sharing of a file's `entry`. Raises DlperfError for samples that are no pairs."""
+    together, alone = samples_from_record(record), samples_from_record(record.alone)
+    if len(together.values) != len(alone.values):
+        refuse(
+            f"{entry}.samples_s",
+            record.samples_s,
+            f"as many samples as alone, {len(alone.values)}: they are taken in pairs",
+        )
+    return Sharing(record.work, record.workers, together, alone)
+
+
+def operations_of(target: str, batch_size: int, inference: bool) -> str:
+    """The name under which a file keeps the contention of a target's own operations, repeated one
+    by one in their order.
+
+    >>> operations_of("lenet", 32, inference=False)
+    'operations of lenet@32 (step)'
+    """
+    return f"operations of {target}@{batch_size} ({'forward pass' if inference else 'step'})"

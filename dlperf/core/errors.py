@@ -1,0 +1,118 @@
+"""The one exception that carries a line meant for the user."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from numbers import Integral
+
+
+class DlperfError(Exception):
+    """The input or the usage is unfit; the message names the thing, the value and the way out.
+
+    The command line prints the message as one line and exits with status 2.
+    """
+
+
+class WorkFailed(DlperfError):
+    """The input was fine but the work failed: a model that raised, a disk that filled. Exit status
+    1.
+    """
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM in the middle of long work; the message says what of it was kept, and is
+    empty where nothing could be.
+    """
+
+
+def check_type(
+    call: str, name: str, value: object, kind: type | tuple[type, ...], way_out: str
+) -> None:
+    """Refuse a value of another type in one line: what `call` got as `name`, and what to give
+    instead.
+
+    >>> check_type("compare", "measurement", 3, str, "dlperf.measure makes one")
+    Traceback (most recent call last):
+        ...
+    dlperf.core.errors.DlperfError: compare: the measurement is 3 (of type int); expected a str:
+    dlperf.measure makes one
+    """
+    if isinstance(value, kind):
+        return
+    kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    raise DlperfError(
+        f"{call}: the {name} is {' '.join(repr(value).split()):.60} (of type"
+        f" {type(value).__name__}); expected a {kinds}: {way_out}"
+    )
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no whole number of at least `least`, text and truth values included.
+
+    >>> check_count("threads", "2")
+    Traceback (most recent call last):
+        ...
+    dlperf.core.errors.DlperfError: threads is '2' (of type str); it must be a whole number of at
+    least 1
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise DlperfError(
+            f"{name} is {value!r:.60} (of type {type(value).__name__}); it must be a whole number"
+            f" of at least {least}"
+        )
+    if value < least:
+        raise DlperfError(f"{name} is {value}; it must be at least {least}")
+
+
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = (_OWN_FOLDER, "<", *(_PATHS[name] for name in ("stdlib", "purelib", "platlib")))
+
+
+def describe(error: BaseException) -> str:
+    """What user code raised in one line: type, first line of the message, cause, file and line.
+
+    >>> describe(ValueError("no such weather\\nat all"))
+    'ValueError: no such weather'
+    """
+    text = _type_and_message(error)
+    cause = error.__cause__
+    if cause is not None:
+        text += f", caused by {_type_and_message(cause)}"
+    place = place_of(error) or (place_of(cause) if cause is not None else "")
+    return f"{text} ({place})" if place else text
+
+
+def place_of(error: BaseException) -> str:
+    """``file.py:12``, the innermost line of user code that an exception passed; "" for none.
+
+    Code of dlperf, of Python and of installed libraries is none of the user's.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES):
+            place = f"{_shown(file)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _shown(file: str) -> str:
+    """A file's path, relative where it lies below the working directory."""
+    try:
+        inside = os.path.relpath(file)
+    except (OSError, ValueError):
+        return file
+    return file if inside.startswith(os.pardir) else inside
+
+
+def _type_and_message(error: BaseException) -> str:
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    if len(text) > 240:
+        text = text[:237] + "..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

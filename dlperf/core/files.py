@@ -1,0 +1,252 @@
+"""dlperf's own JSON files: read with kind errors, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.streams import write_out
+from dlperf.core.text import visible
+
+T = TypeVar("T")
+_TEMPORARY = ".dlperf-"
+"""Begins a temporary file's name: short, so that it fits wherever the final name does."""
+
+
+def load(
+    path: str | Path,
+    schema: str,
+    version: int,
+    from_json: Callable[[dict[str, Any]], T],
+    way_out: str,
+) -> T:
+    """What `from_json` makes of a file. Raises DlperfError in one line: the file, what is wrong
+    with it, and the way out.
+    """
+    data = read_json(path, schema, version)
+    try:
+        return from_json(data)
+    except DlperfError as error:
+        raise DlperfError(f"{path}: {error}. {way_out}") from error
+
+
+def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
+    """The JSON object in `path`, which must carry `schema` and a `schema_version` up to `version`.
+
+    Raises DlperfError naming the file and what is wrong: missing, truncated, another schema, a
+    newer version.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise DlperfError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DlperfError(f"{path}: is no {schema} file (not text)") from error
+    try:
+        data = _decode(text)
+    except json.JSONDecodeError as error:
+        raise DlperfError(
+            f"{path}: is truncated or no JSON (line {error.lineno}: {error.msg}); make it again"
+        ) from error
+    except RecursionError as error:
+        raise DlperfError(f"{path}: is no {schema} file (nested too deeply)") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise DlperfError(
+            f"{path}: is no {schema} file (a number is too long); make it again"
+        ) from error
+    if not isinstance(data, dict) or data.get("schema") != schema:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise DlperfError(f"{path}: is no {schema} file (schema is {found!a:.60})")
+    found = data.get("schema_version")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise DlperfError(
+            f"{path}: schema_version is {found!a:.60}; expected a whole number up to {version}"
+        )
+    if found > version:
+        raise DlperfError(
+            f"{path}: schema_version is {found!s:.60}, this dlperf reads up to {version}; update"
+            " dlperf or make the file again"
+        )
+    if found < version:
+        raise DlperfError(
+            f"{path}: schema_version is {found}, this dlperf writes {version}; make the file again"
+        )
+    return data
+
+
+def _decode(text: str) -> Any:
+    """The data of a JSON text, fast; what msgspec refuses (NaN, or no JSON at all) is left to the
+    standard library, which tells where.
+    """
+    import msgspec  # here: the command line's help needs no file
+
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return json.loads(text)
+
+
+def schema_of(path: str | Path) -> str | None:
+    """The schema that a JSON file declares; None where it is not one of dlperf's files."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    return schema if isinstance(schema, str) and schema.startswith("dlperf.") else None
+
+
+KINDS = {
+    "dlperf.machine": "a machine file",
+    "dlperf.trace": "a trace file",
+    "dlperf.prediction": "a prediction",
+    "dlperf.measurement": "a measurement",
+    "dlperf.report": "a report",
+    "dlperf.explanation": "an explanation",
+    "dlperf.machine-check": "the check of a machine file",
+    "dlperf.reproduction": "a reproduction of tables",
+    "dlperf.scaling": "a scaling forecast",
+    "dlperf.tuning": "a tuning",
+    "dlperf.cluster": "a cluster file",
+    "dlperf.cluster-summary": "the summary of a cluster file",
+    "dlperf.communication": "a trace of communication",
+}
+"""What dlperf's files are, in words, by their schema."""
+
+
+def kind_of(schema: str) -> str:
+    """A schema in words.
+
+    >>> kind_of("dlperf.machine"), kind_of("dlperf.new")
+    ('a machine file', 'a dlperf.new file')
+    """
+    return KINDS.get(schema, f"a {schema} file")
+
+
+def try_folder(folder: Path) -> None:
+    """Make the folder and write into it, then take away again what that made: permissions do not
+    tell of read-only disks, quotas, or a superuser's limits.
+
+    Raises OSError where it cannot be.
+    """
+    made = []
+    missing = folder
+    while not missing.is_dir() and missing != missing.parent:
+        made.append(missing)
+        missing = missing.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=_TEMPORARY, dir=folder):
+            pass
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def check_name(path: Path) -> None:
+    """Raise DlperfError for a path that no file can have (too long), or that no line can show."""
+    shown = f"{str(path)[:60]!r}{'...' * (len(str(path)) > 60)}"
+    if any(ord(character) < 32 or ord(character) == 127 for character in str(path)):
+        raise DlperfError(f"{shown}: holds a control character; choose another name")
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # its folder is looked at apart
+    except OSError as error:
+        why = error.strerror or error
+        raise DlperfError(f"{shown}: cannot be made ({why}); choose another name") from error
+
+
+def check_writable(path: str | Path, force: bool = False) -> None:
+    """Refuse early what could not be written at the end, or would destroy what dlperf did not
+    write.
+
+    Raises DlperfError if `path` is a folder, lies in none that can be written, or (without `force`)
+    is a file that is not dlperf's.
+    """
+    if str(path) == "-":
+        return
+    path = Path(path)
+    check_name(path)
+    if path.is_dir():
+        raise DlperfError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise DlperfError(
+            f"{path}: {path.parent} is no folder"
+            if path.parent.exists()
+            else f"{path}: its folder does not exist; make it first"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise DlperfError(f"{path}: cannot be written; choose another place")
+    if path.is_file() or not path.exists():  # a device is written as it is
+        try:
+            try_folder(path.parent)
+        except OSError as error:
+            raise DlperfError(
+                f"{path}: cannot be written ({error.strerror or error}); choose another place"
+            ) from error
+    if (
+        path.exists()
+        and path.stat().st_size
+        and not force
+        and path.is_file()
+        and schema_of(path) is None
+    ):
+        raise DlperfError(
+            f"{path}: exists and was not written by dlperf; choose another name, or give --force"
+        )
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file as a whole or not at all (temporary file, then rename); ``-`` is stdout.
+
+    Control characters become escape sequences. Raises WorkFailed when the disk refuses; a file that
+    stood there before is then unharmed.
+    """
+    text = visible(text)
+    if str(path) == "-":
+        write_out(text)
+        return
+    path = Path(path)
+    if (
+        path.exists() and not path.is_file()
+    ):  # a device such as /dev/stdout or a pipe cannot be renamed over
+        try:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
+        return
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all. Raises WorkFailed when the disk refuses."""
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise WorkFailed(f"{path}: {error.strerror or error}; nothing was written") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def write_json(path: str | Path, data: dict[str, Any], indent: int | None = 1) -> None:
+    """`data` as JSON, as :func:`write_text` writes; NaN is refused."""
+    write_text(path, json.dumps(data, indent=indent, allow_nan=False))

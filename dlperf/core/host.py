@@ -1,0 +1,118 @@
+"""What this computer is: processor, caches, memory, versions. Read from the system, without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from dlperf.core.machine import Cpu
+from dlperf.core.units import KIB, MIB
+from dlperf.core.version import VERSION
+
+_FLAGS = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+    "bf16",
+)
+
+
+def this_cpu() -> Cpu:
+    """The processor that this process may run on; unknown sizes are 0."""
+    fields = _cpuinfo()
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    family = "/".join(
+        fields[key] for key in ("vendor_id", "cpu family", "model", "stepping") if key in fields
+    )
+    return Cpu(
+        model=fields.get("model name") or platform.processor() or platform.machine(),
+        n_cores=available_cores(),
+        caches_bytes=_caches(),
+        memory_bytes=_memory_bytes(),
+        flags=tuple(flag for flag in _FLAGS if flag in flags),
+        family=family or platform.machine(),
+        n_physical_cores=_physical_cores(),
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may use (its affinity mask; a container's quota is not looked at)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """Versions of dlperf, Python, torch and numpy, and the operating system. torch is not imported."""
+    found = {
+        "dlperf": VERSION,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    for name in ("torch", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    first = text.split("\n\n", 1)[0]
+    return {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in first.splitlines())
+        if value
+    }
+
+
+def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Cores among those that this process may use, hardware threads of one core counted once; 0
+    where the system does not tell.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return 0
+    siblings = set()
+    for number in os.sched_getaffinity(0):
+        try:
+            siblings.add(
+                (system / f"cpu{number}" / "topology" / "thread_siblings_list").read_text().strip()
+            )
+        except OSError:
+            return 0
+    return len(siblings)
+
+
+def _caches() -> tuple[int, int, int]:
+    sizes = {1: 0, 2: 0, 3: 0}
+    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, kind, size = (
+                int((folder / "level").read_text()),
+                (folder / "type").read_text().strip(),
+                (folder / "size").read_text().strip(),
+            )
+        except (OSError, ValueError):
+            continue
+        match = re.fullmatch(r"(\d+)([KM]?)", size)
+        if kind != "Instruction" and match and level in sizes:
+            sizes[level] = int(match.group(1)) * {"": 1, "K": KIB, "M": MIB}[match.group(2)]
+    return sizes[1], sizes[2], sizes[3]
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

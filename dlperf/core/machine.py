@@ -1,0 +1,665 @@
+"""A measured machine as data: what it is, how fast its kernels, memory and framework are, and how
+that was found out.
+
+Nothing here imports torch. A machine file keeps raw samples and provenance; fits are made when it
+is used: a better predictor needs no new measurement.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from dlperf.core import files
+from dlperf.core.clock import Samples, quantile, samples_from_record, samples_to_json
+from dlperf.core.co_run import Sharing, sharing_from_record, sharing_to_json
+from dlperf.core.display import Displayed
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine_path import default_path as default_path
+from dlperf.core.machine_path import find_path
+from dlperf.core.operators import (
+    Op,
+    TensorTable,
+    arguments_from_json,
+    op_to_json,
+    tensors_from_records,
+)
+from dlperf.core.records.conversion import convert, refuse
+from dlperf.core.records.machine import KernelRecord, MachineRecord
+from dlperf.core.verification import Coverage, SelfTest
+
+SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 2, 20
+EXACT = "exact"
+"""The family of operations that were measured because a target's step consists of them."""
+COLD_COSTS, FAR_COSTS = ("cold/", "churn/", "varied/"), "far/"
+_SPREAD_COSTS = (
+    *COLD_COSTS,
+    FAR_COSTS,
+    "page_",
+    "huge_page_",
+    "loader/receive_",
+    "loader/st",
+    "loader/resume",
+    "loader/fork_",
+    "loop/save_",
+    "loop/first_",
+)
+_PAIRED = ("ddp/", "retention/", "retention_page/")
+PACE = "pace"
+"""The cost that tells how fast the core ran when nobody shared it
+(:class:`dlperf.core.clock.Pace`).
+"""
+UNREST, LONG_UNREST, FRAMEWORK_UNREST, MEMORY_UNREST, SPELLS = (
+    "unrest",
+    "unrest_long",
+    "unrest_framework",
+    "unrest_memory",
+    "unrest_spells",
+)
+"""Not seconds but factors: for each group of kernels, how much longer than at best they usually
+took while the machine was measured, short calls and long ones; of what the framework does between
+them, which a neighbour slows down more; of sweeps beyond a core's own caches, less; the pace of
+single seconds.
+"""
+MEAN, RETENTION, PAGE_RETENTION = "unrest_mean", "retention", "retention_page"
+"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long
+what lay in the shared cache takes if untouched so long, and the first touch of a page if none was
+given back for so long.
+"""
+_CURVES_OF_ALL = ("cold/first", "cold/next", "varied/first", "varied/next", "far/next")
+STEP_COSTS = {
+    "framework": (
+        "native_call",
+        "boxed_call",
+        "module_call",
+        "module_body",
+        "parameter_lookup",
+        *_CURVES_OF_ALL,
+    ),
+    "framework of training": (
+        "autograd_record",
+        "autograd_node",
+        "accumulate_grad",
+        "backward_call",
+        "zero_grad_call",
+        "zero_grad_tensor",
+        "optimizer_call",
+        "optimizer_tensor",
+        "optimizer_zero_root",
+    ),
+    "memory": ("page_fault", "page_release"),
+}
+"""By group of a calibration the costs that a step's prediction adds up, by the beginning of their
+names; what is not in a file counts as nothing.
+"""
+STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
+"""Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not
+counted).
+"""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What the machine is. Sizes in bytes; `caches` are per core (L1, L2) and per socket (L3), 0
+    where unknown.
+
+    `n_cores` are those that the system shows; where several of them are hardware threads of one
+    core, there are only `n_physical_cores` (0 where unknown).
+    """
+
+    model: str
+    n_cores: int
+    caches_bytes: tuple[int, int, int] = (0, 0, 0)
+    memory_bytes: int = 0
+    flags: tuple[str, ...] = ()
+    family: str = ""
+    n_physical_cores: int = 0
+
+    @property
+    def threads_per_core(self) -> int:
+        """Hardware threads that share a core; 1 where the system does not tell."""
+        return -(-self.n_cores // self.n_physical_cores) if self.n_physical_cores else 1
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What makes two machines the same one for a machine file."""
+        return self.model, self.family, self.n_cores
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One aten op timed at one shape: seconds a call, called as a user's Python calls it, caches
+    warm.
+    """
+
+    op: Op
+    family: str
+    threads: int
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A memory kernel at one working set.
+
+    `kernel` is ``copy``, ``scale``, ``add``, or ``triad``; samples in seconds a sweep that moves
+    `moved_bytes`.
+    """
+
+    kernel: str
+    threads: int
+    working_set_bytes: int
+    moved_bytes: int
+    samples: Samples
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """The highest rate seen (STREAM reports the best run)."""
+        return self.moved_bytes / self.samples.minimum
+
+    @property
+    def median_bytes_per_s(self) -> float:
+        """The usual rate."""
+        return self.moved_bytes / self.samples.median
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A framework or system cost by name (``dispatch``, ``page_fault``, ...), in seconds each."""
+
+    name: str
+    threads: int
+    samples: Samples
+
+    @property
+    def seconds(self) -> float:
+        """What the cost is where nobody else has the core: the least sample, since disturbances
+        only add.
+
+        Of what is spread by its nature (a page, code that comes back from far caches, another
+        process that is woken) the lower quartile. Of a difference or ratio of two calls taken in a
+        row, which disturbances lower as often as they raise it, the median.
+        """
+        if self.name.startswith(_PAIRED):
+            return self.samples.median
+        return (
+            quantile(self.samples.values, 0.25)
+            if self.name.startswith(_SPREAD_COSTS)
+            else self.samples.minimum
+        )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How smooth the times of one curve's kernels are, and how well they are predicted from one
+    another, found once at the end of a calibration.
+
+    `scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of logarithms) are what
+    :class:`dlperf.predictors.kernel_model.Smoothness` says. `held_out_fracs` are |predicted / measured - 1| of every kernel,
+    predicted from all the others.
+    """
+
+    key: tuple[str, ...]
+    family: str
+    threads: int
+    scales: tuple[float, ...]
+    signal: float
+    noise: float
+    held_out_fracs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory that torch itself takes when it first does something: `name` is ``forward``,
+    ``training``, ``convolution``, or ``operator`` (each further one).
+    """
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class Machine(Displayed, by="dlperf.report.summaries"):
+    """Everything known of one machine.
+
+    `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the
+    plan that are finished (a calibration resumes after them), `coverage` how many of their points
+    were measured, `notes` what the measuring noticed, such as a busy neighbour, and `self_tests`
+    how well the file predicted steps of networks that were timed in the end. It is `complete` if no
+    planned point is left out.
+    """
+
+    cpu: Cpu
+    kernels: tuple[Kernel, ...] = ()
+    bandwidths: tuple[Bandwidth, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    mode: str = "full"
+    groups: tuple[str, ...] = ()
+    complete: bool = False
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    path: str = ""
+    curves: tuple[Curve, ...] = ()
+    footprints: tuple[Footprint, ...] = ()
+    sharings: tuple[Sharing, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    self_tests: tuple[SelfTest, ...] = ()
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    @cached_property
+    def threads(self) -> tuple[int, ...]:
+        """The thread counts that were measured: those of the kernels, as without kernels nothing
+        can be predicted.
+        """
+        others = {b.threads for b in self.bandwidths} | {c.threads for c in self.costs}
+        return tuple(sorted({k.threads for k in self.kernels} or others))
+
+    def nearest_threads(self, threads: int) -> int:
+        """The measured thread count nearest to `threads` (the lower one of two). Raises DlperfError
+        if nothing was measured.
+        """
+        if not self.threads:
+            raise DlperfError(
+                f"{self.path or 'machine'}: holds no measurements; run dlperf calibrate"
+            )
+        return min(self.threads, key=lambda t: (abs(math.log(t / threads)), t))
+
+    @cached_property
+    def _by_family(self) -> dict[tuple[str, int], tuple[Kernel, ...]]:
+        found: dict[tuple[str, int], list[Kernel]] = defaultdict(list)
+        for kernel in self.kernels:
+            found[kernel.family, kernel.threads].append(kernel)
+        return {key: tuple(value) for key, value in found.items()}
+
+    def family(self, name: str, threads: int) -> tuple[Kernel, ...]:
+        """The kernels of one family at exactly `threads` threads."""
+        return self._by_family.get((name, threads), ())
+
+    def families(self, threads: int) -> tuple[str, ...]:
+        """The names of the families that were measured with `threads` threads."""
+        return tuple(sorted(name for name, t in self._by_family if t == threads))
+
+    @cached_property
+    def _by_signature(self) -> dict[tuple[str, int], Kernel]:
+        return {(kernel.op.signature, kernel.threads): kernel for kernel in self.kernels}
+
+    def exact(self, signature: str, threads: int) -> Kernel | None:
+        """The measurement of this very op, if there is one."""
+        return self._by_signature.get((signature, threads))
+
+    @cached_property
+    def _costs(self) -> dict[tuple[str, int], Cost]:
+        return {(cost.name, cost.threads): cost for cost in self.costs}
+
+    def cost_s(self, name: str, threads: int, default: float | None = None) -> float:
+        """Seconds of a named cost (:attr:`Cost.seconds`) at the nearest measured thread count.
+
+        Raises DlperfError if it was never measured and no default is given.
+        """
+        found = self.cost(name, threads)
+        if found is None and default is None:
+            raise DlperfError(
+                f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate"
+            )
+        return default if found is None else found.seconds  # type: ignore[return-value]
+
+    def cost(self, name: str, threads: int) -> Cost | None:
+        """A named cost at the nearest measured thread count; None if it was never measured."""
+        nearest = min(
+            (t for n, t in self._costs if n == name),
+            key=lambda t: (abs(math.log(t / threads)), t),
+            default=None,
+        )
+        return None if nearest is None else self._costs[name, nearest]
+
+    def missing_costs(
+        self, inference: bool = False, threads: int | None = None
+    ) -> dict[str, tuple[str, ...]]:
+        """The costs of a step that the file does not hold (with `threads`: not for exactly so
+        many), by group of :data:`STEP_COSTS`.
+        """
+        held = {
+            name
+            for cost in self.costs
+            if threads in (None, cost.threads)
+            for name in accumulate(cost.name.split("/"), "{}/{}".format)
+        }
+        missing = {
+            group: tuple(name for name in names if name not in held)
+            for group, names in STEP_COSTS.items()
+            if not inference or "training" not in group
+        }
+        return {group: names for group, names in missing.items() if names}
+
+    def busy_groups(self, threads: int) -> tuple[str, ...]:
+        """The groups that were measured with `threads` while others had a part of the machine, as
+        the calibration noted.
+        """
+        found = (
+            re.fullmatch(rf"busy while measuring (.+) with {threads} thread\(s\): .*", note)
+            for note in self.notes
+        )
+        return tuple(dict.fromkeys(match.group(1) for match in found if match))
+
+    def unrest(self, threads: int, group: str = "") -> float:
+        """How much longer than at best calls below SHORT_CALL_S usually took while the machine was
+        measured, as a factor; some percent on a quiet machine.
+
+        Curves go by least samples, users see usual ones. `group`: while groups whose names begin so
+        were measured with exactly `threads`, if any was.
+        """
+        at = [
+            cost.samples.median
+            for cost in self.costs
+            if group and cost.name.startswith(f"{UNREST}/{group}") and cost.threads == threads
+        ]
+        return statistics.median(at) if at else self._factor(UNREST, threads)
+
+    def long_unrest(self, threads: int) -> float:
+        """:meth:`unrest` of calls of LONG_CALL_S and more; that of short ones where no group has
+        such calls.
+        """
+        return self._factor(LONG_UNREST, threads, self.unrest(threads))
+
+    def mean_factor(self, threads: int) -> float:
+        """How much longer things took on average than usually while the machine was measured: a
+        step's median times this is its share of an epoch.
+        """
+        return self._factor(MEAN, threads)
+
+    def _factor(self, name: str, threads: int, default: float = 1.0) -> float:
+        if not (
+            at := [cost for cost in self.costs if cost.name.startswith(f"{name}/")]
+        ):  # one a group
+            return default
+        _, nearest = min((abs(math.log(cost.threads / threads)), cost.threads) for cost in at)
+        return statistics.median(cost.samples.median for cost in at if cost.threads == nearest)
+
+    def held_out_errors(self, threads: int) -> dict[str, float]:
+        """Mean error of every family's kernels, each predicted from the others, as fractions; a
+        family of few kernels says nothing.
+        """
+        errors: dict[str, list[float]] = defaultdict(list)
+        for curve in self.curves:
+            if curve.threads == threads:
+                errors[curve.family].extend(curve.held_out_fracs)
+        return {
+            name: math.fsum(values) / len(values)
+            for name, values in sorted(errors.items())
+            if len(values) >= _LEAST_HELD_OUT
+        }
+
+    def n_left_out(self, threads: int) -> int:
+        """How many planned points there was no time for."""
+        return sum(
+            one.n_planned - one.n_measured for one in self.coverage if one.threads == threads
+        )
+
+    def self_tests_of(self, threads: int) -> tuple[SelfTest, ...]:
+        """The self-tests at the measured thread count nearest to `threads`."""
+        counts = {test.threads for test in self.self_tests}
+        nearest = min(counts, key=lambda t: (abs(math.log(t / threads)), t), default=threads)
+        return tuple(test for test in self.self_tests if test.threads == nearest)
+
+    def interval_factor(self, threads: int) -> float:
+        """Interval calibration factor: how many times as wide intervals have to be to contain all
+        steps of the self-test; at least 1.
+        """
+        return max([1.0, *(test.half_widths for test in self.self_tests_of(threads))])
+
+    def footprint_bytes(self, name: str) -> int:
+        """The named footprint in bytes; 0 where it was not measured."""
+        return next(
+            (footprint.n_bytes for footprint in self.footprints if footprint.name == name), 0
+        )
+
+    def sharing(self, work: str) -> dict[int, Sharing]:
+        """What was measured of one kind of work done by several workers at once, by their number."""
+        return {sharing.workers: sharing for sharing in self.sharings if sharing.work == work}
+
+    def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
+        """The sweep of one memory kernel at the nearest measured thread count, by rising working
+        set.
+        """
+        at = {b.threads for b in self.bandwidths if b.kernel == kernel}
+        if not at:
+            return []
+        nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
+        return sorted(
+            (b for b in self.bandwidths if b.kernel == kernel and b.threads == nearest),
+            key=lambda b: b.working_set_bytes,
+        )
+
+    def dram_bytes_per_s(self, threads: int) -> float:
+        """STREAM's answer: the best rate of the best kernel on arrays far larger than the last
+        cache, bytes per second.
+
+        Raises DlperfError where the file holds no memory measurement.
+        """
+        rates = [
+            curve[-1].best_bytes_per_s
+            for kernel in STREAM_BYTES_PER_ELEMENT
+            if (curve := self.bandwidth_curve(kernel, threads))
+        ]
+        if not rates:
+            raise DlperfError(
+                f"{self.path or 'machine'}: holds no memory bandwidth; run dlperf calibrate"
+            )
+        return max(rates)
+
+    def level_of(self, working_set_bytes: float) -> str:
+        """``L1``, ``L2``, ``L3`` or ``DRAM``: the nearest memory that holds so many bytes."""
+        for name, size in zip(("L1", "L2", "L3"), self.cpu.caches_bytes):
+            if size and working_set_bytes <= size:
+                return name
+        return "DRAM"
+
+    def level_bytes_per_s(self, level: str, threads: int, kernel: str = "triad") -> float | None:
+        """The bandwidth of one level: the median rate over working sets well inside it; None where
+        none was measured.
+        """
+        sizes = dict(zip(("L1", "L2", "L3"), self.cpu.caches_bytes))
+        curve = self.bandwidth_curve(kernel, threads)
+        if level == "DRAM":
+            floor = 2 * max(self.cpu.caches_bytes, default=0)
+            rates = [b.best_bytes_per_s for b in curve if b.working_set_bytes > floor] or [
+                b.best_bytes_per_s for b in curve[-1:]
+            ]
+        else:
+            order = ["L1", "L2", "L3"]
+            below = max((sizes[name] for name in order[: order.index(level)]), default=0)
+            rates = [
+                b.best_bytes_per_s
+                for b in curve
+                if 1.3 * below < b.working_set_bytes <= 0.7 * sizes[level]
+            ]
+        return sorted(rates)[len(rates) // 2] if rates else None
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def with_kernels(self, kernels: Iterable[Kernel]) -> Machine:
+        """The machine with more kernels; a newer measurement of the same op replaces the older."""
+        merged = {(k.op.signature, k.threads): k for k in self.kernels}
+        merged.update({(k.op.signature, k.threads): k for k in kernels})
+        return replace(self, kernels=tuple(merged.values()))
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine file, whole or not at all."""
+        files.write_json(path, self.to_json(), indent=None)
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> Machine:
+        """Read a machine file, by default the one that the command line finds.
+
+        Raises DlperfError naming the file, the entry and the way out: missing, truncated, a newer
+        schema, negative or NaN values.
+        """
+        path = find_path(path)
+        return replace(
+            files.load(
+                path, SCHEMA, SCHEMA_VERSION, cls.from_json, "Recalibrate, or edit the file."
+            ),
+            path=str(path),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine as JSON data."""
+        table = TensorTable()
+        kernels = []
+        for kernel in self.kernels:
+            name, args, kwargs, *_ = op_to_json(kernel.op, table)
+            kernels.append(
+                {
+                    "family": kernel.family,
+                    "op": [name, args, kwargs],
+                    "threads": kernel.threads,
+                    **samples_to_json(kernel.samples),
+                }
+            )
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "created": self.created,
+            "versions": dict(self.versions),
+            "cpu": {
+                "model": self.cpu.model,
+                "family": self.cpu.family,
+                "n_cores": self.cpu.n_cores,
+                "caches_bytes": list(self.cpu.caches_bytes),
+                "memory_bytes": self.cpu.memory_bytes,
+                "flags": list(self.cpu.flags),
+                "n_physical_cores": self.cpu.n_physical_cores,
+            },
+            "mode": self.mode,
+            "groups": list(self.groups),
+            "complete": self.complete,
+            "notes": list(self.notes),
+            "bandwidths": [
+                {
+                    "kernel": b.kernel,
+                    "threads": b.threads,
+                    "working_set_bytes": b.working_set_bytes,
+                    "moved_bytes": b.moved_bytes,
+                    **samples_to_json(b.samples),
+                }
+                for b in self.bandwidths
+            ],
+            "costs": [
+                {"name": c.name, "threads": c.threads, **samples_to_json(c.samples)}
+                for c in self.costs
+            ],
+            "curves": [
+                {
+                    "key": list(c.key),
+                    "family": c.family,
+                    "threads": c.threads,
+                    "scales": list(c.scales),
+                    "signal": float(f"{c.signal:.4g}"),
+                    "noise": float(f"{c.noise:.4g}"),
+                    "held_out_fracs": [float(f"{value:.4g}") for value in c.held_out_fracs],
+                }
+                for c in self.curves
+            ],
+            "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
+            "sharings": [sharing_to_json(sharing) for sharing in self.sharings],
+            "coverage": [vars(one) for one in self.coverage],
+            "self_tests": [vars(test) for test in self.self_tests],
+            "kernels": kernels,
+            "tensors": table.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Machine:
+        """The machine that :meth:`to_json` wrote. Raises DlperfError naming the entry that no
+        measurement can have made.
+        """
+        record = convert(data, MachineRecord)
+        cpu, tensors = record.cpu, tensors_from_records(record.tensors)
+        for number, row in enumerate(record.costs):
+            _check_cost_name(f"costs[{number}].name", row.name)
+
+        def kernel(entry: str, row: KernelRecord) -> Kernel:
+            op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
+            return Kernel(op, row.family, row.threads, samples_from_record(row))
+
+        return cls(
+            cpu=Cpu(
+                cpu.model,
+                cpu.n_cores,
+                cpu.caches_bytes,
+                cpu.memory_bytes,
+                tuple(cpu.flags),
+                cpu.family,
+                cpu.n_physical_cores,
+            ),
+            kernels=tuple(
+                kernel(f"kernels[{number}].op", row) for number, row in enumerate(record.kernels)
+            ),
+            bandwidths=tuple(
+                Bandwidth(
+                    b.kernel, b.threads, b.working_set_bytes, b.moved_bytes, samples_from_record(b)
+                )
+                for b in record.bandwidths
+            ),
+            costs=tuple(
+                Cost(cost.name, cost.threads, samples_from_record(cost)) for cost in record.costs
+            ),
+            curves=tuple(
+                Curve(
+                    tuple(c.key),
+                    c.family,
+                    c.threads,
+                    tuple(c.scales),
+                    c.signal,
+                    c.noise,
+                    tuple(c.held_out_fracs),
+                )
+                for c in record.curves
+            ),
+            footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
+            mode=record.mode,
+            groups=tuple(record.groups),
+            sharings=tuple(
+                sharing_from_record(row, f"sharings[{number}]")
+                for number, row in enumerate(record.sharings)
+            ),
+            complete=record.complete,
+            notes=tuple(record.notes),
+            versions=record.versions,
+            created=record.created,
+            coverage=tuple(Coverage(**structs.asdict(row)) for row in record.coverage),
+            self_tests=tuple(SelfTest(**structs.asdict(row)) for row in record.self_tests),
+        )
+
+
+def _check_cost_name(entry: str, name: str) -> None:
+    """Refuse the name of a point of a cost's curve that does not end in what was measured and an
+    amount.
+    """
+    if name.startswith((*COLD_COSTS, FAR_COSTS)):
+        _, *what, amount = name.split("/")
+        if (
+            len(what) != 1
+            or not (amount.isascii() and amount.isdigit())
+            or not 0 < int(amount[:20]) < 2**53
+        ):
+            refuse(
+                entry,
+                name,
+                "text that ends in what was measured and after how much of it, as in"
+                f" {COLD_COSTS[0]}next/1048576",
+            )

@@ -1,0 +1,1 @@
+"""Steps of many ranks: link fits, collectives, data-parallel forecasts, communication replay."""

@@ -1,0 +1,163 @@
+"""A cluster file as a page to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dlperf.core import terminal
+from dlperf.core.cluster import Cluster
+from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
+from dlperf.distributed.collective_times import find_path, law_s
+from dlperf.distributed.link_fits import Band, LinkFit, fit_link
+
+_PLACES = {"socket": "same socket", "node": "other socket of the node", "network": "other node"}
+
+
+@dataclass(frozen=True)
+class ClusterSummary:
+    """The links of a cluster file with their fitted parameters, its collectives, what computing
+    loses meanwhile and beside other ranks.
+    """
+
+    cluster: Cluster
+    fits: tuple[LinkFit, ...]
+
+    def to_text(self, width: int | None = None) -> str:
+        """A page to read, at most `width` columns wide (default: the terminal's)."""
+        cluster = self.cluster
+        state = (
+            "written by hand"
+            if cluster.mode == "hand-written"
+            else f"{cluster.mode} measurement, {'complete' if cluster.complete else 'incomplete'}"
+        )
+        lines = [
+            (
+                f"{cluster.path or 'cluster'}: {state}, made {cluster.created or 'at an unknown time'},"
+                f" backend {cluster.backend}"
+            )
+        ]
+        if cluster.ranks:
+            counts = {
+                host: sum(rank.host == host for rank in cluster.ranks) for host in cluster.hosts
+            }
+            lines.append(
+                f"  {len(cluster.ranks)} ranks: "
+                + ", ".join(f"{count} on {host}" for host, count in counts.items())
+            )
+        if cluster.versions:
+            lines.append(
+                "  " + ", ".join(f"{name} {version}" for name, version in cluster.versions.items())
+            )
+        for fit in self.fits:
+            rate = format_si(1 / fit.s_per_byte if fit.s_per_byte else None, "B/s")
+            lines.append(
+                f"link, {_PLACES[fit.distance]}: latency {format_seconds(fit.latency_s)}, bandwidth"
+                f" {rate}"
+            )
+            lines += [f"  {_band_text(band)}" for band in fit.bands]
+        lines += self._collectives_text()
+        for i in cluster.interferences:
+            lines.append(
+                f"{i.kernel} ({i.threads} thread{'s' * (i.threads != 1)}) during an all-reduce of"
+                f" {format_bytes(i.n_bytes)} over {i.n_ranks} ranks: takes {i.compute_factor:.2f}"
+                f" times as long, the all-reduce {i.collective_factor:.2f} times;"
+                f" {i.stolen_s_per_byte * 1e9:.2f} s lost per GB"
+            )
+        for s in cluster.sharings:
+            lines.append(
+                f"{s.work} by {s.workers} ranks of one computer at once: each takes"
+                f" {s.slowdown:.2f} times as long as alone"
+            )
+        return terminal.fit(
+            "\n".join([*lines, *(f"note: {note}" for note in cluster.notes)]), width
+        )
+
+    def _collectives_text(self) -> list[str]:
+        lines: list[str] = []
+        groups = dict.fromkeys(
+            (c.kind, c.n_ranks, c.ranks_per_node) for c in self.cluster.collectives
+        )
+        for kind, n_ranks, per_node in groups:
+            lines.append(
+                f"{kind}, {n_ranks} ranks, {per_node} a node (measured; law; measured / law)"
+            )
+            path = find_path(self.cluster, n_ranks > per_node)
+            for c in self.cluster.collectives:
+                if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node):
+                    law = float(law_s(self.cluster.backend, kind, c.n_bytes, n_ranks, path))  # type: ignore[arg-type]
+                    ratio = c.samples.median / law if law else float("nan")
+                    time = (
+                        f"{format_seconds(c.samples.median):>8} (spread"
+                        f" {format_percent(c.samples.spread_frac)})"
+                    )
+                    lines.append(
+                        f"  {format_bytes(c.n_bytes):>9} {time} {format_seconds(law):>8}"
+                        f" {ratio:6.2f}"
+                    )
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """The page as data."""
+        return {
+            "schema": "dlperf.cluster-summary",
+            "schema_version": 1,
+            "cluster": self.cluster.path,
+            "backend": self.cluster.backend,
+            "links": [
+                {
+                    "distance": fit.distance,
+                    "latency_s": fit.latency_s,
+                    "s_per_byte": fit.s_per_byte,
+                    "bands": [vars(band) for band in fit.bands],
+                }
+                for fit in self.fits
+            ],
+            "interferences": [
+                {
+                    "kernel": i.kernel,
+                    "threads": i.threads,
+                    "bytes": i.n_bytes,
+                    "ranks": i.n_ranks,
+                    "compute_factor": i.compute_factor,
+                    "collective_factor": i.collective_factor,
+                    "stolen_s_per_byte": i.stolen_s_per_byte,
+                }
+                for i in self.cluster.interferences
+            ],
+            "sharings": [
+                {"work": s.work, "workers": s.workers, "slowdown": s.slowdown}
+                for s in self.cluster.sharings
+            ],
+            "notes": list(self.cluster.notes),
+        }
+
+
+def summarize_cluster(cluster: Cluster) -> ClusterSummary:
+    """The cluster with its links fitted."""
+    return ClusterSummary(cluster, tuple(fit_link(link) for link in cluster.links))
+
+
+def _band_text(band: Band) -> str:
+    rate = format_si(1 / band.s_per_byte if band.s_per_byte else None, "B/s")
+    parts = [
+        (
+            f"{band.name}: postal {format_seconds(band.latency_s)} + n / ({rate}), off by"
+            f" {format_percent(band.residual_frac)}"
+        )
+    ]
+    if band.burst_bytes:
+        parts.append(f"the first {format_bytes(band.burst_bytes)} faster")
+    if band.overhead_s is not None:
+        gap = "" if band.gap_s is None else f", g {format_seconds(band.gap_s)}"
+        parts.append(
+            f"LogGP L {format_seconds(band.wire_latency_s)}, o"
+            f" {format_seconds(band.overhead_s)}{gap}"
+        )
+    if band.base_bytes_per_s is not None:
+        rates = (
+            f"R_Cb {format_si(band.base_bytes_per_s, 'B/s')}, R_Ci"
+            f" {format_si(band.added_bytes_per_s, 'B/s')}"
+        )
+        parts.append(f"max-rate {rates}, off by {format_percent(band.max_rate_residual_frac)}")
+    return "; ".join(parts)

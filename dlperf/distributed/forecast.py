@@ -1,0 +1,562 @@
+"""The forecast: predicted steps, a cluster and numbers of ranks -> what a step of
+DistributedDataParallel takes on so many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dlperf.core.cluster import Cluster
+from dlperf.core.errors import DlperfError
+from dlperf.core.units import KIB, MIB
+from dlperf.core.variation import machine_sigma, mean_factor, slowest_factor
+from dlperf.distributed.collective_times import LinkFactors, collective_s
+from dlperf.distributed.plane import rates_of, region_of
+from dlperf.distributed.scaling import CollectiveTime, Row, Scaling
+from dlperf.distributed.step_profile import (
+    Profile,
+    arrivals_of,
+    between,
+    buffer_copies_s,
+    gradients_of,
+    profile_of,
+)
+from dlperf.distributed.traffic import Traffic
+from dlperf.distributed.variation import link_sigma
+from dlperf.distributed.what_if import WhatIf
+from dlperf.forecast.loop import first_step_s
+from dlperf.forecast.prediction import Prediction
+from dlperf.forecast.worker_processes import beside, unmeasured, with_sharings
+from dlperf.models import buckets as bucketing
+from dlperf.models.buckets import Bucket, Gradient, ReducerOptions
+from dlperf.models.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
+from dlperf.models.ridgeline import Rates
+
+DOUBLED, FASTER = LinkFactors(2.0), LinkFactors(2.0, 0.5)
+NETWORK_GAIN_FRAC = 0.10
+EXPOSED_FRAC = 0.5
+"""A step is bound by the network where links that are DOUBLED or FASTER would shorten it by more
+than NETWORK_GAIN_FRAC of it, and where exposed communication takes more than EXPOSED_FRAC of it:
+among many ranks that may be the software's latency, which no faster link mends.
+"""
+ONE_COMPUTER = (
+    "the cluster file holds no link between computers and stands for one: all ranks share it;"
+    " measure on several, or add a link of distance network"
+)
+NO_WIRE = (
+    "ranks of one node exchange nothing over a link: link_bandwidth and link_latency change nothing"
+    " there"
+)
+COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
+MOST_RECORDINGS = 5
+_USED_ITEM_BYTES = 4
+_Z90 = 1.645
+_ROUNDS = 3
+"""Of a step's time line: waiting makes computing colder, and that leaves less to wait for."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: rank counts, how many of them share a node (None: as in the cluster file),
+    weak or strong scaling of `batch_size` (per rank, or of all).
+
+    Raises DlperfError for an unknown scaling, counts below 1, ranks that do not fill their nodes,
+    and a batch that is smaller than the ranks that share it.
+    """
+
+    ranks: tuple[int, ...]
+    batch_size: int
+    scaling: str = "weak"
+    ranks_per_node: int = 1
+    hosts_per_system: int = 1
+    what_if: WhatIf = WhatIf()
+    options: ReducerOptions = ReducerOptions()
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scaling not in ("weak", "strong"):
+            raise DlperfError(f"scaling {self.scaling!r} is unknown; known are weak, strong")
+        if not self.ranks or min(self.ranks) < 1:
+            raise DlperfError(
+                f"ranks are {self.ranks}; name at least one number of ranks, from 1 on"
+            )
+        if self.ranks_per_node < 1:
+            raise DlperfError(f"ranks_per_node is {self.ranks_per_node}; it must be at least 1")
+        for n in self.ranks:
+            if n > self.ranks_per_node and n % self.ranks_per_node:
+                raise DlperfError(
+                    f"{n} ranks do not fill nodes of {self.ranks_per_node}; choose a multiple, or"
+                    " another --ranks-per-node"
+                )
+            if self.scaling == "strong" and n > self.batch_size:
+                raise DlperfError(
+                    f"a batch of {self.batch_size} is smaller than {n} ranks; give a larger"
+                    " --batch-size, or fewer ranks"
+                )
+
+    def own_batch_size(self, n: int) -> int:
+        """The batch of the rank with the most samples."""
+        return self.batch_size if self.scaling == "weak" else math.ceil(self.batch_size / n)
+
+    def step_samples(self, n: int) -> int:
+        """Samples of one step of all ranks."""
+        return self.options.accumulate * (
+            self.batch_size * n if self.scaling == "weak" else self.batch_size
+        )
+
+    def side_by_side(self, n: int) -> int:
+        """How many ranks one computer runs."""
+        return min(n, self.ranks_per_node * self.hosts_per_system)
+
+    def recorded_sizes(self) -> tuple[int, ...]:
+        """The batch sizes to record: all where they are few, else the ends and some between, evenly
+        in their logarithm.
+        """
+        sizes = sorted({self.own_batch_size(n) for n in (1, *self.ranks)})
+        if len(sizes) <= MOST_RECORDINGS:
+            return tuple(sizes)
+        ratio = (sizes[-1] / sizes[0]) ** (1 / (MOST_RECORDINGS - 1))
+        return tuple(
+            sorted(
+                {
+                    min(sizes, key=lambda size: abs(math.log(size / (sizes[0] * ratio**place))))
+                    for place in range(MOST_RECORDINGS)
+                }
+            )
+        )
+
+
+@dataclass
+class _Network:
+    """What a network sends: its gradients, buckets of the first and of later steps, buffers by
+    dtype.
+    """
+
+    gradients: tuple[Gradient, ...]
+    options: ReducerOptions
+    first: tuple[Bucket, ...]
+    later: tuple[Bucket, ...]
+    unused: tuple[int, ...]
+    buffers_bytes: tuple[int, ...]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, prediction: Prediction, options: ReducerOptions) -> _Network:
+        trace = prediction.trace
+        gradients, arrivals = gradients_of(trace), arrivals_of(trace)
+        notes = []
+        unused = tuple(sorted(set(range(len(gradients))) - set(arrivals)))
+        if unused and options.rebuilds and not options.static_graph:
+            names = [parameter.name for parameter in trace.parameters if parameter.trained]
+            what = f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...)"
+            notes.append(f"{what}, which DDP refuses: predicted with find_unused_parameters")
+            options = ReducerOptions(
+                options.bucket_bytes,
+                options.gradient_as_bucket_view,
+                False,
+                True,
+                options.broadcast_buffers,
+                options.accumulate,
+            )
+        if any(gradient.sparse for gradient in gradients):
+            notes.append(
+                "sparse gradients are priced as dense ones of the whole parameter: an upper bound"
+            )
+        by_dtype: dict[str, int] = {}
+        for _, spec in trace.buffers if options.broadcast_buffers else ():
+            by_dtype[spec.dtype] = by_dtype.get(spec.dtype, 0) + spec.numel * spec.item_bytes
+        later = bucketing.rebuilt_buckets(gradients, arrivals, options)
+        return cls(
+            gradients,
+            options,
+            bucketing.first_buckets(gradients, options),
+            later,
+            unused,
+            tuple(by_dtype.values()),
+            notes,
+        )
+
+    @property
+    def later_bytes(self) -> tuple[int, ...]:
+        return bucketing.sizes_bytes(self.gradients, self.later)
+
+    @property
+    def used_map_bytes(self) -> int:
+        return _USED_ITEM_BYTES * len(self.gradients)
+
+    @property
+    def reduced_bytes(self) -> set[int]:
+        return {
+            *bucketing.sizes_bytes(self.gradients, self.first),
+            *self.later_bytes,
+            self.used_map_bytes,
+            *COLLECTIVE_BYTES,
+        }
+
+    def sent_bytes(self, n: int) -> float:
+        """What a rank of n sends in a step."""
+        return 2 * (n - 1) / n * sum(self.later_bytes) + (sum(self.buffers_bytes) if n > 1 else 0)
+
+
+def forecast(
+    predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: Question
+) -> Scaling:
+    """What is asked, answered. `predict_at(batch_size)` predicts one rank's step; it is called for
+    a few batch sizes, between which profiles are linear.
+
+    Raises DlperfError where the cluster file is missing or lacks a link, where the network trains
+    nothing, and as :class:`Question` does.
+    """
+    if cluster is None and max(question.ranks) > 1:
+        raise DlperfError(
+            "several ranks need a cluster file: torchrun --nproc-per-node 2 -m"
+            " dlperf.microbench.network -o cluster.json measures one; give it with --cluster"
+        )
+    several = [n for n in question.ranks if n > 1]
+    if (
+        cluster is not None and several
+    ):  # a link that is not there is said before anything is predicted
+        collective_s(cluster, "all_reduce", 0, several, question.ranks_per_node)
+    return _Forecast(predict_at, cluster, question).run()
+
+
+class _Forecast:
+    def __init__(
+        self, predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: Question
+    ) -> None:
+        self.cluster, self.question = cluster, question
+        self.notes: list[str] = []
+        self.alone = {
+            size: question.what_if.apply(predict_at(size)) for size in question.recorded_sizes()
+        }
+        self.any = self.alone[max(self.alone)]
+        self.network = _Network.of(self.any, question.options)
+        self.notes += self.network.notes
+        self._profiles: dict[int, list[Profile]] = {}
+        self.sigma = machine_sigma(self.any.machine, self.any.threads)
+        self.link_sigma = 0.0 if cluster is None else link_sigma(cluster)
+        self._rates = {
+            far: rates_of(self.any, cluster, far, question.what_if)
+            for far in {n > question.ranks_per_node for n in question.ranks if n > 1}
+        }
+        links = question.what_if.links
+        self.traffic = self._traffic(links)
+        self.doubled, self.faster = (
+            self._traffic(links.times(better)) for better in (DOUBLED, FASTER)
+        )
+        self._note_doubts()
+
+    def _traffic(self, factors: LinkFactors) -> Traffic:
+        question = self.question
+        return Traffic(
+            self.cluster,
+            self.network.reduced_bytes,
+            self.network.buffers_bytes,
+            question.ranks,
+            question.ranks_per_node,
+            factors,
+            self.any.threads,
+        )
+
+    def _note_doubts(self) -> None:
+        question = self.question
+        if len({question.own_batch_size(n) for n in (1, *question.ranks)}) > len(self.alone):
+            self.notes.append(
+                f"steps were recorded at batch sizes {', '.join(map(str, sorted(self.alone)))} and"
+                " are linear between them"
+            )
+        if any(question.scaling == "strong" and question.batch_size % n for n in question.ranks):
+            self.notes.append(
+                "where a batch cannot be divided evenly, the rank with the most samples counts"
+            )
+        if self.cluster is not None and max(question.ranks) > 1 and not self.cluster.interferences:
+            self.notes.append(
+                "the cluster file does not say what computing loses while a collective runs: taken"
+                " for nothing"
+            )
+        if (
+            self.cluster is not None
+            and question.what_if.links != LinkFactors()
+            and any(1 < n <= question.ranks_per_node for n in question.ranks)
+        ):
+            self.notes.append(NO_WIRE)
+        if (
+            self.cluster is not None
+            and _is_one_computer(self.cluster)
+            and max(question.ranks) > self.cluster.ranks_per_host
+        ):
+            self.notes.append(ONE_COMPUTER)
+        if None in self._rates.values():
+            self.notes.append(
+                "the machine file holds no measured peak or bandwidth, so there is no Ridgeline"
+                " plane"
+            )
+        crowd = max(question.side_by_side(n) for n in question.ranks)
+        if question.hosts_per_system > 1 and crowd > question.hosts_per_system:
+            self.notes.append(
+                f"hosts of the cluster file stand {question.hosts_per_system} on one computer: up"
+                f" to {crowd} ranks compute side by side on it"
+            )
+        held = (
+            max((c.n_ranks for c in self.cluster.collectives), default=0)
+            if self.cluster is not None
+            else 0
+        )
+        if held and max(question.ranks) > held:
+            self.notes.append(
+                f"collectives were measured on up to {held} ranks; beyond, they follow the"
+                " algorithm's law"
+            )
+
+    def profile(self, n: int, side_by_side: int) -> Profile:
+        """One rank's step at its batch size while so many run on its computer."""
+        if side_by_side not in self._profiles:
+            predictions = [
+                self._beside(prediction, side_by_side) for prediction in self.alone.values()
+            ]
+            self._profiles[side_by_side] = [
+                profile_of(prediction, self.network.options) for prediction in predictions
+            ]
+        return between(self._profiles[side_by_side], self.question.own_batch_size(n))
+
+    def _beside(self, prediction: Prediction, workers: int) -> Prediction:
+        """The prediction of one of so many ranks on a computer, slowed down as the cluster's own
+        ranks were or else as the machine's processes.
+        """
+        if workers == 1:
+            return prediction
+        reason = ""
+        if self.cluster is not None:
+            prediction = replace(
+                prediction, machine=with_sharings(prediction.machine, self.cluster.sharings)
+            )
+        if prediction.threads != 1:
+            reason = "what ranks of several threads cost one another is not known"
+        elif unknown := unmeasured(prediction):
+            where = "neither the cluster file nor the machine file says what that costs them"
+            reason = (
+                f"{where} ({', '.join(unknown)}; dlperf.microbench.network on ranks of one computer"
+                " measures it, and so does dlperf calibrate --workers 1,2,4)"
+            )
+        if reason:
+            self._note(f"{workers} ranks share a computer, and {reason}: taken for nothing")
+            return prediction
+        own = (
+            {sharing.workers for sharing in self.cluster.sharings}
+            if self.cluster is not None
+            else set()
+        )
+        if (
+            own
+            and workers not in own
+            and workers in {sharing.workers for sharing in prediction.machine.sharings}
+        ):
+            measured = " and ".join(map(str, sorted(own)))
+            whose = (
+                f"the machine file's; the cluster file, which counts first, has it of {measured}"
+                " ranks"
+            )
+            self._note(f"what {workers} ranks of a computer cost one another is {whose}")
+        return beside(prediction, workers)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def run(self) -> Scaling:
+        question, largest = self.question, max(self.question.ranks)
+        base = self.profile(1, 1).step_s
+        collectives = tuple(
+            CollectiveTime(
+                "all_reduce", size, largest, self.traffic.seconds("all_reduce", size, largest)
+            )
+            for size in COLLECTIVE_BYTES
+        )
+        rows = tuple(self.row(n, base) for n in question.ranks)
+        return Scaling(
+            target=self.any.trace.target,
+            batch_size=question.batch_size,
+            scaling=question.scaling,
+            threads=self.any.threads,
+            ranks_per_node=question.ranks_per_node,
+            buckets_bytes=self.network.later_bytes,
+            collectives=collectives,
+            rows=rows,
+            what_if=question.what_if.changed,
+            samples=question.samples,
+            machine=self.any.machine.path or self.any.machine.cpu.model,
+            cluster="" if self.cluster is None else self.cluster.path,
+            sigma=self.sigma,
+            link_sigma=self.link_sigma,
+            rates=self.rates(largest),
+            notes=tuple(self.notes),
+            versions=dict(self.any.trace.versions),
+        )
+
+    def row(self, n: int, base_s: float) -> Row:
+        question = self.question
+        profile = self.profile(n, question.side_by_side(n))
+        slow = slowest_factor(n, self.sigma)
+        link = (
+            1.0
+            if n == 1
+            else slowest_factor(n, self.link_sigma)
+            / slowest_factor(self._measured_ranks(n), self.link_sigma)
+        )
+        line = self.line(profile, n, slow, link)
+        compute_s = slow * (profile.step_s if n == 1 else profile.computation.alone_s)
+        step_s = line.total_s
+        exposed_s = max(0.0, step_s - compute_s)
+        gain_frac, with_latency_frac = (
+            1 - self.line(profile, n, slow, link, better).total_s / step_s if step_s else 0.0
+            for better in (self.doubled, self.faster)
+        )
+        around = {
+            name: self.line(profile, n, compute, link * math.exp(z * self.link_sigma)).total_s
+            for name, compute, z in (
+                ("low", slow * profile.low_factor, -_Z90),
+                ("high", slow * profile.high_factor, _Z90),
+                ("p10", slowest_factor(n, self.sigma, 0.1), -_Z90),
+                ("p90", slowest_factor(n, self.sigma, 0.9), _Z90),
+            )
+        }
+        first_s = self.line(profile, n, slow, link, first=True).total_s + (
+            first_step_s(self.any) or 0.0
+        )
+        speedup = base_s / step_s * (n if question.scaling == "weak" else 1)
+        epoch_s = None
+        if question.samples is not None:
+            n_steps = math.ceil(question.samples / question.step_samples(n))
+            epoch_s = n_steps * (step_s + (mean_factor(n, self.sigma) - 1) * compute_s)
+        network_bytes = self.network.sent_bytes(n)
+        return Row(
+            ranks=n,
+            batch_size=question.own_batch_size(n),
+            step_s=step_s,
+            low_s=around["low"],
+            high_s=around["high"],
+            first_step_s=first_s,
+            compute_s=compute_s,
+            communication_s=line.communication_s,
+            exposed_communication_s=exposed_s,
+            efficiency=speedup / n,
+            samples_per_s=question.step_samples(n) / step_s,
+            speedup=speedup,
+            bound=(
+                "network"
+                if is_network_bound(gain_frac, with_latency_frac, exposed_s, step_s)
+                else profile.bound
+            ),
+            network_gain_frac=gain_frac,
+            p10_s=around["p10"],
+            p90_s=around["p90"],
+            epoch_s=epoch_s,
+            flops=profile.flops,
+            memory_bytes=profile.memory_bytes,
+            network_bytes=network_bytes,
+            arithmetic_intensity=(
+                profile.flops / profile.memory_bytes if profile.memory_bytes else None
+            ),
+            memory_intensity=profile.memory_bytes / network_bytes if network_bytes else None,
+            ridgeline=region_of(profile.flops, profile.memory_bytes, network_bytes, self.rates(n)),
+        )
+
+    def rates(self, n: int) -> Rates | None:
+        """What one of n ranks can do; None for a single one."""
+        return None if n == 1 else self._rates[n > self.question.ranks_per_node]
+
+    def _measured_ranks(self, n: int) -> int:
+        """The most ranks, up to n, whose collectives were measured: their slowest is in the
+        measurement already.
+        """
+        counts = (
+            [c.n_ranks for c in self.cluster.collectives if c.n_ranks <= n]
+            if self.cluster is not None
+            else []
+        )
+        return max(counts, default=n)
+
+    def line(
+        self,
+        profile: Profile,
+        n: int,
+        slow: float,
+        link: float,
+        traffic: Traffic | None = None,
+        first: bool = False,
+    ) -> TimeLine:
+        """The time line of one step; `slow` and `link` are factors on computing and on collectives."""
+        if n == 1:
+            return TimeLine(slow * profile.step_s, 0.0, ())
+        traffic, network = traffic or self.traffic, self.network
+        buckets = network.first if first else network.later
+
+        def sent(kind: str, n_bytes: int) -> Collective:
+            return traffic.collective(kind, n_bytes, n, profile.memory_frac, link)
+
+        delayed = first and network.options.static_graph
+        looks = network.options.find_unused_parameters and not network.options.static_graph
+        closing = (network.used_map_bytes,) if delayed or looks else ()
+        sync = Synchronisation(
+            buckets,
+            tuple(
+                sent("all_reduce", size)
+                for size in bucketing.sizes_bytes(network.gradients, buckets)
+            ),
+            tuple(sent("broadcast", size) for size in network.buffers_bytes),
+            buffer_copies_s(self.any.machine, self.any.threads, sum(network.buffers_bytes)),
+            tuple(sent("all_reduce", size) for size in closing),
+            network.unused,
+            delayed,
+        )
+        cold = 1.0
+        for _ in range(_ROUNDS):
+            computation = profile.computation.scaled(slow * cold)
+            found = simulate(
+                ddp_program(computation, sync),
+                traffic.n_lanes,
+                traffic.bucket_s(n),
+                rested_s=computation.after_s,
+            )
+            before, cold = cold, profile.cold_factor(found.waited_s)
+            if cold == before:
+                break
+        return found
+
+
+def is_network_bound(
+    doubled_gain_frac: float, faster_gain_frac: float, exposed_s: float, step_s: float
+) -> bool:
+    """Whether the network bounds a step, by what links that are DOUBLED and FASTER gain and by the
+    seconds of exposed communication in it.
+
+    >>> is_network_bound(0.0, 0.02, 9.9, 10.0), is_network_bound(0.2, 0.2, 3.0, 10.0), is_network_bound(0.05, 0.05, 3.0, 10.0)
+    (True, True, False)
+    """
+    return (
+        max(doubled_gain_frac, faster_gain_frac) > NETWORK_GAIN_FRAC
+        or exposed_s > EXPOSED_FRAC * step_s
+    )
+
+
+def ranks_per_node_of(cluster: Cluster | None, ranks: Sequence[int]) -> int:
+    """What a cluster file suggests where nobody says it: as many ranks a node as were measured on
+    one host; all where no link leaves one.
+    """
+    if cluster is None:
+        return 1
+    return max(ranks) if _is_one_computer(cluster) else min(max(ranks), cluster.ranks_per_host)
+
+
+def _is_one_computer(cluster: Cluster) -> bool:
+    """Whether every link of a file lies within a node."""
+    return bool(cluster.links) and cluster.link("network") is None
+
+
+def hosts_per_system_of(cluster: Cluster | None) -> int:
+    """How many hosts of a measured cluster one computer was (namespaces, containers); 1 where
+    nothing is known.
+    """
+    return 1 if cluster is None else max(1, cluster.ranks_per_system // cluster.ranks_per_host)

@@ -1,0 +1,193 @@
+"""What of each rank's step was computation, exposed communication and waiting for slower ranks,
+from a trace of communication.
+
+Cardwell 2019, Figure 2.4, shows the share of communication in the time of an algorithm on so many
+ranks; here it is measured, rank by rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dlperf.core.communication import MESSAGES, ROOTED, WAIT, Communication, Event, Meeting
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """One step of one rank, in seconds: step = compute + exposed + waiting.
+
+    `exposed_s` is what issuing calls took, and of the blocking for them all that is not
+    `waiting_s`: from the last rank's launch on. `waiting_s` is the blocking before that, for ranks
+    that came later; 0 where nothing tells how the ranks' clocks stand to one another.
+    """
+
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    waiting_s: float
+
+    @property
+    def communication_frac(self) -> float:
+        """Share of the step in which the rank did nothing but communicate or wait for others to do
+        so.
+        """
+        return (self.exposed_s + self.waiting_s) / self.step_s if self.step_s else 0.0
+
+
+@dataclass(frozen=True)
+class RankShares:
+    """One rank: the medians of its steps' seconds and shares, each taken by itself, so that the
+    parts may differ from the step by what steps vary.
+    """
+
+    rank: int
+    host: str
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    waiting_s: float
+    communication_frac: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as JSON data."""
+        return asdict(self)
+
+
+def rank_shares(trace: Communication) -> tuple[RankShares, ...]:
+    """Every rank's shares, over all steps but the first after wrapping (that one counts where there
+    is no other).
+
+    Raises DlperfError where the ranks' calls do not fit together.
+    """
+    rows = []
+    for rank, steps in enumerate(step_shares(trace)):
+        usual = [
+            shares for shares, step in zip(steps, trace.steps[rank]) if not step.first
+        ] or steps
+        names = ("step_s", "compute_s", "exposed_s", "waiting_s", "communication_frac")
+        medians = [
+            statistics.median(getattr(shares, name) for shares in usual) if usual else 0.0
+            for name in names
+        ]
+        rows.append(RankShares(rank, trace.hosts[rank], *medians))
+    return tuple(rows)
+
+
+def step_shares(trace: Communication) -> tuple[tuple[StepShares, ...], ...]:
+    """The shares of each step of each rank. Raises DlperfError where the ranks' calls do not fit
+    together.
+    """
+    offsets = clock_offsets(trace)
+    met = {
+        (rank, event.call): meeting
+        for meeting in trace.meetings
+        for rank, _, event in meeting.launches
+    }
+    found = []
+    for rank, steps in enumerate(trace.steps):
+        own = []
+        for step in steps:
+            launching = sum(event.seconds for event in step.launches)
+            blocked = sum(event.seconds for event in step.waits)
+            waiting = sum(
+                _waiting_s(trace, met[rank, event.call], rank, event, step.begin_s, offsets)
+                for event in step.waits
+            )
+            own.append(
+                StepShares(
+                    step.seconds,
+                    step.seconds - launching - blocked,
+                    launching + blocked - waiting,
+                    waiting,
+                )
+            )
+        found.append(tuple(own))
+    return tuple(found)
+
+
+def _waiting_s(
+    trace: Communication,
+    meeting: Meeting,
+    rank: int,
+    wait: Event,
+    begin_s: float,
+    offsets: Sequence[float | None],
+) -> float:
+    """How much of a wait passed before the ranks that it depends on had launched theirs."""
+    own = offsets[rank]
+    if own is None:
+        return 0.0
+    last = own + begin_s + wait.at_s
+    for other, place, launch in meeting.launches:
+        offset = offsets[other]
+        if offset is not None and other != rank and _depends(meeting, rank, other):
+            last = max(last, offset + trace.steps[other][place].begin_s + launch.at_s)
+    return min(last - (own + begin_s + wait.at_s), wait.seconds)
+
+
+def _depends(meeting: Meeting, rank: int, other: int) -> bool:
+    """Whether a rank cannot be through before the other one has come."""
+    if meeting.kind in ("broadcast", "scatter"):
+        return other == meeting.root
+    return meeting.kind not in ("reduce", "gather") or rank == meeting.root
+
+
+def clock_offsets(trace: Communication) -> tuple[float | None, ...]:
+    """Seconds to add to each rank's own clock to have rank 0's; None where no collective links the
+    rank to others that are known.
+
+    A collective that needs every rank (all but rooted ones and messages) ends on all of them at
+    about the same time, so the median over such collectives of how far two ranks' ends lie apart is
+    how far their clocks do. No rank can end before another has launched, which bounds the
+    difference from both sides; an estimate beyond these bounds (a script may ask for a result long
+    after it is there) is put on them. Ends are the completion where it was seen, else the end of
+    the first wait. The error is how unevenly collectives end: about a message's latency.
+    """
+    ends = _ends(trace)
+    offsets: list[float | None] = [0.0] + [None] * (trace.n_ranks - 1)
+    while True:
+        links = [
+            (len(common), -known, rank, offset)
+            for rank in range(trace.n_ranks)
+            if offsets[rank] is None
+            for known, offset in enumerate(offsets)
+            if offset is not None and (common := set(ends[rank]) & set(ends[known]))
+        ]
+        if not links:
+            return tuple(offsets)
+        _, known, rank, offset = max(links)
+        offsets[rank] = offset + _apart_s(ends[-known], ends[rank])
+
+
+def _ends(trace: Communication) -> list[dict[int, tuple[float, float]]]:
+    """For each rank, launch and end of each collective that needs every rank, by the meeting's
+    number, on the rank's own clock.
+    """
+    waits: dict[tuple[int, int], float] = {}
+    for rank, steps in enumerate(trace.steps):
+        for step in steps:
+            for event in step.events:
+                if event.op == WAIT:
+                    waits.setdefault((rank, event.call), step.begin_s + event.until_s)
+    found: list[dict[int, tuple[float, float]]] = [{} for _ in trace.steps]
+    for number, meeting in enumerate(trace.meetings):
+        if meeting.kind in MESSAGES or meeting.kind in ROOTED or not meeting.complete:
+            continue
+        for rank, place, launch in meeting.launches:
+            begin_s = trace.steps[rank][place].begin_s
+            end_s = (
+                waits.get((rank, launch.call)) if launch.done_s is None else begin_s + launch.done_s
+            )
+            if end_s is not None:
+                found[rank][number] = (begin_s + launch.at_s, end_s)
+    return found
+
+
+def _apart_s(known: dict[int, tuple[float, float]], other: dict[int, tuple[float, float]]) -> float:
+    pairs = [(known[number], other[number]) for number in set(known) & set(other)]
+    estimate = statistics.median(a[1] - b[1] for a, b in pairs)
+    least, most = max(a[0] - b[1] for a, b in pairs), min(a[1] - b[0] for a, b in pairs)
+    return (least + most) / 2 if least > most else min(max(estimate, least), most)

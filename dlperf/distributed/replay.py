@@ -1,0 +1,421 @@
+"""A trace of communication replayed over another cluster: Choi et al. 2020's trace-driven
+prediction of a distributed run.
+
+What the ranks computed between their calls stays as it was recorded, freed of what the calls beside
+it cost there and burdened with what they cost here; the calls take the time that the cluster's
+forecast gives them, and ranks wait for one another as the trace has it
+(:mod:`dlperf.models.communication_replay`). What the same replay over the cluster of the recording
+misses of the recorded step is a constant overhead, carried over as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dlperf.core.clock import Samples, quantile
+from dlperf.core.cluster import Cluster
+from dlperf.core.communication import Communication
+from dlperf.core.errors import DlperfError
+from dlperf.core.variation import sigma_of, slowest_factor
+from dlperf.distributed.call_costs import CallCosts, as_recorded
+from dlperf.distributed.collective_times import LinkFactors, collective_s
+from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
+from dlperf.distributed.programs import Call, lanes_of, recording_of
+from dlperf.distributed.rank_shares import rank_shares, step_shares
+from dlperf.distributed.replay_lines import Lines
+from dlperf.distributed.replay_result import CallTimes, RankReplay, Replay, ReplayRow, Shares
+from dlperf.distributed.scaling import CollectiveTime
+from dlperf.distributed.traffic import Interference, interference_of
+from dlperf.distributed.variation import link_sigma
+from dlperf.models.communication_replay import Operation, Replayed, replay
+from dlperf.models.overlap import Collective
+
+_Z90 = 1.645
+_MEDIAN_ERROR = math.sqrt(math.pi / 2)
+"""The standard error of a median over that of a mean, where the values vary by a normal law."""
+_ROUNDING, _DOUBTFUL_FRAC = 1e-6, 0.01
+_ANY_RANKS = ("all_reduce", "broadcast", "barrier")
+"""Collectives whose vector is the same on more ranks."""
+
+
+def replay_trace(
+    trace: Communication,
+    cluster: Cluster,
+    recorded_on: Cluster | None = None,
+    ranks: Sequence[int] = (),
+    ranks_per_node: int | None = None,
+    what_if: LinkFactors = LinkFactors(),
+) -> Replay:
+    """The trace's step over `cluster` with the factors of `what_if` on its links.
+
+    `recorded_on` is the cluster that it was recorded on, without factors; without it the recorded
+    calls' own times stand for it. `ranks_per_node` puts so many ranks on a node (default: nodes as
+    recorded). `ranks` other than the recorded number are answered where all calls are all-reduces,
+    broadcasts and barriers of all ranks: every rank computes as a recorded one does, the calls are
+    of so many ranks, and the slowest of n is as much slower as the spread of the recorded steps
+    says.
+
+    Raises DlperfError where the trace has no step or does not fit together, a cluster lacks a link
+    that is needed, ranks do not fill their nodes, and for other numbers of ranks where they cannot
+    be answered.
+    """
+    return _Replaying(
+        trace, cluster, recorded_on, tuple(ranks) or (trace.n_ranks,), ranks_per_node, what_if
+    ).run()
+
+
+class _Replaying:
+    def __init__(
+        self,
+        trace: Communication,
+        cluster: Cluster,
+        recorded_on: Cluster | None,
+        ranks: tuple[int, ...],
+        ranks_per_node: int | None,
+        what_if: LinkFactors,
+    ) -> None:
+        if not trace.n_steps:
+            raise DlperfError(
+                f"{trace.path or 'the trace'}: holds no step; record a run that trains longer"
+            )
+        if min(ranks) < 1:
+            raise DlperfError(f"ranks are {ranks}; they must be at least 1")
+        self.trace, self.cluster, self.recorded_on, self.what_if, self.asked = (
+            trace,
+            cluster,
+            recorded_on,
+            what_if,
+            ranks,
+        )
+        self.hosts = [list(dict.fromkeys(trace.hosts)).index(host) for host in trace.hosts]
+        self.per_node = ranks_per_node or max(trace.hosts.count(host) for host in trace.hosts)
+        self.nodes = (
+            self.hosts
+            if ranks_per_node is None
+            else [rank // ranks_per_node for rank in range(trace.n_ranks)]
+        )
+        self.recording = recording_of(trace)
+        self.calls = [call for spell in self.recording.spells for call in spell.calls]
+        self.notes = [*trace.notes, *self.recording.notes]
+        self._check_other_ranks()
+        self.interferences = self._interferences()
+        there = self.interferences[1]
+        self.was = (
+            None
+            if recorded_on is None
+            else CallCosts(recorded_on, self.calls, self.hosts, interference=there)
+        )
+        self.stealing = self.was or CallCosts(
+            cluster, (), self.hosts, interference=there
+        )  # what calls cost the recorded computing
+
+    def _check_other_ranks(self) -> None:
+        others = [n for n in self.asked if n != self.trace.n_ranks]
+        if not others:
+            return
+        world = set(range(self.trace.n_ranks))
+        odd = next(
+            (
+                call
+                for call in self.calls
+                if call.kind not in _ANY_RANKS or set(call.ranks) != world
+            ),
+            None,
+        )
+        if odd is not None:
+            what = f"{odd.kind} of ranks {', '.join(map(str, sorted(odd.ranks)))}"
+            raise DlperfError(
+                f"--ranks {others[0]}: {self.trace.path or 'the trace'} was recorded on"
+                f" {self.trace.n_ranks} ranks, and its calls ({what}) do not say what other numbers"
+                f" of ranks would send; leave --ranks out, or record it on {others[0]}"
+            )
+        self.notes.append(
+            f"other numbers of ranks than {self.trace.n_ranks}: every rank is taken to compute as"
+            " the recorded ones do, and to reduce and broadcast vectors of the same size, as"
+            " DistributedDataParallel does under weak scaling"
+        )
+
+    def _interferences(self) -> tuple[Interference | None, Interference | None]:
+        """What bytes cost computing on the other cluster, and on that of the recording; each stands
+        for the other where one does not say.
+        """
+        here = interference_of(self.cluster, self.trace.threads)
+        there = (
+            None
+            if self.recorded_on is None
+            else interference_of(self.recorded_on, self.trace.threads)
+        )
+        if here is None and there is None:
+            self.notes.append(
+                "no cluster file says what computing loses while a collective runs: what it lost in"
+                " the recording stays as it was"
+            )
+        elif self.recorded_on is not None and (here is None or there is None):
+            silent = self.recorded_on if there is None else self.cluster
+            self.notes.append(
+                f"{silent.path or 'one cluster'} does not say what computing loses while a"
+                " collective runs: taken as in the other cluster file"
+            )
+        return here or there, there or here
+
+    def lines(
+        self,
+        operation: Callable[[Call], Operation],
+        backend: str,
+        slow: float = 1.0,
+        bucket_s: float = 0.0,
+    ) -> Lines:
+        """Every spell replayed; `slow` is a factor on the script's computing, `bucket_s` what a
+        link that has rested spares its next call.
+        """
+        found = []
+        for spell in self.recording.spells:
+            programs = spell.programs(self.stealing.stolen_s, slow)
+            found.append(
+                (
+                    spell,
+                    replay(
+                        programs,
+                        [operation(call) for call in spell.calls],
+                        lanes_of(backend),
+                        spell.starts_s,
+                        bucket_s,
+                    ),
+                )
+            )
+        return Lines(tuple(found))
+
+    def run(self) -> Replay:
+        trace = self.trace
+        if self.was is None:
+            again = self.lines(
+                lambda call: as_recorded(call, self.stealing.stolen_s(call)), trace.backend
+            )
+        else:
+            again = self.lines(self.was.operation, trace.backend, bucket_s=self.was.bucket_s)
+        recorded_s = max(
+            statistics.median(again.usual([step.seconds for step in steps]))
+            for steps in trace.steps
+        )
+        self.overhead_s = recorded_s - again.step_s
+        recorded_first = max(
+            (step.seconds for steps in trace.steps for step in steps if step.first), default=None
+        )
+        self.first_overhead_s = (
+            0.0
+            if recorded_first is None or again.first_s is None
+            else recorded_first - again.first_s
+        )
+        self.sigma = self.computing_sigma(again)
+        alone = self.alone(self.slower(1))
+        self.alone_s = self.with_overhead(alone, alone)
+        main = trace.n_ranks if trace.n_ranks in self.asked else self.asked[0]
+        costs = self.costs(main)
+        usual = self.lines(costs.operation, self.cluster.backend, self.slower(main), costs.bucket_s)
+        rows = tuple(self.row(n) for n in self.asked)
+        if self.what_if != LinkFactors() and len(set(self.nodes)) == 1:
+            self.notes.append(NO_WIRE)
+        if self.overhead_s < -_DOUBTFUL_FRAC * recorded_s:
+            self.notes.append(
+                "the replay over the cluster of the recording is slower than the recorded step: the"
+                " constant overhead is negative"
+            )
+        return Replay(
+            target=trace.script or trace.path or "trace",
+            threads=trace.threads,
+            ranks_per_node=self.per_node,
+            n_steps=len(again.paces_s),
+            recorded_step_s=recorded_s,
+            replayed_step_s=again.step_s,
+            buckets_bytes=self.reduced_bytes(),
+            collectives=self.collectives(),
+            rows=rows,
+            ranks=self.rank_replays(usual),
+            calls=self.call_times(costs),
+            trace=trace.path,
+            cluster=self.cluster.path,
+            recorded_on="" if self.recorded_on is None else self.recorded_on.path,
+            machine=trace.machine,
+            what_if={
+                name: factor
+                for name in ("link_bandwidth", "link_latency")
+                if (factor := getattr(self.what_if, name)) != 1.0
+            },
+            sigma=self.sigma,
+            link_sigma=link_sigma(self.cluster),
+            notes=tuple(self.notes),
+            versions=dict(trace.versions),
+        )
+
+    def costs(self, n: int, better: LinkFactors = LinkFactors()) -> CallCosts:
+        """What the calls cost over the other cluster, on n ranks; `better` are further factors."""
+        other = None if n == self.trace.n_ranks else n
+        return CallCosts(
+            self.cluster,
+            self.calls,
+            self.nodes,
+            self.what_if.times(better),
+            self.interferences[0],
+            other,
+            min(n, self.per_node),
+        )
+
+    def slower(self, n: int) -> float:
+        """How much slower the slowest of n computes than that of the recorded ranks."""
+        return slowest_factor(n, self.sigma) / slowest_factor(self.trace.n_ranks, self.sigma)
+
+    def computing_sigma(self, again: Lines) -> float:
+        """How much a rank's computing varies from step to step."""
+        rows = [
+            again.usual([shares.compute_s for shares in steps]) for steps in step_shares(self.trace)
+        ]
+        return statistics.median(
+            sigma_of(Samples(tuple(max(value, 0.0) for value in row))) for row in rows
+        )
+
+    def row(self, n: int) -> ReplayRow:
+        backend, slow, costs = self.cluster.backend, self.slower(n), self.costs(n)
+
+        def at(own: CallCosts, factor: float = 1.0) -> Lines:
+            return self.lines(lambda call: own.operation(call, factor), backend, slow, own.bucket_s)
+
+        def spread(fraction: float) -> float:
+            return quantile(paces.values, fraction) / paces.median if paces.median else 1.0
+
+        if n == 1:
+            lines = free = doubled = faster = low = high = self.alone(slow)
+        else:
+            vary = math.exp(_Z90 * link_sigma(self.cluster))
+            lines, low, high = at(costs), at(costs, 1 / vary), at(costs, vary)
+            doubled, faster = (at(self.costs(n, better)) for better in (DOUBLED, FASTER))
+            free = self.lines(
+                lambda call: replace(costs.operation(call), collective=Collective(0.0)),
+                backend,
+                slow,
+            )
+        step_s = self.with_overhead(lines, free)
+        compute_s = min(step_s, free.step_s + max(0.0, self.overhead_s))
+        own_s = max(
+            shares.compute_s + shares.exposed_communication_s
+            for shares in map(free.shares, free.ranks)
+        )
+        waiting_s = free.step_s - own_s
+        paces = Samples(tuple(lines.paces_s))
+        error = math.exp(_Z90 * _MEDIAN_ERROR * sigma_of(paces) / math.sqrt(len(paces.values)))
+        gain_frac, faster_frac = (
+            1 - self.with_overhead(better, free) / step_s if step_s else 0.0
+            for better in (doubled, faster)
+        )
+        efficiency = self.alone_s / step_s if step_s else 1.0
+        per_step = len(lines.firsts)
+        first_s = (
+            None
+            if lines.first_s is None
+            else max(lines.first_s + self.first_overhead_s, free.first_s or 0.0)
+        )
+        return ReplayRow(
+            ranks=n,
+            step_s=step_s,
+            low_s=self.with_overhead(low, free) / error,
+            high_s=self.with_overhead(high, free) * error,
+            first_step_s=first_s,
+            compute_s=compute_s,
+            communication_s=0.0 if n == 1 else max(map(lines.busy_s, lines.ranks)),
+            exposed_communication_s=step_s - compute_s,
+            waiting_s=waiting_s if waiting_s > _ROUNDING * free.step_s else 0.0,
+            overhead_s=self.overhead_s,
+            efficiency=efficiency,
+            speedup=n * efficiency,
+            steps_per_s=1 / step_s if step_s else 0.0,
+            bound=(
+                "network"
+                if is_network_bound(gain_frac, faster_frac, step_s - compute_s, step_s)
+                else "compute"
+            ),
+            network_gain_frac=gain_frac,
+            p10_s=step_s * spread(0.1),
+            p90_s=step_s * spread(0.9),
+            network_bytes=max(
+                math.fsum(costs.sent_bytes(call) for call in self.calls if rank in call.ranks)
+                / per_step
+                for rank in lines.ranks
+            ),
+        )
+
+    def alone(self, slow: float) -> Lines:
+        """Every rank by itself, as if it were the only one."""
+        found = []
+        for spell in self.recording.spells:
+            programs = spell.programs(self.stealing.stolen_s, slow)
+            apart = [
+                replay([program], [Operation((0,), Collective(0.0))] * len(spell.calls))
+                for program in programs
+            ]
+            ends, marks = (
+                tuple(line.ends_s[0] for line in apart),
+                tuple(line.marks_s[0] for line in apart),
+            )
+            found.append((spell, Replayed(ends, marks, tuple(() for _ in apart), ())))
+        return Lines(tuple(found))
+
+    def with_overhead(self, lines: Lines, free: Lines) -> float:
+        """The replayed step with the constant overhead; one that is negative cannot make it shorter
+        than over a network that takes no time.
+        """
+        return max(lines.step_s + self.overhead_s, free.step_s)
+
+    def rank_replays(self, lines: Lines) -> tuple[RankReplay, ...]:
+        return tuple(
+            RankReplay(
+                own.rank,
+                own.host,
+                Shares(own.step_s, own.compute_s, own.exposed_s, own.waiting_s),
+                lines.shares(own.rank),
+            )
+            for own in rank_shares(self.trace)
+        )
+
+    def call_times(self, costs: CallCosts) -> tuple[CallTimes, ...]:
+        """By kind, size and number of ranks, those that take longest in all first."""
+        alike: dict[tuple[str, int, int], list[Call]] = {}
+        for call in self.calls:
+            alike.setdefault((call.kind, call.n_bytes, len(call.ranks)), []).append(call)
+        found = [
+            CallTimes(
+                kind,
+                n_bytes,
+                n,
+                len(calls) / self.trace.n_steps,
+                statistics.median(call.seconds for call in calls),
+                None if self.was is None else statistics.median(map(self.was.seconds, calls)),
+                statistics.median(map(costs.seconds, calls)),
+            )
+            for (kind, n_bytes, n), calls in alike.items()
+        ]
+        return tuple(sorted(found, key=lambda one: -one.per_step * one.replayed_s))
+
+    def reduced_bytes(self) -> tuple[int, ...]:
+        """The vectors that rank 0 reduces in its last step, in the order of their launches:
+        DistributedDataParallel's buckets, and what the script adds.
+        """
+        return tuple(
+            event.n_bytes
+            for event in self.trace.steps[0][-1].launches
+            if event.kind == "all_reduce"
+        )
+
+    def collectives(self) -> tuple[CollectiveTime, ...]:
+        largest = max(self.asked)
+        per_node = min(largest, self.per_node)
+        if largest == self.trace.n_ranks and largest % per_node:  # uneven nodes, as recorded
+            per_node = 1
+        times = collective_s(
+            self.cluster, "all_reduce", COLLECTIVE_BYTES, largest, per_node, self.what_if
+        )
+        return tuple(
+            CollectiveTime("all_reduce", size, largest, float(seconds))
+            for size, seconds in zip(COLLECTIVE_BYTES, times)
+        )

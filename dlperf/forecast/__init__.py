@@ -1,0 +1,1 @@
+"""Steps become epochs: data loaders, worker processes, what a script does around its steps."""

@@ -1,0 +1,323 @@
+"""Collectives as the textbooks have them, in seconds: ring, recursive doubling and halving,
+Rabenseifner, Bruck, binomial tree.
+
+Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
+experience", CCPE 2007; Thakur, Rabenseifner, Gropp, "Optimization of collective communication
+operations in MPICH", IJHPCA 2005, also for ranks that are no power of two.
+
+A message of n bytes takes alpha + n beta (alpha = `latency_s`, beta = `s_per_byte`) and occupies
+one port of its sender and one of its receiver for all that time; a rank can send and receive at
+once, one message each. gamma = `reduce_s_per_byte` is the time to add two vectors, per byte of
+result; it overlaps with nothing. p = `n_ranks`. `n_bytes` is the whole vector: what each rank puts
+into an all-reduce, reduce-scatter or broadcast, and what it gets from an all-gather. One rank costs
+nothing; a vector of zero bytes costs the messages' latency.
+
+All pairs of ranks are supposed to be equally far apart and to start together, and vectors to be divisible. No library runs exactly these (see
+:mod:`dlperf.models.gloo`, :mod:`dlperf.models.nccl`); they are the common ground for comparing algorithms. Arguments may be numbers or arrays that
+broadcast. All raise DlperfError for negative arguments, or ranks that are no whole number above zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlperf.core.errors import DlperfError
+from dlperf.models.arguments import Reals, at_least, counts, plain
+from dlperf.models.roofline import Quantity
+
+
+def ring_reduce_scatter_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Ring reduce-scatter in seconds: (p-1) (alpha + n/p (beta + gamma)). Chan et al. 2007, bucket
+    algorithm. Least bytes, most messages.
+
+    >>> ring_reduce_scatter_s(400, 4, latency_s=1.0, s_per_byte=0.01)  # 3 x (1 + 1)
+    6.0
+    """
+    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    return plain((p - 1) * (alpha + n / p * (beta + gamma)))
+
+
+def ring_all_gather_s(
+    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+) -> Quantity:
+    """Ring all-gather in seconds: (p-1) (alpha + n/p beta). Chan et al. 2007, bucket algorithm.
+
+    >>> ring_all_gather_s(400, 4, latency_s=1.0, s_per_byte=0.01)
+    6.0
+    """
+    return ring_reduce_scatter_s(n_bytes, n_ranks, latency_s, s_per_byte)
+
+
+def ring_all_reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Ring all-reduce in seconds: 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma;
+    reduce-scatter, then all-gather.
+
+    Chan et al. 2007; Patarasuk and Yuan 2009, who show that no algorithm sends fewer bytes. Its
+    latency grows with p: errs in nothing, but is a bad choice for short vectors.
+
+    >>> ring_all_reduce_s(400, [1, 2, 4], latency_s=1.0, s_per_byte=0.01).tolist()  # 2 x (1 + 2), 6 x (1 + 1)
+    [0.0, 6.0, 12.0]
+    """
+    scatter = np.asarray(
+        ring_reduce_scatter_s(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    )
+    return plain(scatter + ring_all_gather_s(n_bytes, n_ranks, latency_s, s_per_byte))
+
+
+def recursive_doubling_all_reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """All-reduce by recursive doubling in seconds: log2 p (alpha + n (beta + gamma)).
+
+    Thakur et al. 2005. Ranks beyond the largest power of two first give their vector to a neighbour
+    and get the result from it in the end, which adds 2 alpha + n (2 beta + gamma). For short
+    vectors: the whole vector goes in every step.
+
+    >>> recursive_doubling_all_reduce_s(100, [4, 5], latency_s=1.0, s_per_byte=0.01).tolist()  # two steps of 2 s; two more
+    [4.0, 8.0]
+    """
+    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    return plain(_floor_log2(p) * (alpha + n * (beta + gamma)) + _folded(n, p, alpha, beta, gamma))
+
+
+def rabenseifner_all_reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Rabenseifner's all-reduce in seconds: 2 log2 p alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
+
+    Thakur et al. 2005: reduce-scatter by recursive halving, all-gather by recursive doubling. As
+    few bytes as the ring with few messages, but partners are far apart, which costs more on a real
+    network than here. Ranks beyond a power of two as in :func:`recursive_doubling_all_reduce_s`.
+
+    >>> rabenseifner_all_reduce_s(400, 4, latency_s=1.0, s_per_byte=0.01)  # four messages, 600 bytes
+    10.0
+    """
+    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    steps = _floor_log2(p)
+    share = 1 - 2.0**-steps
+    return plain(
+        2 * steps * alpha + share * n * (2 * beta + gamma) + _folded(n, p, alpha, beta, gamma)
+    )
+
+
+def recursive_halving_reduce_scatter_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Reduce-scatter by recursive halving in seconds: log2 p alpha + (p-1)/p n (beta + gamma).
+    Thakur et al. 2005.
+
+    Raises DlperfError besides for ranks that are no power of two.
+
+    >>> recursive_halving_reduce_scatter_s(400, 4, latency_s=1.0, s_per_byte=0.01)
+    5.0
+    """
+    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    if not np.all(p == 2 ** _floor_log2(p)):
+        raise DlperfError(
+            f"n_ranks is {n_ranks!r}; recursive halving and doubling need a power of two. Take the"
+            " ring, or Bruck's all-gather"
+        )
+    return plain(_floor_log2(p) * alpha + (p - 1) / p * n * (beta + gamma))
+
+
+def recursive_doubling_all_gather_s(
+    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+) -> Quantity:
+    """All-gather by recursive doubling in seconds: log2 p alpha + (p-1)/p n beta. Thakur et al.
+    2005. Raises as recursive halving does.
+
+    >>> recursive_doubling_all_gather_s(400, 4, latency_s=1.0, s_per_byte=0.01)
+    5.0
+    """
+    return recursive_halving_reduce_scatter_s(n_bytes, n_ranks, latency_s, s_per_byte)
+
+
+def bruck_all_gather_s(
+    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+) -> Quantity:
+    """Bruck's all-gather in seconds: ceil(log2 p) alpha + (p-1)/p n beta, for any p. Bruck et al.
+    1997; Thakur et al. 2005.
+
+    The final rotation of the blocks in memory is not in it.
+
+    >>> bruck_all_gather_s(500, 5, latency_s=1.0, s_per_byte=0.01)  # 1, 2 and 1 blocks
+    7.0
+    """
+    n, p, alpha, beta, _ = _checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0)
+    return plain(np.ceil(np.log2(p)) * alpha + (p - 1) / p * n * beta)
+
+
+def binomial_broadcast_s(
+    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+) -> Quantity:
+    """Broadcast by a binomial tree in seconds: ceil(log2 p) (alpha + n beta). Chan et al. 2007,
+    minimum spanning tree. For short vectors.
+
+    >>> binomial_broadcast_s(100, [2, 3, 4], latency_s=1.0, s_per_byte=0.01).tolist()
+    [2.0, 4.0, 4.0]
+    """
+    return binomial_reduce_s(n_bytes, n_ranks, latency_s, s_per_byte)
+
+
+def binomial_reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Sum at one rank by a binomial tree in seconds: ceil(log2 p) (alpha + n (beta + gamma)). Chan
+    et al. 2007.
+
+    >>> binomial_reduce_s(100, 4, latency_s=1.0, s_per_byte=0.01, reduce_s_per_byte=0.01)
+    6.0
+    """
+    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    return plain(np.ceil(np.log2(p)) * (alpha + n * (beta + gamma)))
+
+
+def binomial_all_reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """All-reduce by a binomial tree up and down in seconds: ceil(log2 p) (2 alpha + n (2 beta +
+    gamma)). Chan et al. 2007.
+
+    >>> binomial_all_reduce_s(100, 4, latency_s=1.0, s_per_byte=0.01)
+    8.0
+    """
+    up = np.asarray(binomial_reduce_s(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte))
+    return plain(up + binomial_broadcast_s(n_bytes, n_ranks, latency_s, s_per_byte))
+
+
+def scatter_all_gather_broadcast_s(
+    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+) -> Quantity:
+    """Broadcast of a long vector in seconds: (ceil(log2 p) + p - 1) alpha + 2 (p-1)/p n beta.
+
+    van de Geijn's: a binomial tree scatters the vector, a ring gathers it everywhere. Chan et al.
+    2007.
+
+    >>> scatter_all_gather_broadcast_s(400, 4, latency_s=1.0, s_per_byte=0.01)  # five messages, 600 bytes
+    11.0
+    """
+    n, p, alpha, beta, _ = _checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0)
+    return plain((np.ceil(np.log2(p)) + p - 1) * alpha + 2 * (p - 1) / p * n * beta)
+
+
+def double_binary_tree_broadcast_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    n_blocks: ArrayLike | None = None,
+) -> Quantity:
+    """Broadcast by two binary trees in seconds, each with half of the vector in b blocks: 2 (h + b
+    - 1) (alpha + beta n / 2b), h = ceil(log2 p).
+
+    Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 2009. A rank that is an inner node of one tree is a leaf of the other, so
+    ports are busy all the time: n beta for long vectors, where a single binary tree takes 2 n beta.
+    b = `n_blocks`; by default the best, sqrt((h-1) beta n / 2 alpha), at least one and at most one
+    a byte, *not rounded*.
+
+    An upper bound: a block goes down a level in two steps, often in one. Sanders' schedule takes
+    0.75 to 1.0 of it for more than two ranks, the more blocks the closer; sending whatever is ready
+    instead takes up to 1.6 times it, because messages of both trees then meet at a port.
+
+    >>> double_binary_tree_broadcast_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)  # 12 messages of 100 bytes
+    24.0
+    """
+    return _two_trees_s(*_checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0), n_blocks)
+
+
+def double_binary_tree_all_reduce_s(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike = 0.0,
+    n_blocks: ArrayLike | None = None,
+) -> Quantity:
+    """All-reduce by two binary trees in seconds: up with sums, then down: 4 (h + b - 1) (alpha +
+    beta n / 2b) + 2 (h + b - 1) gamma n / 2b.
+
+    Sanders et al. 2009; NCCL's tree is built likewise, but begins to send down before all is summed. Blocks, bound and symbols as in
+    :func:`double_binary_tree_broadcast_s`. Latency grows with log2 p only, bytes tend to 2 n beta.
+
+    >>> double_binary_tree_all_reduce_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)
+    48.0
+    """
+    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
+    zero = np.asarray(0.0)
+    return plain(
+        np.asarray(_two_trees_s(n, p, alpha, beta, gamma, n_blocks))
+        + _two_trees_s(n, p, alpha, beta, zero, n_blocks)
+    )
+
+
+def _two_trees_s(
+    n: Reals, p: Reals, alpha: Reals, beta: Reals, gamma: Reals, n_blocks: ArrayLike | None
+) -> Quantity:
+    depth = np.ceil(np.log2(p))
+    each = (beta + gamma) * n / 2
+    if n_blocks is None:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            best = np.sqrt(np.where(each > 0, np.maximum(depth - 1, 0) * each / alpha, 0.0))
+        blocks = np.clip(np.nan_to_num(best, nan=1.0), 1.0, np.maximum(n, 1.0))
+    else:
+        blocks = counts("n_blocks", n_blocks)
+    return plain(np.where(p > 1, 2 * (depth + blocks - 1) * (alpha + each / blocks), 0.0))
+
+
+def _checked(
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    latency_s: ArrayLike,
+    s_per_byte: ArrayLike,
+    reduce_s_per_byte: ArrayLike,
+) -> tuple[Reals, Reals, Reals, Reals, Reals]:
+    link = at_least("latency_s", latency_s), at_least("s_per_byte", s_per_byte)
+    return (
+        at_least("n_bytes", n_bytes),
+        counts("n_ranks", n_ranks),
+        *link,
+        at_least("reduce_s_per_byte", reduce_s_per_byte),
+    )
+
+
+def _floor_log2(p: Reals) -> Reals:
+    return np.asarray(np.floor(np.log2(p)))
+
+
+def _folded(n: Reals, p: Reals, alpha: Reals, beta: Reals, gamma: Reals) -> Reals:
+    """What ranks beyond the largest power of two cost."""
+    return np.asarray(np.where(p > 2 ** _floor_log2(p), 2 * alpha + n * (2 * beta + gamma), 0.0))

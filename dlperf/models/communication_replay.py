@@ -1,0 +1,372 @@
+"""The time lines of several ranks that compute and meet in collectives and messages: a discrete
+replay.
+
+Each rank is one thread that goes through a program of its own: it computes, launches an operation,
+waits for one. It is :mod:`dlperf.models.overlap` with ranks that may differ; where all have the
+same program both give the same times. Trace-driven prediction of the whole of a distributed run is
+Choi et al. 2020 (section 3: recorded calls over a model of another network, computation kept as it
+was); what they add to it, a constant overhead, is for the caller to measure.
+
+- An operation starts once its last rank has launched it. Operations of one queue (a process group) start in the order of their launches, at most `n_lanes` of
+  them at a time (gloo: two worker threads a group; NCCL: one stream). One without a queue, a message, waits for its two ranks alone.
+- Operations that share a port (the link of a node) share its rate: each wants it for `link_frac` of its time alone, and where the sum passes 1 all
+  slow down alike. An operation is as slow as at the most crowded of its ports.
+- A port that has rested stores as many seconds, up to the bucket's, and spares them the next operation, if all of its ports do (a token bucket).
+- An operation takes `stolen_s` of processor time over its life from each of its ranks, though never more than half of a rank's processor in all. It takes
+  `delayed_s` longer where all its ranks compute all the time, and a share of that where some do.
+
+Assumptions: an operation ends on all its ranks at once (a rank that leaves a ring or a tree early
+is kept too long), and its progress is even. Events are exact; nothing is stepped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dlperf.core.errors import DlperfError
+from dlperf.models.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, Collective, Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A collective or message of several ranks: what it takes alone, the queue it stands in (None:
+    none), the ports it occupies (None: one of each rank's own).
+
+    Raises DlperfError without a rank, or with one twice.
+    """
+
+    ranks: tuple[int, ...]
+    collective: Collective
+    queue: int | None = None
+    ports: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ranks or len(set(self.ranks)) != len(self.ranks):
+            raise DlperfError(
+                f"an operation has the ranks {self.ranks}; it needs one at least, each once"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The rank issues its part of an operation (a place in the list of operations) and goes on."""
+
+    operation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The rank waits until the operation has ended."""
+
+    operation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The rank notes the time."""
+
+
+Task = Compute | Launch | Wait | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When an operation was launched by the last of its ranks, when it started and when it ended;
+    seconds, NaN where that never happened.
+    """
+
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rank stood still for an operation; seconds."""
+
+    operation: int
+    from_s: float
+    until_s: float
+
+    def for_ranks_s(self, span: Span) -> float:
+        """The part of it until the operation's last rank had launched it; the rest is
+        communication.
+        """
+        return max(0.0, min(self.until_s, span.ready_s) - self.from_s)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of the programs: the end of each, the times of its marks and its waits (those that
+    took time), and the span of each operation; seconds.
+    """
+
+    ends_s: tuple[float, ...]
+    marks_s: tuple[tuple[float, ...], ...]
+    waits: tuple[tuple[Waiting, ...], ...]
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class _Rank:
+    program: Sequence[Task]
+    now_s: float
+    place: int = 0
+    left_s: float = 0.0
+    marks: list[float] = field(default_factory=list)
+    waits: list[Waiting] = field(default_factory=list)
+    from_s: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.place >= len(self.program)
+
+
+@dataclass
+class _State:
+    operation: Operation
+    collective: Collective
+    ports: tuple[int, ...]
+    missing: set[int]
+    ready_s: float = math.nan
+    start_s: float = math.nan
+    end_s: float = math.nan
+    left_frac: float = 1.0
+
+    @property
+    def has_ended(self) -> bool:
+        return not math.isnan(self.end_s)
+
+
+class _Replay:
+    def __init__(
+        self,
+        programs: Sequence[Sequence[Task]],
+        operations: Sequence[Operation],
+        n_lanes: int,
+        starts_s: Sequence[float],
+        bucket_s: float,
+    ) -> None:
+        self.n_lanes, self.bucket_s = n_lanes, bucket_s
+        self.now_s = min(starts_s, default=0.0)
+        self.ranks = [_Rank(program, start) for program, start in zip(programs, starts_s)]
+        for rank in self.ranks:  # who starts later computes until then, undisturbed by any rule: nothing of its own can be running
+            rank.left_s = rank.now_s - self.now_s
+        self.states = [
+            _State(
+                one,
+                one.collective,
+                one.ranks if one.ports is None else tuple(dict.fromkeys(one.ports)),
+                set(one.ranks),
+            )
+            for one in operations
+        ]
+        self.stored_s = dict.fromkeys(
+            (port for state in self.states for port in state.ports), bucket_s
+        )
+        self.queues: dict[int, list[int]] = defaultdict(list)
+        self.running: list[int] = []
+
+    def launch(self, number: int, who: int) -> None:
+        state = self.states[number]
+        if who not in state.missing:
+            raise DlperfError(
+                f"rank {who} launches operation {number}, whose ranks are {state.operation.ranks},"
+                " once too often"
+            )
+        queue = state.operation.queue
+        if queue is not None and len(state.missing) == len(state.operation.ranks):
+            self.queues[queue].append(number)
+        state.missing.discard(who)
+        if state.missing:
+            return
+        state.ready_s = self.now_s
+        if queue is None:
+            self.start(number)
+        else:
+            self.fill_lanes(queue)
+
+    def fill_lanes(self, queue: int) -> None:
+        """Start what is among the first of its queue and has been launched by all. What takes no
+        time leaves at once and makes room.
+        """
+        again = True
+        while again:
+            again = False
+            for number in self.queues[queue][: self.n_lanes]:
+                state = self.states[number]
+                if not state.missing and math.isnan(state.start_s):
+                    self.start(number)
+                    again = again or state.has_ended
+
+    def start(self, number: int) -> None:
+        state = self.states[number]
+        state.start_s = self.now_s
+        state.collective, used_s = state.collective.after_rest(
+            min((self.stored_s[port] for port in state.ports), default=0.0)
+        )
+        for port in state.ports:
+            self.stored_s[port] -= used_s
+        if state.collective.duration_s > 0:
+            self.running.append(number)
+        else:
+            self.end(number)
+
+    def end(self, number: int) -> None:
+        state = self.states[number]
+        state.end_s = self.now_s
+        if state.operation.queue is not None:
+            self.queues[state.operation.queue].remove(number)
+
+    def proceed(self) -> None:
+        """All that takes no time: every rank goes on until it computes, has to wait, or has ended."""
+        moved = True
+        while moved:
+            moved = False
+            for who, rank in enumerate(self.ranks):
+                while rank.left_s <= 0 and not rank.has_ended and self.pass_task(who, rank):
+                    moved = True
+
+    def pass_task(self, who: int, rank: _Rank) -> bool:
+        """Begin or finish the rank's task; False where it has to wait."""
+        task = rank.program[rank.place]
+        if isinstance(task, Compute):
+            if not 0 <= task.seconds < math.inf:
+                raise DlperfError(f"work is {task.seconds} s; it must be finite and at least 0")
+            rank.left_s = task.seconds
+        elif isinstance(task, Launch):
+            self.launch(task.operation, who)
+        elif isinstance(task, Mark):
+            rank.marks.append(self.now_s)
+        else:
+            state = self.states[task.operation]
+            if who in state.missing or who not in state.operation.ranks:
+                raise DlperfError(
+                    f"rank {who} waits for operation {task.operation}, which it did not launch"
+                )
+            if not state.has_ended:
+                rank.from_s = self.now_s if rank.from_s is None else rank.from_s
+                return False
+            if rank.from_s is not None and self.now_s > rank.from_s:
+                rank.waits.append(Waiting(task.operation, rank.from_s, self.now_s))
+            rank.from_s = None
+        rank.place += 1
+        return True
+
+    def advance(self) -> bool:
+        """Go on to the next event; False where nothing goes on any more."""
+        computing = [rank.left_s > 0 for rank in self.ranks]
+        if not self.running and not any(computing):
+            return False
+        crowd: dict[int, float] = defaultdict(float)
+        for number in self.running:
+            for port in self.states[number].ports:
+                crowd[port] += self.states[number].collective.link_frac
+        stolen = [0.0] * len(self.ranks)
+        whole_s = []
+        for number in self.running:
+            state = self.states[number]
+            one, members = state.collective, state.operation.ranks
+            sharing = max(1.0, max((crowd[port] for port in state.ports), default=0.0))
+            whole = sharing * one.duration_s + one.delayed_s * sum(
+                computing[who] for who in members
+            ) / len(members)
+            whole_s.append(whole)
+            for who in members:
+                stolen[who] += one.stolen_s / whole
+        rates = [max(LEAST_COMPUTE_RATE, 1.0 - lost) for lost in stolen]
+        lasts = [
+            self.states[number].left_frac * whole for number, whole in zip(self.running, whole_s)
+        ]
+        works = [
+            rank.left_s / rate for rank, rate, busy in zip(self.ranks, rates, computing) if busy
+        ]
+        step_s = min([*lasts, *works])
+        self.now_s += step_s
+        for port in self.stored_s if self.bucket_s else ():
+            if port not in crowd:
+                self.stored_s[port] = min(self.bucket_s, self.stored_s[port] + step_s)
+        for rank, rate, busy in zip(self.ranks, rates, computing):
+            if busy:
+                rank.left_s = 0.0 if rank.left_s / rate <= step_s else rank.left_s - step_s * rate
+        still, ended = [], []
+        for number, last_s, whole in zip(self.running, lasts, whole_s):
+            if last_s <= step_s:
+                ended.append(number)
+            else:
+                self.states[number].left_frac -= step_s / whole
+                still.append(number)
+        self.running = still
+        for number in ended:
+            self.end(number)
+        for queue in {self.states[number].operation.queue for number in ended} - {None}:
+            self.fill_lanes(queue)  # type: ignore[arg-type]
+        return True
+
+    def check_ended(self) -> None:
+        """Raises DlperfError where a rank waits for ever, naming for whom."""
+        for who, rank in enumerate(self.ranks):
+            task = None if rank.has_ended else rank.program[rank.place]
+            if isinstance(task, Wait):
+                missing = sorted(self.states[task.operation].missing)
+                reason = (
+                    f"rank(s) {', '.join(map(str, missing))} never launch"
+                    if missing
+                    else "waits behind one that is not launched by all its ranks"
+                )
+                raise DlperfError(
+                    f"rank {who} waits for ever for operation {task.operation}, which {reason}"
+                )
+
+
+def replay(
+    programs: Sequence[Sequence[Task]],
+    operations: Sequence[Operation],
+    n_lanes: int = GLOO_LANES,
+    starts_s: Sequence[float] | None = None,
+    bucket_s: float = 0.0,
+) -> Replayed:
+    """The time lines of the programs, one for each rank; `starts_s` are the times when they start
+    (0). Ports store up to `bucket_s`, and begin with that.
+
+    What is still running when all have ended goes on in the background, and delays nothing. Raises
+    DlperfError for fewer than one lane, negative work, waiting for what a rank did not launch, and
+    ranks that wait for ever for one another.
+
+    >>> both = Operation((0, 1), Collective(2.0))
+    >>> replay([[Compute(1.0), Launch(0), Wait(0)], [Compute(4.0), Launch(0), Wait(0)]], [both]).ends_s  # the first waits 3 s for the second, then both 2 s
+    (6.0, 6.0)
+    """
+    if n_lanes < 1:
+        raise DlperfError(f"n_lanes is {n_lanes}; it must be at least 1")
+    starts = [0.0] * len(programs) if starts_s is None else list(starts_s)
+    if len(starts) != len(programs):
+        raise DlperfError(
+            f"starts_s has {len(starts)} times for {len(programs)} programs; it has one for each"
+        )
+    for number, one in enumerate(operations):
+        if not set(one.ranks) <= set(range(len(programs))):
+            raise DlperfError(
+                f"operation {number} has the ranks {one.ranks}, and there are {len(programs)}"
+                " programs"
+            )
+    line = _Replay(programs, operations, n_lanes, starts, bucket_s)
+    ends = [math.nan] * len(programs)
+    going = True
+    while going:
+        line.proceed()
+        for who, rank in enumerate(line.ranks):
+            if rank.has_ended and rank.left_s <= 0 and math.isnan(ends[who]):
+                ends[who] = line.now_s
+        going = line.advance()
+    line.check_ended()
+    spans = tuple(Span(state.ready_s, state.start_s, state.end_s) for state in line.states)
+    return Replayed(
+        tuple(ends),
+        tuple(tuple(rank.marks) for rank in line.ranks),
+        tuple(tuple(rank.waits) for rank in line.ranks),
+        spans,
+    )

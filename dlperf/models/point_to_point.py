@@ -1,0 +1,159 @@
+"""The time of one message between two processes: postal, LogGP, max-rate with two and with three
+parameters, K-model.
+
+Every argument may be a number or an array; arrays broadcast against each other. SI base units:
+seconds, bytes, bytes/s, seconds per byte. Parameters hold for one distance (same socket, other
+socket, other node) and one protocol or band of sizes, for which they were fitted. A message of zero
+bytes costs its latency. Congestion inside the network and the number of hops are in none of these
+laws; they err low there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlperf.core.errors import DlperfError
+from dlperf.models.arguments import at_least, plain, positive
+from dlperf.models.roofline import Quantity
+
+
+def postal_s(n_bytes: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike) -> Quantity:
+    """Time of a message in seconds by the postal model: T = alpha + beta n.
+
+    Bar-Noy and Kipnis 1992; Choi et al. 2020, equation 1. alpha = `latency_s`, the time to start
+    it; beta = `s_per_byte`; n = `n_bytes`. One pair of processes has the network to itself; with
+    several of a node it errs low, by up to 59 % in Choi et al.'s runs. Raises DlperfError for
+    negative arguments.
+
+    >>> postal_s([0, 1000], latency_s=0.5, s_per_byte=0.001).tolist()
+    [0.5, 1.5]
+    """
+    return plain(
+        at_least("latency_s", latency_s)
+        + at_least("s_per_byte", s_per_byte) * at_least("n_bytes", n_bytes)
+    )
+
+
+def loggp_s(
+    n_bytes: ArrayLike,
+    latency_s: ArrayLike,
+    overhead_s: ArrayLike,
+    gap_per_byte_s: ArrayLike,
+    gap_s: ArrayLike = 0.0,
+    n_messages: ArrayLike = 1,
+) -> Quantity:
+    """Time in seconds until the last of a train of messages is received, by LogGP: o + (k-1) G +
+    (m-1) (max(g, o) + (k-1) G) + L + o.
+
+    Alexandrov, Ionescu, Schauser, Scheiman 1995 (JPDC 44, 1997). L = `latency_s`, o = `overhead_s`
+    (a processor is busy so long with sending, and again with receiving), G = `gap_per_byte_s`, g =
+    `gap_s` (from the last byte of a message to the first of the next), k = `n_bytes`, m =
+    `n_messages` of the same size, one after another. One message takes o + (k-1) G + L + o. The
+    first byte travels within L and o, so an empty message costs as much as one of a byte; with
+    several messages the overhead of the next is spent while G of the last runs out.
+
+    Holds between two processes without contention; receiving (o a message) is supposed to keep up.
+    Where sending copies the message, o grows with k and LogGP errs low. Raises DlperfError for
+    negative arguments, or fewer than one message.
+
+    >>> loggp_s(101, latency_s=5.0, overhead_s=1.0, gap_per_byte_s=0.1)  # 1 + 100 x 0.1 + 5 + 1
+    17.0
+    >>> loggp_s(101, latency_s=5.0, overhead_s=1.0, gap_per_byte_s=0.1, gap_s=2.0, n_messages=2)  # 2 + 10 later
+    29.0
+    """
+    latency, overhead = at_least("latency_s", latency_s), at_least("overhead_s", overhead_s)
+    bytes_s = np.maximum(at_least("n_bytes", n_bytes) - 1, 0) * at_least(
+        "gap_per_byte_s", gap_per_byte_s
+    )
+    further = at_least("n_messages", n_messages, 1) - 1
+    return plain(
+        overhead
+        + bytes_s
+        + further * (np.maximum(at_least("gap_s", gap_s), overhead) + bytes_s)
+        + latency
+        + overhead
+    )
+
+
+def max_rate_s(
+    n_bytes: ArrayLike,
+    latency_s: ArrayLike,
+    base_bytes_per_s: ArrayLike,
+    added_bytes_per_s: ArrayLike,
+    n_senders: ArrayLike = 1,
+    injection_bytes_per_s: ArrayLike = np.inf,
+) -> Quantity:
+    """Time of a message in seconds while k processes of its node send: T = alpha + k n / min(R_N,
+    R_Cb + (k - 1) R_Ci).
+
+    Gropp, Olson, Samfass 2016; Choi et al. 2020, equation 2, is the case without R_N (it is never
+    the smaller there). alpha = `latency_s`, R_Cb = `base_bytes_per_s` (one process alone), R_Ci =
+    `added_bytes_per_s` (what each further process adds), k = `n_senders`, R_N =
+    `injection_bytes_per_s` (what the node's link takes), n = `n_bytes` sent by each.
+
+    With the k of :func:`k_model_senders`, which need not be whole, it is the K-model for eager and
+    rendezvous messages. For k = 1 it is the postal model with beta = 1 / R_Cb. All k are supposed
+    to send at once, over the network: errs high where some of their messages stay inside the node.
+    Raises DlperfError for negative arguments, or a rate that is not positive (a fraction of a
+    sender can make it so).
+
+    >>> max_rate_s(100, latency_s=1.0, base_bytes_per_s=60.0, added_bytes_per_s=20.0, n_senders=3)  # 1 + 300 / 100
+    4.0
+    >>> max_rate_s(100, 1.0, 60.0, 20.0, n_senders=3, injection_bytes_per_s=75.0)  # 1 + 300 / 75
+    5.0
+    """
+    senders = at_least("n_senders", n_senders)
+    rate = positive("base_bytes_per_s", base_bytes_per_s) + (senders - 1) * at_least(
+        "added_bytes_per_s", added_bytes_per_s
+    )
+    if not np.all(rate > 0):
+        raise DlperfError(
+            f"the rate of {n_senders!r} senders is {rate} bytes/s; it must be positive, so"
+            " base_bytes_per_s must exceed added_bytes_per_s"
+        )
+    rate = np.minimum(rate, positive("injection_bytes_per_s", injection_bytes_per_s))
+    return plain(at_least("latency_s", latency_s) + senders * at_least("n_bytes", n_bytes) / rate)
+
+
+def max_rate_short_s(
+    n_bytes: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike, n_senders: ArrayLike = 1
+) -> Quantity:
+    """Time of a short message in seconds while k processes of its node send: T = alpha + k n beta.
+
+    Choi et al. 2020, equation 3: the max-rate model with two parameters, for the short protocol,
+    where a fit of three turns negative. alpha = `latency_s`, beta = `s_per_byte`, k = `n_senders`,
+    n = `n_bytes`. The node's link is shared and nothing is gained by a second sender; errs high
+    where it is. With the k of :func:`k_model_senders` it is equation 5. Raises DlperfError for
+    negative arguments.
+
+    >>> max_rate_short_s(100, latency_s=1.0, s_per_byte=0.01, n_senders=3)
+    4.0
+    """
+    work = at_least("n_senders", n_senders) * at_least("n_bytes", n_bytes)
+    return plain(at_least("latency_s", latency_s) + work * at_least("s_per_byte", s_per_byte))
+
+
+def k_model_senders(n_inter: ArrayLike, n_total: ArrayLike, n_senders: ArrayLike) -> Quantity:
+    """The K-model's number of senders, k = K_inter / K_total x k'.
+
+    Choi et al. 2020, equation 4. K_inter = `n_inter`, the most messages that any node sends to
+    others; K_total = `n_total`, the most that any node sends at all; k' = `n_senders`, processes of
+    a node that communicate. Both K follow from a pattern and a placement
+    (:func:`dlperf.models.placement.count_messages`). Put into :func:`max_rate_s` or
+    :func:`max_rate_short_s`.
+
+    Messages are counted, whatever their size, and the two largest nodes may be different ones; so
+    it holds for phases of like messages. No node's messages go to others: k = 0. Raises DlperfError
+    for negative counts, no messages at all, or more to other nodes than in all.
+
+    >>> k_model_senders(12, 24, 6)  # the 6 x 8 halo exchange of the paper's Figure 1
+    3.0
+    """
+    inter, total = at_least("n_inter", n_inter), positive("n_total", n_total)
+    if not np.all(inter <= total):
+        raise DlperfError(
+            f"n_inter is {n_inter!r}, n_total {n_total!r}; a node cannot send more messages to"
+            " other nodes than in all"
+        )
+    return plain(inter / total * at_least("n_senders", n_senders))

@@ -1,0 +1,287 @@
+"""Ridgeline: one plane that tells which of arithmetic, memory and network bounds a piece of work.
+
+Checconi, Tithi, Petrini, "Ridgeline: A 2D Roofline Model for Distributed Systems", 2022. A piece of
+work is F = `flops` [FLOP], B_M = `memory_bytes` and B_N = `network_bytes` [bytes] of one process.
+The plane has x = I_M and y = I_A, both logarithmic; since I_N = x y, the lines of equal network
+intensity fall at 45 degrees, and the one through the centre is the ridge between network and
+compute.
+
+With OI = I_A and CAI = I_N the same three roofs are Cardwell's (2019, equation 2.5):
+:func:`dlperf.models.roofline.attainable_with_network_flops_per_s`.
+
+The published model has no latency, and lets everything overlap. Both can be given here:
+`n_messages` x `latency_s` joins the network's term, and `overlap_frac` says which share of the
+shorter of (local work, network) hides behind the longer; 0 messages and 1 are the published form.
+
+Arguments may be numbers or arrays that broadcast. Bounds err low: no resource reaches its measured
+peak while the others run too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlperf.core.errors import DlperfError
+from dlperf.models.arguments import Reals, at_least, plain, positive
+from dlperf.models.roofline import Quantity
+
+COMPUTE, MEMORY, NETWORK = 0, 1, 2
+RESOURCES = ("compute", "memory", "network")
+"""By number: the order of :func:`terms_s`, in which ties are decided too (a point on the ridge is
+compute bound).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one process can do: peak [FLOP/s], memory and network bandwidth [bytes/s]. Raises
+    DlperfError unless all are positive and finite.
+
+    >>> clx = Rates(4.2e12, 105e9, 12e9)  # Checconi et al., section III: a Cascade Lake socket
+    >>> clx.centre, clx.network_balance
+    ((8.75, 40.0), 350.0)
+    """
+
+    peak_flops_per_s: float
+    memory_bytes_per_s: float
+    network_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("peak_flops_per_s", "memory_bytes_per_s", "network_bytes_per_s"):
+            value = getattr(self, name)
+            if not (value > 0 and np.isfinite(value)):
+                raise DlperfError(f"{name} is {value}; a rate must be positive and finite")
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """Where all three bind: x = memory / network bandwidth [byte per byte], y = peak / memory
+        bandwidth [FLOP per byte] (section III).
+        """
+        return (
+            self.memory_bytes_per_s / self.network_bytes_per_s,
+            self.peak_flops_per_s / self.memory_bytes_per_s,
+        )
+
+    @property
+    def network_balance(self) -> float:
+        """The network intensity of the ridge, x y = peak / network bandwidth, in FLOP per byte
+        (section II).
+        """
+        return self.peak_flops_per_s / self.network_bytes_per_s
+
+    @property
+    def column(self) -> Reals:
+        """Peak, memory, network, in the order of :data:`RESOURCES`."""
+        return np.array([self.peak_flops_per_s, self.memory_bytes_per_s, self.network_bytes_per_s])
+
+
+def arithmetic_intensity(flops: ArrayLike, memory_bytes: ArrayLike) -> Quantity:
+    """I_A = F / B_M, FLOP per byte of memory (Table I); Cardwell's operational intensity. Raises
+    DlperfError for negative FLOPs, or bytes not above 0.
+
+    >>> arithmetic_intensity(80.0, 20.0)
+    4.0
+    """
+    return plain(at_least("flops", flops) / positive("memory_bytes", memory_bytes))
+
+
+def memory_intensity(memory_bytes: ArrayLike, network_bytes: ArrayLike) -> Quantity:
+    """I_M = B_M / B_N, bytes of memory per byte of network (Table I); infinite where nothing is
+    sent. Raises as :func:`arithmetic_intensity`.
+
+    >>> memory_intensity(20.0, [10.0, 0.0]).tolist()
+    [2.0, inf]
+    """
+    return _per_network_byte(positive("memory_bytes", memory_bytes), network_bytes)
+
+
+def network_intensity(flops: ArrayLike, network_bytes: ArrayLike) -> Quantity:
+    """I_N = F / B_N = I_A I_M, FLOP per byte of network (Table I); Cardwell's communication
+    arithmetic intensity (equation 2.4).
+
+    Infinite where nothing is sent. Raises DlperfError for negative arguments.
+
+    >>> network_intensity(80.0, [10.0, 0.0]).tolist()
+    [8.0, inf]
+    """
+    return _per_network_byte(at_least("flops", flops), network_bytes)
+
+
+def attainable_flops_per_s(
+    memory_intensity: ArrayLike, arithmetic_intensity: ArrayLike, rates: Rates
+) -> Quantity:
+    """Attainable rate at a point of the plane in FLOP/s: min(peak, memory x y, network x x y).
+    Figure 3's surface.
+
+    x = `memory_intensity`, which may be infinite, y = `arithmetic_intensity`. Raises DlperfError
+    unless both are positive.
+
+    >>> attainable_flops_per_s([2.0, 10.0], 3.0, Rates(100.0, 10.0, 4.0)).tolist()  # min(100, 30, 24), min(100, 30, 120)
+    [24.0, 30.0]
+    """
+    x, y = (
+        positive("memory_intensity", memory_intensity),
+        positive("arithmetic_intensity", arithmetic_intensity),
+    )
+    return plain(
+        np.minimum(
+            rates.peak_flops_per_s,
+            np.minimum(rates.memory_bytes_per_s * y, rates.network_bytes_per_s * x * y),
+        )
+    )
+
+
+def region(
+    memory_intensity: ArrayLike, arithmetic_intensity: ArrayLike, rates: Rates
+) -> NDArray[np.int_]:
+    """The resource that bounds a point of the plane, as a number into :data:`RESOURCES`, read off
+    as in section II.
+
+    Lower left of the centre network, lower right memory, upper right compute; upper left compute on
+    and above the ridge x y = peak / network, else network. The same as :func:`bounding_resource`,
+    without times. Raises DlperfError unless both coordinates are positive.
+
+    >>> [RESOURCES[i] for i in region([1.0, 100.0, 100.0, 1.0, 5.0], [1.0, 1.0, 100.0, 100.0, 100.0], Rates(4.2e12, 105e9, 12e9))]
+    ['network', 'memory', 'compute', 'network', 'compute']
+    """
+    x, y = (
+        positive("memory_intensity", memory_intensity),
+        positive("arithmetic_intensity", arithmetic_intensity),
+    )
+    centre_x, centre_y = rates.centre
+    below = np.where(x >= centre_x, MEMORY, NETWORK)
+    above = np.where((x >= centre_x) | (x * y >= rates.network_balance), COMPUTE, NETWORK)
+    return np.where(y >= centre_y, above, below)
+
+
+def ridge(memory_intensity: ArrayLike, rates: Rates) -> Quantity:
+    """The ridge: y = (peak / network) / x left of the centre, and the centre's y right of it, where
+    compute meets memory. For drawing.
+
+    Raises DlperfError unless the intensity is positive.
+
+    >>> ridge([3.5, 8.75, 20.0], Rates(4.2e12, 105e9, 12e9)).tolist()
+    [100.0, 40.0, 40.0]
+    """
+    return plain(
+        np.maximum(
+            rates.network_balance / positive("memory_intensity", memory_intensity), rates.centre[1]
+        )
+    )
+
+
+def terms_s(
+    flops: ArrayLike,
+    memory_bytes: ArrayLike,
+    network_bytes: ArrayLike,
+    rates: Rates,
+    n_messages: ArrayLike = 0,
+    latency_s: ArrayLike = 0.0,
+) -> Reals:
+    """F / peak, B_M / memory bandwidth and B_N / network bandwidth in seconds, on a last axis of
+    three (section III).
+
+    Beyond the paper: the third has `n_messages` x `latency_s` added, messages that wait for one
+    another. Raises DlperfError for negative arguments.
+
+    >>> terms_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0), n_messages=3, latency_s=0.5).tolist()
+    [2.0, 1.0, 3.5]
+    """
+    waiting = at_least("n_messages", n_messages) * at_least("latency_s", latency_s)
+    amounts = (
+        at_least("flops", flops),
+        at_least("memory_bytes", memory_bytes),
+        at_least("network_bytes", network_bytes),
+    )
+    compute, memory, network = (amount / rate for amount, rate in zip(amounts, rates.column))
+    return np.stack(np.broadcast_arrays(compute, memory, network + waiting), axis=-1)
+
+
+def bounding_resource(
+    flops: ArrayLike,
+    memory_bytes: ArrayLike,
+    network_bytes: ArrayLike,
+    rates: Rates,
+    n_messages: ArrayLike = 0,
+    latency_s: ArrayLike = 0.0,
+) -> NDArray[np.int_]:
+    """The resource whose term is the longest, as a number into :data:`RESOURCES`; the first of
+    equals. Arguments and errors as :func:`terms_s`.
+
+    >>> RESOURCES[int(bounding_resource(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0)))]
+    'compute'
+    """
+    return np.asarray(
+        np.argmax(
+            terms_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s), axis=-1
+        )
+    )
+
+
+def projected_s(
+    flops: ArrayLike,
+    memory_bytes: ArrayLike,
+    network_bytes: ArrayLike,
+    rates: Rates,
+    n_messages: ArrayLike = 0,
+    latency_s: ArrayLike = 0.0,
+    overlap_frac: ArrayLike = 1.0,
+) -> Quantity:
+    """Projected time in seconds: the longest of the three terms (section III).
+
+    Beyond the paper: with `overlap_frac` o the local part L = max(F / peak, B_M / memory) and the
+    network's N make max(L, N) + (1 - o) min(L, N); 1 hides all of the shorter one (the paper), 0
+    none (synchronous communication, as Cardwell's programs). Errs low, by what no term holds:
+    calls, contention, waiting for slower ranks. Raises DlperfError for negative arguments, or an
+    overlap outside 0..1.
+
+    >>> projected_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0))
+    2.0
+    >>> projected_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0), overlap_frac=0.5)  # 2 and 2 seconds, half of one hidden
+    3.0
+    """
+    local, network = _local_and_network(
+        terms_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s)
+    )
+    hidden = at_least("overlap_frac", overlap_frac)
+    if np.any(hidden > 1):
+        raise DlperfError(f"overlap_frac is {overlap_frac!r}; it must lie between 0 and 1")
+    return plain(np.maximum(local, network) + (1 - hidden) * np.minimum(local, network))
+
+
+def communication_frac(
+    flops: ArrayLike,
+    memory_bytes: ArrayLike,
+    network_bytes: ArrayLike,
+    rates: Rates,
+    n_messages: ArrayLike = 0,
+    latency_s: ArrayLike = 0.0,
+    overlap_frac: ArrayLike = 0.0,
+) -> Quantity:
+    """The share of the projected time in which communication is all that goes on; with no overlap
+    (the default) that of Cardwell's Figure 2.4.
+
+    (T - max(F / peak, B_M / memory)) / T with T of :func:`projected_s`; 0 where T is. Raises as
+    there.
+
+    >>> communication_frac(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0))
+    0.5
+    """
+    total = np.asarray(
+        projected_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s, overlap_frac)
+    )
+    local, _ = _local_and_network(terms_s(flops, memory_bytes, network_bytes, rates))
+    return plain(np.divide(total - local, total, out=np.zeros(np.shape(total)), where=total > 0))
+
+
+def _local_and_network(terms: Reals) -> tuple[Reals, Reals]:
+    return np.maximum(terms[..., COMPUTE], terms[..., MEMORY]), terms[..., NETWORK]
+
+
+def _per_network_byte(amount: Reals, network_bytes: ArrayLike) -> Quantity:
+    sent = at_least("network_bytes", network_bytes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return plain(np.where(sent > 0, amount / sent, np.inf))

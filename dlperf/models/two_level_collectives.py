@@ -1,0 +1,160 @@
+"""Collectives in two levels, in seconds: inside the nodes and between them, by rings.
+
+The reduce-scatter - all-reduce - all-gather of Cho et al., "BlueConnect", MLSys 2019, which Horovod and NCCL-based libraries have as hierarchical all-reduce.
+N = `n_nodes`, k = `ranks_per_node`; inside a node a message of m bytes takes alpha_i + beta_i m, between nodes alpha_e + beta_e m while one rank of the
+node sends. All k ranks of a node send at once and share `n_links` links of it: k / n_links times beta_e. Ports as in
+:mod:`dlperf.models.collectives`, whose conventions of bytes and of one rank hold. With one rank a node, or with one node, they are the flat rings.
+Messages inside a node are supposed not to share anything; where they go through one memory, put in what one gets while all send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlperf.core.errors import DlperfError
+from dlperf.models.arguments import at_least, counts, plain
+from dlperf.models.collectives import (
+    binomial_broadcast_s,
+    ring_all_gather_s,
+    ring_all_reduce_s,
+    ring_reduce_scatter_s,
+)
+from dlperf.models.roofline import Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels:
+    """Links inside a node (`intra_`) and between nodes (`inter_`), and how many links a node has to
+    the others.
+
+    Raises DlperfError for negative values, or no link.
+    """
+
+    intra_latency_s: float
+    intra_s_per_byte: float
+    inter_latency_s: float
+    inter_s_per_byte: float
+    n_links: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("intra_latency_s", "intra_s_per_byte", "inter_latency_s", "inter_s_per_byte"):
+            at_least(name, getattr(self, name))
+        counts("n_links", self.n_links)
+
+
+def split(n_ranks: ArrayLike, ranks_per_node: ArrayLike) -> Quantity:
+    """The number of nodes. Raises DlperfError where ranks do not fill them: a ring in each node
+    needs the same number.
+
+    >>> split(8, 4)
+    2.0
+    """
+    ranks, each = counts("n_ranks", n_ranks), counts("ranks_per_node", ranks_per_node)
+    if not np.all(ranks % each == 0):
+        raise DlperfError(
+            f"{n_ranks!r} ranks cannot be divided among nodes of {ranks_per_node!r}; change n_ranks"
+            " or ranks_per_node"
+        )
+    return plain(ranks / each)
+
+
+def all_reduce_s(
+    n_bytes: ArrayLike,
+    n_nodes: ArrayLike,
+    ranks_per_node: ArrayLike,
+    levels: TwoLevels,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Two-level all-reduce: reduce-scatter in every node, k all-reduces of n/k bytes between nodes
+    at once, all-gather in every node.
+
+    (k-1)(2 alpha_i + n/k (2 beta_i + gamma)) + (N-1)(2 alpha_e + n/kN (2 beta_e k/links + gamma)).
+    A flat ring over the same nodes sends about as many bytes over the link, but waits 2 (Nk - 1)
+    times for it. Raises DlperfError for negative arguments or counts below one.
+
+    >>> all_reduce_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))  # the node sends 400 bytes in all, in two steps
+    6.0
+    """
+    n, k = at_least("n_bytes", n_bytes), counts("ranks_per_node", ranks_per_node)
+    inside = np.asarray(
+        ring_reduce_scatter_s(
+            n, k, levels.intra_latency_s, levels.intra_s_per_byte, reduce_s_per_byte
+        )
+    )
+    between = ring_all_reduce_s(
+        n / k, n_nodes, levels.inter_latency_s, _shared(levels, ranks_per_node), reduce_s_per_byte
+    )
+    return plain(
+        inside + between + ring_all_gather_s(n, k, levels.intra_latency_s, levels.intra_s_per_byte)
+    )
+
+
+def reduce_scatter_s(
+    n_bytes: ArrayLike,
+    n_nodes: ArrayLike,
+    ranks_per_node: ArrayLike,
+    levels: TwoLevels,
+    reduce_s_per_byte: ArrayLike = 0.0,
+) -> Quantity:
+    """Two-level reduce-scatter: in every node, then k of n/k bytes between nodes at once. Raises as
+    :func:`all_reduce_s`.
+
+    >>> reduce_scatter_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
+    3.0
+    """
+    n, k = at_least("n_bytes", n_bytes), counts("ranks_per_node", ranks_per_node)
+    inside = np.asarray(
+        ring_reduce_scatter_s(
+            n, k, levels.intra_latency_s, levels.intra_s_per_byte, reduce_s_per_byte
+        )
+    )
+    return plain(
+        inside
+        + ring_reduce_scatter_s(
+            n / k,
+            n_nodes,
+            levels.inter_latency_s,
+            _shared(levels, ranks_per_node),
+            reduce_s_per_byte,
+        )
+    )
+
+
+def all_gather_s(
+    n_bytes: ArrayLike, n_nodes: ArrayLike, ranks_per_node: ArrayLike, levels: TwoLevels
+) -> Quantity:
+    """Two-level all-gather: :func:`reduce_scatter_s` backwards, without sums.
+
+    >>> all_gather_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
+    3.0
+    """
+    return reduce_scatter_s(n_bytes, n_nodes, ranks_per_node, levels)
+
+
+def broadcast_s(
+    n_bytes: ArrayLike, n_nodes: ArrayLike, ranks_per_node: ArrayLike, levels: TwoLevels
+) -> Quantity:
+    """Two-level broadcast: a binomial tree over the nodes (one rank of each, so no link is shared),
+    then one in every node. Raises as :func:`all_reduce_s`.
+
+    >>> broadcast_s(100, 4, 2, TwoLevels(0.0, 0.01, 1.0, 0.01))  # two steps of 2 s, one of 1 s
+    5.0
+    """
+    between = np.asarray(
+        binomial_broadcast_s(n_bytes, n_nodes, levels.inter_latency_s, levels.inter_s_per_byte)
+    )
+    return plain(
+        between
+        + binomial_broadcast_s(
+            n_bytes, ranks_per_node, levels.intra_latency_s, levels.intra_s_per_byte
+        )
+    )
+
+
+def _shared(levels: TwoLevels, ranks_per_node: ArrayLike) -> Quantity:
+    """Seconds per byte of one rank while all of its node send."""
+    share = np.maximum(counts("ranks_per_node", ranks_per_node) / levels.n_links, 1.0)
+    return plain(np.asarray(levels.inter_s_per_byte * share))

@@ -1,0 +1,1 @@
+"""FLOPs and bytes of operators, and the measured roofs over them."""

@@ -1,0 +1,267 @@
+"""Bytes that an operator moves, if nothing it touches is in cache and each element is read and
+written once.
+
+The default: distinct input tensors once, outputs once. What an in-place operator updates is read
+and written; what it only overwrites is written. Formulas below are for operators that touch less,
+or more, than their arguments show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dlperf.core.trace import Op, TensorSpec, tensors_in
+from dlperf.ops.elements import MAYBE_VIEWS, VIEWS
+from dlperf.ops.registry import BYTES, argument, byte_formula, find, is_in_place, tensor
+
+_OVERWRITTEN = """
+fill_ zero_ copy_ copy normal_ uniform_ bernoulli_ random_ exponential_ geometric_ log_normal_ cauchy_ zeros_like ones_like full_like rand_like
+randn_like randint_like new_zeros new_ones new_full _foreach_zero_ _foreach_copy_ normal_functional
+"""
+_SHAPE_OF_FORWARD = """
+max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
+fractional_max_pool2d fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+index_select gather
+"""
+_UNREAD = {f"aten.{name}": 0 for name in _OVERWRITTEN.split()} | {
+    f"aten.{name}_backward": 1 for name in _SHAPE_OF_FORWARD.split()
+}
+"""The place of the argument that an operator takes only for its shape, dtype or memory."""
+
+
+def op_bytes(op: Op) -> int:
+    """Bytes moved by the op, under the convention of :mod:`dlperf.ops.counts`.
+
+    >>> x = TensorSpec.contiguous(100)
+    >>> op_bytes(Op("aten.relu.default", (x,), outputs=(x,)))
+    800
+    """
+    packet = op.packet
+    if packet in VIEWS or (is_in_place(packet) and packet[:-1] in VIEWS):
+        return 0
+    if packet in MAYBE_VIEWS and _is_alias(op):
+        return 0
+    formula = find(BYTES, packet)
+    return formula(op) if formula is not None else _once_each(op)
+
+
+def bytes_read(op: Op, moved: int) -> list[tuple[TensorSpec, int]]:
+    """The tensors that the op reads, as often as they stand among its arguments, and how many bytes
+    of each, at most the op's `moved` ones in all (:func:`op_bytes`): of a table the rows looked up.
+
+    >>> table, indices, rows = TensorSpec.contiguous(1000, 8), TensorSpec.contiguous(2, dtype="int64"), TensorSpec.contiguous(2, 8)
+    >>> op = Op("aten.embedding.default", (table, indices), outputs=(rows,))
+    >>> [n_bytes for _, n_bytes in bytes_read(op, op_bytes(op))]
+    [144, 16]
+    """
+    return [(spec, min(spec.nbytes, moved)) for spec in _read(op)]
+
+
+def _is_alias(op: Op) -> bool:
+    held = {spec.storage for spec in op.inputs if spec.storage >= 0}
+    return all(spec.storage in held for spec in op.outputs)
+
+
+def _sum(specs: Iterable[TensorSpec]) -> int:
+    """Bytes of tensors, one that stands twice counted once; tensors whose memory is not known are
+    all different.
+    """
+    seen: set[TensorSpec] = set()
+    total = 0
+    for spec in specs:
+        if spec.storage >= 0:
+            if spec in seen:
+                continue
+            seen.add(spec)
+        total += spec.nbytes
+    return total
+
+
+def _read(op: Op) -> tuple[TensorSpec, ...]:
+    """The tensors among the op's arguments whose elements it reads."""
+    unread = _UNREAD.get(op.packet)
+    if unread is None and not any(key in _DESTINATIONS for key, _ in op.kwargs):
+        return op.inputs
+    kept = tuple(value for place, value in enumerate(op.args) if place != unread)
+    return (
+        *tensors_in(kept),
+        *tensors_in(tuple(value for key, value in op.kwargs if key not in _DESTINATIONS)),
+    )
+
+
+def _once_each(op: Op) -> int:
+    written: Iterable[TensorSpec] = op.outputs
+    if not op.outputs and op.args and is_in_place(op.packet):  # foreach operators return nothing
+        written = tensors_in(op.args[0])
+    return _sum(_read(op)) + _sum(written)
+
+
+_DESTINATIONS = frozenset({"out", "grad_input", "values_out"})
+"""Keywords of the tensors that an `out=` overload writes to."""
+
+
+# -- gathers and scatters --------------------------------------------------------------------------
+
+
+def _packed(spec: TensorSpec) -> int:
+    return spec.numel * spec.item_bytes
+
+
+@byte_formula(
+    "aten.embedding",
+    "aten.index",
+    "aten._unsafe_index",
+    "aten.index_select",
+    "aten.gather",
+    "aten.take",
+    "aten.take_along_dim",
+)
+def gather(op: Op) -> int:
+    """The elements gathered, read and written, and the indices."""
+    return 2 * sum(map(_packed, op.outputs)) + sum(spec.nbytes for spec in op.inputs[1:])
+
+
+@byte_formula("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding_bag")
+def embedding_bag(op: Op) -> int:
+    """The rows looked up, the indices and offsets, the outputs."""
+    weight, indices = tensor(op, 0), tensor(op, 1)
+    rows = indices.numel * weight.shape[-1] * weight.item_bytes
+    return (
+        rows + sum(spec.nbytes for spec in op.inputs[1:]) + sum(spec.nbytes for spec in op.outputs)
+    )
+
+
+@byte_formula("aten.embedding_renorm")
+def embedding_renorm(op: Op) -> int:
+    """The rows looked up, read and written, and the indices."""
+    weight, indices = tensor(op, 0), tensor(op, 1)
+    return 2 * indices.numel * weight.shape[-1] * weight.item_bytes + indices.nbytes
+
+
+@byte_formula(
+    "aten.embedding_dense_backward",
+    "aten.embedding_backward",
+    "aten._embedding_bag_dense_backward",
+    "aten._embedding_bag_backward",
+)
+def embedding_backward(op: Op) -> int:
+    """The table's gradient is written (zeros), the touched rows read and written again, gradient
+    and indices read.
+    """
+    gradient, indices = tensor(op, 0), tensor(op, 1)
+    touched = indices.numel * gradient.shape[-1] * gradient.item_bytes if gradient.shape else 0
+    return (
+        sum(spec.nbytes for spec in op.inputs)
+        + sum(spec.nbytes for spec in op.outputs)
+        + 2 * min(touched, sum(map(_packed, op.outputs)))
+    )
+
+
+def _scatter(op: Op, n_values: int, moved: int, accumulates: bool) -> int:
+    """`moved` bytes of indices and values, each place written, and read before where it
+    accumulates; out of place the whole tensor is copied first.
+    """
+    target = tensor(op, 0)
+    places = n_values * target.item_bytes * (2 if accumulates else 1)
+    return moved + places + (0 if is_in_place(op.packet) else target.nbytes + _packed(target))
+
+
+@byte_formula("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put")
+def index_put(op: Op) -> int:
+    """Indices and values read, the places written (and read where it accumulates).
+
+    A boolean mask or an expanded value names fewer or more places than `values` has elements; the
+    indices' broadcast decides.
+    """
+    values = tensor(op, 2)
+    indices = tuple(tensors_in(op.args[1]))
+    n_values = max(values.numel, max((spec.numel for spec in indices), default=0))
+    return _scatter(
+        op,
+        n_values,
+        values.nbytes + sum(spec.nbytes for spec in indices),
+        bool(argument(op, 3, "accumulate", False)),
+    )
+
+
+@byte_formula("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
+def scatter(op: Op) -> int:
+    """Indices and source read, the places written (and read in sums)."""
+    index, source = tensor(op, 2), argument(op, 3, "src")
+    moved = index.nbytes + (
+        index.numel * source.item_bytes if isinstance(source, TensorSpec) else 0
+    )
+    return _scatter(op, index.numel, moved, op.packet.rstrip("_") != "aten.scatter")
+
+
+@byte_formula("aten.index_add", "aten.index_copy", "aten.index_reduce")
+def index_rows(op: Op) -> int:
+    """Indices and source rows read, the rows written (and read in sums)."""
+    index, source = tensor(op, 2), tensor(op, 3)
+    return _scatter(
+        op, source.numel, index.nbytes + source.nbytes, op.packet.rstrip("_") != "aten.index_copy"
+    )
+
+
+@byte_formula("aten.index_fill")
+def index_fill(op: Op) -> int:
+    """Whole rows written."""
+    target, dim, index = tensor(op, 0), argument(op, 1, "dim", 0), tensor(op, 2)
+    rows = target.numel // max(target.shape[dim] if target.shape else 1, 1) * index.numel
+    return _scatter(op, rows, index.nbytes, accumulates=False)
+
+
+@byte_formula(
+    "aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss", "aten.nll_loss2d"
+)
+def nll_loss(op: Op) -> int:
+    """One log-probability per target is read, not all of them."""
+    scores, targets = tensor(op, 0), tensor(op, 1)
+    return (
+        targets.nbytes
+        + targets.numel * scores.item_bytes
+        + sum(spec.nbytes for spec in (*op.inputs[2:], *op.outputs))
+    )
+
+
+@byte_formula("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+def nll_loss_backward(op: Op) -> int:
+    """The whole gradient is written (zeros, then one entry per target); the scores are not read."""
+    return tensor(op, 2).nbytes + tensor(op, 0).nbytes + sum(spec.nbytes for spec in op.outputs)
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+
+@byte_formula("aten._fused_adam", "aten._fused_adamw", "aten._fused_adagrad")
+def fused_optimizer(op: Op) -> int:
+    """Parameters and states read and written, gradients read: 28 bytes per fp32 parameter for Adam,
+    20 for Adagrad.
+    """
+    gradients = _sum(tensors_in(op.args[1]))
+    updated = sum(
+        _sum(tensors_in(value))
+        for place, value in enumerate(op.args[:5])
+        if place != 1 and isinstance(value, tuple)
+    )
+    return 2 * updated + gradients
+
+
+@byte_formula("aten._fused_sgd")
+def fused_sgd(op: Op) -> int:
+    """12 bytes per fp32 parameter, 20 with momentum (16 in the first step, which only writes the
+    buffer).
+    """
+    options = dict(op.kwargs)
+    momentum = _sum(tensors_in(op.args[2])) if options.get("momentum") else 0
+    return (
+        2 * _sum(tensors_in(op.args[0]))
+        + _sum(tensors_in(op.args[1]))
+        + (1 if options.get("is_first_step") else 2) * momentum
+    )
+
+
+@byte_formula("aten._local_scalar_dense", "aten.item")
+def scalar(op: Op) -> int:
+    """One element."""
+    return op.inputs[0].item_bytes if op.inputs else 0

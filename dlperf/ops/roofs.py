@@ -1,0 +1,138 @@
+"""A machine's roofs as measured: bandwidth of every level of the memory, peak arithmetic by
+precision with and without multiply-adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
+from dlperf.ops import counts
+
+LEVELS = ("L1", "L2", "L3", "DRAM")
+CACHE_KERNELS = ("sum", "bag", "update")
+"""Memory kernels that go over a working set many times in one call
+(:mod:`dlperf.microbench.ceilings`).
+"""
+CEILING = "ceiling/"
+"""Begins the names of the costs that are seconds per FLOP: ``ceiling/add/float32``,
+``ceiling/mul/float32``.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Peak arithmetic of one dtype in FLOP/s: the fastest matrix product, and the fastest kernel of
+    additions or of products alone.
+
+    `other_source` says where the second comes from: ``add`` or ``mul`` if it was measured, ``half
+    of FMA`` if not (Yang et al. 2019, section II.A).
+    """
+
+    dtype: str
+    fma_flops_per_s: float
+    other_flops_per_s: float
+    other_source: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rate without multiply-adds was measured."""
+        return self.other_source != _HALF
+
+
+_HALF = "half of FMA"
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """Bandwidth of a level in bytes/s and the kernel that reached it."""
+
+    level: str
+    bytes_per_s: float
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """Everything that a hierarchical roofline is drawn from; either part may be empty where a
+    machine file lacks it.
+    """
+
+    bandwidths: tuple[Roof, ...]
+    ceilings: tuple[Ceiling, ...]
+
+    def ceiling(self, dtype: str) -> Ceiling | None:
+        """The ceiling of a dtype; of one that was not measured the highest ceiling, which bounds
+        from above. None where there are none.
+        """
+        return next(
+            (c for c in self.ceilings if c.dtype == dtype),
+            self.ceilings[0] if self.ceilings else None,
+        )
+
+
+def roofs_of(machine: Machine, threads: int) -> Roofs:
+    """The roofs at the measured thread count nearest to `threads`.
+
+    A level's bandwidth is the best of the memory kernels at working sets well inside it (the median
+    over these sets of the best sample). For caches those of :mod:`dlperf.microbench.ceilings` speak
+    alone where the file holds them, since STREAM's sweeps of small sets are shorter than the call
+    that makes them; for DRAM all do. What comes from farther out passes through a level, so none
+    counts as slower than the next one outwards.
+    """
+    return Roofs(tuple(_bandwidths(machine, threads)), tuple(_ceilings(machine, threads)))
+
+
+def _bandwidths(machine: Machine, threads: int) -> list[Roof]:
+    curves = {
+        name: curve for name in CACHE_KERNELS if (curve := machine.bandwidth_curve(name, threads))
+    }
+    beyond = [
+        name
+        for name, curve in curves.items()
+        if machine.level_of(curve[-1].working_set_bytes) == "DRAM"
+    ]
+    found: list[Roof] = []
+    for level in reversed(LEVELS):
+        kernels = (
+            (*beyond, *STREAM_BYTES_PER_ELEMENT) if level == "DRAM" else tuple(curves) or ("triad",)
+        )
+        rates = [
+            (rate, name)
+            for name in kernels
+            if (rate := machine.level_bytes_per_s(level, threads, name))
+        ]
+        if rates:
+            best = Roof(level, *max(rates))
+            outer = found[-1] if found else best
+            found.append(
+                best
+                if best.bytes_per_s >= outer.bytes_per_s
+                else Roof(level, outer.bytes_per_s, outer.kernel)
+            )
+    return found[::-1]
+
+
+def _ceilings(machine: Machine, threads: int) -> list[Ceiling]:
+    if not machine.threads:
+        return []
+    nearest = machine.nearest_threads(threads)
+    best: dict[str, float] = {}
+    for kernel in machine.family("gemm", nearest):
+        flops = counts.op_flops(kernel.op)
+        if flops and kernel.op.inputs:
+            dtype = kernel.op.inputs[-1].dtype
+            best[dtype] = max(best.get(dtype, 0.0), flops / kernel.samples.minimum)
+    found = []
+    for dtype, peak in sorted(best.items(), key=lambda pair: -pair[1]):
+        measured = [
+            (1 / cost.samples.minimum, cost.name.split("/")[1])
+            for cost in machine.costs
+            if cost.name.startswith(CEILING)
+            and cost.name.endswith(f"/{dtype}")
+            and cost.threads == nearest
+            and cost.samples.minimum
+        ]
+        rate, source = max(measured) if measured else (peak / 2, _HALF)
+        found.append(Ceiling(dtype, peak, rate, source))
+    return found

@@ -1,0 +1,1 @@
+"""malloc simulated on a trace: page faults and peak memory."""

@@ -1,0 +1,255 @@
+"""What a contraction moves through a memory of a given size, if it is tiled as well as its shape
+allows.
+
+Matrix product of m x k and k x n, N = m n k multiply-adds, S elements of fast memory. Of the three
+operands one stays in the fast memory, a tile at a time, and the other two stream past it (Goto and
+van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008):
+
+- a tile t_m x t_n of the result stays: m k (n / t_n) + k n (m / t_m) + m n elements move;
+- a tile of the left stays: m k + k n (m / t_m) + m n (2 k / t_k - 1), the result being read and written again for each tile of k;
+- a tile of the right stays: k n + m k (n / t_n) + m n (2 k / t_k - 1).
+
+The least of the three, with the best tile, is taken. For large square products that is 2 N /
+sqrt(S), the lower bound of Hong and Kung (1981) up to lower terms (Smith et al., arXiv 1702.02017);
+a product that fits moves each operand once. Real libraries move more: their tiles are whole
+registers and lines, and the streams need room too. So the model errs low, by some 10..30 % for
+registers and up to twofold for caches.
+
+A convolution is the product of its image, unfolded by taps, with its filters. Between registers and
+the first cache every tap is loaded anew; from there outwards the taps of a pixel are still in the
+cache, so that the image counts as often as its tiles are visited, not once a tap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.ops import registry
+from dlperf.ops.registry import argument
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`n_products` independent products (m x k)(k x n) on elements of `item_bytes`.
+
+    `left_bytes`, `right_bytes`, `out_bytes` are those of the tensors behind all of them, which
+    differ from the products' own sizes where a tensor is unfolded (convolution) or shared by
+    several products (stride 0).
+    """
+
+    n_products: int
+    m: int
+    n: int
+    k: int
+    left_bytes: float
+    right_bytes: float
+    out_bytes: float
+    item_bytes: int
+
+    def moved_bytes(self, fast_bytes: float, unfolded: bool = False) -> float:
+        """Bytes between a memory of `fast_bytes` and the next one outwards; with `unfolded` every
+        use of a tap is a load of its own.
+        """
+        if not self.n_products * self.m * self.n * self.k:
+            return self.left_bytes + self.right_bytes + self.out_bytes
+        fast = max(fast_bytes / self.item_bytes, 1.0)
+        sizes = (self.m * self.k, self.k * self.n, self.m * self.n)
+        tensors = (self.left_bytes, self.right_bytes, self.out_bytes)
+        left, right, out = (tensor / self.n_products for tensor in tensors)
+        if unfolded:
+            left, right, out = (
+                max(tensor, size * self.item_bytes)
+                for tensor, size in zip((left, right, out), sizes)
+            )
+        # Times that an operand moves: 1 where it stays, else the number of tiles it meets; a tile
+        # costs 2 transfers of the result but for the first.
+        result_stays = _streams(left, self.n, right, self.m, fast) + out
+        left_stays = left + _streams(right, self.m, 2 * out, self.k, fast) - out
+        right_stays = right + _streams(left, self.n, 2 * out, self.k, fast) - out
+        return self.n_products * min(result_stays, left_stays, right_stays)
+
+
+def _streams(
+    first_bytes: float, first_size: int, second_bytes: float, second_size: int, fast: float
+) -> float:
+    """Least of first x (first_size / t) + second x (second_size / u) over tiles t u <= fast, 1 <= t
+    <= first_size, 1 <= u <= second_size.
+    """
+    demand = first_bytes * first_size, second_bytes * second_size
+    wanted = math.sqrt(fast * demand[0] / demand[1]) if demand[1] else math.inf
+    t = min(max(wanted, fast / second_size, 1.0), first_size, max(fast, 1.0))
+    u = min(max(fast / t, 1.0), second_size)
+    return demand[0] / t + demand[1] / u
+
+
+def bound_bytes(flops: float, item_bytes: int, fast_bytes: float) -> float:
+    """Hong and Kung's bound for any contraction: 2 N / sqrt(S) elements, N multiply-adds (2 FLOP
+    each), S elements of fast memory.
+
+    >>> bound_bytes(2 * 1000, item_bytes=4, fast_bytes=4 * 100)  # 2000 / 10 elements
+    800.0
+    """
+    return item_bytes * flops / math.sqrt(max(fast_bytes / item_bytes, 1.0))
+
+
+def is_contraction(op: Op) -> bool:
+    """Whether the op's FLOPs are multiply-adds: those of :mod:`dlperf.ops.contractions`."""
+    formula = registry.find(registry.FLOPS, op.packet)
+    return formula is not None and formula.__module__ == "dlperf.ops.contractions"
+
+
+def products_of(op: Op) -> tuple[Product, ...]:
+    """The matrix products that an op is made of; () where it is none, or a contraction whose shape
+    is not spelled out here.
+    """
+    if op.packet in _MATRICES:
+        return _matrix_product(op)
+    if op.packet in ("aten.convolution", "aten._convolution") and op.outputs:
+        image, weight = op.args[0], op.args[1]
+        if isinstance(image, TensorSpec) and isinstance(weight, TensorSpec):
+            pixels, filtered = (
+                (image, op.outputs[0])
+                if argument(op, 6, "transposed", False)
+                else (op.outputs[0], image)
+            )
+            result = _unfolded_result if argument(op, 6, "transposed", False) else _forward
+            return (result(pixels, filtered, weight, int(argument(op, 8, "groups", 1))),)
+    if op.packet == "aten.convolution_backward":
+        return _convolution_backward(op)
+    return ()
+
+
+_MATRICES = {
+    "aten.mm": 0,
+    "aten.bmm": 0,
+    "aten.addmm": 1,
+    "aten.baddbmm": 1,
+    "aten._addmm_activation": 1,
+    "aten.linear": 0,
+}
+"""The place of the left matrix."""
+
+
+def _matrix_product(op: Op) -> tuple[Product, ...]:
+    place = _MATRICES[op.packet]
+    left, right = op.args[place], op.args[place + 1]
+    if not (
+        isinstance(left, TensorSpec)
+        and isinstance(right, TensorSpec)
+        and left.shape
+        and right.shape
+    ):
+        return ()
+    k = left.shape[-1]
+    n_products = left.shape[0] if len(right.shape) == 3 else 1
+    n = right.shape[0] if op.packet == "aten.linear" else right.shape[-1]
+    m = left.numel // max(k * n_products, 1)
+    return (
+        Product(
+            n_products,
+            m,
+            n,
+            k,
+            left.nbytes,
+            right.nbytes,
+            n_products * m * n * left.item_bytes,
+            left.item_bytes,
+        ),
+    )
+
+
+def _sizes(pixels: TensorSpec, weight: TensorSpec, groups: int) -> tuple[int, int, int, int]:
+    """(pixels that meet each filter once, channels of a group on their side, channels on the other
+    side, taps).
+
+    A weight is (channels on the pixels' side, channels of a group on the other side, taps ...),
+    transposed or not.
+    """
+    own = weight.shape[0] // groups
+    return (
+        pixels.numel // max(weight.shape[0], 1),
+        own,
+        weight.shape[1],
+        math.prod(weight.shape[2:]),
+    )
+
+
+def _forward(pixels: TensorSpec, filtered: TensorSpec, weight: TensorSpec, groups: int) -> Product:
+    """pixels = unfolded(filtered) x weight: the forward, and the input's gradient of a transposed
+    convolution.
+    """
+    n_pixels, own, other, taps = _sizes(pixels, weight, groups)
+    return Product(
+        groups,
+        n_pixels,
+        own,
+        other * taps,
+        filtered.nbytes,
+        weight.nbytes,
+        pixels.nbytes,
+        filtered.item_bytes,
+    )
+
+
+def _unfolded_result(
+    pixels: TensorSpec, filtered: TensorSpec, weight: TensorSpec, groups: int
+) -> Product:
+    """folded(pixels x weight) = filtered: a transposed convolution's forward, and the input's
+    gradient of an ordinary one.
+    """
+    n_pixels, own, other, taps = _sizes(pixels, weight, groups)
+    # Each element of `filtered` gathers taps of `pixels`, as kernels do it: the unfolded side is
+    # the pixels', which meet `other` channels.
+    return Product(
+        groups,
+        n_pixels,
+        other,
+        own * taps,
+        pixels.nbytes,
+        weight.nbytes,
+        filtered.nbytes,
+        filtered.item_bytes,
+    )
+
+
+def _weight_gradient(
+    pixels: TensorSpec, filtered: TensorSpec, weight: TensorSpec, groups: int
+) -> Product:
+    """pixels' x unfolded(filtered) = weight's gradient."""
+    n_pixels, own, other, taps = _sizes(pixels, weight, groups)
+    return Product(
+        groups,
+        own,
+        other * taps,
+        n_pixels,
+        pixels.nbytes,
+        filtered.nbytes,
+        weight.nbytes,
+        filtered.item_bytes,
+    )
+
+
+def _convolution_backward(op: Op) -> tuple[Product, ...]:
+    gradient, image, weight = op.args[:3]
+    if not (
+        isinstance(gradient, TensorSpec)
+        and isinstance(image, TensorSpec)
+        and isinstance(weight, TensorSpec)
+    ):
+        return ()
+    transposed, groups = (
+        bool(argument(op, 7, "transposed", False)),
+        int(argument(op, 9, "groups", 1)),
+    )
+    mask = argument(op, 10, "output_mask", (True, True, True))
+    pixels, filtered = (image, gradient) if transposed else (gradient, image)
+    found = []
+    if mask[0]:
+        found.append(
+            (_forward if transposed else _unfolded_result)(pixels, filtered, weight, groups)
+        )
+    if mask[1]:
+        found.append(_weight_gradient(pixels, filtered, weight, groups))
+    return tuple(found)

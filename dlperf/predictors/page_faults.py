@@ -1,0 +1,178 @@
+"""What pages cost in a step: first touches where memory is born, giving it back where it is freed;
+and how much memory a process takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dlperf.core.machine import Machine
+from dlperf.core.trace import LOSS, Trace
+from dlperf.predictors.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
+from dlperf.predictors.allocator.simulation import Replay
+from dlperf.predictors.base import Item
+
+BOUND = "page-faults"
+N_OPERATORS = 11
+"""Operators that a step has whose code is in the other footprints: those of a linear layer, its
+loss and its optimizer (microbench/memory.py).
+"""
+_NOTHING_S = 1e-12
+_PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
+
+
+def cold_faults(
+    replay: Replay, begin_s: Sequence[float], factor: Callable[[float], float]
+) -> tuple[float, ...]:
+    """The first touches of 4 KiB pages by op, each counted as many times as `factor` says of the
+    seconds since its page was given back.
+
+    `begin_s` are the beginnings of the ops through two steps. The system hands out first what it
+    got last; what nobody of the step gave back was given back long ago.
+    """
+    n = len(replay.faults)
+    free: list[tuple[float, float]] = []  # pages, and when they were given back
+    found: list[float] = []
+    for step in range(2):
+        found = []
+        for place in range(n):
+            at = float(begin_s[step * n + place])
+            if replay.released and replay.released[place]:
+                free.append((replay.released[place], at))
+            left, counted = replay.faults[place], 0.0
+            while left > 0 and free:
+                pages, since = free.pop()
+                taken = min(pages, left)
+                counted, left = counted + taken * factor(at - since), left - taken
+                if pages > taken:
+                    free.append((pages - taken, since))
+            found.append(counted + (left * factor(math.inf) if left > 0 else 0.0))
+        last = (replay.released[n] if replay.released else 0.0) + replay.released_late
+        if n and last:
+            free.append((last, float(begin_s[step * n + n - 1])))
+    return tuple(found)
+
+
+Seconds = Mapping[tuple[str, str], float]
+"""By layer and phase."""
+Steps = npt.NDArray[np.float64]
+"""A row for each step."""
+
+
+def page_items(
+    trace: Trace,
+    replay: Replay,
+    faults: Sequence[float],
+    cost_s: Callable[[str], float],
+    source: str,
+    others: Seconds,
+) -> Iterator[Item]:
+    """Items of time for a replayed step, `faults` by op of it on average, counted as
+    :func:`cold_faults` does.
+
+    `cost_s` gives the seconds of a ``page_fault`` (the first touch of 4 KiB), a ``page_release``
+    (giving 4 KiB back) and a ``huge_page_fault`` (2 MiB, from the first touch to giving back; where
+    it was not measured, as much as the small pages in it). A first touch belongs to the op that
+    takes the memory. Memory is given back by the op after which it is freed; gradients freed before
+    the first op by zero_grad.
+
+    A layer has what it has in its median step. What it has in fewer steps than half comes to some
+    layer in most of them, no one knows to which: that is shared by all of a phase in proportion to
+    their `others`' time, so that a step has its mean. So is, by those of a backward, what is given
+    back as the last of its small blocks go.
+    """
+    touched_s, released_s, late_s = _seconds(replay, faults, cost_s)
+    left: dict[str, float] = defaultdict(
+        float, {"forward" if trace.inference else "backward": late_s}
+    )
+    n_ops = len(trace.ops)
+    for what, seconds, owners in (
+        ("page faults", touched_s, range(n_ops)),
+        ("page release", released_s, range(-1, n_ops)),
+    ):
+        for (layer, phase), by_step in _by_layer(trace, seconds, owners).items():
+            usual_s = float(np.median(by_step))
+            left[phase] += float(np.mean(by_step)) - usual_s
+            if usual_s:
+                yield Item(layer, phase, usual_s, BOUND, source, what)
+    for phase, rest_s in left.items():
+        members = {
+            layer: other_s for (layer, of), other_s in others.items() if of == phase and other_s > 0
+        }
+        total_s = math.fsum(members.values())
+        for layer, other_s in members.items() if abs(rest_s) > _NOTHING_S else ():
+            yield Item(
+                layer, phase, rest_s * other_s / total_s, BOUND, source, "page faults of some steps"
+            )
+
+
+def _seconds(
+    replay: Replay, faults: Sequence[float], cost_s: Callable[[str], float]
+) -> tuple[Steps, Steps, float]:
+    """Seconds of first touches by step and op, of giving back by step and op (a column more, for
+    the step's end), and of giving back late.
+    """
+    fault_s, release_s = cost_s("page_fault"), cost_s("page_release")
+    huge_s = cost_s("huge_page_fault") or _PER_HUGE_PAGE * (fault_s + release_s)
+    n_huge, n_small = math.fsum(replay.huge_faults), math.fsum(replay.faults)
+    if n_huge:
+        release_s *= n_small / (n_small + _PER_HUGE_PAGE * n_huge)
+    weights = np.array(
+        [counted / mean if mean else 0.0 for counted, mean in zip(faults, replay.faults)]
+    )
+    touched_s = (
+        np.array([step.faults for step in replay.steps]) * weights * fault_s
+        + np.array([step.huge_faults for step in replay.steps]) * huge_s
+    )
+    return (
+        touched_s,
+        np.array([step.released for step in replay.steps]) * release_s,
+        replay.released_late * release_s,
+    )
+
+
+def _by_layer(
+    trace: Trace, seconds: Steps, owners: Iterable[int]
+) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
+    """Rows of `seconds` are steps, columns those of the ops in `owners`, -1 for what comes before
+    the first: sums by layer and phase.
+    """
+    found: dict[tuple[str, str], npt.NDArray[np.float64]] = defaultdict(
+        lambda: np.zeros(len(seconds))
+    )
+    for column, owner in zip(seconds.T, owners):
+        if not column.any():
+            continue
+        if owner < 0 and not trace.inference:
+            found[LOSS, "zero_grad"] += column
+            continue
+        op = trace.ops[max(0, owner)]
+        for layer, share in op.shares or ((op.layer, 1.0),):
+            found[layer, op.phase] += share * column
+    return found
+
+
+def peak_memory_bytes(trace: Trace, machine: Machine, replay: Replay) -> int:
+    """The most resident memory that three steps add to a process that has imported torch and built
+    nothing yet: tensors as malloc holds them, and what torch takes for itself when it first runs,
+    trains, convolves, and calls further operators (0 where the machine file holds no footprints).
+
+    Kernels' code is read from libraries as it is called; operators share some of it, so many of
+    them err high.
+    """
+    names = ["forward"]
+    if not trace.inference:
+        names.append("training")
+    if any(op.packet == "aten.convolution" for op in trace.ops):
+        names.append("convolution")
+    n_further = max(0, len({op.packet for op in trace.ops}) - N_OPERATORS)
+    return (
+        replay.peak_bytes
+        + sum(machine.footprint_bytes(name) for name in names)
+        + n_further * machine.footprint_bytes("operator")
+    )

@@ -1,0 +1,142 @@
+"""How much else a step touched since it last touched an operand or ran the same code: LRU stack
+distances (Mattson et al. 1970), in bytes of tensors and in sizes of code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, size_of
+from dlperf.core.trace import Trace
+from dlperf.ops import counts
+from dlperf.predictors.allocator import simulation
+
+_BLOCK = 256
+
+
+class Recency:
+    """What was touched, in the order of its last touch, each with its bytes.
+
+    >>> recency = Recency()
+    >>> recency.touch("a", 10)
+    >>> after = recency.now
+    >>> for name, n_bytes in (("b", 20), ("a", 10), ("b", 20)):
+    ...     recency.touch(name, n_bytes)
+    >>> recency.since(after)
+    30.0
+    """
+
+    def __init__(self) -> None:
+        self._sizes: list[float] = []  # one a touch; 0 where a later touch took its place
+        self._blocks: list[float] = []
+        self._place: dict[Hashable, int] = {}
+
+    @property
+    def now(self) -> int:
+        """A moment that :meth:`since` takes."""
+        return len(self._sizes)
+
+    def touch(self, name: Hashable, n_bytes: float) -> None:
+        """`name` is what was touched last, `n_bytes` of it."""
+        self.forget(name)
+        self._place[name] = len(self._sizes)
+        if not len(self._sizes) % _BLOCK:
+            self._blocks.append(0.0)
+        self._sizes.append(n_bytes)
+        self._blocks[-1] += n_bytes
+
+    def forget(self, name: Hashable) -> None:
+        """`name` is no more."""
+        place = self._place.pop(name, None)
+        if place is not None:
+            self._blocks[place // _BLOCK] -= self._sizes[place]
+            self._sizes[place] = 0.0
+
+    def since(self, moment: int) -> float:
+        """Bytes of all that was touched after a moment, what was touched twice counted once."""
+        block = moment // _BLOCK + 1
+        return float(sum(self._sizes[moment : block * _BLOCK]) + sum(self._blocks[block:]))
+
+
+@dataclass(frozen=True)
+class Distances:
+    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the
+    distance, the op that ran it last and how much code other operators ran since
+    (:func:`dlperf.core.code_footprint.code_since`); `step_bytes` are all bytes that a step touches,
+    each counted once, `step_code` the code that it runs. Ops are numbered through two steps; what
+    was never touched, or just now by the system, counts as touched by the op itself.
+    """
+
+    operands: tuple[tuple[tuple[int, float, int], ...], ...]
+    code: tuple[tuple[float, int, int], ...]
+    step_bytes: float
+    step_code: int
+
+
+def distances(trace: Trace, replay: simulation.Replay, n_bytes: Sequence[int]) -> Distances:
+    """Distances in the second of two steps, so that what the first left in the caches is there;
+    `n_bytes` are those that each op moves.
+
+    Memory that malloc hands out again is the same memory: what was there before is forgotten. A
+    view touches nothing. Between two steps there is nothing but the step, so no distance is more
+    than it touches.
+    """
+    recency = Recency()
+    last_touch: dict[
+        int, tuple[int, int]
+    ] = {}  # the op, and the moment when it was done with all of its operands
+    last_run: dict[str, tuple[int, int]] = {}
+    operands: list[tuple[tuple[int, float, int], ...]] = []
+    code: list[tuple[float, int, int]] = []
+    recent: list[str] = []  # operators and calls of phases, what ran last at the end
+    phase = ""
+    read_by = [counts.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
+    for number in range(2):
+        operands, code = [], []
+        for place, (op, reads) in enumerate(zip(trace.ops, read_by), number * len(trace.ops)):
+            touched = [
+                (spec.storage, size, spec.storage)
+                for spec, size in reads
+                if spec.storage >= 0 and size
+            ]
+            read = {spec.storage for spec, _ in reads}
+            for spec in op.outputs:
+                if spec.storage >= 0 and spec.storage not in read and spec.numel:
+                    held = trace.storages[spec.storage].born < 0 or spec in op.inputs
+                    before = spec.storage if held else replay.predecessor[spec.storage]
+                    touched.append((spec.storage, spec.nbytes, before))
+            far = []
+            for _, size, before in touched:
+                by, moment = last_touch.get(before, (place, None))
+                # Pages fresh from the kernel were zeroed just now: they are in the cache.
+                far.append(
+                    (
+                        size,
+                        0.0 if before < 0 else inf if moment is None else recency.since(moment),
+                        by,
+                    )
+                )
+            operands.append(tuple(far))
+            if op.phase != phase:
+                phase = op.phase
+                if phase in CALLED:
+                    _put_last(recent, phase)
+            name = code_of(op.packet)
+            by, since = last_run.get(name, (place, recency.now))
+            code.append((recency.since(since), by, code_since(name, recent)))
+            _put_last(recent, op.packet)
+            for storage, size, before in touched:
+                if before != storage:
+                    recency.forget(before)
+                recency.touch(storage, size)
+            last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
+            last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
+    return Distances(tuple(operands), tuple(code), recency.since(0), sum(map(size_of, recent)))
+
+
+def _put_last(recent: list[str], name: str) -> None:
+    if name in recent:
+        recent.remove(name)
+    recent.append(name)

@@ -1,0 +1,131 @@
+"""What an operator does one after another within one call, each part with a curve of its own; no
+dispatcher, so no trace, sees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.predictors import onednn
+
+_ROWS = {
+    "native_layer_norm": (0,),
+    "native_layer_norm_backward": (0, 1),
+    "_softmax": (0,),
+    "_log_softmax": (0,),
+    "_softmax_backward_data": (0, 1),
+    "_log_softmax_backward_data": (0, 1),
+    "embedding_dense_backward": (0,),
+}
+"""Operators that need row-major operands, and which these are (aten/src/ATen/native:
+layer_norm.cpp, SoftMax.cpp, Embedding.cpp).
+"""
+_IMAGES = {
+    "native_batch_norm": (0,),
+    "native_batch_norm_backward": (0, 1),
+    "max_pool2d_with_indices": (0,),
+    "max_pool2d_with_indices_backward": (0, 1),
+    "avg_pool2d": (0,),
+    "avg_pool2d_backward": (0, 1),
+    "_adaptive_avg_pool2d": (0,),
+    "_adaptive_avg_pool2d_backward": (0, 1),
+}
+"""Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp,
+AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp).
+"""
+_CONVOLUTIONS = {"convolution": (0,), "convolution_backward": (0, 1)}
+"""Operators whose operands must lie as their image or weight suggests; the last place is the
+image's (Convolution.cpp).
+"""
+_MASK = 10
+"""The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
+_FORMAT = ("memory_format", Symbol("memory_format", "contiguous_format"))
+
+
+def contiguous_clone(spec: TensorSpec) -> Op:
+    """The copy of a tensor into row-major order."""
+    return Op("aten.clone.default", (spec,), (_FORMAT,))
+
+
+def parts(op: Op) -> tuple[Op, ...]:
+    """The operators whose times add up to an op's: mostly itself.
+
+    An operator that cannot use an operand as it lies copies it first. A convolution's backward
+    computes the gradient of the input, then that of the weight with the bias's
+    (ATen/native/Convolution.cpp, mkldnn/Conv.cpp, NaiveConvolutionTranspose2d.cpp): two passes,
+    each with kernels of its own.
+
+    >>> turned = TensorSpec((8, 4), (1, 8))
+    >>> [part.name for part in parts(Op("aten._softmax.default", (turned, -1, False)))]
+    ['aten._softmax.default', 'aten.clone.default']
+    >>> parts(Op("aten.relu.default", (turned,))) == (Op("aten.relu.default", (turned,)),)
+    True
+    """
+    copies = tuple(contiguous_clone(spec) for spec in _copied(op))
+    return (*(_passes(op) if op.packet == "aten.convolution_backward" else (op,)), *copies)
+
+
+def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
+    """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
+    without such.
+
+    Copies of operands, whatever a convolution converts to blocks of channels, and a gradient that
+    batch norm makes twice, the first time for nothing (batch_norm_backward_cpu, Normalization.cpp).
+
+    >>> turned = TensorSpec((8, 4), (1, 8))
+    >>> scratch(Op("aten._softmax.default", (turned, -1, False)))
+    ((128,),)
+    """
+    blocks = tuple(spec.numel * spec.item_bytes for spec in _copied(op))
+    if (
+        op.packet == "aten.native_batch_norm_backward"
+        and op.outputs
+        and all(spec.is_contiguous for spec in op.inputs[:2])
+    ):
+        blocks += (op.outputs[0].nbytes,)
+    stages = onednn.scratch(op)
+    return tuple((*blocks, *stage) for stage in stages) or ((blocks,) if blocks else ())
+
+
+def _passes(op: Op) -> tuple[Op, ...]:
+    mask = op.args[_MASK] if len(op.args) > _MASK else None
+    if not isinstance(mask, tuple) or not mask[0] or not any(mask[1:]):
+        return (op,)
+    return tuple(
+        replace(op, args=(*op.args[:_MASK], wanted, *op.args[_MASK + 1 :]))
+        for wanted in ((True, False, False), (False, *mask[1:]))
+    )
+
+
+def _copied(op: Op) -> tuple[TensorSpec, ...]:
+    """The operands that an op copies before it computes."""
+    name = op.packet.removeprefix("aten.")
+    if name in _CONVOLUTIONS:
+        places = _CONVOLUTIONS[name]
+        specs = [spec for spec in op.args[: places[-1] + 2] if isinstance(spec, TensorSpec)]
+        last = any(_channels_last(spec) and not spec.is_contiguous for spec in specs[-2:])
+        return tuple(
+            spec
+            for spec in specs[: len(places)]
+            if not (_channels_last(spec) if last else spec.is_contiguous)
+        )
+    places = _ROWS.get(name, ()) + _IMAGES.get(name, ())
+    specs = [
+        spec
+        for place in places
+        if place < len(op.args) and isinstance(spec := op.args[place], TensorSpec)
+    ]
+    return tuple(
+        spec
+        for spec in specs
+        if not spec.is_contiguous and not (name in _IMAGES and _channels_last(spec))
+    )
+
+
+def _channels_last(spec: TensorSpec) -> bool:
+    """Whether an image's channels lie side by side, without gaps."""
+    if len(spec.shape) != 4:
+        return False
+    _, channels, height, width = spec.shape
+    return spec.strides == (channels * height * width, 1, channels * width, channels)

@@ -1,0 +1,144 @@
+"""How an optimizer's step is shared out over the layers that own the parameters.
+
+An optimizer steps over all parameters in one call, in an order and grouping of its own. Its hooks
+fire once a step, and anything finer (a dispatch mode, a step a group) would time the instrument. So
+each layer's share is found by stepping the real optimizer with only that layer's gradients present,
+which every torch optimizer skips the others for, less a step without any gradient; the shares then
+divide the uninstrumented step's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlperf.core.clock import Clock, undisturbed
+from dlperf.profiler.probe import OUTSIDE
+
+ESTIMATE_NOTE = (
+    "the optimizer's time is divided over the layers by the bytes of their parameters and state, an"
+    " estimate"
+)
+
+
+@dataclass(frozen=True)
+class OptimizerShares:
+    """Fractions of the optimizer's step by layer index (they add up to 1; empty if it steps
+    nothing), and how they were found if not by timing.
+    """
+
+    fractions: Mapping[int, float]
+    note: str | None = None
+
+
+def parameter_owners(model: nn.Module) -> dict[int, int]:
+    """The index (in ``named_modules`` order) of the module that owns each parameter, by the
+    parameter's id; a shared one belongs to the first.
+    """
+    owners: dict[int, int] = {}
+    for index, module in enumerate(model.modules()):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), index)
+    return owners
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def shares_by_bytes(
+    optimizer: Any, owners: Mapping[int, int], only: set[int] | None = None
+) -> OptimizerShares:
+    """Shares in proportion to the bytes of parameters and state; `only` are the ids of the
+    parameters that are stepped.
+    """
+    n_bytes: dict[int, float] = {}
+    for parameter in _parameters(optimizer):
+        if not parameter.requires_grad or (only is not None and id(parameter) not in only):
+            continue
+        state = getattr(optimizer, "state", {}).get(parameter, {})
+        tensors = [
+            parameter,
+            *(value for value in state.values() if isinstance(value, torch.Tensor)),
+        ]
+        owner = owners.get(id(parameter), OUTSIDE)
+        n_bytes[owner] = n_bytes.get(owner, 0.0) + sum(
+            t.numel() * t.element_size() for t in tensors
+        )
+    return OptimizerShares(_normalised(n_bytes), ESTIMATE_NOTE)
+
+
+def shares_by_timing(
+    optimizer: Any,
+    owners: Mapping[int, int],
+    clock: Clock = Clock(),
+    seconds: float = 0.5,
+    n_rounds: int = 5,
+) -> OptimizerShares:
+    """Shares found by stepping each layer alone, with the gradients that the parameters hold now.
+
+    This changes parameters and state: keep them before
+    (:class:`dlperf.profiler.snapshot.Snapshot`). Rounds go over all layers in turn, so that a
+    layer's data is as cold as in a real step: at least `n_rounds`, more while `seconds` last. Where
+    the optimizer cannot step without some gradients, the answer is :func:`shares_by_bytes`.
+    """
+    gradients = [
+        (parameter, parameter.grad)
+        for parameter in _parameters(optimizer)
+        if parameter.grad is not None
+    ]
+    by_layer: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for parameter, gradient in gradients:
+        by_layer.setdefault(owners.get(id(parameter), OUTSIDE), []).append((parameter, gradient))
+    if len(by_layer) < 2:
+        return OptimizerShares(dict.fromkeys(by_layer, 1.0))
+    taken: dict[int | None, list[tuple[float, bool]]] = {layer: [] for layer in (*by_layer, None)}
+    for parameter, _ in gradients:
+        parameter.grad = None
+    begin = clock.now()
+    try:
+        n_done = 0
+        while n_done < n_rounds or (n_done < 50 and clock.now() - begin < seconds):
+            for layer, samples in taken.items():
+                present = by_layer.get(layer, ()) if layer is not None else ()
+                for parameter, gradient in present:
+                    parameter.grad = gradient
+                samples.append(_time_step(optimizer, clock))
+                for parameter, _ in present:
+                    parameter.grad = None
+            n_done += 1
+    except Exception:  # whatever a foreign optimizer says to missing gradients
+        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+    empty_s = median(undisturbed(taken.pop(None)).values)
+    alone = {
+        layer: max(0.0, undisturbed(samples).median - empty_s)
+        for layer, samples in taken.items()
+        if layer is not None
+    }
+    if not any(alone.values()):
+        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
+    return OptimizerShares(_normalised(alone))
+
+
+def _time_step(optimizer: Any, clock: Clock) -> tuple[float, bool]:
+    before = clock.switches()
+    begin = clock.now()
+    optimizer.step()
+    if clock.synchronize is not None:
+        clock.synchronize()
+    end = clock.now()
+    return end - begin, clock.switches() != before
+
+
+def _normalised(weights: Mapping[int, float]) -> dict[int, float]:
+    total = sum(weights.values())
+    return {layer: weight / total for layer, weight in weights.items()} if total else {}

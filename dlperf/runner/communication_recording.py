@@ -1,0 +1,199 @@
+"""The calls that one rank was seen to make, put into the steps of its training: data and
+arithmetic, without torch.
+
+What is exact and what is inferred: launches are exact, and so are waits that Python made. Code in C++ that issues calls and blocks for them itself (a
+:class:`Region`: DistributedDataParallel's backward, its broadcast of buffers) shows when it began and ended to wait, not for which call; it waits for
+its calls in the order of their launches, so each wait ends when its call was complete. What the region does besides (copying buckets back) is then computation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlperf.core.communication import LAUNCH, WAIT, Event, Step, step_from_json, step_to_json
+
+
+@dataclass(slots=True)
+class Call:
+    """A call on a process group, on the rank's clock. `group` is its name in torch, `peer` the
+    other end or the root as a rank of the world.
+
+    `region` names the code in C++ that may wait for it, `waits` are those that Python made: (from,
+    until).
+    """
+
+    kind: str
+    n_bytes: int
+    group: str
+    at: float
+    until: float
+    peer: int | None = None
+    region: tuple[str, int] | None = None
+    done: float | None = None
+    waits: list[tuple[float, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Region:
+    """Time that code in C++ spent with waiting for calls of its own."""
+
+    at: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The end of an optimizer's step at `ended`; from `begun` on the next one is timed.
+
+    `began` is when the model was first called for this one, None if that is unknown. `plain`:
+    nothing of dlperf but the recording itself disturbed it; `own_s`: zero_grad, forward, backward
+    and optimizer, without what lies between.
+    """
+
+    optimizer: int
+    ended: float
+    begun: float
+    plain: bool = False
+    began: float | None = None
+    own_s: float = 0.0
+
+
+WHOLE_RUN = -1
+"""The number of the only "step" of a program in which no optimizer steps: from its first call to
+its last.
+"""
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step worth keeping: `number` counts the optimizer's steps from 0 on, alike on all ranks of
+    a training (or is :data:`WHOLE_RUN`).
+
+    `own_s` is the step without what the loop does around it, `own_communication_s` what of that
+    went into issuing calls and blocking for them.
+    """
+
+    number: int
+    step: Step
+    own_s: float = 0.0
+    own_communication_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The step as JSON data."""
+        return {
+            "number": self.number,
+            "own_s": self.own_s,
+            "own_communication_s": self.own_communication_s,
+            "step": step_to_json(self.step),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RecordedStep:
+        """The step that :meth:`to_json` wrote."""
+        return cls(
+            data["number"], step_from_json(data["step"]), data["own_s"], data["own_communication_s"]
+        )
+
+
+def assemble(
+    calls: Iterable[Call],
+    regions: dict[tuple[str, int], Region],
+    marks: Sequence[Mark],
+    optimizer: int | None,
+    first_began: float | None,
+    groups: Sequence[str],
+) -> tuple[RecordedStep, ...]:
+    """The first step of `optimizer`, from `first_began` on, and its plain ones. `groups` are the
+    groups' names in the order of their numbers.
+
+    A wait for a call that was launched in a step not kept is left out. An event that begins before
+    the one before it has ended (several threads) begins there. Where no optimizer ever stepped, all
+    calls make one step, :data:`WHOLE_RUN`; none where there is no call either.
+    """
+    ordered = sorted(calls, key=lambda call: call.at)
+    _wait_in_regions(ordered, regions)
+    numbers = {name: number for number, name in enumerate(groups)}
+    if not marks:
+        if not ordered:
+            return ()
+        begin, end = (
+            ordered[0].at,
+            max(max([call.until, *(until for _, until in call.waits)]) for call in ordered),
+        )
+        events = _events(ordered, numbers, begin, math.nextafter(end, math.inf), set())
+        return (RecordedStep(WHOLE_RUN, Step(begin, end, tuple(events))),)
+    own = [mark for mark in marks if mark.optimizer == optimizer]
+    spans = [] if first_began is None or not own else [(0, first_began, own[0], True)]
+    spans += [
+        (number, own[number - 1].begun, own[number], False)
+        for number in range(1, len(own))
+        if own[number].plain
+    ]
+    found = []
+    kept: set[int] = set()
+    for number, begin, mark, first in spans:
+        events = _events(ordered, numbers, begin, mark.ended, kept)
+        step = Step(begin, max(begin, mark.ended), tuple(events), first)
+        since = 0.0 if mark.began is None else mark.began - begin
+        found.append(
+            RecordedStep(
+                number,
+                step,
+                mark.own_s,
+                sum(event.seconds for event in events if event.at_s >= since),
+            )
+        )
+    return tuple(found)
+
+
+def _wait_in_regions(ordered: Sequence[Call], regions: dict[tuple[str, int], Region]) -> None:
+    """Give the calls that Python never waited for the waits of their regions."""
+    reached: dict[tuple[str, int], float] = {}
+    for call in ordered:
+        if call.waits or call.region is None or call.region not in regions:
+            continue
+        region = regions[call.region]
+        at = max(region.at, call.until, reached.get(call.region, region.at))
+        until = max(at, region.until if call.done is None else min(call.done, region.until))
+        reached[call.region] = until
+        call.waits.append((at, until))
+
+
+def _events(
+    ordered: Sequence[Call], numbers: dict[str, int], begin: float, end: float, kept: set[int]
+) -> list[Event]:
+    """Launches and waits that begin between `begin` and `end`, relative to `begin`, one after
+    another; `kept` are the calls launched so far in steps kept.
+    """
+    seen: list[tuple[float, float, str, int, Call]] = []
+    for number, call in enumerate(ordered):
+        if begin <= call.at < end:
+            kept.add(number)
+            seen.append((call.at, call.until, LAUNCH, number, call))
+        if number in kept:
+            seen += [
+                (at, until, WAIT, number, call) for at, until in call.waits if begin <= at < end
+            ]
+    events: list[Event] = []
+    reached = begin
+    for at, until, op, number, call in sorted(seen, key=lambda one: (one[0], one[3], one[2])):
+        at, until = max(at, reached), max(min(until, end), reached)
+        reached = until
+        done = None if op == WAIT or call.done is None else call.done - begin
+        events.append(
+            Event(
+                op,
+                number,
+                call.kind,
+                call.n_bytes,
+                numbers[call.group],
+                at - begin,
+                until - begin,
+                call.peer,
+                done,
+            )
+        )
+    return events

@@ -1,0 +1,1 @@
+"""The accuracy study: steps, layers and single operators, predicted and measured."""

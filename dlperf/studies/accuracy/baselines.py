@@ -1,0 +1,188 @@
+"""What other tools estimate for the same steps: asked in a process of their own, scored as dlperf's
+own predictors are.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlperf.core import child_process
+from dlperf.core.records.archive import EstimateRecord
+from dlperf.core.records.conversion import convert
+from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Truth
+from dlperf.studies.accuracy.scoring import floor_frac, layer_scores, mape_frac
+
+NAIVE, COST_MODEL, REPLAY, NEURAL_COST, NEURAL_REPLAY = (
+    "FLOPs / peak",
+    "RuntimeEstimator roofline",
+    "RuntimeEstimator replay",
+    "neural-cost",
+    "neural-cost replay",
+)
+MEANINGS = {
+    NAIVE: (
+        "torch's FlopCounterMode total over the measured peak of matrix multiplication: the"
+        " estimate that people make by hand"
+    ),
+    COST_MODEL: (
+        "torch.distributed._tools.RuntimeEstimator, operator-level-cost-model, given this machine's"
+        " measured peak and DRAM bandwidth"
+    ),
+    REPLAY: "the same, operator-level-benchmark: it executes every op at its exact shape",
+    NEURAL_COST: "neural-cost (PyPI), its own quick calibration; speaks of the forward alone",
+    NEURAL_REPLAY: "the same, with its layers executed one by one; speaks of the forward alone",
+}
+PEERS = tuple(MEANINGS)
+TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class PeerEstimate:
+    """What a peer says of one step, in seconds; None where it does not speak. `layers` are (name,
+    forward, backward); `problem` why it says nothing.
+    """
+
+    peer: str
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    total_s: float | None = None
+    layers: tuple[tuple[str, float | None, float | None], ...] = ()
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The estimate as JSON data."""
+        return {
+            "peer": self.peer,
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "optimizer_s": self.optimizer_s,
+            "total_s": self.total_s,
+            "layers": [list(row) for row in self.layers],
+            "problem": self.problem,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PeerEstimate:
+        """The estimate that :meth:`to_json` wrote."""
+        record = convert(data, EstimateRecord)
+        layers = tuple((layer.name, layer.forward_s, layer.backward_s) for layer in record.layers)
+        return cls(
+            record.peer,
+            record.forward_s,
+            record.backward_s,
+            record.optimizer_s,
+            record.total_s,
+            layers,
+            record.problem,
+        )
+
+
+def ask_peers(
+    case: Case,
+    peak_flops_per_s: float,
+    dram_bytes_per_s: float,
+    input_shape: tuple[int, ...] | None,
+    environment: Mapping[str, str],
+) -> tuple[PeerEstimate, ...]:
+    """Every peer's estimate of a case, from a fresh process: what the peers need patched in torch
+    never reaches this one.
+
+    A peer that cannot estimate the case, or is not installed, says so in its `problem`; so do all
+    that were still to come where the process dies.
+    """
+    job = {
+        "target": case.target,
+        "batch_size": case.batch_size,
+        "threads": case.threads,
+        "inference": case.inference,
+        "input_shape": input_shape,
+        "peak_flops_per_s": peak_flops_per_s,
+        "dram_bytes_per_s": dram_bytes_per_s,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dlperf.studies.accuracy.baseline_process"],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            env={**environment, "OMP_NUM_THREADS": str(case.threads)},
+        )
+    except subprocess.TimeoutExpired:
+        return tuple(
+            PeerEstimate(peer, problem=f"took more than {TIMEOUT_S:.0f} s") for peer in PEERS
+        )
+    found = {
+        row["peer"]: PeerEstimate.from_json(row)
+        for row in map(json.loads, done.stdout.splitlines())
+    }
+    last = child_process.last_line(done.stderr) or "no message"
+    return tuple(
+        found.get(peer)
+        or PeerEstimate(
+            peer, problem=f"its process ended with status {done.returncode}: {last[:200]}"
+        )
+        for peer in PEERS
+    )
+
+
+def score_peer(
+    case: Case, truth: Truth, estimate: PeerEstimate
+) -> tuple[CaseScore, tuple[LayerScore, ...]]:
+    """A peer on one case. Layers that it does not name are left out; a phase that it does not speak
+    of has no error.
+    """
+    layers: list[LayerScore] = []
+    for phase in LAYER_PHASES:
+        named = {
+            name: (seconds, "peer", "")
+            for name, forward_s, backward_s in estimate.layers
+            if (seconds := forward_s if phase == "forward" else backward_s) is not None
+        }
+        layers += [
+            layer
+            for layer in layer_scores(case, truth, estimate.peer, phase, named, named)
+            if layer.layer in named
+        ]
+
+    def error(predicted_s: float | None, actual_s: float | None) -> float | None:
+        return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
+
+    forward, backward = (
+        [layer for layer in layers if layer.phase == phase] for phase in LAYER_PHASES
+    )
+    return CaseScore(
+        case,
+        estimate.peer,
+        truth.total_s,
+        truth.floor_frac,
+        estimate.total_s,
+        step_error_frac=error(estimate.total_s, truth.total_s),
+        forward_error_frac=error(estimate.forward_s, truth.forward_s),
+        backward_error_frac=error(estimate.backward_s, truth.backward_s),
+        optimizer_error_frac=error(estimate.optimizer_s, truth.optimizer_s),
+        forward_mape_frac=mape_frac(forward),
+        forward_floor_frac=floor_frac(forward),
+        backward_mape_frac=mape_frac(backward),
+        backward_floor_frac=floor_frac(backward),
+    ), tuple(layers)
+
+
+def problems(estimates: Sequence[tuple[Case, PeerEstimate]]) -> tuple[str, ...]:
+    """One line a peer and reason: where it could not estimate."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for case, estimate in estimates:
+        if estimate.problem:
+            reasons.setdefault((estimate.peer, estimate.problem), []).append(case.label)
+    n_cases = len({case for case, _ in estimates})
+    return tuple(
+        f"{peer}: {reason} ({'every case' if len(where) == n_cases else ', '.join(where)})"
+        for (peer, reason), where in reasons.items()
+    )

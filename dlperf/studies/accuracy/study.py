@@ -1,0 +1,315 @@
+"""The study itself: every case recorded, measured in fresh processes, predicted, scored; what it
+takes to measure is given from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import EXACT, Machine
+from dlperf.core.measurement import Measurement
+from dlperf.core.trace import Trace
+from dlperf.forecast.prediction import Prediction, predict
+from dlperf.studies.accuracy.ablation import Ablation, Intervals, ablate, intervals
+from dlperf.studies.accuracy.baselines import PeerEstimate, problems, score_peer
+from dlperf.studies.accuracy.cases import Case, CaseScore, LayerScore, Truth, join
+from dlperf.studies.accuracy.scoring import (
+    LayerGroup,
+    Summary,
+    layer_groups,
+    restless,
+    score,
+    summaries,
+)
+from dlperf.studies.accuracy.single_ops import OpGroup, SingleOp, op_groups
+
+SCHEMA, SCHEMA_VERSION = "dlperf.validation", 1
+MAIN = "calibrated"
+WITH_EXACT = "calibrated, ops measured"
+"""The main predictor on the whole file, for the cases whose ops ``--for`` has measured."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A predictor on a machine file under a name for tables; `only_measured` leaves out the cases
+    whose op times are not exact in the file.
+    """
+
+    name: str
+    predictor: str
+    machine: Machine
+    only_measured: bool = False
+
+
+def variants(machine: Machine, predictors: Sequence[str]) -> tuple[Variant, ...]:
+    """The predictors asked for, `measured` and `interpolated` apart.
+
+    Where the file holds a target's own operations, the main predictor is asked twice: without them
+    (what a calibration alone knows), and with them for the cases that they cover. An operation that
+    the calibration and ``--for`` both measured is gone with them: that errs against the first.
+    """
+    if not any(kernel.family == EXACT for kernel in machine.kernels):
+        return tuple(Variant(name, name, machine) for name in predictors)
+    alone = replace(
+        machine, kernels=tuple(kernel for kernel in machine.kernels if kernel.family != EXACT)
+    )
+    found = [Variant(name, name, alone) for name in predictors]
+    if MAIN in predictors:
+        found.insert(
+            list(predictors).index(MAIN) + 1, Variant(WITH_EXACT, MAIN, machine, only_measured=True)
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that could not be measured, and why."""
+
+    case: Case
+    reason: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a study comes from: the machine, its file, versions, the command, the date; `remarks`
+    say what a reader must know.
+    """
+
+    machine: str
+    machine_file: str
+    machine_mode: str
+    machine_created: str
+    versions: dict[str, str]
+    command: str
+    created: str
+    n_runs: tuple[tuple[int, int], ...] = ()
+    """(threads, runs) pairs."""
+    seconds: float = 0.0
+    seed: int | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was found: a score a case and predictor, peers after the predictors; layers; single ops;
+    what the terms contribute.
+    """
+
+    provenance: Provenance
+    scores: tuple[CaseScore, ...] = ()
+    layers: tuple[LayerScore, ...] = ()
+    truths: tuple[tuple[Case, Truth], ...] = ()
+    estimates: tuple[tuple[Case, PeerEstimate], ...] = ()
+    peer_scores: tuple[CaseScore, ...] = ()
+    peer_layers: tuple[LayerScore, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    ops: tuple[SingleOp, ...] = ()
+
+    @cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """Each predictor's cases in one line, and parts of them."""
+        return summaries(self.scores)
+
+    @cached_property
+    def peer_summaries(self) -> tuple[Summary, ...]:
+        """Each peer's cases in one line."""
+        return summaries(self.peer_scores)
+
+    @cached_property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """Layers by source and by type."""
+        return layer_groups(self.layers)
+
+    @cached_property
+    def op_groups(self) -> tuple[OpGroup, ...]:
+        """Single ops by family and kind."""
+        return op_groups(self.ops)
+
+    @cached_property
+    def intervals(self) -> Intervals | None:
+        """What the main predictor's intervals are worth; None where it gave none."""
+        own = [
+            s
+            for s in self.scores
+            if s.predictor == MAIN
+            and s.predicted_s
+            and s.low_s is not None
+            and s.high_s is not None
+        ]
+        return intervals(
+            [(s.actual_s, s.predicted_s or 0.0, s.low_s or 0.0, s.high_s or 0.0) for s in own]
+        )
+
+    @cached_property
+    def unrest(self) -> tuple[str, ...]:
+        """Where the machine was too busy for the errors to mean anything: steps with one thread,
+        single ops.
+        """
+        steps = [
+            truth.floor_frac
+            for case, truth in self.truths
+            if case.threads == 1 and truth.floor_frac is not None
+        ]
+        ops = [
+            one.floor_frac for one in self.ops if one.threads == 1 and one.floor_frac is not None
+        ]
+        return tuple(remark for remark in (restless(steps, "step"), restless(ops, "op")) if remark)
+
+    def with_remark(self, remark: str) -> Study:
+        """The study with one more thing that a reader must know."""
+        return replace(
+            self, provenance=replace(self.provenance, remarks=(*self.provenance.remarks, remark))
+        )
+
+    @property
+    def peer_problems(self) -> tuple[str, ...]:
+        """Where a peer could not estimate, a line each."""
+        return problems(self.estimates)
+
+    def to_json(self) -> dict[str, Any]:
+        """The study as JSON data (schema ``dlperf.validation``); null where a side does not know."""
+        provenance = asdict(self.provenance)
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            **{key: list(v) if isinstance(v, tuple) else v for key, v in provenance.items()},
+            "cases": [_case_row(s) for s in (*self.scores, *self.peer_scores)],
+            "truths": [
+                {**asdict(case), **{k: v for k, v in asdict(truth).items() if k != "layers"}}
+                for case, truth in self.truths
+            ],
+            "summaries": [asdict(summary) for summary in (*self.summaries, *self.peer_summaries)],
+            "layer_groups": [asdict(group) for group in self.groups],
+            "layers": [_layer_row(layer) for layer in (*self.layers, *self.peer_layers)],
+            "intervals": None if self.intervals is None else asdict(self.intervals),
+            "ablation": [asdict(one) for one in self.ablations],
+            "unrest": list(self.unrest),
+            "peer_problems": list(self.peer_problems),
+            "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
+            "families": [asdict(group) for group in self.op_groups],
+            "ops": [{**asdict(one), "error_frac": one.error_frac} for one in self.ops],
+        }
+
+
+def _case_row(score: CaseScore) -> dict[str, Any]:
+    row = asdict(score)
+    return {
+        **row.pop("case"),
+        "network": score.case.network,
+        **row,
+        "width_frac": score.width_frac,
+        "inside": score.inside,
+    }
+
+
+def _layer_row(layer: LayerScore) -> dict[str, Any]:
+    row = asdict(layer)
+    return {**row.pop("case"), "network": layer.case.network, **row, "error_frac": layer.error_frac}
+
+
+Record = Callable[[Case], Trace]
+Measure = Callable[[Case, Trace, int], Measurement]
+"""Measures a case in a fresh process; the last argument numbers the run, from 1."""
+Ask = Callable[[Case, Trace], Sequence[PeerEstimate]]
+
+
+def run_study(
+    cases: Sequence[Case],
+    asked: Sequence[Variant],
+    n_runs: Callable[[int], int],
+    record: Record,
+    measure: Measure,
+    narrate: Callable[[str], None],
+    *,
+    ask_peers: Ask | None = None,
+    with_ablation: bool = False,
+    elsewhere: bool = False,
+    provenance: Provenance,
+) -> Study:
+    """Record every case, then measure all of them once, then all of them again, and so on; then
+    predict and score.
+
+    All targets are recorded before anything slow begins, so that one that does not work is known at
+    once (its error is raised). A case that cannot be measured is a failure of its own and the
+    others go on. Runs of one case lie as far apart in time as the study allows: the floor holds the
+    machine's drift too. `n_runs` gives the number of runs for a thread count; `elsewhere` says that
+    the machine file is of another machine than this.
+    """
+    traces: dict[tuple[str, int, bool], Trace] = {}
+    for case in cases:
+        if (key := (case.target, case.batch_size, case.inference)) not in traces:
+            traces[key] = record(case)
+    taken: dict[Case, list[Measurement]] = {case: [] for case in cases}
+    failed: dict[Case, str] = {}
+    for number in range(1, 1 + max((n_runs(case.threads) for case in cases), default=0)):
+        for place, case in enumerate(cases, start=1):
+            if number <= n_runs(case.threads) and case not in failed:
+                narrate(
+                    f"run {number} of {n_runs(case.threads)}, case {place} of {len(cases)}:"
+                    f" {case.label}"
+                )
+                try:
+                    taken[case].append(
+                        measure(case, traces[case.target, case.batch_size, case.inference], number)
+                    )
+                except DlperfError as error:
+                    failed[case] = str(error)
+                    narrate(f"warning: {case.label} is left out: {error}")
+    truths = tuple((case, join(runs)) for case, runs in taken.items() if case not in failed)
+    scores: list[CaseScore] = []
+    layers: list[LayerScore] = []
+    whole: list[tuple[Case, Truth, Prediction]] = []
+    for variant in asked:
+        for case, truth in truths:
+            prediction = predict(
+                traces[case.target, case.batch_size, case.inference],
+                variant.machine,
+                case.threads,
+                variant.predictor,
+            )
+            prediction = prediction.elsewhere() if elsewhere else prediction
+            found, rows = score(case, truth, prediction, variant.name)
+            if variant.only_measured and not (found.sources and found.sources.all_measured):
+                continue
+            scores.append(found)
+            layers += rows
+            if variant.name == MAIN:
+                whole.append((case, truth, prediction))
+    study = Study(
+        provenance,
+        tuple(scores),
+        tuple(layers),
+        truths,
+        failures=tuple(Failure(case, reason) for case, reason in failed.items()),
+    )
+    if with_ablation:
+        narrate("predicting again without each term")
+        study = replace(study, ablations=ablate(whole))
+    return study if ask_peers is None else _with_peers(study, traces, ask_peers, narrate)
+
+
+def _with_peers(
+    study: Study,
+    traces: Mapping[tuple[str, int, bool], Trace],
+    ask_peers: Ask,
+    narrate: Callable[[str], None],
+) -> Study:
+    estimates: list[tuple[Case, PeerEstimate]] = []
+    scores: list[CaseScore] = []
+    layers: list[LayerScore] = []
+    for place, (case, truth) in enumerate(study.truths, start=1):
+        narrate(f"asking the peers, case {place} of {len(study.truths)}: {case.label}")
+        for estimate in ask_peers(case, traces[case.target, case.batch_size, case.inference]):
+            estimates.append((case, estimate))
+            if not estimate.problem:
+                found, rows = score_peer(case, truth, estimate)
+                scores.append(found)
+                layers += rows
+    return replace(
+        study, estimates=tuple(estimates), peer_scores=tuple(scores), peer_layers=tuple(layers)
+    )

@@ -1,0 +1,141 @@
+"""``torchrun --nproc-per-node 2 -m dlperf.studies.cardwell_kernels -o DIR``:
+every rank comes through here; rank 0 speaks and writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.studies.cardwell_kernels.watch import MARK, Watch
+
+FAILED, UNUSABLE = 1, 2
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_START = f"torchrun --nproc-per-node 2 -m dlperf.studies.papers.reproduction.{MARK} -o DIR"
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, from rank 0 alone."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            UNUSABLE,
+            (
+                ""
+                if os.environ.get("RANK", "0") != "0"
+                else f"{MARK}: error: {message}; --help shows how\n"
+            ),
+        )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= 3600:
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "number of seconds from 1 to 3600"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, measure, write. Exit status: 0, 1 a rank failed, 2 unusable."""
+    parser = _Parser(
+        prog=MARK,
+        allow_abbrev=False,
+        description=(
+            "Cardwell's seven algorithms on these ranks, under the roofline with communication."
+            f" {_START}"
+        ),
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        required=True,
+        help="folder for the page, its plots and the JSON file, written by rank 0",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=40.0,
+        metavar="S",
+        help="time for all measurements together, roughly (40)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds that a single step may take before all ranks end (60)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="write into a folder that holds files which dlperf did not write",
+    )
+    options = parser.parse_args(arguments)
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    if missing:
+        return _refuse(f"{missing[0]} is not set; start it with torchrun, for example {_START}", 0)
+    rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if n_ranks < 2:
+        return _refuse(
+            f"{n_ranks} rank has no network; start at least 2, for example {_START}", rank
+        )
+    from dlperf.report.writing import check_folder
+
+    try:
+        check_folder(options.output, options.force)
+    except DlperfError as error:
+        return _refuse(str(error), rank)
+    return _measure(options, rank)
+
+
+def _measure(options: argparse.Namespace, rank: int) -> int:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # another rank's end is told in one line
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a call that waits inside gloo would hear of Ctrl-C only afterwards
+    watch = Watch(rank, options.limit)
+    watch.start()
+    from dlperf.studies.cardwell_kernels.study import run_study
+
+    def say(step: str) -> None:
+        if rank == 0:
+            print(f"{MARK}: {step}", file=sys.stderr, flush=True)
+
+    try:
+        findings = run_study(watch, options.seconds, say=say)
+        if rank == 0:
+            from dlperf.studies.cardwell_kernels.page import write_findings
+
+            watch.begin("writing")
+            for path in write_findings(findings, options.output):
+                print(path)
+    except (DlperfError, WorkFailed) as error:
+        return _refuse(str(error), rank, FAILED)
+    except (
+        RuntimeError,
+        ValueError,
+        MemoryError,
+    ) as error:  # torch.distributed's errors are RuntimeErrors
+        watch.fail(str(error) or type(error).__name__)
+    return 0
+
+
+def _refuse(line: str, rank: int, status: int = UNUSABLE) -> int:
+    if rank == 0:
+        print(f"{MARK}: error: {line}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # gloo's threads may outlive their group and would abort an ordinary exit

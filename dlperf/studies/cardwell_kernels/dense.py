@@ -1,0 +1,178 @@
+"""SUMMA, DGEMV, DDOT, 1D FFT and the 2D 5-point stencil, in double precision; each rank holds its
+share.
+
+:func:`share` says which rows are a rank's. Every function returns this rank's part of the result; nothing is random here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dlperf.studies.cardwell_kernels.wire import Wire
+
+
+def share(n: int, rank: int, n_ranks: int) -> range:
+    """A rank's rows of n, as even as can be.
+
+    >>> [list(share(5, rank, 2)) for rank in (0, 1)]
+    [[0, 1], [2, 3, 4]]
+    """
+    return range(n * rank // n_ranks, n * (rank + 1) // n_ranks)
+
+
+def grid_of(n_ranks: int) -> tuple[int, int]:
+    """(rows, columns) of the squarest grid of so many ranks; the paper's is square.
+
+    >>> grid_of(121), grid_of(2), grid_of(12)
+    ((11, 11), (1, 2), (3, 4))
+    """
+    rows = max(r for r in range(1, math.isqrt(n_ranks) + 1) if n_ranks % r == 0)
+    return rows, n_ranks // rows
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A rank's place on the grid and the wires along its row and its column."""
+
+    n_rows: int
+    n_columns: int
+    row: int
+    column: int
+    along_row: Wire
+    along_column: Wire
+
+    @property
+    def n_panels(self) -> int:
+        """Panels of the contracted dimension, each within one block of A and one of B. N has to be
+        a multiple of it.
+        """
+        return math.lcm(self.n_rows, self.n_columns)
+
+
+def make_grid(wire: Wire) -> Grid:
+    """The squarest grid over all ranks, row by row."""
+    r, c = grid_of(wire.n_ranks)
+    along_row = wire.split([range(row * c, row * c + c) for row in range(r)])
+    along_column = wire.split([range(column, r * c, c) for column in range(c)])
+    return Grid(r, c, wire.rank // c, wire.rank % c, along_row, along_column)
+
+
+def summa(grid: Grid, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
+    """This rank's block of C <- alpha A B + beta C (van de Geijn and Watts 1997); blocks of N/rows
+    x N/columns. `c` is overwritten.
+    """
+    n = b.shape[0] * grid.n_rows
+    width = n // grid.n_panels
+    c.mul_(beta)
+    for panel in range(grid.n_panels):
+        column, row = (
+            panel // (grid.n_panels // grid.n_columns),
+            panel // (grid.n_panels // grid.n_rows),
+        )
+        left = _panel(a, 1, panel * width - column * a.shape[1], width, column == grid.column)
+        right = _panel(b, 0, panel * width - row * b.shape[0], width, row == grid.row)
+        grid.along_row.broadcast(left, column)
+        grid.along_column.broadcast(right, row)
+        c.addmm_(left, right, alpha=alpha)
+    return c
+
+
+def _panel(block: Tensor, axis: int, start: int, width: int, is_mine: bool) -> Tensor:
+    """The owner's panel, contiguous to be sent; room for it elsewhere."""
+    if is_mine:
+        return block.narrow(axis, start, width).contiguous()
+    shape = list(block.shape)
+    shape[axis] = width
+    return torch.empty(shape, dtype=block.dtype)
+
+
+def dgemv(wire: Wire, a: Tensor, x: Tensor, y: Tensor, alpha: float, beta: float) -> Tensor:
+    """This rank's part of y <- alpha A x + beta y: its rows of A, its parts of x and y, all of N/P.
+    `y` is overwritten.
+    """
+    return y.mul_(beta).addmv_(a, wire.all_gather(x), alpha=alpha)
+
+
+def ddot(wire: Wire, x: Tensor, y: Tensor) -> float:
+    """x^T y of the parts that the ranks hold; the same on all."""
+    product = torch.dot(x, y).reshape(1)
+    wire.all_reduce(product, "sum")
+    return float(product)
+
+
+def fft_shape(n: int, n_ranks: int) -> tuple[int, int]:
+    """N = N1 x N2 as near to square as both being multiples of P allows. Raises ValueError where
+    they cannot.
+
+    >>> fft_shape(2**10, 2), fft_shape(2**9, 4)
+    ((32, 32), (16, 32))
+    """
+    for n1 in range(math.isqrt(n), 0, -1):
+        if n % n1 == 0 and n1 % n_ranks == 0 and (n // n1) % n_ranks == 0:
+            return n1, n // n1
+    raise ValueError(f"a transform of {n} cannot be shared by {n_ranks} ranks")
+
+
+def twiddles(wire: Wire, n: int) -> Tensor:
+    """exp(-2 pi i n2 k1 / N) for this rank's n2, shape (N2/P, N1); made before the transform is
+    timed.
+    """
+    n1, n2 = fft_shape(n, wire.n_ranks)
+    mine = torch.tensor(share(n2, wire.rank, wire.n_ranks), dtype=torch.float64)
+    return torch.polar(
+        torch.ones(len(mine), n1, dtype=torch.float64),
+        -2 * math.pi / n * torch.outer(mine, torch.arange(n1, dtype=torch.float64)),
+    )
+
+
+def fft(wire: Wire, x: Tensor, factors: Tensor) -> Tensor:
+    """Forward transform of N complex numbers of which each rank holds N/P in a row, by two
+    transposes (Bailey 1990), out of place.
+
+    With x as a matrix of N1 rows and N2 columns, X[k1 + N1 k2] is the transform over n1, times
+    :func:`twiddles`, and the transform over n2. The result is this rank's k1 by all k2, shape
+    (N1/P, N2): transposed order, as the paper's two transposes leave it.
+    """
+    n2_mine, n1 = factors.shape
+    n2 = n2_mine * wire.n_ranks
+    columns = _transpose(wire, x.reshape(n1 // wire.n_ranks, n2))
+    result: Tensor = torch.fft.fft(
+        _transpose(wire, torch.fft.fft(columns, dim=1).mul_(factors)), dim=1
+    )
+    return result
+
+
+def _transpose(wire: Wire, rows: Tensor) -> Tensor:
+    """A matrix of which each rank holds some rows, transposed: each rank holds as large a part of
+    its columns, as rows.
+    """
+    n_mine, n_columns = rows.shape
+    width = n_columns // wire.n_ranks
+    parts = rows.reshape(n_mine, wire.n_ranks, width).permute(1, 2, 0).contiguous()
+    came = torch.view_as_complex(wire.all_to_all(torch.view_as_real(parts)))
+    return came.permute(1, 0, 2).reshape(width, n_mine * wire.n_ranks)
+
+
+def stencil(wire: Wire, values: Tensor, room: Tensor, n_sweeps: int) -> Tensor:
+    """Jacobi sweeps: each inner point becomes the mean of its four neighbours; 4 FLOP a point.
+
+    `values` are this rank's inner rows with one more above and below (the neighbours', or the
+    border's), N columns wide; `room` is a copy of it. Both are overwritten; the result is one of
+    them. Every rank has a row of its own.
+    """
+    first, last = wire.rank == 0, wire.rank == wire.n_ranks - 1
+    for _ in range(n_sweeps):
+        above, below = wire.exchange(None if first else values[1], None if last else values[-2])
+        if above is not None:
+            values[0] = above
+        if below is not None:
+            values[-1] = below
+        inner = room[1:-1, 1:-1]
+        torch.add(values[:-2, 1:-1], values[2:, 1:-1], out=inner)
+        inner.add_(values[1:-1, :-2]).add_(values[1:-1, 2:]).mul_(0.25)
+        values, room = room, values
+    return values

@@ -1,0 +1,373 @@
+"""The runs behind a study of data-parallel steps: each a piece that says about how long it takes,
+and whose result is kept as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from dlperf.cli.argument_types import UNSHAPED
+from dlperf.core.cluster import Cluster
+from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.files import read_json, schema_of, write_json, write_text
+from dlperf.core.host import available_cores, this_cpu, versions
+from dlperf.core.records.archive import AllReducesRecord, StepRunRecord
+from dlperf.core.records.conversion import convert
+from dlperf.core.trace import Trace
+from dlperf.core.units import KIB, MIB, parse_rate
+from dlperf.forecast.prediction import Prediction
+from dlperf.report.writing import slug
+from dlperf.studies.accuracy.archive import Archive
+
+ALL_REDUCE_BYTES = (
+    320 * KIB,
+    640 * KIB,
+    5 * MIB // 4,
+    3 * MIB,
+    5 * MIB,
+    10 * MIB,
+    20 * MIB,
+    48 * MIB,
+)
+"""From 256 KiB to 64 MiB, and none of a calibration's own sizes."""
+LIMIT_S, RUN_LIMIT_S = 60.0, 600.0
+"""How long a single collective, and all ranks of one run, may take."""
+RECORDED_STEPS = 24
+"""Steps of a training whose communication is recorded: more than ``dlperf run`` watches."""
+STEPS, CALLS = (12, 60), (2, 25)
+"""The least and the most steps of a run, and all-reduces of a size and pass."""
+PASSES = 2
+"""How often a run goes through its sizes of all-reduces."""
+_ALL_REDUCE_FACTOR = 4.0
+"""An all-reduce run times all its sizes, and gets so many times the seconds of a step."""
+_START_S, _WATCH_S, _WARM_STEPS = 3.0, 5.0, 8
+"""What a run takes besides, roughly, which only the study's own length is told from: ranks to start
+and to meet, ``dlperf run`` to judge what it watched, and steps that are not kept.
+"""
+_SCHEMA = "dlperf.distributed_run"
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+Launch = Callable[[Sequence[str], int, str], None]
+"""Runs Python with so many words on each of so many ranks behind links of a rate (or UNSHAPED);
+raises WorkFailed where a rank fails.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target at a batch size of each rank, with one rank's prediction; `trace` tells a changed
+    network from the one that was measured.
+    """
+
+    target: str
+    batch_size: int
+    prediction: Prediction = field(repr=False, compare=False, hash=False)
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded step."""
+        return self.prediction.trace
+
+    @property
+    def ops(self) -> str:
+        """A digest of what the step does."""
+        return hashlib.sha256(
+            "\n".join(sorted({op.signature for op in self.trace.ops})).encode()
+        ).hexdigest()
+
+    @property
+    def compute_s(self) -> float:
+        """Predicted seconds of one rank's step without synchronisation."""
+        return self.prediction.step.total_s or 0.0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The gradients of a rank's step."""
+        return sum(p.spec.numel * p.spec.item_bytes for p in self.trace.parameters if p.trained)
+
+    @property
+    def label(self) -> str:
+        """Short, for tables: ``dlrm-top@64``."""
+        return f"{self.target.rsplit(':', 1)[-1]}@{self.batch_size}"
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """What one fresh start measured: seconds of the slowest rank's step, of the same without
+    synchronisation, of the first; DDP's buckets.
+    """
+
+    step_s: float
+    compute_s: float
+    first_step_s: float
+    bucket_bytes: tuple[int, ...]
+
+    @property
+    def share(self) -> float:
+        """The exposed communication's share of the step."""
+        return 1 - self.compute_s / self.step_s
+
+
+@dataclass(frozen=True)
+class Piece(Generic[Result]):
+    """One measurement of a study: of what (as a failure names it), what is told when it begins,
+    where its result is kept, and about how long it takes.
+
+    `get` gives what is kept, else what it measures now; it raises DlperfError where that fails.
+    """
+
+    what: str
+    text: str
+    path: Path
+    expected_s: float
+    get: Callable[[], Result]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How runs are made: the launch, runs a case, seconds of each, what keeps results, how progress
+    is told, where ranks run in words, rough links or not, seconds of measuring them, and the
+    machine file of recorded trainings.
+    """
+
+    launch: Launch
+    n_runs: int
+    seconds: float
+    archive: Archive
+    narrate: Callable[[str], None]
+    hosts: str = ""
+    quick_links: bool = False
+    links_s: float = 0.0
+    machine_file: str = ""
+
+    def links(self, n: int, rate: str) -> Piece[Cluster]:
+        """The links between `n` ranks at a rate, measured by ``dlperf.microbench.network``."""
+        path = self._path("links", f"{n} ranks at {rate}", "quick" if self.quick_links else "full")
+
+        def take() -> Cluster:
+            with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+                out = Path(folder) / "cluster.json"
+                self.launch(
+                    [
+                        "-m",
+                        "dlperf.microbench.network",
+                        "-o",
+                        str(out),
+                        *(["--quick"] if self.quick_links else []),
+                    ],
+                    n,
+                    rate,
+                )
+                return Cluster.load(out)
+
+        def get() -> Cluster:
+            return self.archive.keep(path, Cluster.load, take, lambda taken: taken.save(path))
+
+        return Piece(
+            f"links of {n} ranks at {rate}",
+            f"the links of {n} ranks, {_links(rate)}",
+            path,
+            _start_s(n) + self.links_s,
+            get,
+        )
+
+    def all_reduces(self, n: int, rate: str, run: int) -> Piece[dict[int, float]]:
+        """Seconds of all-reduces by size."""
+        seconds = _ALL_REDUCE_FACTOR * self.seconds
+        order = {
+            "kind": "all-reduces",
+            "sizes": list(ALL_REDUCE_BYTES),
+            "seconds": seconds,
+            "least": CALLS[0],
+            "most": CALLS[1],
+            "passes": PASSES,
+        }
+        share_s = seconds / (PASSES * len(ALL_REDUCE_BYTES))
+        expected_s = _start_s(n) + PASSES * sum(
+            max(share_s, CALLS[0] * one) + one
+            for one in (wire_s(size, n, rate) for size in ALL_REDUCE_BYTES)
+        )
+        path = self._path("all-reduces", f"{n} ranks at {rate}", f"run {run}, {self.seconds:g} s")
+
+        def get() -> dict[int, float]:
+            return self._measured(path, order, n, rate, AllReducesRecord).all_reduce_s
+
+        return Piece(
+            f"all-reduces, {n} ranks at {rate}",
+            f"run {run}: all-reduces, {n} ranks, {_links(rate)}",
+            path,
+            expected_s,
+            get,
+        )
+
+    def steps(self, case: Case, n: int, rate: str, run: int) -> Piece[StepRun]:
+        """Steps of a case."""
+        least, most = STEPS
+        order = {
+            "kind": "steps",
+            "target": case.target,
+            "batch_size": case.batch_size,
+            "seconds": self.seconds,
+            "least": least,
+            "most": most,
+        }
+        step_s = case.compute_s + wire_s(case.gradient_bytes, n, rate)
+        n_steps = _WARM_STEPS + max(least, min(most, self.seconds / step_s))
+        path = self._path(
+            f"steps-{case.label}",
+            f"{case.target}, {n} ranks at {rate}",
+            f"run {run}, ops {case.ops}, {self.seconds:g} s",
+        )
+
+        def get() -> StepRun:
+            found = self._measured(path, order, n, rate, StepRunRecord)
+            return StepRun(
+                found.step_s, found.compute_s, found.first_step_s, tuple(found.bucket_bytes)
+            )
+
+        text = f"run {run}: {case.label}, {n} ranks, {_links(rate)}"
+        return Piece(
+            f"{case.label} at {rate}",
+            text,
+            path,
+            _start_s(n) + n_steps * (step_s + case.compute_s),
+            get,
+        )
+
+    def recording(self, case: Case, n: int, rate: str, run: int) -> Piece[Path]:
+        """The file with the communication of a training of the case, as ``dlperf run`` records it."""
+        path = self._path(
+            f"recording-{case.label}",
+            f"{case.target}, {n} ranks at {rate}",
+            f"run {run}, ops {case.ops}",
+        )
+
+        def take() -> str:
+            with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+                out, paper = Path(folder) / "communication.json", Path(folder) / "order.json"
+                order = {
+                    "target": case.target,
+                    "batch_size": case.batch_size,
+                    "steps": RECORDED_STEPS,
+                    "meeting": str(Path(folder) / "meeting"),
+                }
+                paper.write_text(json.dumps({**order, "threads": 1, "limit_s": LIMIT_S}))
+                options = (
+                    "--machine",
+                    self.machine_file,
+                    "--threads",
+                    "1",
+                    "--communication",
+                    str(out),
+                )
+                self.launch(
+                    [
+                        "-m",
+                        "dlperf",
+                        "run",
+                        *options,
+                        "-m",
+                        "dlperf.studies.distributed.rank_training",
+                        str(paper),
+                    ],
+                    n,
+                    rate,
+                )
+                if not out.exists():
+                    raise WorkFailed("dlperf run recorded no communication")
+                return out.read_text(encoding="utf-8")
+
+        def load(found: Path) -> str:
+            if schema_of(found) is None:
+                raise DlperfError(f"{found}: is damaged")
+            return found.read_text(encoding="utf-8")
+
+        def get() -> Path:
+            self.archive.keep(path, load, take, lambda taken: write_text(path, taken))
+            return path
+
+        expected_s = (
+            _start_s(n)
+            + _WATCH_S
+            + RECORDED_STEPS * (case.compute_s + wire_s(case.gradient_bytes, n, rate))
+        )
+        return Piece(
+            f"recording of {case.label} at {rate}",
+            f"run {run}: recording {case.label}, {n} ranks, {_links(rate)}",
+            path,
+            expected_s,
+            get,
+        )
+
+    def _measured(
+        self, path: Path, order: dict[str, Any], n: int, rate: str, record: type[Answer]
+    ) -> Answer:
+        def load(found: Path) -> dict[str, Any]:
+            data = read_json(found, _SCHEMA, 1)
+            convert(data, record)  # a damaged file is measured anew
+            return data
+
+        def take() -> dict[str, Any]:
+            with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
+                places = {name: str(Path(folder) / name) for name in ("meeting", "answer")}
+                (paper := Path(folder) / "order.json").write_text(
+                    json.dumps({**order, **places, "threads": 1, "limit_s": LIMIT_S})
+                )
+                self.launch(["-m", "dlperf.studies.distributed.rank_process", str(paper)], n, rate)
+                answer: dict[str, Any] = json.loads(
+                    Path(places["answer"]).read_text(encoding="utf-8")
+                )
+                return answer
+
+        def save(answer: dict[str, Any]) -> None:
+            what = {"ranks": n, "rate": rate, "order": order}
+            write_json(
+                path,
+                {
+                    "schema": _SCHEMA,
+                    "schema_version": 1,
+                    "versions": versions(),
+                    "machine": this_cpu().model,
+                    **what,
+                    **answer,
+                },
+            )
+
+        return convert(self.archive.keep(path, load, take, save), record)
+
+    def _path(self, kind: str, what: str, detail: str) -> Path:
+        where = (
+            *map(str, this_cpu().identity),
+            *(f"{k}={v}" for k, v in sorted(versions().items()) if k in ("torch", "python")),
+            self.hosts,
+        )
+        digest = hashlib.sha256(
+            "\n".join((kind, what, detail, *where)).encode(errors="backslashreplace")
+        ).hexdigest()[:12]
+        return (
+            self.archive.folder / f"{slug(kind, 50)}-{slug(what.rsplit(', ', 1)[-1])}-{digest}.json"
+        )
+
+
+def wire_s(n_bytes: float, n: int, rate: str) -> float:
+    """The least time of an all-reduce behind links of a rate: each rank sends 2 (n - 1) / n of the
+    bytes. Of a link as it is, 0.
+
+    >>> wire_s(12_500_000, 2, "1gbit"), wire_s(12_500_000, 2, "none")
+    (0.1, 0.0)
+    """
+    return 0.0 if rate == UNSHAPED else 2 * (n - 1) / n * 8 * n_bytes / parse_rate(rate)
+
+
+def _start_s(n: int) -> float:
+    return _START_S * max(1.0, n / available_cores())
+
+
+def _links(rate: str) -> str:
+    return "links as they are" if rate == UNSHAPED else f"links of {rate}"

@@ -1,0 +1,249 @@
+"""Yang, Kurth, Williams, "Hierarchical Roofline Analysis for GPUs: Accelerating Performance
+Optimization for the NERSC-9 Perlmutter System", CUG 2019.
+
+The paper prints few numbers and draws many. What is recomputed, and from what:
+
+- the roofs and the GPP kernel's points (nw = 1..6) are those of the authors' own plotting example (github.com/cyanguwa/nersc-roofline,
+  Plotting/data_hierarchical.txt), the data of Figures 1 to 3: by section II.A those of L2, HBM and FP64 with and without FMA are measured (ERT), that of L1 is
+  theoretical;
+- the data sheet is NVIDIA's for the Tesla V100 SXM2 (80 multiprocessors at 1.53 GHz boost: 7.8 TFLOP/s FP64, 900 GB/s HBM2, 125 TFLOP/s tensor cores);
+- a rate measured in the paper's run (GPP's, conv2d's) is compared with a bound and enters none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlperf.core.units import GIGA, MEGA, TERA
+from dlperf.models import memory_hierarchy as law
+from dlperf.models.roofline import ridge_point
+from dlperf.studies.papers.tables import Entry, Row, Table
+
+PAPER = "Yang, Kurth, Williams 2019"
+LEVELS = ("L1", "L2", "HBM")
+LEVEL_GB_PER_S = ("14336", "2996.77", "828.758")
+FMA_GFLOPS_PER_S, NO_FMA_GFLOPS_PER_S = "7068.86", "3535.79"
+"""FP64, as printed in the authors' example."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """What a vendor says of its processor; `n_units` multiprocessors, each with so many
+    multiply-adds and so many bytes of L1 a cycle.
+    """
+
+    name: str
+    n_units: int
+    boost_hz: float
+    fp64_fma_per_cycle: int
+    tensor_fma_per_cycle: int
+    l1_bytes_per_cycle: int
+    hbm_bytes_per_s: float
+
+    @property
+    def fp64_flops_per_s(self) -> float:
+        """Units x multiply-adds a cycle x 2 FLOP x boost clock."""
+        return 2.0 * self.n_units * self.fp64_fma_per_cycle * self.boost_hz
+
+    @property
+    def tensor_flops_per_s(self) -> float:
+        """The same with the tensor cores' multiply-adds."""
+        return 2.0 * self.n_units * self.tensor_fma_per_cycle * self.boost_hz
+
+
+V100 = DataSheet("Tesla V100 SXM2", 80, 1.53 * GIGA, 32, 512, 128, 900 * GIGA)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A GPP run: its intensity at each level (L1, L2, HBM) in FLOP per byte and its rate in
+    GFLOP/s, as the example prints them.
+    """
+
+    nw: int
+    intensities: tuple[float, float, float]
+    gflops_per_s: float
+
+
+GPP = (
+    Point(1, (0.865326481, 2.250285265, 2.584785579), 2085.756683),
+    Point(2, (1.556526957, 3.34359685, 4.738878073), 3593.593112),
+    Point(3, (2.222121895, 3.245471837, 6.892970567), 4381.739349),
+    Point(4, (2.863508257, 3.766406852, 9.047063062), 4625.535516),
+    Point(5, (3.446245893, 4.356477696, 11.08619259), 4599.764097),
+    Point(6, (4.034947498, 5.182021625, 13.21154434), 4692.209405),
+)
+
+
+def roofs() -> Table:
+    """Figure 1's roofs and the ridge points that follow, in FLOP per byte; the machine balance that
+    section IV.B speaks of is HBM's.
+    """
+    rows = []
+    for level, rate in zip(LEVELS, LEVEL_GB_PER_S):
+        rows.append(
+            Row(
+                (level, rate),
+                tuple(
+                    Entry("", float(ridge_point(float(peak), float(rate))))
+                    for peak in (FMA_GFLOPS_PER_S, NO_FMA_GFLOPS_PER_S)
+                ),
+            )
+        )
+    notes = (
+        (
+            f"FP64 peaks: FMA {FMA_GFLOPS_PER_S}, no FMA {NO_FMA_GFLOPS_PER_S} GFLOP/s. The paper"
+            " draws the ridge points and prints their inputs only."
+        ),
+    )
+    return Table(
+        PAPER,
+        "Figure 1, ridge points",
+        ("level", "GB/s"),
+        ("ridge_FMA_FLOP/byte", "ridge_no_FMA_FLOP/byte"),
+        tuple(rows),
+        notes,
+    )
+
+
+def data_sheet() -> Table:
+    """The V100's peaks worked out from its data sheet, in the units that the paper and its example
+    print.
+    """
+    fma, hbm = float(FMA_GFLOPS_PER_S), float(LEVEL_GB_PER_S[2])
+    l1_hz = float(LEVEL_GB_PER_S[0]) * GIGA / (V100.n_units * V100.l1_bytes_per_cycle)
+    rows = (
+        Row(("tensor cores, TFLOP/s", "II.B"), (Entry("125", V100.tensor_flops_per_s / TERA),)),
+        Row(
+            ("no FMA / FMA, measured", "II.A: half"),
+            (Entry("0.5", float(NO_FMA_GFLOPS_PER_S) / fma),),
+        ),
+        Row(
+            ("FP64 peak over measured, %", "II.A: about 10 %"),
+            (Entry("", 100 * (V100.fp64_flops_per_s / GIGA / fma - 1)),),
+        ),
+        Row(("clock behind the L1 roof, GHz", "II.A: theoretical"), (Entry("", l1_hz / GIGA),)),
+        Row(
+            ("HBM peak over measured, %", "II.A: about 10 %"),
+            (Entry("", 100 * (V100.hbm_bytes_per_s / GIGA / hbm - 1)),),
+        ),
+    )
+    notes = (
+        (
+            "FP64 7834 GFLOP/s = 80 x 32 x 2 x 1.53 GHz; tensor cores 80 x 512 x 2 x 1.53 GHz; HBM2"
+            " 900 GB/s; L1 80 x 128 byte a cycle."
+        ),
+    )
+    return Table(
+        PAPER, "section II, measured and data sheet", ("quantity", "says"), ("value",), rows, notes
+    )
+
+
+def fma_mix() -> Table:
+    """Equations 6 and 7 and what section IV.A concludes of GPP at nw = 6."""
+    peak, no_fma = float(FMA_GFLOPS_PER_S), float(NO_FMA_GFLOPS_PER_S)
+    alpha = float(law.fma_fraction(60, 40))  # of 100 instructions, as nvprof counted them
+    beta = float(law.fma_mix_fraction(alpha))
+    measured = GPP[-1].gflops_per_s
+    rows = (
+        Row(("alpha, %", "equation 6, 60 of 100 instructions"), (Entry("60", 100 * alpha),)),
+        Row(("beta, %", "equation 7"), (Entry("80", 100 * beta),)),
+        Row(
+            ("GPP at nw = 6 of the FMA peak, %", "IV.A: roughly 66 %"),
+            (Entry("66", 100 * measured / peak),),
+        ),
+        Row(("ceiling beta x FMA, GFLOP/s", "drawn in Figure 3"), (Entry("", beta * peak),)),
+        Row(
+            ("ceiling with no FMA as measured, GFLOP/s", "not in the paper"),
+            (Entry("", float(law.mixed_flops_per_s(alpha, peak, no_fma))),),
+        ),
+        Row(
+            ("GPP at nw = 6 of its ceiling, %", "not in the paper"),
+            (Entry("", 100 * measured / (beta * peak)),),
+        ),
+    )
+    return Table(PAPER, "section IV.A, FMA mix", ("quantity", "says"), ("value",), rows)
+
+
+def gpp() -> Table:
+    """Figure 2: GPP under the hierarchical roofline, equation 1 at every level. The lowest roof
+    includes the mix of nw = 6 for all nw.
+    """
+    bandwidths = [float(rate) for rate in LEVEL_GB_PER_S]
+    ceiling = float(law.fma_mix_fraction(0.6)) * float(FMA_GFLOPS_PER_S)
+    rows = []
+    for point in GPP:
+        under = float(law.attainable_flops_per_s(point.intensities, ceiling, bandwidths))
+        # per FLOP: bytes of a level are 1 / intensity
+        place = int(
+            law.binding_level(1 / ceiling, [1 / ai for ai in point.intensities], bandwidths)
+        )
+        lowest = "FMA mix" if place == law.COMPUTE else LEVELS[place]
+        bytes_per_nw = [
+            point.nw / ai * GPP[0].intensities[i] for i, ai in enumerate(point.intensities)
+        ]
+        rows.append(
+            Row(
+                (str(point.nw), lowest, f"{point.gflops_per_s:.1f}"),
+                (
+                    Entry("", under),
+                    Entry("", 100 * point.gflops_per_s / under),
+                    *(Entry("", value) for value in bytes_per_nw),
+                ),
+            )
+        )
+    notes = (
+        (
+            "Section IV.A: bound by HBM at low nw, never by L1 or L2; L1 and HBM move roughly"
+            " constant bytes, L2 more and more."
+        ),
+        "Bytes are relative to nw = 1, the FLOPs growing as nw.",
+    )
+    quantities = ("attainable_GFLOP/s", "reached_%", *(f"{level}_bytes_rel" for level in LEVELS))
+    return Table(
+        PAPER,
+        "Figure 2, GPP (nw = 1..6)",
+        ("nw", "lowest roof", "GFLOP/s"),
+        quantities,
+        tuple(rows),
+        notes,
+    )
+
+
+def statements() -> Table:
+    """Single numbers of sections III and IV that follow from others."""
+    fp32_tflops_per_s = (
+        2 * float(FMA_GFLOPS_PER_S) * GIGA / TERA
+    )  # II.A: linear extrapolation from FP64
+    rows = (
+        Row(("FP16 conv2d, 100 of 125 TFLOP/s, %", "IV.C"), (Entry("80", 100 * 100 / 125),)),
+        Row(
+            ("FP32 conv2d, 13 TFLOP/s of the FP32 FMA peak, %", "IV.C: even closer to the peak"),
+            (Entry("", 100 * 13 / fp32_tflops_per_s),),
+        ),
+        Row(
+            ("GSRB stencils of a 128^3 box, millions", "III.B: 128^3 / 2"),
+            (Entry("1", 128**3 / 2 / MEGA),),
+        ),
+        Row(("stride 4 in double complex words, bytes", "IV.A"), (Entry("64", 4 * 16),)),
+        Row(("stride 2 in double complex words, bytes", "IV.A"), (Entry("32", 2 * 16),)),
+        *(
+            Row(
+                (
+                    f"HPGMG intensity left by ghost zones, {dim}^3 boxes",
+                    "IV.B: dim^3 / (dim + 4)^3",
+                ),
+                (Entry("", dim**3 / (dim + 4) ** 3),),
+            )
+            for dim in _BOXES
+        ),
+    )
+    return Table(PAPER, "sections III and IV", ("quantity", "says"), ("value",), rows)
+
+
+_BOXES = (16, 32, 64, 128)
+
+
+def tables() -> list[Table]:
+    """Every number of the paper that can be recomputed."""
+    return [roofs(), data_sheet(), fma_mix(), gpp(), statements()]

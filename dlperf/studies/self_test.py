@@ -1,0 +1,185 @@
+"""The self-test of a machine file: training steps of networks drawn at random, predicted from the
+file and timed on this machine.
+
+A calibration ends with it, and the check of a machine file repeats it. Nothing is ever fitted to
+it: it tells whether the file's kernels and costs add up to steps, widens intervals where they do
+not, and names a file that is off by more than :data:`WORST_FACTOR`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from dlperf.core import child_process
+from dlperf.core.machine import Machine
+from dlperf.core.trace import Trace
+from dlperf.core.units import format_percent, format_seconds
+from dlperf.core.verification import SelfTest
+from dlperf.forecast.prediction import predict
+from dlperf.predictors.allocator.simulation import policy_of
+
+WORST_FACTOR = 1.5
+"""A file that is off by more in any step of its self-test, up or down, has failed it."""
+WORST_MEDIAN_FRAC = 0.3
+"""So has one whose median error is larger."""
+
+
+_POLICY = "tuned"
+"""Malloc in a self-test: without page faults, whose number differs from process to process,
+whatever a machine file says.
+"""
+_MALLOC = dict(setting.split("=") for setting in policy_of(_POLICY).settings.split())
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step that was timed: its trace, the seed that its network was drawn with, and its median in
+    seconds.
+    """
+
+    trace: Trace
+    seed: int
+    measured_s: float
+
+
+class Process:
+    """A fresh process that draws networks at random and times their steps with so many threads. It
+    starts at once and imports torch while others work.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dlperf.studies.self_test_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                **_MALLOC,
+                "OMP_NUM_THREADS": str(threads),
+                "MKL_NUM_THREADS": str(threads),
+            },
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.communicate()
+
+    def time_steps(self, seed: int) -> list[Timed]:
+        """The steps of the networks of this seed. Raises WorkFailed where the process fails,
+        KeyboardInterrupt where it was interrupted.
+        """
+        out, said = self._process.communicate(
+            json.dumps({"threads": self.threads, "seed": seed}) + "\n"
+        )
+        if self._process.returncode:
+            raise child_process.failure(self._process.returncode, said, "the self-test's process")
+        rows: list[dict[str, Any]] = json.loads(out)
+        return [Timed(Trace.from_json(row["trace"]), seed, row["measured_s"]) for row in rows]
+
+
+def judge(machine: Machine, timed: Sequence[Timed], threads: int) -> tuple[SelfTest, ...]:
+    """The steps that were timed beside what the machine file, without any self-test of its own,
+    predicts of them.
+    """
+    plain = replace(machine, self_tests=())
+    tests = []
+    for one in timed:
+        step = predict(one.trace, plain, threads, malloc=_POLICY).step
+        assert step.total_s is not None
+        assert step.low_s is not None
+        assert step.high_s is not None
+        tests.append(
+            SelfTest(
+                one.trace.target,
+                threads,
+                one.seed,
+                step.total_s,
+                step.low_s,
+                step.high_s,
+                one.measured_s,
+            )
+        )
+    return tuple(tests)
+
+
+def run(machine: Machine, processes: Sequence[Process]) -> Machine:
+    """The machine with a self-test in each of these processes, for its thread count.
+
+    Where one fails it is run once more, in case the machine was busy for a moment; what it says
+    then counts.
+    """
+    for process in processes:
+        seed = random.SystemRandom().randrange(2**31)
+        tests = judge(machine, process.time_steps(seed), process.threads)
+        if has_failed(tests):
+            with Process(process.threads) as another:
+                tests = judge(machine, another.time_steps(seed), process.threads)
+        others = tuple(test for test in machine.self_tests if test.threads != process.threads)
+        machine = replace(machine, self_tests=(*others, *tests))
+    return machine
+
+
+def has_failed(tests: Sequence[SelfTest]) -> bool:
+    """Whether predictions from the file can't be relied on: one is off by WORST_FACTOR, or their
+    median error is over WORST_MEDIAN_FRAC.
+    """
+    if not tests:
+        return False
+    worst = max(abs(math.log(test.predicted_s / test.measured_s)) for test in tests)
+    return (
+        worst > math.log(WORST_FACTOR)
+        or median(abs(test.error_frac) for test in tests) > WORST_MEDIAN_FRAC
+    )
+
+
+def describe(tests: Sequence[SelfTest]) -> list[str]:
+    """A line for each step of a self-test.
+
+    >>> describe([SelfTest("MLP", 1, 7, 1.31e-3, 1.2e-3, 1.5e-3, 1.27e-3)])
+    ['MLP, 1 thread: predicted 1.31 ms, measured 1.27 ms: +3.1 %']
+    """
+    return [
+        f"{test.name}, {test.threads} thread{'s' * (test.threads != 1)}: predicted"
+        f" {format_seconds(test.predicted_s)}, measured {format_seconds(test.measured_s)}:"
+        f" {format_percent(test.error_frac, signed=True)}"
+        for test in tests
+    ]
+
+
+def find_problem(machine: Machine, threads: int) -> str:
+    """Why a machine file should not be relied on with so many threads, by its self-test, with the
+    way out; empty where it passed.
+    """
+    tests = machine.self_tests_of(threads)
+    name = machine.path or "the machine file"
+    if not tests:
+        return f"{name} holds no self-test; dlperf machine check runs it"
+    if not has_failed(tests):
+        return ""
+    worst = max(tests, key=lambda test: abs(math.log(test.predicted_s / test.measured_s)))
+    return (
+        f"{name} failed its self-test ({describe([worst])[0]}); predictions may be as far off."
+        " dlperf calibrate measures it anew"
+    )

@@ -1,0 +1,181 @@
+"""How right forecasts of whole trainings are: each case's forecasts beside what was measured, and
+the errors of each kind of case beside its bars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from dlperf.core.records.archive import RowRecord
+from dlperf.core.records.conversion import convert
+from dlperf.models.threads import delta_frac
+from dlperf.studies.accuracy.study import Provenance
+
+SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is forecast, in words, and how far off it may be (`must_frac`) and should be
+    (`aim_frac`).
+    """
+
+    text: str
+    must_frac: float
+    aim_frac: float
+
+
+KINDS = {
+    "workers": Kind("total training time, no more workers than cores", 0.07, 0.03),
+    "oversubscribed": Kind("total training time, more workers than cores", 0.15, 0.07),
+    "wrapped": Kind("epoch of a wrapped script, forecast after its first steps", 0.05, 0.02),
+    "epoch": Kind("epoch from calibration alone, loader included", 0.10, 0.04),
+    "choice": Kind(
+        "rate of the configuration that tune chose, against the best measured", 0.05, 0.02
+    ),
+    "memory": Kind("peak memory", 0.10, 0.04),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A forecast and what it was of, in the same unit."""
+
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case: its kind (a key of KINDS), a label, one pair a run, the unit (``s``, ``bytes`` or
+    ``samples/s``); `network`, and `workers` where it has any.
+    """
+
+    kind: str
+    case: str
+    pairs: tuple[Pair, ...]
+    unit: str
+    network: str
+    workers: int | None = None
+
+    @property
+    def predicted(self) -> float:
+        """The median forecast."""
+        return median(pair.predicted for pair in self.pairs)
+
+    @property
+    def measured(self) -> float:
+        """The median run."""
+        return median(pair.measured for pair in self.pairs)
+
+    @property
+    def error_frac(self) -> float:
+        """predicted / measured - 1, the median over the runs.
+
+        >>> Row("epoch", "a", (Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)), "s", "a").error_frac
+        0.0
+        """
+        return median(pair.predicted / pair.measured - 1.0 for pair in self.pairs)
+
+    @property
+    def delta_frac(self) -> float:
+        """|measured - predicted| / predicted, as Viebke et al. 2019 have it."""
+        return delta_frac(self.measured, self.predicted)
+
+    @property
+    def floor_frac(self) -> float | None:
+        """(largest - smallest) / median of the measured runs; None of a single one."""
+        values = [pair.measured for pair in self.pairs]
+        return (max(values) - min(values)) / median(values) if len(values) > 1 else None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Row:
+        """The row that ``asdict`` gave."""
+        record = convert(data, RowRecord)
+        pairs = tuple(Pair(pair.predicted, pair.measured) for pair in record.pairs)
+        return cls(record.kind, record.case, pairs, record.unit, record.network, record.workers)
+
+
+@dataclass(frozen=True)
+class KindSummary:
+    """All cases of a kind: |error| of the median and the worst one, the share within the must, the
+    median floor.
+    """
+
+    kind: str
+    n: int
+    median_frac: float
+    worst_frac: float
+    within_frac: float
+    floor_frac: float | None
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """A table of forecasts that nothing was measured for: row titles, column titles, seconds (None:
+    could not be forecast).
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    seconds: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class TrainingStudy:
+    """Rows, forecasts beyond them, and what failed, as lines."""
+
+    provenance: Provenance
+    rows: tuple[Row, ...]
+    tables: tuple[Forecasts, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    @cached_property
+    def summaries(self) -> tuple[KindSummary, ...]:
+        """Each kind that has rows, in the order of KINDS."""
+        return tuple(
+            _summary(kind, own)
+            for kind in KINDS
+            if (own := [row for row in self.rows if row.kind == kind])
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The study as JSON data."""
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "provenance": asdict(self.provenance),
+            "summary": [
+                {
+                    **asdict(s),
+                    "must_frac": KINDS[s.kind].must_frac,
+                    "aim_frac": KINDS[s.kind].aim_frac,
+                }
+                for s in self.summaries
+            ],
+            "rows": [
+                {
+                    **asdict(row),
+                    "error_frac": row.error_frac,
+                    "delta_frac": row.delta_frac,
+                    "floor_frac": row.floor_frac,
+                }
+                for row in self.rows
+            ],
+            "tables": [asdict(table) for table in self.tables],
+            "failures": list(self.failures),
+        }
+
+
+def _summary(kind: str, rows: Sequence[Row]) -> KindSummary:
+    errors = [abs(row.error_frac) for row in rows]
+    floors = [row.floor_frac for row in rows if row.floor_frac is not None]
+    within = sum(error <= KINDS[kind].must_frac for error in errors) / len(errors)
+    return KindSummary(
+        kind, len(rows), median(errors), max(errors), within, median(floors) if floors else None
+    )

@@ -1,0 +1,235 @@
+"""A study of trainings as text, and as a folder: training.md, CSV, plots of time over the number of
+workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from dlperf.core.files import write_bytes, write_text
+from dlperf.core.terminal import fit, text_width
+from dlperf.core.text import frame_to_csv
+from dlperf.core.units import format_bytes, format_seconds
+from dlperf.report.drawing import (
+    ACTUAL_COLOR,
+    DIM,
+    PHASE_COLORS,
+    new_figure,
+    own_style,
+    plain,
+    to_png,
+)
+from dlperf.report.markdown import escape, table
+from dlperf.report.table import Column, format_error, format_table
+from dlperf.report.writing import check_folder, make_folder
+from dlperf.studies.accuracy.tables import percent
+from dlperf.studies.trainings.cases import KINDS, Forecasts, Row, TrainingStudy
+from dlperf.studies.trainings.runs import BATCH_SIZE
+
+NOTE = (
+    "Error: predicted / measured - 1, the median over the runs. Delta: |measured - predicted| /"
+    " predicted, as in Viebke et al. 2019. Floor: (largest - smallest) / median of the measured"
+    " runs; no error below it means anything."
+)
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit == "s":
+        return format_seconds(value)
+    return format_bytes(value) if unit == "bytes" else f"{value:.4g}/s"
+
+
+def summary_columns(study: TrainingStudy) -> list[Column]:
+    """One row a kind of case, in percent, beside what must be and what is aimed at."""
+    found = study.summaries
+    return [
+        Column("what", tuple(KINDS[s.kind].text for s in found), align_left=True),
+        Column("cases", tuple(str(s.n) for s in found)),
+        Column("median", tuple(percent(s.median_frac) for s in found), "|error|"),
+        Column("worst", tuple(percent(s.worst_frac) for s in found), "|error|"),
+        Column("floor", tuple(percent(s.floor_frac) for s in found)),
+        Column("must", tuple(percent(KINDS[s.kind].must_frac) for s in found)),
+        Column("aim", tuple(percent(KINDS[s.kind].aim_frac) for s in found)),
+        Column("within must", tuple(percent(s.within_frac) for s in found)),
+    ]
+
+
+def row_columns(rows: Sequence[Row]) -> list[Column]:
+    """One row a case."""
+    return [
+        Column("case", tuple(row.case for row in rows), align_left=True),
+        Column("measured", tuple(_quantity(row.measured, row.unit) for row in rows)),
+        Column("predicted", tuple(_quantity(row.predicted, row.unit) for row in rows)),
+        Column("error", tuple(format_error(row.error_frac) for row in rows)),
+        Column("floor", tuple(percent(row.floor_frac) for row in rows)),
+        Column("Delta", tuple(percent(row.delta_frac) for row in rows)),
+    ]
+
+
+def accuracy_columns(study: TrainingStudy) -> list[Column]:
+    """The form of the paper's Table IX: the mean error of each network over its numbers of workers,
+    as Delta and as MAPE.
+    """
+    rows = [row for row in study.rows if row.workers is not None]
+    networks = list(dict.fromkeys(row.network for row in rows))
+
+    def means(value: str) -> tuple[str, ...]:
+        own = [
+            [abs(getattr(row, value)) for row in rows if row.network == name] for name in networks
+        ]
+        return tuple(percent(sum(values) / len(values)) for values in own)
+
+    return [
+        Column("network", tuple(networks), align_left=True),
+        Column("Delta", means("delta_frac")),
+        Column("MAPE", means("error_frac")),
+    ]
+
+
+def forecast_columns(found: Forecasts) -> list[Column]:
+    """A table of forecasts in minutes, as the paper's Tables X and XI have them."""
+    cells = [
+        tuple(
+            "-" if row[place] is None else f"{(row[place] or 0.0) / 60:.1f}"
+            for row in found.seconds
+        )
+        for place in range(len(found.columns))
+    ]
+    return [
+        Column("", found.rows, align_left=True),
+        *(Column(title, own) for title, own in zip(found.columns, cells)),
+    ]
+
+
+def _blocks(study: TrainingStudy) -> list[tuple[str, list[Column]]]:
+    blocks = [("Summary, %", summary_columns(study))] if study.rows else []
+    for kind in KINDS:
+        own = [row for row in study.rows if row.kind == kind]
+        if own:
+            blocks.append(
+                (f"{KINDS[kind].text[0].upper()}{KINDS[kind].text[1:]}", row_columns(own))
+            )
+    if any(row.workers is not None for row in study.rows):
+        blocks.append(("Mean errors over the numbers of workers, %", accuracy_columns(study)))
+    return [*blocks, *((found.title, forecast_columns(found)) for found in study.tables)]
+
+
+def study_to_text(study: TrainingStudy, width: int | None = None) -> str:
+    """The study for a terminal."""
+    width = text_width() if width is None else width
+    blocks = [f"{title}\n\n{format_table(columns, width)}" for title, columns in _blocks(study)]
+    return fit("\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)]), width)
+
+
+def study_to_markdown(study: TrainingStudy, images: Sequence[str] = ()) -> str:
+    """The whole study as Markdown; `images` are the names of the plots that lie beside it."""
+    p = study.provenance
+    blocks = ["<!-- dlperf validate --training -->", "# How right forecasts of trainings are"]
+    versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
+    blocks.append(
+        escape(
+            f"{p.machine}; {versions}; machine file: {p.machine_mode} calibration of"
+            f" {p.machine_created}; {p.created}; {p.command}"
+        )
+    )
+    for number, (title, columns) in enumerate(_blocks(study)):
+        blocks += [f"## {escape(title)}", table(columns)]
+        if number == 0:
+            blocks += [escape(NOTE), *(f"![{escape(name)}]({name})" for name in images)]
+    blocks += [
+        "\n".join(
+            f"- {escape(line)}"
+            for line in (*(f"failed: {line}" for line in study.failures), *p.remarks)
+        )
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def scaling_figure(study: TrainingStudy, network: str) -> Figure | None:
+    """Predicted and measured total time over the number of workers (the form of the paper's Figures
+    5 to 7).
+    """
+    rows = sorted(
+        (row for row in study.rows if row.workers is not None and row.network == network),
+        key=lambda row: row.workers or 0,
+    )
+    if not rows:
+        return None
+    figure = new_figure(5.6, 3.8)
+    ax = figure.subplots()
+    x = [row.workers or 0 for row in rows]
+    ax.plot(
+        x,
+        [row.predicted for row in rows],
+        marker="o",
+        color=PHASE_COLORS["backward"],
+        label="predicted",
+    )
+    spread = [
+        [row.measured - min(p.measured for p in row.pairs) for row in rows],
+        [max(p.measured for p in row.pairs) - row.measured for row in rows],
+    ]
+    ax.errorbar(
+        x,
+        [row.measured for row in rows],
+        yerr=spread,
+        fmt="s",
+        color=ACTUAL_COLOR,
+        capsize=3,
+        label="measured (all runs)",
+    )
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(x, [str(p) for p in x])
+    ax.minorticks_off()
+    ax.set_ylim(bottom=0)
+    ax.set(xlabel="workers p (processes of one thread)", ylabel="total training time, s")
+    ax.set_title(
+        f"{plain(network)}, one run of networks/train_workers.py, batch size {BATCH_SIZE}\non"
+        f" {plain(study.provenance.machine, 60)}",
+        fontsize=9,
+    )
+    ax.grid(True, color=DIM, alpha=0.3)
+    ax.legend()
+    return figure
+
+
+def write_study(study: TrainingStudy, folder: str | Path, force: bool = False) -> list[Path]:
+    """Write training.md, training.csv and a plot for each network into `folder`, made if missing.
+
+    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
+    WorkFailed if the disk refuses.
+    """
+    check_folder(folder, force)
+    folder = make_folder(folder)
+    networks = list(dict.fromkeys(row.network for row in study.rows if row.workers is not None))
+    written = []
+    for network in networks:
+        with own_style():
+            figure = scaling_figure(study, network)
+            assert figure is not None
+            write_bytes(
+                folder / f"workers-{network}.png",
+                to_png(figure, 130, f"dlperf validate --training: {network}"),
+            )
+        written.append(folder / f"workers-{network}.png")
+    write_text(folder / "training.md", study_to_markdown(study, [path.name for path in written]))
+    frame = pd.DataFrame(
+        [
+            {
+                "kind": row.kind,
+                "case": row.case,
+                "run": run,
+                "unit": row.unit,
+                "predicted": pair.predicted,
+                "measured": pair.measured,
+            }
+            for row in study.rows
+            for run, pair in enumerate(row.pairs, 1)
+        ]
+    )
+    write_text(folder / "training.csv", frame_to_csv(frame))
+    return [folder / "training.md", folder / "training.csv", *written]

@@ -1,0 +1,580 @@
+"""What calls take more that find their code and data out of the nearer caches, as a step's do, than
+calls that are repeated.
+
+A step runs every operator's code once between megabytes of data and between other operators' code;
+the interpreter, the dispatcher and the kernels come back from farther caches, as data do, and what
+the core had learnt of their branches is forgotten.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
+from dlperf.core.code_footprint import code_since, size_of
+from dlperf.core.machine import Cost
+from dlperf.core.trace import Op, Symbol, TensorSpec
+from dlperf.microbench import operator_benchmark
+
+COLD_BYTES = (2**20, 2**22, 2**24, 2**26)
+"""How much memory passes by between two measured calls, so that the code and data of the call have
+left the nearer caches.
+"""
+_WIDTH, _COLUMNS = 1024, 32
+_N_OPERANDS, _SMALL, _APART = 16, 256, 4096
+"""Pairs of operands, and their elements; each begins so many elements after the one before, on a
+page of its own.
+"""
+Call = Callable[[], object]
+_FEW, _N_PARAMETERS = 5, 8
+_TINY, _ROOMY = (8, 16), (512, 128)
+"""Rows and columns of operands that cost next to nothing, and of some that, with what is made of
+them, about fill a core's own caches.
+"""
+_NODES = 5
+"""Operators that the measured backward runs: their own cold calls are told apart from its."""
+T = TensorSpec.contiguous
+
+
+def tiny_operators() -> tuple[Op, ...]:
+    """Operators with much code of their own on next to no data."""
+    return _operators(2, 4, *_TINY)
+
+
+def roomy_operators() -> tuple[Op, ...]:
+    """The same on a good part of what a core's own caches hold, so that operands from far away cost
+    more than the code does.
+    """
+    return _operators(16, 16, *_ROOMY)
+
+
+def further_operators() -> tuple[Op, ...]:
+    """Operators with code of their own whose operands cost what elementwise ones' do: losses and
+    other chains of loops, attention, copies, views.
+    """
+    rows, image, heads = T(*_TINY), T(2, 16, 4, 4), T(2, 2, 8, 8)
+    return (
+        Op("aten.binary_cross_entropy_with_logits.default", (rows, rows)),
+        Op("aten.mse_loss.default", (rows, rows)),
+        Op("aten.mse_loss_backward.default", (T(), rows, rows, 1)),
+        Op("aten._scaled_dot_product_flash_attention_for_cpu.default", (heads, heads, heads)),
+        Op("aten.avg_pool2d.default", (image, (2, 2), (2, 2))),
+        Op(
+            "aten.avg_pool2d_backward.default",
+            (T(2, 16, 2, 2), image, (2, 2), (2, 2), (0, 0), False, True, None),
+        ),
+        Op("aten.upsample_nearest2d.default", (image, (8, 8))),
+        Op("aten.var_mean.correction", (rows, (1,))),
+        Op("aten.where.self", (T(*_TINY, dtype="bool"), rows, rows)),
+        Op("aten.pow.Tensor_Scalar", (rows, 2)),
+        Op("aten.rsub.Scalar", (rows, 1)),
+        Op("aten.select_backward.default", (T(_TINY[1]), _TINY, 0, 0)),
+        Op("aten.clone.default", (rows,)),
+        Op("aten.transpose.int", (rows, 0, 1)),
+    )
+
+
+def elementwise_operators(shape: tuple[int, int]) -> tuple[Op, ...]:
+    """Operators with next to no code of their own."""
+    rows = T(*shape)
+    return (
+        Op("aten.relu.default", (rows,)),
+        Op("aten.threshold_backward.default", (rows, rows, 0)),
+        Op("aten.add.Tensor", (rows, rows)),
+        Op("aten.mul_.Tensor", (rows, 0.5)),
+        Op("aten.addcdiv_.default", (rows, rows, rows)),
+    )
+
+
+def _recorded(op: Op) -> Call:
+    """A call as a step makes it: a forward's is recorded by autograd, a backward's and one in place
+    are not.
+    """
+    return operator_benchmark.build(
+        op, grad="backward" not in op.packet and not op.packet.endswith("_")
+    )
+
+
+def operand_bytes(op: Op) -> int:
+    """Bytes of an operator's arguments and of what it makes."""
+    made: Any = operator_benchmark.build(op)()
+    results = (
+        []
+        if op.packet.endswith("_")
+        else (
+            [made]
+            if isinstance(made, torch.Tensor)
+            else [value for value in made if value is not None]
+        )
+    )
+    return operator_benchmark.n_bytes(op) + sum(
+        result.numel() * result.element_size() for result in results
+    )
+
+
+def _operators(images: int, side: int, n_rows: int, n_columns: int) -> tuple[Op, ...]:
+    """Operators with much code of their own (a library behind them, several kernels), the dearest
+    first.
+    """
+    image, channel, row, rows = T(images, 16, side, side), T(16), T(n_rows, 1), T(n_rows, n_columns)
+    weight, window, column = T(16, 16, 3, 3), ((2, 2), (2, 2), (0, 0)), T(n_columns)
+    pooled = (images, 16, side // 2, side // 2)
+    convolution = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    numbers, chosen, drawn = (
+        Symbol("dtype", "float32"),
+        T(n_rows, dtype="int64"),
+        T(n_rows, n_columns, dtype="bool"),
+    )
+    return (
+        Op("aten.mm.default", (rows, T(n_columns, n_columns))),
+        Op(
+            "aten.addmm.default", (column, rows, TensorSpec((n_columns, n_columns), (1, n_columns)))
+        ),
+        Op("aten.convolution.default", (image, weight, None, *convolution)),
+        Op(
+            "aten.convolution_backward.default",
+            (image, image, weight, (16,), *convolution, (True, True, True)),
+        ),
+        Op(
+            "aten.native_batch_norm.default",
+            (image, channel, channel, channel, channel, True, 0.1, 1e-5),
+        ),
+        Op(
+            "aten.native_batch_norm_backward.default",
+            (
+                image,
+                image,
+                channel,
+                channel,
+                channel,
+                channel,
+                channel,
+                True,
+                1e-5,
+                (True, True, True),
+            ),
+        ),
+        Op("aten.native_layer_norm.default", (rows, (n_columns,), column, column, 1e-5)),
+        Op(
+            "aten.native_layer_norm_backward.default",
+            (rows, rows, (n_columns,), row, row, column, column, (True, True, True)),
+        ),
+        Op("aten._log_softmax.default", (rows, 1, False)),
+        Op("aten._log_softmax_backward_data.default", (rows, rows, 1, numbers)),
+        Op("aten.nll_loss_forward.default", (rows, chosen, None, 1, -100)),
+        Op("aten.nll_loss_backward.default", (T(), rows, chosen, None, 1, -100, T())),
+        Op("aten.max_pool2d_with_indices.default", (image, *window)),
+        Op(
+            "aten.max_pool2d_with_indices_backward.default",
+            (T(*pooled), image, *window, (1, 1), False, T(*pooled, dtype="int64")),
+        ),
+        Op("aten.embedding.default", (rows, chosen)),
+        Op("aten.embedding_dense_backward.default", (rows, chosen, n_rows, -1, False)),
+        Op("aten.gelu.default", (rows,)),
+        Op("aten.gelu_backward.default", (rows, rows)),
+        Op("aten.native_dropout.default", (rows, 0.1, True)),
+        Op("aten.native_dropout_backward.default", (rows, drawn, 1.1)),
+        Op("aten.sum.dim_IntList", (rows, (0,), True)),
+        Op("aten.mean.dim", (rows, (0,), True)),
+        Op("aten.cat.default", ((rows, rows),)),
+    )
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that are called, and calls of them to be repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.packets: dict[str, None] = {}
+        """Each once, in the order of their last calls; calls of phases among them, where they are
+        noted.
+        """
+
+    def note(self, name: str) -> None:
+        """`name` is what was called last."""
+        self.packets.pop(name, None)
+        self.packets[name] = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if not str(func).startswith("profiler."):
+            self.calls.append(lambda: func(*args, **(kwargs or {})))
+            self.note(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+def _unheard(_name: str) -> None:
+    """Nobody notes what is called."""
+
+
+def _steps() -> tuple[Callable[[bool, Callable[[str], None]], None], ...]:
+    """Work of ever more code: elementwise operators, a forward pass, then small training steps, one
+    without convolutions, one without products; they leave out the optimizer's part unless asked for
+    the whole, and tell when a phase's call comes.
+    """
+    images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,))
+    flat: list[nn.Module] = [nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10)]
+    dense: list[nn.Module] = [
+        nn.Flatten(),
+        nn.Linear(192, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 32),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.LayerNorm(32),
+        nn.Tanh(),
+        nn.Linear(32, 10),
+    ]
+    convolutional: list[nn.Module] = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 10, 3, padding=1),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.LayerNorm(4),
+        nn.Tanh(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+    ]
+    deep: list[nn.Module] = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(128, 32),
+        nn.LayerNorm(32),
+        nn.Tanh(),
+        nn.Linear(32, 10),
+    ]
+
+    forward = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+    )
+    row = torch.rand(4, 16, requires_grad=True)
+
+    def step(modules: list[nn.Module]) -> Callable[[bool, Callable[[str], None]], None]:
+        model = nn.Sequential(*modules)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def run(whole: bool, note: Callable[[str], None]) -> None:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            note("backward")
+            loss.backward()  # type: ignore[no-untyped-call]
+            if whole:
+                note("optimizer")
+                optimizer.step()
+
+        return run
+
+    def elementwise(_whole: bool, _note: Callable[[str], None]) -> None:
+        out = ((row + 1.0) * row - row).exp().div(row + 2.0).abs()
+        for name in (torch.neg, torch.sqrt, torch.cos, torch.square, torch.floor, torch.erf):
+            out = name(out)
+
+    def forward_pass(_whole: bool, _note: Callable[[str], None]) -> None:
+        forward(images)
+
+    return elementwise, forward_pass, step(flat), step(dense), step(convolutional), step(deep)
+
+
+def measure(mode: str, clock: Clock) -> dict[str, Samples]:
+    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``, ``varied/WHAT/CODE``: seconds that one call takes
+    more after other work than when it is repeated; ``far/WHAT/BYTES``: what an operator whose code
+    is warm takes more for its operands, in seconds a byte of them.
+
+    The other work multiplies a matrix of so many bytes that is there (cold), or writes fresh pages
+    and gives them back (churn), which empties more of the core's tables, or is a training step on
+    next to no data whose operators run so much code (varied, in sizes of
+    :mod:`dlperf.core.code_footprint`; of an operator, since its own code ran in that step), which
+    takes the caches of instructions and the predictors of branches.
+
+    ``first`` is the first operator called afterwards, which finds everything cold, ``next`` a
+    second one, which finds only what is its own cold, ``aten.NAME`` the same of an operator with
+    more code than an elementwise one; ``operand`` what each of a few operands that lie apart adds;
+    ``module`` is a module's call without an operator, after one of another type. ``backward`` is
+    called right after its forward, as in a step, and finds the interpreter warm, which a whole
+    backward has driven out before the ``optimizer``; ``zero_grad`` comes after a whole step. Of
+    ``backward`` what its operators take more is taken off: a step's are priced one by one.
+    """
+    bench = _Bench(quick=mode == "quick", n_samples=5, clock=clock)
+    amounts, steps = COLD_BYTES[: -1 if bench.quick else None], _steps()
+    left = len(amounts) + len(steps)
+    for n_bytes in amounts:
+        bench.clock, left = clock.part(1 / left), left - 1
+        product = _product(n_bytes)
+        bench.take_all(_Work("cold", n_bytes, product, product))
+        fresh: Call = lambda n_bytes=n_bytes: churn(n_bytes)  # type: ignore[misc]  # noqa: E731
+        bench.take_once_a_step(_Work("churn", n_bytes, fresh, fresh))
+    for step in steps:
+        bench.clock, left = clock.part(1 / left), left - 1
+        with Operators() as operators:
+            step(True, operators.note)
+        whole, unfinished = (partial(step, is_whole, _unheard) for is_whole in (True, False))
+        bench.take_all(
+            _Work(
+                "varied",
+                sum(map(size_of, operators.packets)),
+                whole,
+                unfinished,
+                tuple(operators.packets),
+            )
+        )
+    return {name: Samples(tuple(values)) for name, values in bench.found.items()}
+
+
+def joined(costs: Sequence[Cost], more: Mapping[str, Samples]) -> list[Cost]:
+    """Costs with the samples of another moment: how much of a shared cache neighbours leave changes
+    from one to the next.
+    """
+    return [
+        replace(cost, samples=cost.samples.joined(more[cost.name])) if cost.name in more else cost
+        for cost in costs
+    ]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What passes between two calls: of which kind, how many bytes or how much code, the `whole` of
+    it and without an optimizer; its operators, in the order of their last calls, where their code
+    is what counts.
+    """
+
+    kind: str
+    amount: int
+    whole: Call
+    unfinished: Call
+    packets: tuple[str, ...] = ()
+
+    def since(self, what: str) -> int:
+        """How much passes after the work itself last ran the code of `what`, if that is an
+        operator.
+        """
+        return (
+            code_since(what, self.packets)
+            if self.packets and what.startswith("aten.")
+            else self.amount
+        )
+
+
+@dataclass
+class _Bench:
+    """Takes samples of calls after other work into `found`."""
+
+    quick: bool
+    n_samples: int
+    clock: Clock
+    found: dict[str, list[float]] = field(default_factory=dict)
+
+    def _add(self, work: _Work, what: str, values: Iterable[float]) -> None:
+        if amount := work.since(what):
+            self.found.setdefault(f"{work.kind}/{what}/{amount}", []).extend(values)
+
+    def take_all(self, work: _Work) -> None:
+        """Operators, a module, operands, and what comes once a step."""
+        leaf = torch.rand(4, 4, requires_grad=True)
+        bare, other_module = nn.Dropout(0.0), nn.ReLU()
+        operators: tuple[Call, ...] = (
+            lambda: torch.relu(leaf),
+            lambda: torch.tanh(leaf),
+            lambda: torch.sigmoid(leaf),
+        )
+        for place, first in enumerate(operators):
+            firsts, seconds = _after(
+                (first, operators[place - 1]), work.whole, self.n_samples, self.clock
+            )
+            self._add(work, "first", firsts)
+            self._add(work, "next", seconds)
+        self._add(
+            work,
+            "module",
+            _after(
+                (lambda: other_module(leaf), lambda: bare(leaf)),
+                work.whole,
+                self.n_samples,
+                self.clock,
+            )[1],
+        )
+        n_samples = 1 + self.n_samples // 4
+        first = _recorded(Op("aten.sigmoid.default", (T(4, 4),)))  # called as they are
+        for what, tiny, roomy in self._operators(work.kind):
+            calls = (first, _recorded(tiny), *((operator_benchmark.build(roomy),) if roomy else ()))
+            _, code_s, *far = _after(calls, work.whole, n_samples, self.clock)
+            self._add(work, what, code_s)
+            if roomy:
+                size = operand_bytes(roomy)
+                self.found.setdefault(f"far/{what}/{work.amount}", []).extend(
+                    seconds / size for seconds in far[0]
+                )
+        if work.kind == "cold":
+            self._add(work, "operand", self._operands_s(work.whole))
+        if not work.packets or "backward" in work.packets:
+            self.take_once_a_step(work)
+
+    def _operators(self, kind: str) -> Iterator[tuple[str, Op, Op | None]]:
+        """Operators whose code is measured, each with what it is called and, where bytes pass by,
+        one that shows what far operands cost.
+        """
+        bytes_pass = kind == "cold"
+        if bytes_pass:
+            yield from (
+                ("next", *pair)
+                for pair in zip(elementwise_operators(_TINY), elementwise_operators(_ROOMY))
+            )
+        pairs = (
+            (tiny.packet, tiny, roomy if bytes_pass else None)
+            for tiny, roomy in zip(tiny_operators(), roomy_operators())
+        )
+        yield from itertools.islice(pairs, _FEW if self.quick else None)
+        yield from () if self.quick else ((op.packet, op, None) for op in further_operators())
+
+    def take_once_a_step(self, work: _Work) -> None:
+        """``backward``, ``optimizer`` and ``zero_grad``."""
+        leaf = torch.rand(4, 4, requires_grad=True)
+        parameters = [torch.rand(4, requires_grad=True) for _ in range(_N_PARAMETERS)]
+        sgd, adam = torch.optim.SGD(parameters, lr=0.01, momentum=0.9), torch.optim.Adam(parameters)
+
+        def with_gradients() -> None:
+            for parameter in parameters:
+                parameter.grad = torch.zeros(4)
+
+        def root() -> torch.Tensor:
+            return torch.relu(torch.tanh(leaf * 1.0)).sum()
+
+        def steps(optimizer: torch.optim.Optimizer, other: Call) -> Call:
+            with_gradients()
+            optimizer.step()
+            other()
+            return optimizer.step
+
+        def backward(other: Call) -> Call:
+            root().backward()  # type: ignore[no-untyped-call]
+            other()
+            return root().backward
+
+        def zero_grad(other: Call) -> Call:
+            with_gradients()
+            sgd.zero_grad()
+            with_gradients()
+            other()
+            return sgd.zero_grad
+
+        nodes_s = _NODES * statistics.median(
+            self.found[f"{'cold' if work.kind == 'churn' else work.kind}/next/{work.amount}"]
+        )
+        ways: tuple[tuple[str, Callable[[Call], Call], Call, float], ...] = (
+            ("optimizer", lambda other: steps(sgd, other), work.unfinished, 0.0),
+            ("optimizer", lambda other: steps(adam, other), work.unfinished, 0.0),
+            ("backward", backward, work.whole, nodes_s),
+            ("zero_grad", zero_grad, work.whole, 0.0),
+        )
+        for what, prepare, other, known_s in ways:
+            self._add(
+                work, what, (max(0.0, value - known_s) for value in self._extra_s(prepare, other))
+            )
+
+    def _operands_s(self, other: Call) -> list[float]:
+        """Seconds that an operand adds to a call of two for lying, itself and what torch keeps of
+        it, as far away as after other work.
+        """
+        apart = [(torch.rand(_APART), torch.rand(_APART)) for _ in range(_N_OPERANDS)]
+        pairs = [(one[:_SMALL], two[:_SMALL]) for one, two in apart]
+
+        def add(count: int) -> Callable[[Call], Call]:
+            def run() -> None:
+                for one, two in pairs[:count]:
+                    one.add_(two, alpha=0.0)
+
+            def prepare(work: Call) -> Call:
+                run()
+                work()
+                return run
+
+            return prepare
+
+        few_s = statistics.median(self._extra_s(add(1), other))  # with the code, which is cold once
+        return [
+            max(0.0, value - few_s) / (2 * (_N_OPERANDS - 1))
+            for value in self._extra_s(add(_N_OPERANDS), other)
+        ]
+
+    def _extra_s(self, prepare: Callable[[Call], Call], other: Call) -> list[float]:
+        """Seconds that what `prepare` makes takes more after other work than after none."""
+        warm, taken = (
+            take_single(lambda: prepare(work), self.n_samples, self.clock)  # noqa: B023
+            for work in (lambda: None, other)
+        )
+        return [max(0.0, value - warm.minimum) for value in taken.values]
+
+
+def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> list[list[float]]:
+    """Seconds that calls, one right after the other, take more after other work than without it,
+    for each of them.
+    """
+    taken: dict[bool, list[list[tuple[float, bool]]]] = {
+        cold: [[] for _ in calls] for cold in (False, True)
+    }
+    for turn in range(2 * n_samples):
+        if turn >= LEAST_TURNS and clock.is_late:
+            break
+        for cold, found in taken.items():
+            for call in reversed(
+                calls
+            ):  # each then finds itself the warmer the sooner it is called
+                call()
+            before = clock.switches()
+            if cold:
+                other()
+            times = [clock.now()]
+            for call in calls:
+                call()
+                times.append(clock.now())
+            disturbed = clock.switches() != before
+            for place, (begin, end) in enumerate(itertools.pairwise(times)):
+                found[place].append((end - begin, disturbed))
+    extra = []
+    for warm, cold_ones in zip(*taken.values()):
+        least_s = undisturbed(warm, least_frac=0.0).minimum
+        extra.append(
+            [max(0.0, value - least_s) for value in undisturbed(cold_ones, least_frac=0.0).values]
+        )
+    return extra
+
+
+def _product(n_bytes: int) -> Call:
+    """A product that passes over so many bytes and computes as it goes; a mere sweep leaves in a
+    shared cache much of what a layer's kernels drive out.
+    """
+    matrix, other = torch.zeros(n_bytes // (4 * _WIDTH), _WIDTH), torch.zeros(_WIDTH, _COLUMNS)
+    out = torch.empty(len(matrix), _COLUMNS)
+    return lambda: torch.mm(matrix, other, out=out)
+
+
+def churn(n_bytes: int) -> None:
+    """Write to fresh pages and give them back."""
+    with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
+        torch.frombuffer(region, dtype=torch.float32).fill_(1.0)

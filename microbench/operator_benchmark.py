@@ -1,0 +1,358 @@
+"""An op as data -> a call on real tensors: what lets one timer measure every kernel, and any op of
+any trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
+from dlperf.microbench.conv import corrupts
+
+Prepare = Callable[[Op, list[Any]], None]
+_PREPARE: dict[str, Prepare] = {}
+_BRANCHING = frozenset(
+    f"aten.{name}"
+    for name in (
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "max",
+        "min",
+        "sort",
+        "topk",
+    )
+)
+"""Operators whose loops branch by what they compare. A core remembers the branches of so many
+values that it has met a few times over.
+"""
+_REMEMBERED = 2**18
+_MOST_VARIANTS = 64
+
+
+class Unplayable(Exception):
+    """The op cannot be called on its own; the message says why."""
+
+
+def prepare(*packets: str) -> Callable[[Prepare], Prepare]:
+    """Register what makes the arguments of an operator valid (indices in range, a forward's
+    workspace).
+    """
+
+    def register(function: Prepare) -> Prepare:
+        for packet in packets:
+            if packet in _PREPARE:
+                raise ValueError(f"{packet} is prepared twice")
+            _PREPARE[packet] = function
+        return function
+
+    return register
+
+
+def build(op: Op, grad: bool = False) -> Callable[[], object]:
+    """A call of `op` on tensors of its shapes, strides and dtypes, as Python's torch.ops calls it;
+    with `grad` autograd records it, for its first floating operand.
+
+    Values are small and random; what the op mutates holds zeros, so that thousands of repetitions
+    reach neither infinities nor denormal numbers. Where an op branches by its values, calls go
+    round other values, as steps do. Raises Unplayable for an op that torch does not know or that
+    cannot be called with made-up values.
+    """
+    if corrupts(op):
+        raise Unplayable(f"{op.name}: oneDNN writes past its workspace for this shape")
+    function = _resolve(op.name)
+    generator = torch.Generator().manual_seed(0)
+    mutated = _mutated(function)
+    args = [_materialise(a, generator, place in mutated) for place, a in enumerate(op.args)]
+    kwargs = {name: _materialise(a, generator, name in mutated) for name, a in op.kwargs}
+    try:
+        with torch.no_grad():
+            if op.packet in _PREPARE:
+                _PREPARE[op.packet](op, args)
+            function(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
+        raise Unplayable(f"{op.name}: {str(error).splitlines()[0]}") from error
+    firsts = (
+        [args[0]]
+        if (n_variants := _n_variants(op)) == 1
+        else [_materialise(op.args[0], generator, False) for _ in range(n_variants)]
+    )
+    if grad:
+        for first in firsts:
+            operands = itertools.chain(first if isinstance(first, list) else [first], args[1:])
+            next(
+                value
+                for value in operands
+                if isinstance(value, torch.Tensor) and value.is_floating_point()
+            ).requires_grad_()
+    if len(firsts) > 1:
+        values = itertools.cycle(firsts)
+        return lambda: function(next(values), *args[1:], **kwargs)
+    return lambda: function(*args, **kwargs)
+
+
+def _n_variants(op: Op) -> int:
+    """How many first arguments of an op it takes until a core no longer remembers the branches of
+    one when it comes to it again.
+    """
+    if op.packet not in _BRANCHING or not isinstance(op.args[0], TensorSpec):
+        return 1
+    return min(_MOST_VARIANTS, math.ceil(_REMEMBERED / max(op.args[0].numel, 1)))
+
+
+def n_bytes(op: Op) -> int:
+    """Memory that the op's arguments take, in bytes (results come on top)."""
+    return sum(spec.nbytes for spec in op.inputs)
+
+
+def _resolve(name: str) -> Any:
+    try:
+        namespace, packet, overload = name.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (ValueError, AttributeError) as error:
+        raise Unplayable(f"{name}: this torch has no such operator") from error
+
+
+def _mutated(function: Any) -> set[int | str]:
+    """Places and names of the arguments that the operator writes to."""
+    found: set[int | str] = set()
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found |= {place, argument.name}
+    return found
+
+
+def _materialise(argument: Argument, generator: torch.Generator, mutated: bool) -> Any:
+    if isinstance(argument, TensorSpec):
+        return tensor(argument, generator, mutated)
+    if isinstance(argument, tuple):
+        return [_materialise(a, generator, mutated) for a in argument]
+    if isinstance(argument, Symbol):
+        return (
+            torch.device(argument.name)
+            if argument.kind == "device"
+            else getattr(torch, argument.name)
+        )
+    return argument
+
+
+_BLOCK = 2**16
+"""Elements of which a large tensor is made by repetition: drawing them all would take longer than
+the kernels.
+"""
+
+
+def tensor(spec: TensorSpec, generator: torch.Generator, zeros: bool = False) -> torch.Tensor:
+    """A tensor of the spec's shape, strides and dtype: random around 0 if floating, zeros if
+    integral, True if boolean.
+    """
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Unplayable(f"this torch has no dtype {spec.dtype}")
+    extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides)) if spec.numel else 0
+    if dtype.is_floating_point and not zeros:
+        block = torch.empty(min(extent, _BLOCK)).normal_(0.0, 0.5, generator=generator).to(dtype)
+        memory = (
+            block if extent == len(block) else block.repeat(math.ceil(extent / _BLOCK))[:extent]
+        )
+    elif dtype == torch.bool:
+        memory = torch.ones(extent, dtype=dtype)
+    else:
+        memory = torch.zeros(extent, dtype=dtype)
+    return memory.as_strided(spec.shape, spec.strides)
+
+
+def _indices(like: torch.Tensor, below: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, max(below, 1), like.shape, generator=generator, dtype=like.dtype)
+
+
+@prepare("aten.embedding")
+def _embedding(_op: Op, args: list[Any]) -> None:
+    args[1] = _indices(args[1], args[0].shape[0])
+
+
+@prepare("aten.embedding_dense_backward")
+def _embedding_backward(_op: Op, args: list[Any]) -> None:
+    args[1] = _indices(args[1], args[2])
+
+
+@prepare("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+def _nll(_op: Op, args: list[Any]) -> None:
+    args[1] = _indices(args[1], args[0].shape[1 if args[0].dim() > 1 else 0])
+
+
+@prepare("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+def _nll_backward(_op: Op, args: list[Any]) -> None:
+    args[2] = _indices(args[2], args[1].shape[1 if args[1].dim() > 1 else 0])
+    args[6] = torch.ones_like(args[6])
+
+
+@prepare(
+    "aten.index_select",
+    "aten.gather",
+    "aten.scatter",
+    "aten.scatter_add",
+    "aten.index_add",
+    "aten.index_copy",
+    "aten.gather_backward",
+)
+def _along_dim(_op: Op, args: list[Any]) -> None:
+    dim, index = args[1], args[2]
+    args[2] = _indices(index, args[0].shape[dim] if args[0].dim() else 1)
+
+
+@prepare("aten.index", "aten.index_put", "aten.index_put_")
+def _index(_op: Op, args: list[Any]) -> None:
+    args[1] = [
+        _indices(i, args[0].shape[d]) if i is not None and i.dtype == torch.int64 else i
+        for d, i in enumerate(args[1])
+    ]
+
+
+@prepare("aten._embedding_bag", "aten._embedding_bag_backward")
+def _embedding_bag(op: Op, args: list[Any]) -> None:
+    """Bags of one size."""
+    backward = op.packet.endswith("backward")
+    tokens, bags = args[1], len(args[2])
+    args[1] = _indices(tokens, args[6] if backward else args[0].shape[0])
+    args[2] = torch.arange(bags) * (len(tokens) // bags)
+    if backward:
+        args[4] = torch.full_like(args[4], len(tokens) // bags)
+
+
+@prepare("aten._ctc_loss", "aten._ctc_loss_backward")
+def _ctc(op: Op, args: list[Any]) -> None:
+    """Whole lengths, labels that are no blanks; the backward's losses are the forward's."""
+    place = int(op.packet.endswith("backward"))
+    scores, targets = args[place].log_softmax(-1), args[place + 1]
+    args[place] = scores
+    args[place + 1] = 1 + _indices(targets, scores.shape[-1] - 1)
+    args[place + 2], args[place + 3] = (
+        torch.full_like(args[place + 2], len(scores)),
+        torch.full_like(args[place + 3], targets.shape[-1]),
+    )
+    if place:
+        args[5], args[6] = torch.ops.aten._ctc_loss.Tensor(*args[1:5])
+
+
+@prepare("aten.max_pool2d_with_indices_backward", "aten.max_pool3d_with_indices_backward")
+def _max_pool_backward(op: Op, args: list[Any]) -> None:
+    forward = (
+        torch.ops.aten.max_pool3d_with_indices
+        if "3d" in op.name
+        else torch.ops.aten.max_pool2d_with_indices
+    )
+    args[7] = forward(args[1], *args[2:7])[1]
+
+
+@prepare("aten.adaptive_max_pool2d_backward", "aten.adaptive_max_pool3d_backward")
+def _adaptive_max_pool_backward(op: Op, args: list[Any]) -> None:
+    forward, d = (
+        (torch.ops.aten.adaptive_max_pool3d, 3)
+        if "3d" in op.name
+        else (torch.ops.aten.adaptive_max_pool2d, 2)
+    )
+    args[2] = forward(args[1], args[0].shape[-d:])[1]
+
+
+@prepare("aten.mkldnn_rnn_layer_backward")
+def _rnn_backward(_op: Op, args: list[Any]) -> None:
+    inputs, (hx, cx) = args[:5], args[5:7]
+    (
+        reverse,
+        mode,
+        hidden_size,
+        num_layers,
+        has_biases,
+        train,
+        bidirectional,
+        batch_sizes,
+        batch_first,
+    ) = args[13:22]
+    with (
+        torch.enable_grad()
+    ):  # only then does the forward keep the workspace that its backward needs
+        made = torch.ops.aten.mkldnn_rnn_layer(
+            *inputs,
+            hx,
+            cx,
+            reverse,
+            batch_sizes,
+            mode,
+            hidden_size,
+            num_layers,
+            has_biases,
+            bidirectional,
+            batch_first,
+            train,
+        )
+    args[7], args[8], args[9], args[22] = made
+
+
+@prepare("aten._scaled_dot_product_flash_attention_for_cpu_backward")
+def _attention_backward(_op: Op, args: list[Any]) -> None:
+    # A log-sum-exp that belongs to these scores: made-up ones would overflow the recomputed
+    # softmax.
+    query, key, value = args[1:4]
+    causal = args[7] if len(args) > 7 else False
+    args[4], args[5] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal
+    )
+
+
+@prepare(
+    "aten.native_batch_norm_backward",
+    "aten.native_layer_norm_backward",
+    "aten.native_group_norm_backward",
+)
+def _norm_backward(_op: Op, args: list[Any]) -> None:
+    for place, value in enumerate(args[3:7], start=3):
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+            args[place] = value.abs() + 0.5
+
+
+@prepare(
+    "aten.native_batch_norm",
+    "aten._native_batch_norm_legit",
+    "aten._native_batch_norm_legit_no_training",
+    "aten._batch_norm_with_update",
+)
+def _batch_norm(_op: Op, args: list[Any]) -> None:
+    if len(args) > 4 and isinstance(args[4], torch.Tensor):
+        args[4] = args[4].abs() + 1.0
+
+
+@prepare(
+    "aten.bernoulli",
+    "aten.multinomial",
+    "aten.log",
+    "aten.log_",
+    "aten.sqrt",
+    "aten.sqrt_",
+    "aten.rsqrt",
+    "aten.pow",
+)
+def _positive(_op: Op, args: list[Any]) -> None:
+    if isinstance(args[0], torch.Tensor) and args[0].dtype.is_floating_point:
+        args[0] = args[0].abs().clamp_(max=1.0)
+
+
+@prepare("aten._foreach_sqrt", "aten._foreach_rsqrt", "aten._foreach_log", "aten._foreach_pow")
+def _positive_lists(_op: Op, args: list[Any]) -> None:
+    args[0] = [
+        value.abs().clamp_(max=1.0) if value.dtype.is_floating_point else value for value in args[0]
+    ]
+
+
+@prepare("aten.binary_cross_entropy", "aten.binary_cross_entropy_backward")
+def _probabilities(_op: Op, args: list[Any]) -> None:
+    for place, value in enumerate(args):
+        if isinstance(value, torch.Tensor) and value.dim() and math.prod(value.shape):
+            args[place] = value.abs().clamp_(0.01, 0.99)
