@@ -1,0 +1,53 @@
+"""The predictions of every predictor for the frozen traces, by the public API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frozen_networks import TARGETS
+from frozen_results import check_data, without_host_facts
+
+import dlperf
+
+PREDICTORS = ("calibrated", "roofline", "gemm-table", "viebke-a", "viebke-b")
+THREADS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def machine(frozen_files: Path) -> dlperf.Machine:
+    return dlperf.Machine.load(frozen_files / "machine.json")
+
+
+def summary(prediction: dlperf.Prediction, path: Path) -> dict[str, Any]:
+    """The saved prediction, and its operators by bound and source."""
+    prediction.save(path)
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    table = prediction.ops
+    by_kind = [
+        {"bound": bound, "source": source, "count": len(rows), "seconds": rows["seconds"].sum()}
+        for (bound, source), rows in table.groupby(["bound", "source"])
+    ]
+    sums = {name: float(table[name].sum()) for name in ("seconds", "flops", "bytes")}
+    warnings = saved["warnings"]
+    kept = {key: value for key, value in without_host_facts(saved).items() if key != "epoch"}
+    return {**kept, "warnings": warnings, "ops": {"count": len(table), **sums, "kinds": by_kind}}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_predictions(
+    name: str, machine: dlperf.Machine, frozen_files: Path, tmp_path: Path, renew: bool
+) -> None:
+    trace = dlperf.Trace.load(frozen_files / f"{name}.json")
+    found = {}
+    for predictor in PREDICTORS:
+        for threads in THREADS:
+            key = f"{predictor}, {threads} threads"
+            try:
+                prediction = dlperf.predict(trace, machine, threads=threads, predictor=predictor)
+                found[key] = summary(prediction, tmp_path / "prediction.json")
+            except dlperf.DlperfError as error:
+                found[key] = {"error": str(error).replace(str(frozen_files), "FOLDER")}
+    check_data(f"predictions/{name}", found, renew)
