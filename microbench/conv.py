@@ -165,11 +165,11 @@ def _fits(op: Op, mode: str) -> bool:
     out = output_size(
         image.shape[2:],
         weight.shape[2:],
-        int(stride[0]),
-        int(padding[0]),
+        int(stride[0]),  # type: ignore[arg-type]
+        int(padding[0]),  # type: ignore[arg-type]
         bool(transposed),
-        int(dilation[0]),
-    )  # type: ignore[arg-type]
+        int(dilation[0]),  # type: ignore[arg-type]
+    )
     if min(out) < 1:
         return False
     positions = image.shape[0] * (

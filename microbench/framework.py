@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -191,7 +192,7 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Sampl
     ]
     prepared = [
         lambda graph=graph, n=n: graph(n).backward for graph in graphs for n in (_FEW, _MANY)
-    ]  # type: ignore[misc]
+    ]
     few_bare, many_bare, few_leaved, many_leaved, few, many = _singles(
         prepared, 4 * repeats.n_samples, clock
     )
@@ -419,8 +420,10 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
         return torch.optim.SGD(parameters, lr=0.01).zero_grad
 
     few, many = _singles(
-        [lambda n=n: with_gradients(n) for n in (_FEW, _MANY)], 4 * repeats.n_samples, clock
-    )  # type: ignore[misc]
+        [partial(with_gradients, n) for n in (_FEW, _MANY)],
+        4 * repeats.n_samples,
+        clock,  # type: ignore[misc]
+    )
     each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
     found["zero_grad_tensor"] = each
     found["zero_grad_call"] = _less(few, each.minimum * _FEW)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,8 +63,9 @@ def _clipping(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     """``clip_grad_norm_``: a call, a parameter tensor, a byte of a gradient."""
     few, many, big = (_with_gradients(n, size) for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG)))
     calls: list[Call] = [
-        lambda p=p: torch.nn.utils.clip_grad_norm_(p, 1.0) for p in (few, many, big)
-    ]  # type: ignore[misc]
+        partial(torch.nn.utils.clip_grad_norm_, p, 1.0)
+        for p in (few, many, big)  # type: ignore[misc]
+    ]
     small_s, many_s, big_s = _results(calls, repeats, clock)
     each = _over(many_s, small_s.minimum, _MANY - _FEW)
     return {
@@ -96,9 +98,9 @@ def _saving(n_samples: int, clock: Clock) -> dict[str, Samples]:
             for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG))
         ]
         small_s, many_s, big_s = (
-            take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock)
+            take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock)  # type: ignore[misc]
             for state in states
-        )  # type: ignore[misc]
+        )
     each = _over(many_s, small_s.minimum, _MANY - _FEW)
     return {
         "loop/save_call": _over(small_s, _FEW * each.minimum),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
@@ -22,8 +24,10 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     for n in (GRAIN_SIZE, GRAIN_SIZE + 1):
         a, out = torch.rand(n), torch.empty(n)
         sampler = Sampler(
-            lambda a=a, out=out: torch.add(a, a, out=out), Repeats(1e-3, n_samples), clock
-        )  # type: ignore[misc]
+            partial(torch.add, a, a, out=out),
+            Repeats(1e-3, n_samples),
+            clock,  # type: ignore[misc]
+        )
         take_turns([sampler])
         results.append(sampler.result())
     inside, outside = results

@@ -630,8 +630,9 @@ def cost_factors(pairs: Sequence[tuple[float, float, StepTimes]]) -> tuple[float
     for place, name in ((0, "forward"), (1, "backward")):
         costs = [sum(getattr(pair[2], f"{name}_cost").values()) for pair in pairs]
         extra = [
-            sum((getattr(pair[2], name) or {}).values()) - float(pair[place]) for pair in pairs
-        ]  # type: ignore[arg-type]
+            sum((getattr(pair[2], name) or {}).values()) - float(pair[place])  # type: ignore[arg-type]
+            for pair in pairs
+        ]
         cost_s = median(costs) if costs else 0.0
         factors.append(min(_MOST_COLD, max(1.0, median(extra) / cost_s)) if cost_s > 0 else 1.0)
     return factors[0], factors[1]

@@ -147,9 +147,9 @@ class Definition:
             return lambda _: self.arrivals.append((index, self._tape.n_ops))
 
         handles = [
-            parameter.register_post_accumulate_grad_hook(noting(index))
+            parameter.register_post_accumulate_grad_hook(noting(index))  # type: ignore[no-untyped-call]
             for index, parameter in self._trained
-        ]  # type: ignore[no-untyped-call]
+        ]
         try:
             yield
         finally:

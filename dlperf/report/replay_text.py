@@ -186,8 +186,8 @@ def replay_figure(found: Replay) -> Figure:
                 color=color,
                 hatch=hatch,
                 label=label,
-                **style,
-            )  # type: ignore[arg-type]
+                **style,  # type: ignore[arg-type]
+            )
             bottoms = [a + b for a, b in zip(bottoms, heights)]
         if group == "replayed" and found.overhead_s > 0:
             ax.bar(
@@ -196,8 +196,8 @@ def replay_figure(found: Replay) -> Figure:
                 bottom=bottoms,
                 color="white",
                 label="constant overhead",
-                **style,
-            )  # type: ignore[arg-type]
+                **style,  # type: ignore[arg-type]
+            )
     ax.set_xticks(
         [one.rank + shift for one in shown for shift in (-0.2, 0.2)],
         ["recorded", "replayed"] * len(shown),

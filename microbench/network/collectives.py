@@ -5,6 +5,7 @@ collective cost each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -136,8 +137,10 @@ def measure_reductions(mode: str) -> list[Reduction]:
     for size in (256 * KIB, MIB):
         a, b = torch.zeros(size // 4), torch.zeros(size // 4)
         sampler = Sampler(
-            lambda a=a, b=b: a.add_(b), Repeats(5e-4, 5 if mode == "quick" else 15), Clock()
-        )  # type: ignore[misc]
+            partial(a.add_, b),
+            Repeats(5e-4, 5 if mode == "quick" else 15),
+            Clock(),  # type: ignore[misc]
+        )
         take_turns([sampler])
         found.append(Reduction(size, sampler.result()))
     torch.set_num_threads(threads)

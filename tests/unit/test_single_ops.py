@@ -197,8 +197,8 @@ def test_thread_counts_stand_apart() -> None:
         for one in score_ops(
             ops,
             [[kernel(ops[0].op, 1.0)]],
-            lambda op: (float(threads), "interpolated"),
-            threads,  # noqa: B023
+            lambda op, threads=threads: (float(threads), "interpolated"),
+            threads,
         )
     ]
     assert [(g.threads, g.mape_frac) for g in op_groups(found) if g.kind == "all"] == [
