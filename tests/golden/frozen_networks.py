@@ -51,7 +51,7 @@ Built = tuple[nn.Module, Any, Callable[[Any], Tensor], torch.optim.Optimizer]
 
 
 def record(name: str, path: Path) -> None:
-    from dlperf.cli import main
+    from dlperf.__main__ import main
 
     mode = ["--inference"] if "inference" in name else []
     words = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from frozen_results import check_data, without_host_facts
 
-from dlperf.cli import main
+from dlperf.__main__ import main
 
 RECORDED_WITH = "2.13"
 """The torch that recorded the traces. Another one may record other operators."""
