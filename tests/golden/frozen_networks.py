@@ -47,6 +47,9 @@ TARGETS = {
 }
 """Trace -> target; the number is the batch size."""
 
+RECORDED_WITH = "2.13."
+"""The torch that recorded the traces. Another one may record other operators."""
+
 Built = tuple[nn.Module, Any, Callable[[Any], Tensor], torch.optim.Optimizer]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def check_data(name: str, data: Any, renew: bool) -> None:
     path = FOLDER / f"{name}.json"
     data = json.loads(json.dumps(data))
     if renew:
+        _tell_numbers(path, data)
         _write(path, to_text(data) + "\n")
         return
     found = list(differences(json.loads(path.read_text(encoding="utf-8")), data))
@@ -107,6 +109,28 @@ def check_text(name: str, text: str, renew: bool) -> None:
     gone = [f"gone: {line.strip()}" for line in old if line not in set(new)]
     added = [f"new: {line.strip()}" for line in new if line not in set(old)]
     _fail(path, [*gone, *added] or (["lines in another order"] if old != new else []))
+
+
+def _tell_numbers(path: Path, data: Any) -> None:
+    """Say on stderr where numbers change: a diff of new words alone would hide one."""
+    if not path.exists():
+        return
+    old, new = (
+        sorted(_numbers(json.loads(path.read_text(encoding="utf-8")))),
+        sorted(_numbers(data)),
+    )
+    n_changed = sum(not _equal(one, other, EXACT) for one, other in zip(old, new))
+    if n_changed or len(old) != len(new):
+        where, lengths = path.relative_to(FOLDER.parent), f"{len(old)} before, {len(new)} now"
+        print(f"{where}: numbers change ({lengths})", file=sys.__stderr__)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, (dict, list)):
+        for own in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(own)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield value
 
 
 def _write(path: Path, text: str) -> None:

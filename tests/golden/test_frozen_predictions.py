@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frozen_networks import TARGETS
+import torch
+from frozen_networks import RECORDED_WITH, TARGETS, record
 from frozen_results import check_data, without_host_facts
 
 import dlperf
@@ -51,3 +52,13 @@ def test_predictions(
             except dlperf.DlperfError as error:
                 found[key] = {"error": str(error).replace(str(frozen_files), "FOLDER")}
     check_data(f"predictions/{name}", found, renew)
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(RECORDED_WITH), reason="recordings depend on torch"
+)
+@pytest.mark.parametrize("name", ["lenet-16", "convolutions-4"])
+def test_recordings(name: str, frozen_files: Path, tmp_path: Path) -> None:
+    record(name, tmp_path / f"{name}.json")
+    old, new = (dlperf.Trace.load(folder / f"{name}.json") for folder in (frozen_files, tmp_path))
+    assert [(op.name, op.layer) for op in new.ops] == [(op.name, op.layer) for op in old.ops]
