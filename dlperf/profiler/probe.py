@@ -44,7 +44,7 @@ backward is attributed).
 
 
 @dataclass(frozen=True)
-class ProbeCosts:
+class HookOverhead:
     """What the instrument itself takes, in seconds.
 
     `inside_s`: between a module's two time stamps with an empty forward. `outside_s`: what a hooked
@@ -62,7 +62,7 @@ class StepTimes:
     the core was lost in each phase.
 
     The seconds are as the clock saw them; `forward_cost` and `backward_cost` are the part that the hooks took, as
-    :class:`ProbeCosts` prices them. `backward` is None where none was seen, or its nodes could not be told apart.
+    :class:`HookOverhead` prices them. `backward` is None where none was seen, or its nodes could not be told apart.
     """
 
     forward: dict[int, float]
@@ -112,7 +112,7 @@ class LayerProbe:
     """
 
     def __init__(
-        self, model: nn.Module, clock: Clock = Clock(), costs: ProbeCosts = ProbeCosts()
+        self, model: nn.Module, clock: Clock = Clock(), costs: HookOverhead = HookOverhead()
     ) -> None:
         named = layer_names(model)
         self.names = tuple(name for name, _ in named)
@@ -268,7 +268,7 @@ def _reached(
     return hook
 
 
-def attribute(events: list[_Event], costs: ProbeCosts = ProbeCosts()) -> StepTimes:
+def attribute(events: list[_Event], costs: HookOverhead = HookOverhead()) -> StepTimes:
     """Give every interval between two events to the layer that ran in it.
 
     Frames are a stack: a module that is inside its forward, or a running backward, whose frame
@@ -367,7 +367,9 @@ def _depth_of(frames: list[tuple[bool, int, int]], key: int) -> int | None:
     return None
 
 
-def probe_costs(clock: Clock = Clock(), n_calls: int = 1500, n_backwards: int = 15) -> ProbeCosts:
+def measure_hook_overhead(
+    clock: Clock = Clock(), n_calls: int = 1500, n_backwards: int = 15
+) -> HookOverhead:
     """Measure what the hooks cost on an empty module and on a chain of 200 tiny additions, with
     them and without.
     """
@@ -404,6 +406,6 @@ def probe_costs(clock: Clock = Clock(), n_calls: int = 1500, n_backwards: int = 
                 torch.autograd.backward(y)
                 times[hooked].append(clock.now() - begin)
                 reached.clear()
-    return ProbeCosts(
+    return HookOverhead(
         inside_s, outside_s, max(0.0, (median(times[True]) - median(times[False])) / 200)
     )

@@ -37,7 +37,7 @@ from dlperf.profiler.optimizer_shares import (
     shares_by_bytes,
     shares_by_timing,
 )
-from dlperf.profiler.probe import OUTSIDE, LayerProbe, StepTimes, probe_costs
+from dlperf.profiler.probe import OUTSIDE, LayerProbe, StepTimes, measure_hook_overhead
 from dlperf.profiler.snapshot import Snapshot
 from dlperf.recorder.targets import check_device
 
@@ -475,7 +475,7 @@ def _measure(
     snapshot.put_back()
     step.plain()
     timed = _repeat(step.plain, 0.35 * seconds, 8, snapshot, clock)
-    costs = probe_costs(clock)
+    costs = measure_hook_overhead(clock)
     probe = LayerProbe(step.model, clock, costs)
 
     def pair() -> tuple[_Timed, StepTimes]:

@@ -138,7 +138,7 @@ class ModuleStack:
         self._last_node = None
 
 
-class Owners:
+class OptimizerOwners:
     """The layers that own the optimizer's operands, by storage number."""
 
     def __init__(self, root: str) -> None:

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dlperf.core.trace import LOSS, Layer, Parameter, TensorSpec
-from dlperf.recorder.attribution import ModuleStack, Owners, layer_names
-from dlperf.recorder.guard import Interrupts
-from dlperf.recorder.tape import Tape, tensors_of
+from dlperf.recorder.attribution import ModuleStack, OptimizerOwners, layer_names
+from dlperf.recorder.isolation import DeferredInterrupts
+from dlperf.recorder.op_recorder import OpRecorder, tensors_of
 
 
 def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
@@ -37,7 +37,7 @@ def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.opt
             ]
 
 
-class Known:
+class StepOwners:
     """What is there before the recorded step: whose the parameters, gradients and optimizer states
     are, and what the memory is for.
     """
@@ -47,7 +47,7 @@ class Known:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         inputs: Any,
-        tape: Tape,
+        tape: OpRecorder,
         stack: ModuleStack,
     ) -> None:
         self._tape, self._stack = tape, stack
@@ -92,9 +92,9 @@ class Known:
             if trained.grad is not None:
                 tape.set_kind(trained.grad, "gradient")
 
-    def owners(self) -> Owners:
+    def owners(self) -> OptimizerOwners:
         """Who owns the memory that the optimizer works on, as things are now."""
-        owners = Owners(self._stack.root)
+        owners = OptimizerOwners(self._stack.root)
         for parameter, layer in self._trained:
             owners.add(self._tape.spec(parameter).storage, layer)
             if parameter.grad is not None:
@@ -104,12 +104,12 @@ class Known:
         return owners
 
 
-class Definition:
+class ParameterOrder:
     """The model's parameters and buffers in the order in which they are defined, shared ones once,
     and the order in which gradients arrive.
     """
 
-    def __init__(self, model: nn.Module, tape: Tape) -> None:
+    def __init__(self, model: nn.Module, tape: OpRecorder) -> None:
         self._tape = tape
         self.parameters: list[Parameter] = []
         self.buffers: list[tuple[str, TensorSpec]] = []
@@ -164,15 +164,15 @@ class _Seen:
 
 
 @dataclass
-class Calls:
+class ModuleCalls:
     """The layers as they are called: order, callers, shapes of the first call."""
 
     stack: ModuleStack
-    tape: Tape
+    tape: OpRecorder
     _first: dict[str, _Seen] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def watching(self, interrupts: Interrupts) -> Iterator[None]:
+    def watching(self, interrupts: DeferredInterrupts) -> Iterator[None]:
         """Every module's call is seen inside; the modules themselves are not touched."""
         stack, tape, first = self.stack, self.tape, self._first
 

@@ -24,8 +24,9 @@ from dlperf.core import host
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, describe
 from dlperf.core.trace import LOSS, Op, OptimizerInfo, Trace
 from dlperf.recorder.attribution import ModuleStack
-from dlperf.recorder.guard import Foreign, Interrupts, undisturbed_surroundings
-from dlperf.recorder.inventory import Calls, Definition, Known, optimizers_in
+from dlperf.recorder.inventory import ModuleCalls, ParameterOrder, StepOwners, optimizers_in
+from dlperf.recorder.isolation import DeferredInterrupts, ExternalState, preserved_environment
+from dlperf.recorder.op_recorder import OpRecorder, tensors_of
 from dlperf.recorder.substitution import (
     NotFakeable,
     Substitution,
@@ -33,7 +34,6 @@ from dlperf.recorder.substitution import (
     converting_fake_parameters,
     fake_substitute,
 )
-from dlperf.recorder.tape import Tape, tensors_of
 from dlperf.recorder.targets import (
     Built,
     Target,
@@ -130,7 +130,7 @@ class _Plan:
         """Under fake tensors, else on real ones. `mode` is the one that the model's tensors already
         belong to.
         """
-        with undisturbed_surroundings(), Interrupts() as interrupts, _eager():
+        with preserved_environment(), DeferredInterrupts() as interrupts, _eager():
             attempt = _Attempt(self, interrupts)
             try:
                 return attempt.run(mode or FakeTensorMode(allow_non_fake_inputs=True))
@@ -168,7 +168,7 @@ def one_line(error: BaseException) -> str:
 class _Attempt:
     """One recording, under fake tensors or on real ones."""
 
-    def __init__(self, plan: _Plan, interrupts: Interrupts, *notes: str) -> None:
+    def __init__(self, plan: _Plan, interrupts: DeferredInterrupts, *notes: str) -> None:
         self.parameter_bytes = 0
         self._plan = plan
         self._interrupts = interrupts
@@ -182,7 +182,7 @@ class _Attempt:
         substitution = Substitution(
             fake_substitute(mode) if mode is not None else clone_substitute()
         )
-        foreign = Foreign(real=not fake)
+        foreign = ExternalState(real=not fake)
         try:
             with _accepting_real_tensors(mode), torch.set_grad_enabled(not plan.inference):
                 with mode or contextlib.nullcontext(), converting_fake_parameters():
@@ -217,7 +217,7 @@ class _Attempt:
         )
         return Built(built.model, substitution.value(built.inputs), built.loss, optimizer)
 
-    def _record(self, built: Built, foreign: Foreign, fake: bool) -> Trace:
+    def _record(self, built: Built, foreign: ExternalState, fake: bool) -> Trace:
         plan = self._plan
         model = built.model
         if any(
@@ -235,16 +235,16 @@ class _Attempt:
             optimizer = built.optimizer or default_optimizer(model)
             _check_steps_alone(plan.name, optimizer)
         stack = ModuleStack(model)
-        tape = Tape(stack, foreign)
+        tape = OpRecorder(stack, foreign)
         if not fake:
             for tensor in _all_tensors(built, optimizer):
                 foreign.own(tensor)
-        seen = Calls(stack, tape)
+        seen = ModuleCalls(stack, tape)
         step = _Step(built, optimizer, stack, tape, plan.name, self._enter_phase)
         with tape:
             step.run()  # gradients, optimizer state and caches come into being
-            known = Known(model, optimizer, built.inputs, tape, stack)
-            definition = Definition(model, tape)
+            known = StepOwners(model, optimizer, built.inputs, tape, stack)
+            definition = ParameterOrder(model, tape)
             with seen.watching(self._interrupts), definition.watching():
                 tape.start()
                 step.run(known)
@@ -280,7 +280,7 @@ class _Step:
         built: Built,
         optimizer: torch.optim.Optimizer | None,
         stack: ModuleStack,
-        tape: Tape,
+        tape: OpRecorder,
         name: str,
         enter_phase: Callable[[str], None],
     ) -> None:
@@ -293,7 +293,7 @@ class _Step:
             enter_phase,
         )
 
-    def run(self, known: Known | None = None) -> None:
+    def run(self, known: StepOwners | None = None) -> None:
         """Once through all phases. `known` is told of gradients while the step is recorded."""
         model, inputs, tape = self._built.model, self._built.inputs, self._tape
         optimizer = self._optimizer

@@ -199,7 +199,7 @@ def mean_of_output(output: Any) -> torch.Tensor:
     """The mean of the first floating tensor in a nested output: the loss of a target that names
     none.
     """
-    from dlperf.recorder.tape import tensors_of
+    from dlperf.recorder.op_recorder import tensors_of
 
     for tensor in tensors_of(output):
         if tensor.is_floating_point():
@@ -212,7 +212,7 @@ def mean_of_output(output: Any) -> torch.Tensor:
 
 def first_batch_size(inputs: tuple[Any, ...] | dict[str, Any]) -> int:
     """First dimension of the first input tensor that has one; 1 if none does."""
-    from dlperf.recorder.tape import tensors_of
+    from dlperf.recorder.op_recorder import tensors_of
 
     return next(
         (max(1, int(tensor.shape[0])) for tensor in tensors_of(inputs) if tensor.dim() > 0), 1
@@ -221,7 +221,7 @@ def first_batch_size(inputs: tuple[Any, ...] | dict[str, Any]) -> int:
 
 def check_device(name: str, model: nn.Module, inputs: Any) -> None:
     """Raise DlperfError for a model or inputs on an accelerator, naming what can be done."""
-    from dlperf.recorder.tape import tensors_of
+    from dlperf.recorder.op_recorder import tensors_of
 
     for tensor in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
         if tensor.device.type not in CPU_DEVICES:

@@ -29,7 +29,13 @@ from torch import distributed, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from dlperf.core.clock import Clock
-from dlperf.runner.communication_recording import Call, Mark, RecordedStep, Region, assemble
+from dlperf.runner.communication_recording import (
+    CollectiveCall,
+    RecordedStep,
+    StepMark,
+    WaitRegion,
+    assemble,
+)
 from dlperf.runner.patching import replace
 
 _KINDS = {
@@ -83,14 +89,16 @@ class CollectiveRecorder:
         """Whether there were more calls than that before any optimizer stepped; without one,
         nothing is said of the run then.
         """
-        self._calls: list[Call] = []
-        self._regions: dict[tuple[str, int], Region] = {}
-        self._marks: list[Mark] = []
+        self._calls: list[CollectiveCall] = []
+        self._regions: dict[tuple[str, int], WaitRegion] = {}
+        self._marks: list[StepMark] = []
         self._optimizer: int | None = None
         self._first_began: float | None = None
         self._is_open = False
-        self._works: dict[int, tuple[Any, Call]] = {}  # a work must live for its id to be its own
-        self._storages: dict[int, Call] = {}
+        self._works: dict[
+            int, tuple[Any, CollectiveCall]
+        ] = {}  # a work must live for its id to be its own
+        self._storages: dict[int, CollectiveCall] = {}
         self._without_future: set[str] = set()
         self._n_broadcasts = 0
         self._region: tuple[str, int] | None = None
@@ -137,7 +145,7 @@ class CollectiveRecorder:
 
     # -- what the watcher tells --------------------------------------------------------------------
 
-    def after_step(self, mark: Mark, is_watched: bool) -> None:
+    def after_step(self, mark: StepMark, is_watched: bool) -> None:
         """An optimizer has stepped, and is the one that is watched or (before that is known) may
         become it.
         """
@@ -194,7 +202,7 @@ class CollectiveRecorder:
                     )
                     if kind in ("gather", "scatter"):
                         n_bytes *= len(ranks)
-                    call = Call(
+                    call = CollectiveCall(
                         kind,
                         n_bytes,
                         name,
@@ -220,7 +228,7 @@ class CollectiveRecorder:
             self.backend = self.backend or str(distributed.get_backend(group))
         return name, self.groups[name]
 
-    def _issued(self, call: Call, tensors: list[torch.Tensor], boxed: Any) -> None:
+    def _issued(self, call: CollectiveCall, tensors: list[torch.Tensor], boxed: Any) -> None:
         if len(self._calls) >= self.most_calls and not self._marks:
             self._calls, self._works, self._storages, self.has_forgotten = [], {}, {}, True
         self._calls.append(call)
@@ -305,7 +313,7 @@ class CollectiveRecorder:
         """
         try:
             at = self.clock.now()
-            self._regions[region] = Region(at, at)
+            self._regions[region] = WaitRegion(at, at)
             torch.autograd.Variable._execution_engine.queue_callback(
                 functools.partial(self._backward_done, region)
             )
@@ -324,7 +332,7 @@ class CollectiveRecorder:
             try:
                 return original(*args, **kwargs)
             finally:
-                self._regions[region] = Region(at, self.clock.now())
+                self._regions[region] = WaitRegion(at, self.clock.now())
                 self._region = None
 
         return broadcast
@@ -335,7 +343,7 @@ class CollectiveRecorder:
             self._first.remove()
 
 
-def _complete(call: Call, now: Callable[[], float], _future: Any) -> None:
+def _complete(call: CollectiveCall, now: Callable[[], float], _future: Any) -> None:
     call.done = now()
 
 

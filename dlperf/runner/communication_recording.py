@@ -2,7 +2,7 @@
 arithmetic, without torch.
 
 What is exact and what is inferred: launches are exact, and so are waits that Python made. Code in C++ that issues calls and blocks for them itself (a
-:class:`Region`: DistributedDataParallel's backward, its broadcast of buffers) shows when it began and ended to wait, not for which call; it waits for
+:class:`WaitRegion`: DistributedDataParallel's backward, its broadcast of buffers) shows when it began and ended to wait, not for which call; it waits for
 its calls in the order of their launches, so each wait ends when its call was complete. What the region does besides (copying buckets back) is then computation.
 """
 
@@ -17,7 +17,7 @@ from dlperf.core.communication import LAUNCH, WAIT, Event, Step, step_from_json,
 
 
 @dataclass(slots=True)
-class Call:
+class CollectiveCall:
     """A call on a process group, on the rank's clock. `group` is its name in torch, `peer` the
     other end or the root as a rank of the world.
 
@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Region:
+class WaitRegion:
     """Time that code in C++ spent with waiting for calls of its own."""
 
     at: float
@@ -45,7 +45,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StepMark:
     """The end of an optimizer's step at `ended`; from `begun` on the next one is timed.
 
     `began` is when the model was first called for this one, None if that is unknown. `plain`:
@@ -99,9 +99,9 @@ class RecordedStep:
 
 
 def assemble(
-    calls: Iterable[Call],
-    regions: dict[tuple[str, int], Region],
-    marks: Sequence[Mark],
+    calls: Iterable[CollectiveCall],
+    regions: dict[tuple[str, int], WaitRegion],
+    marks: Sequence[StepMark],
     optimizer: int | None,
     first_began: float | None,
     groups: Sequence[str],
@@ -149,7 +149,9 @@ def assemble(
     return tuple(found)
 
 
-def _wait_in_regions(ordered: Sequence[Call], regions: dict[tuple[str, int], Region]) -> None:
+def _wait_in_regions(
+    ordered: Sequence[CollectiveCall], regions: dict[tuple[str, int], WaitRegion]
+) -> None:
     """Give the calls that Python never waited for the waits of their regions."""
     reached: dict[tuple[str, int], float] = {}
     for call in ordered:
@@ -163,12 +165,16 @@ def _wait_in_regions(ordered: Sequence[Call], regions: dict[tuple[str, int], Reg
 
 
 def _events(
-    ordered: Sequence[Call], numbers: dict[str, int], begin: float, end: float, kept: set[int]
+    ordered: Sequence[CollectiveCall],
+    numbers: dict[str, int],
+    begin: float,
+    end: float,
+    kept: set[int],
 ) -> list[Event]:
     """Launches and waits that begin between `begin` and `end`, relative to `begin`, one after
     another; `kept` are the calls launched so far in steps kept.
     """
-    seen: list[tuple[float, float, str, int, Call]] = []
+    seen: list[tuple[float, float, str, int, CollectiveCall]] = []
     for number, call in enumerate(ordered):
         if begin <= call.at < end:
             kept.add(number)

@@ -1,7 +1,7 @@
 """How fast the core is while a training is watched, and how fast it usually is.
 
 Neighbours slow a core down for seconds at a stretch (:class:`dlperf.core.clock.Pace`), so a few
-steps see one state of it, and an epoch several. Looks are cheap: a fixed piece of work, some 60 us
+steps see one state of it, and an epoch several. SpeedSamples are cheap: a fixed piece of work, some 60 us
 in all, at the start of the program, when torch has been imported, and after each watched step.
 """
 
@@ -34,7 +34,7 @@ _CONFIDENCE = 1.645
 
 
 @dataclass(frozen=True)
-class Usual:
+class UsualSpeed:
     """What a machine file says of its machine's pace: the least time of the piece of work, how many
     times as long as at best things usually took while it was measured, and the standard deviation
     of that over the groups, some seconds each.
@@ -45,12 +45,12 @@ class Usual:
     sigma: float = 0.0
 
 
-def usual_of(machine: Machine, threads: int) -> Usual:
+def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
     """The pace of a machine as its file has it."""
     best_s = machine.cost_s(PACE, threads, math.inf)
     if not any(cost.name.startswith(f"{UNREST}/") for cost in machine.costs):
-        return Usual(best_s)
-    return Usual(
+        return UsualSpeed(best_s)
+    return UsualSpeed(
         best_s,
         machine.unrest(threads) * machine.mean_factor(threads),
         machine_sigma(machine, threads),
@@ -68,7 +68,7 @@ def slowdown(ratio: float) -> float:
 
 
 @dataclass(frozen=True)
-class Moment:
+class CoreState:
     """How slow the core was while steps were watched, and how slow it usually is, as factors over
     its best; `half_frac` is half the width of a 90 % interval for what the former says of the
     latter.
@@ -84,15 +84,15 @@ class Moment:
         The state of the core lasts a while (:func:`dlperf.core.variation.share_of_spell`), then it
         is the usual one.
 
-        >>> Moment(slowed=1.5, usual=1.2).factor(0.0), round(Moment(slowed=1.5, usual=1.2).factor(1e9), 6)
+        >>> CoreState(slowed=1.5, usual=1.2).factor(0.0), round(CoreState(slowed=1.5, usual=1.2).factor(1e9), 6)
         (1.0, 0.8)
         """
         stays = share_of_spell(seconds)
         return (stays * self.slowed + (1.0 - stays) * self.usual) / self.slowed
 
 
-class Looks:
-    """Looks at the pace of the core, in seconds of a fixed piece of work, each with its time."""
+class SpeedSamples:
+    """SpeedSamples at the pace of the core, in seconds of a fixed piece of work, each with its time."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         self._pace = Pace() if pace is None else pace
@@ -106,12 +106,12 @@ class Looks:
         self._taken.append((self._pace.now(), took))
         return took
 
-    def moment(self, watched: Sequence[float], usual: Usual = Usual()) -> Moment:
+    def moment(self, watched: Sequence[float], usual: UsualSpeed = UsualSpeed()) -> CoreState:
         """The state during the `watched` looks, beside the usual one: what all looks of this run
         say, a second each, and the machine file.
         """
         if not watched:
-            return Moment()
+            return CoreState()
         best_s = min(usual.best_s, min(took for _, took in self._taken))
         seconds: dict[int, list[float]] = defaultdict(list)
         for at, took in self._taken:
@@ -121,4 +121,6 @@ class Looks:
         usually = (weight * (usual.slowdown or 1.0) + math.fsum(seen)) / (weight + len(seen))
         slowed = statistics.fmean(slowdown(took / best_s) for took in watched)
         beyond = max(usual.slowdown or 1.0, usually) - 1.0
-        return Moment(slowed, usually, math.hypot(_CONFIDENCE * usual.sigma, _UNSURE_FRAC * beyond))
+        return CoreState(
+            slowed, usually, math.hypot(_CONFIDENCE * usual.sigma, _UNSURE_FRAC * beyond)
+        )

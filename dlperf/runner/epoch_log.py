@@ -43,7 +43,7 @@ class EpochTimes:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoaderProgress:
     """Batches that a loader's workers have made so far (None: it has none, or they do not tell),
     whether they have made all that they may make ahead, and how many workers there are.
     """
@@ -177,17 +177,17 @@ class EpochLog:
         return current
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoaderProgress:
         """What the workers of the running pass's loader have done so far."""
         iterator = None if self._current is None else self._current.iterator()
         if iterator is None or not hasattr(iterator, "_task_info"):
-            return Loaded()
+            return LoaderProgress()
         try:
             waiting = sum(len(task) == 2 for task in list(iterator._task_info.values()))
             n_made = iterator._rcvd_idx + waiting + iterator._data_queue.qsize()
-            return Loaded(n_made, n_made >= iterator._send_idx, iterator._num_workers)
+            return LoaderProgress(n_made, n_made >= iterator._send_idx, iterator._num_workers)
         except Exception:  # another release of torch, or a system whose queues have no size
-            return Loaded()
+            return LoaderProgress()
 
     @property
     def epochs(self) -> list[EpochTimes]:

@@ -1,4 +1,4 @@
-"""Watched steps -> how long the epoch and the run will take. Numbers in, numbers out: no clock, no
+"""WatchedTraining steps -> how long the epoch and the run will take. Numbers in, numbers out: no clock, no
 torch.
 
 An epoch sums the means of its parts: what has passed already (warm-up and watching included), and
@@ -43,7 +43,7 @@ _FEWEST_POINTS = 3
 
 
 @dataclass(frozen=True)
-class SeenStep:
+class ObservedStep:
     """One watched step: its interval, the part of it that it waited for the loader, both in
     seconds, and what the loader's workers had done by its end.
 
@@ -133,7 +133,7 @@ def _without_outliers(values: Sequence[float], waiting_s: Sequence[float] = ()) 
     return [value for value, part in zip(values, own) if part <= most]
 
 
-def rate_of(steps: Sequence[SeenStep], passes: int = 1, doubt_frac: float = 0.0) -> Rate | None:
+def rate_of(steps: Sequence[ObservedStep], passes: int = 1, doubt_frac: float = 0.0) -> Rate | None:
     """The pace that a training will keep, from its first steps; None without any.
 
     Without workers it is the mean interval of those without instruments, outliers left out. Workers
@@ -142,7 +142,7 @@ def rate_of(steps: Sequence[SeenStep], passes: int = 1, doubt_frac: float = 0.0)
     that of whole rounds of them. Before, where it shrinks (:func:`arrivals`), the pace is the
     larger of a step without waiting and what the workers take for its `passes` batches; a store
     that may have shrunk by chance widens the interval alone. `doubt_frac`: half the width of a 90 %
-    interval for what a few steps say of all, see :attr:`dlperf.runner.core_speed.Moment.half_frac`.
+    interval for what a few steps say of all, see :attr:`dlperf.runner.core_speed.CoreState.half_frac`.
     """
     timed = [step for step in steps if not step.probed]
     if not timed:
@@ -195,7 +195,7 @@ def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _rounds(steps: Sequence[SeenStep], passes: int) -> list[float]:
+def _rounds(steps: Sequence[ObservedStep], passes: int) -> list[float]:
     """Mean intervals of rounds of steps, a batch of each worker in a round, since the first step
     that found the workers' store empty.
 
@@ -234,7 +234,7 @@ class Arrivals:
     drains: bool
 
 
-def arrivals(steps: Sequence[SeenStep], passes: int = 1) -> Arrivals | None:
+def arrivals(steps: Sequence[ObservedStep], passes: int = 1) -> Arrivals | None:
     """The pace of the loader's workers since they last were idle: the line of least squares through
     the batches made by each step's end.
 
@@ -277,7 +277,7 @@ def _slope(places: Sequence[float], values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Past:
+class Progress:
     """What a run has done so far. Times in seconds since the start of the first epoch, steps those
     of the watched optimizer.
 
@@ -319,7 +319,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Eta:
     """A forecast, in seconds: the running epoch to its last step, and the run with the pauses that
     are known; each with a 90 % interval.
 
@@ -364,7 +364,7 @@ class Outlook:
         return {name: getattr(self, name) for name in names}
 
 
-def look_ahead(past: Past, rate: Rate) -> Outlook:
+def estimate_eta(past: Progress, rate: Rate) -> Eta:
     """The epoch and the run: what has passed, and `rate` for each step to come.
 
     epoch = passed + (steps - done) step; run = passed + rest of the epoch + pause, and for each
@@ -384,7 +384,7 @@ def look_ahead(past: Past, rate: Rate) -> Outlook:
             steps_s = left_s + past.n_further * (start_s + max(0.0, past.steps - 1) * step_s)
             left_s = steps_s + pauses_s
             run = _around(past.now_s + pauses_s, steps_s, rate)
-    return Outlook(
+    return Eta(
         past.after_steps,
         past.number,
         past.n_epochs,
@@ -408,14 +408,14 @@ def _around(certain_s: float, steps_s: float, rate: Rate) -> _Interval:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StepBlock:
     """`n` steps in a row that took `seconds`, watched by nothing but a counter."""
 
     seconds: float
     n: int
 
 
-def pooled(first: Rate, stretches: Sequence[Stretch], left_s: float = math.inf) -> Rate:
+def pooled_rate(first: Rate, stretches: Sequence[StepBlock], left_s: float = math.inf) -> Rate:
     """The mean interval over the watched steps and all since, with a 90 % interval for that of the
     next `left_s` seconds.
 

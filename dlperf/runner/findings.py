@@ -30,8 +30,8 @@ from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import batch_size_of, cost_factors, first_line, layer_rows
 from dlperf.report.machine_summary import find_mismatches
 from dlperf.runner.eta import typical_s
-from dlperf.runner.seeking import is_sharded
-from dlperf.runner.watched import FEWEST, WatchedStep
+from dlperf.runner.training_search import is_sharded
+from dlperf.runner.watched_training import FEWEST, WatchedStep
 from dlperf.runner.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from dlperf.core.trace import Trace
     from dlperf.forecast.prediction import Prediction
     from dlperf.report.comparison import Report
+    from dlperf.runner.live_eta import LiveEta
     from dlperf.runner.parallel_step import ParallelStep
-    from dlperf.runner.progress import Live
-    from dlperf.runner.ranks import Team
+    from dlperf.runner.ranks import MergedRanks
 
 _ALONE = (
     "step and layers: predicted for one rank on its own, measured with what they wait for the"
@@ -51,7 +51,7 @@ _ALONE = (
 
 
 @dataclass(frozen=True)
-class Forecast:
+class EpochForecast:
     """An epoch forecast after the first watched steps, in seconds, beside the real times of the
     epochs.
 
@@ -65,7 +65,7 @@ class Forecast:
     n_steps: int
     from_steps_s: float | None
     from_prediction_s: float | None
-    real_s: tuple[float, ...]
+    measured_s: tuple[float, ...]
     is_epoch: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Forecast:
             "steps": self.n_steps,
             "from_measured_steps_s": self.from_steps_s,
             "from_prediction_s": self.from_prediction_s,
-            "real_s": list(self.real_s),
+            "measured_s": list(self.measured_s),
             "is_epoch": self.is_epoch,
         }
 
@@ -93,13 +93,13 @@ class Findings:
         watcher: Watcher,
         machine: Machine | None = None,
         name: str = "",
-        live: Live | None = None,
-        team: Team | None = None,
+        live: LiveEta | None = None,
+        team: MergedRanks | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         watched = watcher.watched
         if watched is None or len(watched.plain) < FEWEST:
-            raise DlperfError(why_nothing(watcher))
+            raise DlperfError(why_no_training(watcher))
         self.machine = machine
         self.name = name or watched.root_type
         self.notes = list(watched.notes)
@@ -350,7 +350,7 @@ class Findings:
         return sum(step.loading_s for step in steps) / whole if whole else None
 
     @cached_property
-    def forecast(self) -> Forecast | None:
+    def forecast(self) -> EpochForecast | None:
         """The forecast that the first watched steps allow; None where no interval was seen."""
         interval_s = self.interval_s
         epochs = self._log.epochs
@@ -359,15 +359,15 @@ class Findings:
             return None
         if batches is not None:
             n_steps = max(1, math.ceil(batches / self.n_passes))
-            real_s = tuple(
+            measured_s = tuple(
                 epoch.seconds for epoch in epochs if epoch.n_steps >= batches // self.n_passes
             )
         elif epochs and len(epochs) > 1:
-            n_steps, real_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)
+            n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)
         else:
             first, last = self._log.first_step, self._log.last_step
             n_steps = max(1, self._log.n_steps - 1)
-            real_s = (
+            measured_s = (
                 (last - first,) if first is not None and last is not None and last > first else ()
             )
         predicted_s = None
@@ -376,11 +376,11 @@ class Findings:
             once = (step.zero_grad_s or 0.0) + (step.optimizer_s or 0.0)
             total_s = once + self.n_passes * ((step.forward_s or 0.0) + (step.backward_s or 0.0))
             predicted_s = n_steps * (total_s + max(0.0, interval_s - self._own_s()))
-        return Forecast(
+        return EpochForecast(
             n_steps,
             n_steps * interval_s,
             predicted_s,
-            real_s,
+            measured_s,
             is_epoch=bool(epochs) and (batches is not None or len(epochs) > 1),
         )
 
@@ -455,7 +455,8 @@ class Findings:
             parts.append(f"{seconds(forecast.from_prediction_s)} from the prediction,")
         parts.append(f"{seconds(forecast.from_steps_s)} from the measured steps;")
         parts.append(
-            "real: " + (_listed(forecast.real_s) if forecast.real_s else "no epoch was finished")
+            "real: "
+            + (_listed(forecast.measured_s) if forecast.measured_s else "no epoch was finished")
         )
         return [first, " ".join(parts), *(self._live.lines() if self._live is not None else [])]
 
@@ -501,7 +502,7 @@ def _phases_of(step: WatchedStep) -> dict[str, float]:
     }
 
 
-def why_nothing(watcher: Watcher) -> str:
+def why_no_training(watcher: Watcher) -> str:
     """One line that says why a watcher has nothing to report."""
     if watcher.reason is not None:
         return f"no training to watch: {watcher.reason}"

@@ -37,7 +37,7 @@ _MOST = 2**53
 
 
 @dataclass(frozen=True)
-class Loop:
+class RunningLoop:
     """A running loop over a range: `index` rounds are behind it, of `length`; `may_end_early` if
     its body breaks or returns.
     """
@@ -47,13 +47,13 @@ class Loop:
     may_end_early: bool = False
 
 
-def enclosing_loops(frame: FrameType | None) -> tuple[Loop, ...]:
+def enclosing_loops(frame: FrameType | None) -> tuple[RunningLoop, ...]:
     """The loops over ranges that the program runs in at `frame`, innermost first; those of
     libraries and dlperf left out.
 
     A loop whose range cannot be told is left out as well.
     """
-    found: list[Loop] = []
+    found: list[RunningLoop] = []
     while frame is not None:
         if not frame.f_code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
             function, nodes = _loops_at(
@@ -173,14 +173,14 @@ class _Names:
         return None
 
 
-def _loop(node: ast.For, names: _Names) -> Loop | None:
+def _loop(node: ast.For, names: _Names) -> RunningLoop | None:
     if not isinstance(node.target, ast.Name):
         return None
     rounds = _range(node.iter, names)
     value = names.get(node.target.id)
     if rounds is None or type(value) is not int or value not in rounds:
         return None
-    return Loop(rounds.index(value), len(rounds), may_end_early=any(_leaves(node.body)))
+    return RunningLoop(rounds.index(value), len(rounds), may_end_early=any(_leaves(node.body)))
 
 
 def _range(node: ast.expr, names: _Names) -> range | None:

@@ -12,7 +12,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.terminal import text_width
 from dlperf.models.buckets import ReducerOptions
 from dlperf.report.table import Column, format_error, format_table
-from dlperf.runner.ranks import Team
+from dlperf.runner.ranks import MergedRanks
 
 if TYPE_CHECKING:
     from dlperf.core.cluster import Cluster
@@ -62,7 +62,7 @@ class ParallelStep:
 
 
 def compare_step(
-    team: Team,
+    team: MergedRanks,
     prediction: Prediction | None,
     options: ReducerOptions | None,
     batch_size: int,
@@ -72,7 +72,7 @@ def compare_step(
     """The team's step beside its forecast; None where the ranks' own steps were not seen.
     `prediction` is of one rank's step alone.
     """
-    times = team.own_times
+    times = team.step_times
     if not times:
         return None
     step_s, compute_s = (

@@ -100,7 +100,7 @@ class RankFindings:
 
 
 @dataclass(frozen=True)
-class OwnTimes:
+class RankStepTimes:
     """A rank's step without what its loop does around it: medians of the plain steps, seconds.
     `compute_s` is what of it was not communication.
     """
@@ -109,7 +109,7 @@ class OwnTimes:
     compute_s: float
 
 
-class Team:
+class MergedRanks:
     """The findings of all ranks of a world of `n_ranks`, some of whom may be missing."""
 
     def __init__(self, found: Mapping[int, RankFindings], n_ranks: int, script: str = "") -> None:
@@ -232,7 +232,7 @@ class Team:
         return () if self.trace is None else rank_shares(self.trace)
 
     @cached_property
-    def own_times(self) -> tuple[OwnTimes, ...]:
+    def step_times(self) -> tuple[RankStepTimes, ...]:
         """Each rank's own step, over the plain ones."""
         if self._lacking:
             return ()
@@ -243,7 +243,7 @@ class Team:
         if not all(plain):
             return ()
         return tuple(
-            OwnTimes(
+            RankStepTimes(
                 statistics.median(s.own_s for s in steps),
                 statistics.median(s.own_s - s.own_communication_s for s in steps),
             )

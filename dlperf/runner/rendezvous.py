@@ -56,7 +56,7 @@ class World:
         return cls(rank, n_ranks) if 0 <= rank < n_ranks else cls(0, 1)
 
 
-class Exchange:
+class Rendezvous:
     """A rank's way to rank 0. :meth:`meet` is called now and then while the script's process group
     lives, the others when the script has ended.
     """

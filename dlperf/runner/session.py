@@ -12,13 +12,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dlperf.runner.core_speed import Looks, Usual, usual_of
-from dlperf.runner.rendezvous import Exchange
+from dlperf.runner.core_speed import SpeedSamples, UsualSpeed, usual_speed
+from dlperf.runner.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
     from dlperf.runner.collectives import CollectiveRecorder
-    from dlperf.runner.progress import Live
+    from dlperf.runner.live_eta import LiveEta
     from dlperf.runner.ranks import RankFindings
     from dlperf.runner.watcher import Watcher
 
@@ -27,10 +27,14 @@ class Session:
     """One watched run: sets the watcher when torch has been imported."""
 
     def __init__(
-        self, threads: int | None, machine: Machine | None, n_epochs: int | None, exchange: Exchange
+        self,
+        threads: int | None,
+        machine: Machine | None,
+        n_epochs: int | None,
+        exchange: Rendezvous,
     ) -> None:
         self.watcher: Watcher | None = None
-        self.live: Live | None = None
+        self.live: LiveEta | None = None
         self.recorder: CollectiveRecorder | None = None
         self.error: BaseException | None = None
         self._threads, self._machine, self._n_epochs, self._exchange = (
@@ -39,7 +43,7 @@ class Session:
             n_epochs,
             exchange,
         )
-        self._looks = Looks()
+        self._looks = SpeedSamples()
         self._looks.take()
         self._finder: _AfterTorch | None = None
 
@@ -55,7 +59,7 @@ class Session:
         try:
             import torch
 
-            from dlperf.runner.watched import WatchPlan
+            from dlperf.runner.watched_training import WatchPlan
             from dlperf.runner.watcher import Watcher
 
             if self._threads is not None:
@@ -77,10 +81,10 @@ class Session:
     def _show_forecasts_of(self, watcher: Watcher) -> None:
         import torch
 
-        from dlperf.runner.progress import Live, StderrLine
+        from dlperf.runner.live_eta import LiveEta, StderrLine
 
-        usual = _usual_of(self._machine, torch.get_num_threads())
-        live = Live(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs)
+        usual = _usual_speed(self._machine, torch.get_num_threads())
+        live = LiveEta(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs)
         watcher.on_watched = lambda watcher: _forecast_from(live, watcher, usual)
         self.live = live
 
@@ -101,13 +105,13 @@ class Session:
         """What this rank found, once its script has ended, which imported torch."""
         import torch
 
-        from dlperf.runner.findings import why_nothing
+        from dlperf.runner.findings import why_no_training
         from dlperf.runner.ranks import RankFindings
 
         error = self.error or (self.watcher.error if self.watcher is not None else None)
         reason = "" if error is None else f"watching failed: {type(error).__name__}: {error}"
         if not reason and self.watcher is not None and self.watcher.watched is None:
-            reason = why_nothing(self.watcher)
+            reason = why_no_training(self.watcher)
         recorder = self.recorder if error is None else None  # which has not seen the run to its end
         return RankFindings.of(
             self._exchange.world.rank, status, reason, recorder, torch.get_num_threads()
@@ -123,27 +127,27 @@ class Session:
             self.watcher.remove()
 
 
-def _usual_of(machine: Machine | None, threads: int) -> Usual:
+def _usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
     """The pace as the machine file has it; unknown where that is of another machine or torch."""
     from dlperf.core import host
     from dlperf.report.machine_summary import find_mismatches
 
     return (
-        Usual()
+        UsualSpeed()
         if machine is None or find_mismatches(machine, host.this_cpu(), host.versions())
-        else usual_of(machine, threads)
+        else usual_speed(machine, threads)
     )
 
 
-def _forecast_from(live: Live, watcher: Watcher, usual: Usual) -> None:
+def _forecast_from(live: LiveEta, watcher: Watcher, usual: UsualSpeed) -> None:
     """The watching is over: what it saw goes to the forecast."""
-    from dlperf.runner.eta import SeenStep
+    from dlperf.runner.eta import ObservedStep
 
     watched = watcher.watched
     if watched is None or not watched.plain:
         return
     seen = [
-        SeenStep(
+        ObservedStep(
             step.interval_s,
             step.loading_s,
             step.loaded.n_made,

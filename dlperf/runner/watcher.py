@@ -28,15 +28,15 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.core.clock import Clock
-from dlperf.profiler.probe import LayerProbe, ProbeCosts, probe_costs
+from dlperf.profiler.probe import HookOverhead, LayerProbe, measure_hook_overhead
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
-from dlperf.runner.communication_recording import Mark
-from dlperf.runner.core_speed import Looks
+from dlperf.runner.communication_recording import StepMark
+from dlperf.runner.core_speed import SpeedSamples
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.loss_replay import LossRecorder
 from dlperf.runner.patching import replace
-from dlperf.runner.seeking import Found, Seeker, reducer_options
-from dlperf.runner.watched import Watched, WatchedStep, WatchPlan
+from dlperf.runner.recomputed_loss import LossRecorder
+from dlperf.runner.training_search import FoundTraining, TrainingSearch, reducer_options
+from dlperf.runner.watched_training import WatchedStep, WatchedTraining, WatchPlan
 
 if TYPE_CHECKING:
     from dlperf.runner.collectives import CollectiveRecorder
@@ -54,11 +54,11 @@ class Watcher:
         clock: Clock = Clock(),
         plan: WatchPlan = WatchPlan(),
         on_watched: Callable[[Watcher], None] | None = None,
-        looks: Looks | None = None,
+        looks: SpeedSamples | None = None,
     ) -> None:
-        self.clock, self.plan, self.looks = clock, plan, Looks() if looks is None else looks
+        self.clock, self.plan, self.looks = clock, plan, SpeedSamples() if looks is None else looks
         self.stage = SEEK
-        self.watched: Watched | None = None
+        self.watched: WatchedTraining | None = None
         self.error: BaseException | None = None
         self.reason: str | None = None
         self.epochs = EpochLog(clock)
@@ -68,7 +68,7 @@ class Watcher:
         self._undo: list[Callable[[], None]] = []
         self._step_hooks: list[Any] = []
         self._root_handle: Any = None
-        self._seeker = Seeker(model)
+        self._seeker = TrainingSearch(model)
         # the step that is running
         self._root: nn.Module | None = None
         self._optimizer: Any = None
@@ -83,7 +83,7 @@ class Watcher:
         self._spoilt = False
         self._tape: LossRecorder | None = None
         self._taping: tuple[Any, ...] | None = None
-        self._costs = ProbeCosts()
+        self._costs = HookOverhead()
 
     # -- setting and removing ----------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Watcher:
                 "no module was called in training mode whose parameters the optimizer steps"
             )
 
-    def _begin(self, found: Found) -> None:
+    def _begin(self, found: FoundTraining) -> None:
         """The training is known: from here on only its own calls matter."""
         device = next(
             (p.device for p in found.root.parameters() if p.device.type not in CPU_DEVICES), None
@@ -200,7 +200,7 @@ class Watcher:
             return
         self._root, self._optimizer = found.called, found.optimizer
         self.epochs.optimizer = found.optimizer
-        self.watched = Watched(
+        self.watched = WatchedTraining(
             found.root,
             found.optimizer,
             type(found.root).__name__,
@@ -209,7 +209,7 @@ class Watcher:
         )
         self.watched.notes += found.notes
         self.watched.reducer = reducer_options(found.called)
-        self._seeker = Seeker()
+        self._seeker = TrainingSearch()
         for undo in self._undo[:2]:
             undo()
         del self._undo[:2]
@@ -356,7 +356,7 @@ class Watcher:
         if self.recorder is not None:
             began, own_s = (None, 0.0) if step is None else (step.began, step.own_s)
             self.recorder.after_step(
-                Mark(id(optimizer), ended, self.clock.now(), is_plain, began, own_s),
+                StepMark(id(optimizer), ended, self.clock.now(), is_plain, began, own_s),
                 is_watched=step is not None,
             )
             if self.stage in (LAYERED, DONE):
@@ -366,7 +366,7 @@ class Watcher:
         assert self.watched is not None
         self._count += 1
         if self.stage == WARM and self._count >= self.plan.warm:
-            self._costs = probe_costs(self.clock, n_calls=300, n_backwards=3)
+            self._costs = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
             self.stage, self._count = PLAIN, 0
         elif self.stage == PLAIN:
             self.watched.plain.append(step)

@@ -25,7 +25,7 @@ from dlperf.core.errors import DlperfError, check_type
 from dlperf.core.machine_path import default_path
 from dlperf.core.text import say, visible
 from dlperf.runner.main_script import check_script, run_as_main
-from dlperf.runner.rendezvous import FAILED_LIMIT_S, Exchange, World
+from dlperf.runner.rendezvous import FAILED_LIMIT_S, Rendezvous, World
 from dlperf.runner.session import Session
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dlperf.core.trace import Trace
     from dlperf.report.comparison import Report
     from dlperf.runner.findings import Findings
-    from dlperf.runner.ranks import Team
+    from dlperf.runner.ranks import MergedRanks
     from dlperf.runner.watcher import Watcher
 
 
@@ -99,7 +99,7 @@ def run_script(
     world = World.of(os.environ)
     if world.n_ranks == 1 and os.environ.get("RANK", "0") != "0":
         return run_as_main(command, module)  # one of several, nobody says how many
-    exchange = Exchange(world)
+    exchange = Rendezvous(world)
     if world.rank:
         return _run_beside(command, module, threads, exchange, debug)
     outputs = Outputs.of(output, json_path, communication)
@@ -140,7 +140,7 @@ def run_script(
 
 
 def _run_beside(
-    command: Sequence[str], module: bool, threads: int | None, exchange: Exchange, debug: bool
+    command: Sequence[str], module: bool, threads: int | None, exchange: Rendezvous, debug: bool
 ) -> int:
     """Another rank than 0: watched as rank 0 is, but for its layers; what was found goes to rank 0,
     and nothing is printed.
@@ -167,21 +167,21 @@ def _run_beside(
     return status
 
 
-def _collect(session: Session, exchange: Exchange, status: int, name: str) -> Team | None:
+def _collect(session: Session, exchange: Rendezvous, status: int, name: str) -> MergedRanks | None:
     """The findings of all ranks, once they have ended; None for one rank, and for a script without
     torch.
     """
     world = exchange.world
     if world.n_ranks == 1 or "torch" not in sys.modules:
         return None
-    from dlperf.runner.ranks import RankFindings, Team
+    from dlperf.runner.ranks import MergedRanks, RankFindings
 
     others = exchange.collect(FAILED_LIMIT_S if status else None)
     found = {
         0: session.findings(status),
         **{rank: RankFindings.from_json(data) for rank, data in others.items()},
     }
-    return Team(found, world.n_ranks, name)
+    return MergedRanks(found, world.n_ranks, name)
 
 
 def _report(
@@ -190,7 +190,7 @@ def _report(
     name: str,
     outputs: Outputs,
     debug: bool,
-    team: Team | None,
+    team: MergedRanks | None,
     cluster: Cluster | None,
 ) -> None:
     from dlperf.core.files import write_json, write_text

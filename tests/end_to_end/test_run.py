@@ -184,7 +184,7 @@ def test_training_is_the_same_to_the_bit(
     forecast = data["forecast"]
     # 120 samples in batches of 4 are 30 batches; accumulating two makes 15 steps
     assert forecast["steps"] == (15 if "--accumulate" in arguments else 30)  # type: ignore[index]
-    assert len(forecast["real_s"]) == 2  # type: ignore[index]
+    assert len(forecast["measured_s"]) == 2  # type: ignore[index]
     assert "Net" in (tmp_path / "report.txt").read_text(encoding="utf-8")
 
 
@@ -427,9 +427,11 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
         False,
     )
     assert forecast["low_s"] <= forecast["epoch_s"] <= forecast["high_s"]
-    assert forecast["epoch_real_s"] == forecast["real_s"][0]
-    assert forecast["error_frac"] == pytest.approx(forecast["epoch_s"] / forecast["real_s"][0] - 1)
-    assert forecast["training"]["real_s"] == pytest.approx(sum(forecast["real_s"]))
+    assert forecast["epoch_measured_s"] == forecast["measured_s"][0]
+    assert forecast["error_frac"] == pytest.approx(
+        forecast["epoch_s"] / forecast["measured_s"][0] - 1
+    )
+    assert forecast["training"]["measured_s"] == pytest.approx(sum(forecast["measured_s"]))
     assert len(forecast["history"]) >= 1
     report = (tmp_path / "report.txt").read_text(encoding="utf-8")
     assert "live forecast after 19 steps: epoch " in report
@@ -439,7 +441,7 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
 @pytest.mark.parametrize(
     "broken",
     [
-        "progress.Live._outlook",
+        "progress.LiveEta._outlook",
         "progress.rate_of",
         "progress.enclosing_loops",
         "progress.StderrLine.show",
@@ -450,7 +452,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
 ) -> None:
     write(tmp_path / "train.py", TRAIN)
     call = (
-        START + "from dlperf.runner import progress\ndef fail(*_): raise"
+        START + "from dlperf.runner import live_eta\ndef fail(*_): raise"
         f" ZeroDivisionError('ours')\n{broken} = fail\nsys.exit(run_script(['train.py'],"
         f" machine_path={str(machine)!r}, json_path='found.json', output='report.txt'))"
     )
@@ -459,7 +461,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
     assert (got.returncode, got.stdout) == (0, trained_alone()), got.stderr
     data = found(tmp_path)
     assert any("live forecast failed" in note and "ours" in note for note in data["notes"])  # type: ignore[attr-defined]
-    assert len(data["forecast"]["real_s"]) == 2  # type: ignore[index]
+    assert len(data["forecast"]["measured_s"]) == 2  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -478,7 +480,7 @@ def test_a_run_that_ends_early_keeps_report_and_forecast(
     forecast = found(tmp_path)["forecast"]
     assert isinstance(forecast, dict)
     assert forecast["after_steps"] == 19
-    assert (forecast["epoch_real_s"], forecast["error_frac"]) == (None, None)
+    assert (forecast["epoch_measured_s"], forecast["error_frac"]) == (None, None)
     assert "it was not finished" in (tmp_path / "report.txt").read_text(encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 from dlperf.runner.collectives import CollectiveRecorder
-from dlperf.runner.communication_recording import Call, Mark
+from dlperf.runner.communication_recording import CollectiveCall, StepMark
 from dlperf.runner.ranks import RankFindings
 
 
@@ -35,7 +35,7 @@ def recorder(group: None) -> Iterator[CollectiveRecorder]:
     assert made.error is None
 
 
-def calls(recorder: CollectiveRecorder) -> list[Call]:
+def calls(recorder: CollectiveRecorder) -> list[CollectiveCall]:
     return recorder._calls
 
 
@@ -131,7 +131,7 @@ def test_ddp_launches_in_its_backward_and_waits_at_its_end(recorder: CollectiveR
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
         recorder.after_step(
-            Mark(1, now(), now(), plain=number == 2, own_s=1.0), is_watched=number > 0
+            StepMark(1, now(), now(), plain=number == 2, own_s=1.0), is_watched=number > 0
         )
     recorder.remove()
     first, plain = recorder.steps

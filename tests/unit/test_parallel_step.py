@@ -17,8 +17,8 @@ from dlperf.models.buckets import ReducerOptions
 from dlperf.predictors.base import Item, Prices
 from dlperf.runner.communication_recording import RecordedStep
 from dlperf.runner.parallel_step import compare_step
-from dlperf.runner.ranks import RankFindings, Team
-from dlperf.runner.seeking import is_sharded, reducer_options
+from dlperf.runner.ranks import MergedRanks, RankFindings
+from dlperf.runner.training_search import is_sharded, reducer_options
 
 
 def prediction() -> Prediction:
@@ -50,7 +50,7 @@ def prediction() -> Prediction:
     return Prediction(trace, machine, 1, "calibrated", Prices(items))
 
 
-def team(hosts: tuple[str, ...] = ("a", "b")) -> Team:
+def team(hosts: tuple[str, ...] = ("a", "b")) -> MergedRanks:
     """Ranks whose own step takes 6 s, of which rank 0 communicates 1 s and the others 2 s."""
     found = {}
     for rank, name in enumerate(hosts):
@@ -63,7 +63,7 @@ def team(hosts: tuple[str, ...] = ("a", "b")) -> Team:
         found[rank] = RankFindings(
             rank, name, 0, "", (step,), (("0", tuple(range(len(hosts)))),), "gloo"
         )
-    return Team(found, len(hosts))
+    return MergedRanks(found, len(hosts))
 
 
 CLUSTER = Cluster(

@@ -14,8 +14,8 @@ from dlperf.core.communication import Event, Step
 from dlperf.models.buckets import ReducerOptions
 from dlperf.runner.communication_recording import WHOLE_RUN, RecordedStep
 from dlperf.runner.parallel_step import compare_step
-from dlperf.runner.ranks import RankFindings, Team
-from dlperf.runner.rendezvous import Exchange, World
+from dlperf.runner.ranks import MergedRanks, RankFindings
+from dlperf.runner.rendezvous import Rendezvous, World
 
 
 def recorded(number: int, group: int = 0, at_s: float = 1.0, first: bool = False) -> RecordedStep:
@@ -38,8 +38,8 @@ def found(
     )
 
 
-def team(*ranks: RankFindings, n_ranks: int = 2) -> Team:
-    return Team(
+def team(*ranks: RankFindings, n_ranks: int = 2) -> MergedRanks:
+    return MergedRanks(
         {one.rank: RankFindings.from_json(json.loads(json.dumps(one.to_json()))) for one in ranks},
         n_ranks,
         "train.py",
@@ -62,7 +62,7 @@ def test_ranks_are_put_together() -> None:
         (10.0, 6.0, 2.0, 2.0),
         (10.0, 8.0, 0.0, 2.0),
     ]
-    assert [(own.step_s, own.compute_s) for own in merged.own_times] == [(8.0, 4.0), (8.0, 6.0)]
+    assert [(own.step_s, own.compute_s) for own in merged.step_times] == [(8.0, 4.0), (8.0, 6.0)]
     assert (merged.problem, merged.remarks) == ("", [])
     lines = "\n".join(merged.lines())
     assert "2 ranks on 2 hosts, gloo: medians of 1 step" in lines
@@ -145,7 +145,7 @@ def test_what_cannot_be_put_together_is_said_in_one_line(
 ) -> None:
     merged = team(*ranks, n_ranks=3)
     assert merged.trace is None
-    assert (merged.lines(), merged.shares, merged.own_times) == ([], (), ())
+    assert (merged.lines(), merged.shares, merged.step_times) == ([], (), ())
     (line,) = merged.remarks
     assert line.startswith("no comparison of the 3 ranks: ")
     assert words in line
@@ -209,14 +209,14 @@ class Broken(Shelf):
 
 def exchange(
     rank: int, shelf: Shelf, n_ranks: int = 3, limit_s: float = 10.0
-) -> tuple[Exchange, list[float]]:
+) -> tuple[Rendezvous, list[float]]:
     """On a clock in hand that runs while the exchange sleeps."""
     clock = [0.0]
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    made = Exchange(World(rank, n_ranks), limit_s, lambda: clock[0], sleep)
+    made = Rendezvous(World(rank, n_ranks), limit_s, lambda: clock[0], sleep)
     made._store = shelf
     return made, clock
 

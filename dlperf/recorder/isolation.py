@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 
-class Foreign:
+class ExternalState:
     """Tensors that the step reaches without the model holding them, such as those that are global
     variables.
 
@@ -144,7 +144,7 @@ def _storage_key(tensor: Any) -> int | None:
         return None
 
 
-class Interrupts:
+class DeferredInterrupts:
     """Ctrl-C (or SIGTERM, where somebody handles it) while fake tensors are at work: torch asks
     them for what they are from code that cannot raise.
 
@@ -159,7 +159,7 @@ class Interrupts:
         self._pending: int | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> DeferredInterrupts:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 before = signal.getsignal(number)
@@ -206,7 +206,7 @@ class Interrupts:
 
 
 @contextlib.contextmanager
-def undisturbed_surroundings() -> Iterator[None]:
+def preserved_environment() -> Iterator[None]:
     """Random states, default dtype and autocast caches come back as they were; what the model
     prints goes to stderr.
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import dlperf.profiler.step_profiler as stopwatch
+import dlperf.profiler.step_profiler as step_profiler
 from dlperf.core.clock import Clock, Pace
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.measurement import Measurement
-from dlperf.profiler.probe import LayerProbe, ProbeCosts, attribute
+from dlperf.profiler.probe import HookOverhead, LayerProbe, attribute
 from dlperf.profiler.step_profiler import measure, measure_target
 from dlperf.recorder.targets import resolve
 
@@ -257,7 +257,7 @@ def test_hook_costs_are_taken_off_owner_and_caller() -> None:
         (end, 20.0, 0, 0),
         (pause, 21.0, 0, 0),
     ]
-    times = attribute(events, ProbeCosts(inside_s=0.5, outside_s=0.25, node_s=0.125))
+    times = attribute(events, HookOverhead(inside_s=0.5, outside_s=0.25, node_s=0.125))
     assert times.forward == {0: 1.0 + 2.0 + 1.0, 1: 3.0, -1: 1.0}
     # root: its own pair inside, its own call (it has no caller) and the child's; child: its own
     # pair
@@ -653,7 +653,7 @@ def test_denormal_numbers_are_left_as_they_are() -> None:
 
 def test_no_backward_without_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlperf.profiler.probe.sequence_number", None)
-    got = stopwatch.measure(nn.Linear(2, 2), (torch.randn(2, 2),), seconds=0.05)
+    got = step_profiler.measure(nn.Linear(2, 2), (torch.randn(2, 2),), seconds=0.05)
     assert all(row.backward is None for row in got.layers)
     assert any("could not be attributed" in note for note in got.notes)
 

@@ -15,8 +15,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.core.trace import Argument, Op, Storage, Symbol, TensorSpec
-from dlperf.recorder.attribution import ModuleStack, Owners, sequence_number
-from dlperf.recorder.guard import Foreign
+from dlperf.recorder.attribution import ModuleStack, OptimizerOwners, sequence_number
+from dlperf.recorder.isolation import ExternalState
 from dlperf.recorder.substitution import NotFakeable
 
 _DEVICE = torch.ops.prim.device.default
@@ -100,7 +100,7 @@ def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
 
 
 @dataclass
-class _Life:
+class _StorageLife:
     """A storage while it is being watched; see :class:`dlperf.core.trace.Storage`."""
 
     nbytes: int
@@ -109,7 +109,7 @@ class _Life:
     kind: str = ""
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that writes down operations; push it above the fake-tensor mode.
 
     Until :meth:`start` it only shows `foreign` what the operations could change.
@@ -119,16 +119,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     raises it.
     """
 
-    def __init__(self, stack: ModuleStack, foreign: Foreign) -> None:
+    def __init__(self, stack: ModuleStack, foreign: ExternalState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
-        self.owners: Owners | None = None
+        self.owners: OptimizerOwners | None = None
         self.error: Exception | None = None
         self._recording = False
         self._ops: list[Op] = []
         self._stack = stack
         self._foreign = foreign
-        self._lives: list[_Life] = []
+        self._lives: list[_StorageLife] = []
         self._index: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._number = 0
@@ -271,15 +271,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index = self._index.get(key)
         if index is None:
             index = self._index[key] = len(self._lives)
-            self._lives.append(_Life(storage.nbytes(), born))
-            self._watches[key] = weakref.ref(storage, self._mourner(key))
+            self._lives.append(_StorageLife(storage.nbytes(), born))
+            self._watches[key] = weakref.ref(storage, self._death_callback(key))
         elif born >= 0:
             n_bytes = storage.nbytes()
             if n_bytes > self._lives[index].nbytes:  # resized
                 self._lives[index].nbytes = n_bytes
         return index
 
-    def _mourner(self, key: int) -> Callable[[Any], None]:
+    def _death_callback(self, key: int) -> Callable[[Any], None]:
         def storage_died(watch: Any) -> None:
             # From here on the address is free for another storage.
             if self._watches.get(key) is watch:

@@ -14,7 +14,7 @@ _AT_MOST = 50  # optimizer steps without a module that belongs to them
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTraining:
     """A training: `called` is the module that the program calls, `root` the model in it (inside
     data-parallel wrappers).
     """
@@ -33,7 +33,7 @@ class _Candidate:
     beside: tuple[str, ...]
 
 
-class Seeker:
+class TrainingSearch:
     """Told of every module call and every optimizer step, until :meth:`stepped` knows the training.
 
     The model is the outermost module that is called in training mode with gradients enabled, and
@@ -70,7 +70,7 @@ class Seeker:
         if module is self._inside:
             self._inside = None
 
-    def stepped(self, optimizer: Any) -> Found | None:
+    def stepped(self, optimizer: Any) -> FoundTraining | None:
         """An optimizer has stepped; the training, once it is known."""
         self._n_steps += 1
         self._inside = None
@@ -104,7 +104,7 @@ class Seeker:
         )
         return _Candidate(n, chosen, optimizer, tuple(beside))
 
-    def _choice(self) -> Found:
+    def _choice(self) -> FoundTraining:
         chosen = max(self._candidates.values(), key=lambda candidate: candidate.n_parameters)
         root = self._wanted if self._wanted is not None else inner(chosen.module)
         name, notes = type(root).__name__, []
@@ -125,7 +125,7 @@ class Seeker:
                 f"the same optimizer also steps {', '.join(chosen.beside)}, called beside {name}:"
                 " that work stands under the loss"
             )
-        return Found(chosen.module, root, chosen.optimizer, tuple(notes))
+        return FoundTraining(chosen.module, root, chosen.optimizer, tuple(notes))
 
 
 def inner(module: nn.Module) -> nn.Module:

@@ -13,9 +13,18 @@ import pytest
 
 from dlperf.core.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.eta import Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of, typical_s
+from dlperf.runner.eta import (
+    ObservedStep,
+    Progress,
+    Rate,
+    StepBlock,
+    estimate_eta,
+    pooled_rate,
+    rate_of,
+    typical_s,
+)
+from dlperf.runner.live_eta import LiveEta, RoundLength, describe
 from dlperf.runner.loops import enclosing_loops
-from dlperf.runner.progress import Live, Rounds, describe
 
 
 class Line:
@@ -60,7 +69,7 @@ class Run:
         self.line = line or Line()
         clock = Clock(now=lambda: self.now)
         self.log = EpochLog(clock)
-        self.live = Live(self.log, clock, self.line, n_epochs)  # type: ignore[arg-type]
+        self.live = LiveEta(self.log, clock, self.line, n_epochs)  # type: ignore[arg-type]
         self.iterator = Pass()
 
     def loader(self, loader: Loader) -> None:
@@ -74,7 +83,7 @@ class Run:
             self.log.count(self.now)
 
     def watch(
-        self, steps: list[SeenStep], n_before: int = 11, slow_s: float = 3.0, passes: int = 1
+        self, steps: list[ObservedStep], n_before: int = 11, slow_s: float = 3.0, passes: int = 1
     ) -> None:
         """`n_before` slow steps, then those that were watched; the forecast is made with the last
         of them.
@@ -90,7 +99,7 @@ class Run:
 
 
 def test_pace_is_a_mean_without_outliers() -> None:
-    rate = rate_of([SeenStep(s) for s in (1.0, 3.0, 1.0, 3.0, 100.0)])
+    rate = rate_of([ObservedStep(s) for s in (1.0, 3.0, 1.0, 3.0, 100.0)])
     assert rate is not None
     assert (rate.step_s, rate.n) == (
         2.0,
@@ -104,14 +113,16 @@ def test_pace_is_a_mean_without_outliers() -> None:
 
 
 def test_doubt_widens_the_interval() -> None:
-    rate = rate_of([SeenStep(2.0)] * 4, doubt_frac=0.25)
+    rate = rate_of([ObservedStep(2.0)] * 4, doubt_frac=0.25)
     assert rate == Rate(2.0, 1.5, 2.5, 4)  # no spread; 25 % to either side
 
 
 def seen(
     interval_s: float, waiting_s: float, n_loaded: int, idle: bool = False, n_workers: int = 1
-) -> SeenStep:
-    return SeenStep(interval_s, waiting_s, n_loaded, idle, n_workers, 1 - waiting_s / interval_s)
+) -> ObservedStep:
+    return ObservedStep(
+        interval_s, waiting_s, n_loaded, idle, n_workers, 1 - waiting_s / interval_s
+    )
 
 
 def test_batches_made_ahead_do_not_pass_for_the_pace_of_the_loader() -> None:
@@ -170,8 +181,8 @@ def test_batches_that_come_several_at_once_count_with_their_wait() -> None:
 # -- ahead -----------------------------------------------------------------------------------------
 
 
-def past(**changes: Any) -> Past:
-    return Past(
+def past(**changes: Any) -> Progress:
+    return Progress(
         **{
             "now_s": 50.0,
             "after_steps": 20,
@@ -185,7 +196,7 @@ def past(**changes: Any) -> Past:
 
 
 def test_epoch_is_what_passed_and_the_steps_to_come() -> None:
-    outlook = look_ahead(past(), Rate(2.0, 1.0, 4.0, 8))
+    outlook = estimate_eta(past(), Rate(2.0, 1.0, 4.0, 8))
     assert (outlook.epoch_s, outlook.low_s, outlook.high_s) == (50 + 80 * 2, 50 + 80, 50 + 80 * 4)
     assert outlook.run_s == 210 + 2 * 100 * 2  # two further epochs of 100 steps
     assert (outlook.run_low_s, outlook.run_high_s) == (50 + 80 + 200, 50 + 320 + 800)
@@ -194,7 +205,7 @@ def test_epoch_is_what_passed_and_the_steps_to_come() -> None:
 
 def test_pauses_and_starts_come_in_once_they_were_seen() -> None:
     second = past(now_s=300.0, running_s=40.0, epochs_s=(230.0,), pauses_s=(30.0,), starts_s=(5.0,))
-    outlook = look_ahead(second, Rate(2.0, 2.0, 2.0, 8))
+    outlook = estimate_eta(second, Rate(2.0, 2.0, 2.0, 8))
     assert outlook.number == 2
     # 300 passed; 80 steps and a pause; one epoch more: 5 to its first step, 99 steps, a pause
     assert outlook.run_s == 300 + 80 * 2 + 30 + (5 + 99 * 2 + 30)
@@ -202,41 +213,43 @@ def test_pauses_and_starts_come_in_once_they_were_seen() -> None:
 
 
 def test_what_cannot_be_told_is_none() -> None:
-    no_length = look_ahead(past(steps=None), Rate(2.0, 2.0, 2.0, 8))
+    no_length = estimate_eta(past(steps=None), Rate(2.0, 2.0, 2.0, 8))
     assert (no_length.epoch_s, no_length.run_s, no_length.left_s) == (None, None, None)
     assert "0.5 steps/s" in describe(no_length)
     assert "no length" in describe(no_length)
-    no_number = look_ahead(past(n_epochs=None), Rate(2.0, 2.0, 2.0, 8))
+    no_number = estimate_eta(past(n_epochs=None), Rate(2.0, 2.0, 2.0, 8))
     assert (no_number.run_s, no_number.left_s) == (None, 160)
     assert "--epochs" in describe(no_number)
 
 
 def test_pooling_weighs_steps_alike_and_the_first_forecast_as_two_stretches_at_first() -> None:
     first = Rate(1.0, 0.9, 1.1, 8)
-    assert pooled(first, []) is first
-    assert pooled(first, [Stretch(44.0, 22)]).step_s == (38.5 * 1 + 44) / (
+    assert pooled_rate(first, []) is first
+    assert pooled_rate(first, [StepBlock(44.0, 22)]).step_s == (38.5 * 1 + 44) / (
         38.5 + 22
     )  # 2 - 1/4 stretches of 22 steps
     assert (
-        pooled(first, [Stretch(4.0, 2)]).step_s == (8 * 1 + 4) / 10
+        pooled_rate(first, [StepBlock(4.0, 2)]).step_s == (8 * 1 + 4) / 10
     )  # its own eight steps are more than that
-    assert pooled(first, [Stretch(44.0, 22)] * 8).step_s == pytest.approx((8 * 1 + 352) / (8 + 176))
+    assert pooled_rate(first, [StepBlock(44.0, 22)] * 8).step_s == pytest.approx(
+        (8 * 1 + 352) / (8 + 176)
+    )
     by_loader = Rate(1.0, 0.9, 1.1, 8, by_loader=True)
-    assert pooled(by_loader, [Stretch(4.0, 2)]).step_s == (6 * 1 + 4) / 8
-    assert pooled(by_loader, [Stretch(44.0, 22)]).step_s == 2.0
+    assert pooled_rate(by_loader, [StepBlock(4.0, 2)]).step_s == (6 * 1 + 4) / 8
+    assert pooled_rate(by_loader, [StepBlock(44.0, 22)]).step_s == 2.0
 
 
 def test_the_interval_comes_from_the_spread_between_stretches() -> None:
     sure = Rate(1.0, 1.0, 1.0, 8)
-    even = pooled(sure, [Stretch(10.0, 10)] * 4)
+    even = pooled_rate(sure, [StepBlock(10.0, 10)] * 4)
     assert (even.low_s, even.high_s) == (1.0, 1.0)  # four stretches alike
     quiet, restless = (
-        [Stretch(10.0 * (1 + swing * (-1) ** (place // of)), 10) for place in range(32)]
+        [StepBlock(10.0 * (1 + swing * (-1) ** (place // of)), 10) for place in range(32)]
         for swing, of in ((0.01, 1), (0.2, 4))
     )
     widths = [
         (rate.high_s - rate.low_s) / 2
-        for rate in (pooled(sure, series) for series in (quiet, restless))
+        for rate in (pooled_rate(sure, series) for series in (quiet, restless))
     ]
     # alternating stretches are negatively correlated, which counts as 0: 1 % (32/34 of it: three
     # degrees of freedom are a prior's) / sqrt(32), t(34) = 1.69
@@ -244,7 +257,7 @@ def test_the_interval_comes_from_the_spread_between_stretches() -> None:
     assert widths[1] > 3 * 0.2 / math.sqrt(
         32
     )  # those of four stretches alike are eight pieces of evidence, not 32
-    soon = pooled(sure, restless, left_s=10.0)
+    soon = pooled_rate(sure, restless, left_s=10.0)
     assert (
         soon.high_s - soon.low_s
     ) / 2 > 1.69 * 0.19  # a single stretch to come is as uncertain as any
@@ -256,7 +269,7 @@ def test_the_interval_comes_from_the_spread_between_stretches() -> None:
 def test_a_run_of_epochs_with_validation() -> None:
     run = Run(n_epochs=3)
     run.loader(Loader(100))
-    run.watch([SeenStep(1.0)] * 8)
+    run.watch([ObservedStep(1.0)] * 8)
     first = run.live.first
     assert first is not None
     # 11 slow steps of 3 s, 8 of 1 s, 81 to come
@@ -274,7 +287,7 @@ def test_a_run_of_epochs_with_validation() -> None:
     run.live.finish()
     assert run.live.epoch.error_frac == 0.0
     assert run.live.epoch_at_half.error_frac == 0.0
-    assert run.live.training.to_json() == {"said_s": 322, "real_s": 322, "error_frac": 0.0}
+    assert run.live.training.to_json() == {"predicted_s": 322, "measured_s": 322, "error_frac": 0.0}
     with_pause = run.live.with_pause
     assert with_pause is not None
     # renewed by the second epoch's first step: 122 + 20 + 1 passed, 99 steps and 100, and a pause
@@ -290,30 +303,30 @@ def test_a_run_of_epochs_with_validation() -> None:
 def test_a_terminal_is_renewed_at_most_once_a_second() -> None:
     run = Run(n_epochs=1, line=Line(is_terminal=True))
     run.loader(Loader(1000))
-    run.watch([SeenStep(0.125)] * 8, slow_s=0.125)
+    run.watch([ObservedStep(0.125)] * 8, slow_s=0.125)
     run.step(0.125, 80)  # ten seconds
     assert 9 <= len(run.line.shown) <= 11
 
 
 def test_it_gets_better_while_it_goes_on() -> None:
-    """Watched in a bad moment: twice as slow as all that follows."""
+    """WatchedTraining in a bad moment: twice as slow as all that follows."""
     run = Run()
     run.loader(Loader(500))
-    run.watch([SeenStep(2.0)] * 8, slow_s=2.0)
+    run.watch([ObservedStep(2.0)] * 8, slow_s=2.0)
     run.step(1.0, 481)
     run.live.finish()
-    real_s = 19 * 2 + 481
-    assert run.live.epoch.error_frac == pytest.approx((38 + 481 * 2) / real_s - 1)
+    measured_s = 19 * 2 + 481
+    assert run.live.epoch.error_frac == pytest.approx((38 + 481 * 2) / measured_s - 1)
     # half way: 38 + 231 passed; the mean of 8 steps of 2 s and 231 of 1 s for the other 250
     assert run.live.epoch_at_half.error_frac == pytest.approx(
-        (38 + 231 + 250 * (16 + 231) / 239) / real_s - 1
+        (38 + 231 + 250 * (16 + 231) / 239) / measured_s - 1
     )
 
 
 def test_accumulation_and_a_smaller_last_batch() -> None:
     run = Run()
     run.loader(Loader(100, n_samples=398))  # 99.5 batches
-    run.watch([SeenStep(4.0)] * 8, slow_s=4.0, passes=4)
+    run.watch([ObservedStep(4.0)] * 8, slow_s=4.0, passes=4)
     assert run.live.first is not None
     assert run.live.first.steps == 99.5 / 4
     assert run.live.first.epoch_s == 19 * 4 + (99.5 / 4 - 19) * 4
@@ -322,7 +335,7 @@ def test_accumulation_and_a_smaller_last_batch() -> None:
 def test_a_loop_that_breaks_is_known_after_its_first_epoch() -> None:
     run = Run(n_epochs=2)
     run.loader(Loader(100))
-    run.watch([SeenStep(1.0)] * 8, slow_s=1.0)
+    run.watch([ObservedStep(1.0)] * 8, slow_s=1.0)
     run.step(1.0, 41)  # breaks after 60 steps
     run.loader(Loader(100))
     run.step(1.0, 60)
@@ -330,13 +343,13 @@ def test_a_loop_that_breaks_is_known_after_its_first_epoch() -> None:
     assert run.live.with_pause is not None
     assert run.live.with_pause.epoch_s == 60
     assert run.live.run.error_frac == 0.0
-    assert run.live.epoch.to_json()["real_s"] == 60
+    assert run.live.epoch.to_json()["measured_s"] == 60
 
 
 def test_validation_within_an_epoch_does_not_end_it() -> None:
     run = Run()
     run.loader(Loader(100))
-    run.watch([SeenStep(1.0)] * 8, slow_s=1.0)
+    run.watch([ObservedStep(1.0)] * 8, slow_s=1.0)
     training = run.iterator
     run.loader(Loader(7))
     run.now += 10
@@ -345,13 +358,13 @@ def test_validation_within_an_epoch_does_not_end_it() -> None:
     run.live.finish()
     (epoch,) = run.log.epochs
     assert (epoch.n_steps, epoch.seconds) == (100, 110)
-    assert run.live.epoch.real_s == 110
+    assert run.live.epoch.measured_s == 110
 
 
 def test_without_length_per_step_and_after_an_epoch_by_its_steps() -> None:
     run = Run()
     run.loader(Loader(None))
-    run.watch([SeenStep(0.5)] * 8, slow_s=0.5)
+    run.watch([ObservedStep(0.5)] * 8, slow_s=0.5)
     assert "2 steps/s" in run.line.shown[0]
     assert "no length" in run.line.shown[0]
     run.step(0.5, 21)
@@ -364,7 +377,7 @@ def counted(run: Run, seconds: float = 1.0, forecast_at: int = 19) -> None:
     """A step of a loop that the test itself runs, so that its own loops are those around it."""
     run.now += seconds
     if run.log.n_steps == forecast_at - 1:
-        run.live.begin([SeenStep(seconds)] * 8, 1)
+        run.live.begin([ObservedStep(seconds)] * 8, 1)
     run.log.count(run.now)
 
 
@@ -381,7 +394,7 @@ def test_a_plain_list_has_a_length() -> None:
         299,
         299,
     )  # from the first step's end, without the pauses of 10 s, which nothing tells beforehand
-    assert run.live.epoch.real_s == 319
+    assert run.live.epoch.measured_s == 319
     assert "run " in run.line.shown[0]
 
 
@@ -420,7 +433,7 @@ def test_a_list_without_a_known_loop_around_it_is_as_long_as_the_user_says() -> 
 
 
 def test_rounds_that_differ_go_by_the_latest() -> None:
-    rounds = Rounds(100.0)
+    rounds = RoundLength(100.0)
     assert rounds.steps(0, 60) == 100
     assert rounds.steps(1, 61) == 45.25  # it ended after 60 at most: between 61 / 2 and 60
     assert rounds.steps(2, 160) == pytest.approx((160 / 3 + 60) / 2)
@@ -429,17 +442,17 @@ def test_rounds_that_differ_go_by_the_latest() -> None:
 def test_an_interrupted_run_keeps_its_forecast() -> None:
     run = Run(n_epochs=2)
     run.loader(Loader(100))
-    run.watch([SeenStep(1.0)] * 8, slow_s=1.0)
+    run.watch([ObservedStep(1.0)] * 8, slow_s=1.0)
     run.step(1.0, 10)
     run.live.finish()
-    assert run.live.epoch.to_json() == {"said_s": 100, "real_s": None, "error_frac": None}
+    assert run.live.epoch.to_json() == {"predicted_s": 100, "measured_s": None, "error_frac": None}
     assert any("not finished" in line for line in run.live.lines())
 
 
 def test_history_stays_small() -> None:
     run = Run()
     run.loader(Loader(10_000))
-    run.watch([SeenStep(2.0)] * 8, slow_s=2.0)
+    run.watch([ObservedStep(2.0)] * 8, slow_s=2.0)
     run.step(2.0, 5000)
     assert 16 <= len(run.live.history) <= 64
     assert run.live.history[-1].epoch_s == 20_000
@@ -455,7 +468,7 @@ def test_a_failure_inside_ends_the_forecast_alone(
     run = Run()
     monkeypatch.setattr(run.live, broken, fail)
     run.loader(Loader(100))
-    run.watch([SeenStep(1.0)] * 8)
+    run.watch([ObservedStep(1.0)] * 8)
     run.step(1.0, 81)
     assert isinstance(run.live.error, ZeroDivisionError)
     assert run.log.n_steps == 100

@@ -12,8 +12,8 @@ from torch import nn
 
 from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.probe import LayerProbe, StepTimes
-from dlperf.runner.epoch_log import Loaded
-from dlperf.runner.loss_replay import LossReplay
+from dlperf.runner.epoch_log import LoaderProgress
+from dlperf.runner.recomputed_loss import RecomputedLoss
 
 FEWEST = 2
 """Timed steps below which there is nothing to say."""
@@ -48,7 +48,7 @@ class WatchedStep:
 
     `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
     where something else than training lay between. `processor_s`: what the process used of processors in it. `pace_s`: see
-    :class:`dlperf.runner.core_speed.Looks`. `began` is when the model was first called for it.
+    :class:`dlperf.runner.core_speed.SpeedSamples`. `began` is when the model was first called for it.
     """
 
     forward_s: float = 0.0
@@ -59,7 +59,7 @@ class WatchedStep:
     interval_s: float | None = None
     n_passes: int = 0
     disturbed: bool = False
-    loaded: Loaded = Loaded()
+    loaded: LoaderProgress = LoaderProgress()
     processor_s: float = 0.0
     pace_s: float | None = None
     began: float | None = None
@@ -71,7 +71,7 @@ class WatchedStep:
 
 
 @dataclass
-class Watched:
+class WatchedTraining:
     """What was seen of a training: who trained, the steps by kind, and what is needed to record a
     step afterwards.
 
@@ -88,7 +88,7 @@ class Watched:
     layered: list[StepTimes] = field(default_factory=list)
     probe: LayerProbe | None = None
     inputs: Any = None
-    loss: LossReplay | None = None
+    loss: RecomputedLoss | None = None
     flags: Mapping[nn.Module, bool] | None = None
     with_gradient: frozenset[int] = frozenset()
     threads: int = 1

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from dlperf.core.clock import Clock
 from dlperf.core.errors import DlperfError
 from dlperf.runner.findings import Findings, inputs_of, typical_s
-from dlperf.runner.loss_replay import LossRecorder
-from dlperf.runner.seeking import Seeker
+from dlperf.runner.recomputed_loss import LossRecorder
+from dlperf.runner.training_search import TrainingSearch
 from dlperf.runner.watcher import DONE, Watcher
 from dlperf.runner.wrapping import profile
 
@@ -288,7 +288,7 @@ def test_epochs_are_passes_of_the_training_loader() -> None:
     forecast = watching.findings.forecast
     assert forecast is not None
     assert forecast.n_steps == 25  # 50 samples in batches of 2
-    assert len(forecast.real_s) == 3
+    assert len(forecast.measured_s) == 3
     assert forecast.is_epoch
     assert 0 < (watching.findings.loading_frac or 0) < 1
 
@@ -390,7 +390,7 @@ def test_a_loss_module_with_parameters_of_its_own_is_beside_the_model() -> None:
 
     model, loss = Net(), Centre()
     optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
-    seeker = Seeker()
+    seeker = TrainingSearch()
     found = None
     for _ in range(2):
         for module in (model, loss):

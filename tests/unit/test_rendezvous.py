@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from dlperf.runner import rendezvous
-from dlperf.runner.rendezvous import Exchange, World
+from dlperf.runner.rendezvous import Rendezvous, World
 
 
 def listeners(port: int) -> list[str]:
@@ -32,7 +32,7 @@ def test_ranks_of_one_computer_meet_on_loopback(
     if master is not None:
         monkeypatch.setenv("MASTER_ADDR", master)
     theirs = HashStore()
-    first, second = Exchange(World(0, 2)), Exchange(World(1, 2))
+    first, second = Rendezvous(World(0, 2)), Rendezvous(World(1, 2))
     first._agree(theirs)
     second._agree(theirs)
     assert first._address == second._address
@@ -48,7 +48,7 @@ def test_a_wider_listener_is_named(
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(rendezvous, "_is_loopback", lambda address: False)
-    rank = Exchange(World(0, 2))
+    rank = Rendezvous(World(0, 2))
     rank._agree(HashStore())
     assert rank._address is not None
     where = f"127.0.0.1:{rank._address[1]}"

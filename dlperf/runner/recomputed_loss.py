@@ -49,7 +49,7 @@ class LossRecorder(TorchFunctionMode):
             self._calls.append((func, args, kwargs or {}, result))
         return result
 
-    def close(self, output: Any, scalar: torch.Tensor) -> LossReplay | None:
+    def close(self, output: Any, scalar: torch.Tensor) -> RecomputedLoss | None:
         """The calls that lead from the model's `output` to `scalar`; None where they do not."""
         self.is_open = False
         needed, chosen = {id(scalar)}, []
@@ -79,11 +79,11 @@ class LossRecorder(TorchFunctionMode):
                     # value
                     numbers.append(slots.setdefault(id(leaf), len(slots)))
             calls.append(_Call(function, template_args, template_kwargs, tuple(numbers)))
-        return LossReplay(tuple(calls), inputs, slots[id(scalar)])
+        return RecomputedLoss(tuple(calls), inputs, slots[id(scalar)])
 
 
 @dataclass(frozen=True)
-class LossReplay:
+class RecomputedLoss:
     """A function of the model's output: the loss, with the targets it had when it was written down."""
 
     calls: tuple[_Call, ...]

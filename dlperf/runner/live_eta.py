@@ -19,10 +19,19 @@ from typing import Any
 from dlperf.core.clock import Clock
 from dlperf.core.text import say, visible
 from dlperf.core.units import format_seconds
-from dlperf.runner.core_speed import Moment
+from dlperf.runner.core_speed import CoreState
 from dlperf.runner.epoch_log import EpochLog, EpochTimes
-from dlperf.runner.eta import Outlook, Past, Rate, SeenStep, Stretch, look_ahead, pooled, rate_of
-from dlperf.runner.loops import Loop, enclosing_loops, innermost_length
+from dlperf.runner.eta import (
+    Eta,
+    ObservedStep,
+    Progress,
+    Rate,
+    StepBlock,
+    estimate_eta,
+    pooled_rate,
+    rate_of,
+)
+from dlperf.runner.loops import RunningLoop, enclosing_loops, innermost_length
 
 _RENEW_S = 1.0
 _LINE_S = 10.0
@@ -67,25 +76,33 @@ class StderrLine:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EtaResult:
     """A forecast beside what happened: seconds that it said and that it took, None where it was not
     to be seen.
     """
 
-    said_s: float | None
-    real_s: float | None
+    predicted_s: float | None
+    measured_s: float | None
 
     @property
     def error_frac(self) -> float | None:
         """said / real - 1."""
-        return self.said_s / self.real_s - 1 if self.said_s is not None and self.real_s else None
+        return (
+            self.predicted_s / self.measured_s - 1
+            if self.predicted_s is not None and self.measured_s
+            else None
+        )
 
     def to_json(self) -> dict[str, float | None]:
         """The comparison as JSON data."""
-        return {"said_s": self.said_s, "real_s": self.real_s, "error_frac": self.error_frac}
+        return {
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+            "error_frac": self.error_frac,
+        }
 
 
-class Live:
+class LiveEta:
     """The forecast of one run, made from an :class:`EpochLog`. `n_epochs`: as the user said; None:
     to be found in the program's loops.
 
@@ -100,26 +117,26 @@ class Live:
         n_epochs: int | None = None,
     ) -> None:
         self.error: BaseException | None = None
-        self.first: Outlook | None = None
-        self.half: Outlook | None = None
-        self.with_pause: Outlook | None = None
-        self.history: list[Outlook] = []
+        self.first: Eta | None = None
+        self.half: Eta | None = None
+        self.with_pause: Eta | None = None
+        self.history: list[Eta] = []
         self.notes: list[str] = []
         self.ended: float | None = None
         self.is_epoch = True
-        self.moment = Moment()
+        self.moment = CoreState()
         self._log, self._clock, self._line = log, clock, line
         self._n_epochs, self._epochs_before = n_epochs, 0
         self._said_by_user = n_epochs is not None
-        self._loops_of: dict[int, tuple[Loop, ...]] = {}
+        self._loops_of: dict[int, tuple[RunningLoop, ...]] = {}
         self._rate: Rate | None = None
         self._passes = 1
         self._name = ""
         self._n_first = 0
         self._steps_of_run: float | None = None
-        self._rounds: Rounds | None = None
+        self._rounds: RoundLength | None = None
         self._unsure = 0.0
-        self._stretches: list[Stretch] = []
+        self._stretches: list[StepBlock] = []
         self._mark: tuple[EpochTimes | None, float, int] = (None, 0.0, 0)
         self._next_line = 0.0
         self._pid = os.getpid()
@@ -129,10 +146,10 @@ class Live:
 
     def begin(
         self,
-        steps: Sequence[SeenStep],
+        steps: Sequence[ObservedStep],
         passes: int,
         name: str = "",
-        moment: Callable[[], Moment] = Moment,
+        moment: Callable[[], CoreState] = CoreState,
     ) -> None:
         """The watching is over: forecast as soon as the step that runs has been counted. `moment`:
         how slow the core was meanwhile.
@@ -222,7 +239,7 @@ class Live:
         first, last = log.first_step or 0.0, log.last_step or 0.0
         return [EpochTimes(None, first, last, max(0, log.n_steps - 1), first)]
 
-    def _count_epochs(self, loops: Sequence[Loop], n_finished: int) -> None:
+    def _count_epochs(self, loops: Sequence[RunningLoop], n_finished: int) -> None:
         """How many passes the loops around this one make, and which this one is; a loop further out
         that may end early is not counted.
         """
@@ -237,7 +254,7 @@ class Live:
                     " of them"
                 )
 
-    def _count_steps(self, loops: Sequence[Loop], n_batches: int | None) -> None:
+    def _count_steps(self, loops: Sequence[RunningLoop], n_batches: int | None) -> None:
         """No loader: the loops around the step count steps or passes, if the innermost is as far as
         the steps are, or goes over `n_batches`.
         """
@@ -248,12 +265,12 @@ class Live:
                 loop.length for loop in loops if loop is loops[0] or not loop.may_end_early
             )
             return
-        self._rounds = Rounds(
+        self._rounds = RoundLength(
             n_batches / passes if n_batches and (loops or self._n_epochs) else None
         )
         self._count_rounds(loops)
 
-    def _count_rounds(self, loops: Sequence[Loop]) -> None:
+    def _count_rounds(self, loops: Sequence[RunningLoop]) -> None:
         """The run's steps by those of a round of the loops around them, known beforehand or once a
         round was seen.
         """
@@ -276,11 +293,11 @@ class Live:
             planned = float(epochs[-2].n_steps)
         return planned
 
-    def _outlook(self, at: float) -> Outlook:
+    def _outlook(self, at: float) -> Eta:
         assert self._rate is not None
         epochs = self._epochs()
         current = epochs[-1]
-        past = Past(
+        past = Progress(
             now_s=at - epochs[0].began,
             after_steps=self._log.n_steps,
             running_s=at - current.began,
@@ -297,8 +314,9 @@ class Live:
             epochs_before=self._epochs_before,
         )
         left_s = math.inf if past.steps_left is None else past.steps_left * self._rate.step_s
-        return look_ahead(
-            past, pooled(self._rate.on_core(self.moment.factor(left_s)), self._stretches, left_s)
+        return estimate_eta(
+            past,
+            pooled_rate(self._rate.on_core(self.moment.factor(left_s)), self._stretches, left_s),
         )
 
     def _add_stretch(self, at: float) -> None:
@@ -318,14 +336,14 @@ class Live:
                 seconds, n = seconds + epoch.ended - epoch.first, n + epoch.n_steps - 1
         if n > 0 and seconds > 0:
             self._stretches = _thinned(
-                [*self._stretches, Stretch(seconds, n)],
-                lambda a, b: Stretch(a.seconds + b.seconds, a.n + b.n),
+                [*self._stretches, StepBlock(seconds, n)],
+                lambda a, b: StepBlock(a.seconds + b.seconds, a.n + b.n),
             )
         self._mark = (epochs[-1], at, epochs[-1].n_steps)
 
     # -- what is said ------------------------------------------------------------------------------
 
-    def _show(self, outlook: Outlook, at: float, first: bool) -> None:
+    def _show(self, outlook: Eta, at: float, first: bool) -> None:
         if self._line is None:
             return
         if self._line.is_terminal:
@@ -350,22 +368,22 @@ class Live:
         )
 
     @property
-    def epoch(self) -> Verdict:
+    def epoch(self) -> EtaResult:
         """The epoch, as forecast after the watched steps."""
         return self._epoch_verdict(self.first)
 
     @property
-    def epoch_at_half(self) -> Verdict:
+    def epoch_at_half(self) -> EtaResult:
         """The same epoch, as forecast half way."""
         return self._epoch_verdict(self.half)
 
-    def _epoch_verdict(self, outlook: Outlook | None) -> Verdict:
-        real_s = (
+    def _epoch_verdict(self, outlook: Eta | None) -> EtaResult:
+        measured_s = (
             self._epochs()[self._n_first].seconds
             if self.first is not None and self._is_finished(self._n_first)
             else None
         )
-        return Verdict(None if outlook is None else outlook.epoch_s, real_s)
+        return EtaResult(None if outlook is None else outlook.epoch_s, measured_s)
 
     @property
     def _whole(self) -> bool:
@@ -377,17 +395,19 @@ class Live:
         )
 
     @property
-    def training(self) -> Verdict:
+    def training(self) -> EtaResult:
         """All epochs without the pauses between them, as forecast after the watched steps; real
         only where all were made.
         """
         epochs = self._epochs()
-        said_s = (
+        predicted_s = (
             None
             if self.first is None or self.first.run_s is None
             else self.first.run_s - sum(self.first_pauses)
         )
-        return Verdict(said_s, sum(epoch.seconds for epoch in epochs) if self._whole else None)
+        return EtaResult(
+            predicted_s, sum(epoch.seconds for epoch in epochs) if self._whole else None
+        )
 
     @property
     def first_pauses(self) -> Sequence[float]:
@@ -399,14 +419,14 @@ class Live:
         return [self.first.pause_s] * (self.first.n_epochs - self._epochs_before)
 
     @property
-    def run(self) -> Verdict:
+    def run(self) -> EtaResult:
         """The whole run to the program's end, as forecast when the first pause between epochs had
         been seen.
         """
-        real_s = (
+        measured_s = (
             self.ended - self._epochs()[0].began if self._whole and self.ended is not None else None
         )
-        return Verdict(None if self.with_pause is None else self.with_pause.run_s, real_s)
+        return EtaResult(None if self.with_pause is None else self.with_pause.run_s, measured_s)
 
     def to_json(self) -> dict[str, Any] | None:
         """The forecast and what became of it; None where none was made."""
@@ -422,7 +442,7 @@ class Live:
             "by_loader": first.by_loader,
             "slowed": self.moment.slowed,
             "usually_slowed": self.moment.usual,
-            "epoch_real_s": self.epoch.real_s,
+            "epoch_measured_s": self.epoch.measured_s,
             "error_frac": self.epoch.error_frac,
             "n_epochs": self._n_epochs,
             "n_epochs_from_user": self._said_by_user,
@@ -456,10 +476,10 @@ class Live:
             found.append(
                 f"half way: {format_seconds(self.half.epoch_s)}; {_verdict(self.epoch_at_half)}"
             )
-        if self.training.said_s is not None:
+        if self.training.predicted_s is not None:
             found.append(
                 f"all {first.n_epochs} epochs, without what lies between them:"
-                f" {format_seconds(self.training.said_s)}; {_verdict(self.training)}"
+                f" {format_seconds(self.training.predicted_s)}; {_verdict(self.training)}"
             )
         if self.with_pause is not None and self.with_pause.run_s is not None:
             found.append(
@@ -469,13 +489,15 @@ class Live:
         return found
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict(verdict: EtaResult) -> str:
     if verdict.error_frac is None:
         return "it was not finished"
-    return f"it took {format_seconds(verdict.real_s)} (forecast {100 * verdict.error_frac:+.1f} %)"
+    return (
+        f"it took {format_seconds(verdict.measured_s)} (forecast {100 * verdict.error_frac:+.1f} %)"
+    )
 
 
-def describe(outlook: Outlook, is_epoch: bool = True) -> str:
+def describe(outlook: Eta, is_epoch: bool = True) -> str:
     """The forecast in one line."""
 
     def between(value: float | None, low: float | None, high: float | None) -> str:
@@ -515,7 +537,7 @@ def describe(outlook: Outlook, is_epoch: bool = True) -> str:
     return ", ".join(parts)
 
 
-def _place(loops: Sequence[Loop]) -> tuple[int, int]:
+def _place(loops: Sequence[RunningLoop]) -> tuple[int, int]:
     """Which round the program is in, of how many, over the innermost loop and those around it; one
     further out that may end early is not counted.
     """
@@ -526,14 +548,14 @@ def _place(loops: Sequence[Loop]) -> tuple[int, int]:
     return index, length
 
 
-class Rounds:
+class RoundLength:
     """Steps of a round (an epoch that no loader tells of), from looks at which round the program is
     in after how many steps.
 
     In round i, from 0, the n-th step has i s < n <= (i + 1) s of rounds of s steps. `steps`: known
     beforehand, and believed until the rounds disagree.
 
-    >>> rounds = Rounds()
+    >>> rounds = RoundLength()
     >>> rounds.steps(0, 19), rounds.steps(0, 95), rounds.steps(1, 110), rounds.steps(2, 201)
     (None, None, 102.0, 97.5)
     """

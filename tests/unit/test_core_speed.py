@@ -16,10 +16,10 @@ import pytest
 from dlperf.core.clock import Clock, Pace, Samples
 from dlperf.core.machine import Cost, Cpu, Machine
 from dlperf.core.variation import sigma_of
-from dlperf.runner.core_speed import Looks, Moment, Usual, slowdown, usual_of
+from dlperf.runner.core_speed import CoreState, SpeedSamples, UsualSpeed, slowdown, usual_speed
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.eta import SeenStep, rate_of
-from dlperf.runner.progress import Live
+from dlperf.runner.eta import ObservedStep, rate_of
+from dlperf.runner.live_eta import LiveEta
 
 CPU = Cpu("x", 2, 1)
 
@@ -30,14 +30,14 @@ class Hand:
     def __init__(self, slow: Callable[[float], float] = lambda at: 1.0) -> None:
         self.now, self.slow = 1000.0, slow
 
-    def looks(self) -> Looks:
+    def looks(self) -> SpeedSamples:
         hand = self
 
         class Seen(Pace):
             def look(self) -> float:
                 return 1e-5 * hand.slow(hand.now)
 
-        return Looks(Seen(now=lambda: self.now))
+        return SpeedSamples(Seen(now=lambda: self.now))
 
 
 def test_a_slow_core_is_told_from_the_usual_one() -> None:
@@ -55,7 +55,7 @@ def test_a_slow_core_is_told_from_the_usual_one() -> None:
         (1 + 1 + slow) / 3
     )  # a second each, however many looks were taken in it
     assert found.half_frac == pytest.approx((found.usual - 1) / 2)
-    with_file = looks.moment(watched, Usual(1e-5, 1.1, 0.05))
+    with_file = looks.moment(watched, UsualSpeed(1e-5, 1.1, 0.05))
     assert with_file.usual == pytest.approx(
         (2 * 1.1 + 1 + 1 + slow) / 5
     )  # the file counts as two seconds
@@ -68,12 +68,12 @@ def test_the_files_best_shows_a_core_that_was_slow_throughout() -> None:
     looks = Hand(lambda at: 1.5).looks()
     watched = [looks.take() for _ in range(8)]
     assert looks.moment(watched).slowed == 1.0  # nothing to compare with
-    assert looks.moment(watched, Usual(1e-5, 1.0)).slowed == pytest.approx(slowdown(1.5))
-    assert looks.moment([]) == Moment()
+    assert looks.moment(watched, UsualSpeed(1e-5, 1.0)).slowed == pytest.approx(slowdown(1.5))
+    assert looks.moment([]) == CoreState()
 
 
 def test_a_state_lasts_some_seconds() -> None:
-    moment = Moment(slowed=1.4, usual=1.1)
+    moment = CoreState(slowed=1.4, usual=1.1)
     assert moment.factor(0.0) == 1.0
     assert moment.factor(5.0) == pytest.approx(
         ((1 - math.exp(-1)) * 1.4 + math.exp(-1) * 1.1) / 1.4
@@ -88,7 +88,7 @@ def test_what_a_machine_file_says() -> None:
     ]
     spells = Cost("unrest_spells", 1, Samples((0.9, 1.0, 1.1)))
     groups += [Cost(f"unrest_mean/{name}", 1, Samples((1.02,))) for name in ("gemm", "pool", "sum")]
-    found = usual_of(
+    found = usual_speed(
         Machine(
             CPU,
             costs=(
@@ -102,7 +102,7 @@ def test_what_a_machine_file_says() -> None:
     )
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
     assert found.sigma == pytest.approx(sigma_of(spells.samples))
-    assert usual_of(Machine(CPU), 1) == Usual()
+    assert usual_speed(Machine(CPU), 1) == UsualSpeed()
 
 
 # -- forecasts -------------------------------------------------------------------------------------
@@ -140,16 +140,16 @@ def epoch_of(
     slow: Callable[[float], float],
     step_s: float = 0.02,
     n_steps: int = 1500,
-    usual: Usual = Usual(1e-5, 1.0),
+    usual: UsualSpeed = UsualSpeed(1e-5, 1.0),
     noise: float = 0.05,
     seed: int = 0,
-) -> Live:
+) -> LiveEta:
     """An epoch on such a core: 11 steps, 8 watched ones, and the rest; the program starts three
     seconds before, and torch is there after two of them.
     """
     hand, draw = Hand(slow), random.Random(seed)
     log, looks, watched = EpochLog(Clock(now=lambda: hand.now)), hand.looks(), list[float]()
-    live = Live(log, Clock(now=lambda: hand.now), None, 1)
+    live = LiveEta(log, Clock(now=lambda: hand.now), None, 1)
     for pause_s in (2.0, 1.0):
         looks.take()
         hand.now += pause_s
@@ -161,7 +161,7 @@ def epoch_of(
         hand.now += intervals[-1]
         if number == 18:
             live.begin(
-                [SeenStep(s) for s in intervals[11:19]],
+                [ObservedStep(s) for s in intervals[11:19]],
                 1,
                 moment=functools.partial(looks.moment, watched, usual),
             )
@@ -173,12 +173,12 @@ def epoch_of(
     return live
 
 
-def inside(live: Live) -> bool:
+def inside(live: LiveEta) -> bool:
     assert live.first is not None
     assert live.first.low_s is not None
     assert live.first.high_s is not None
-    assert live.epoch.real_s is not None
-    return live.first.low_s <= live.epoch.real_s <= live.first.high_s
+    assert live.epoch.measured_s is not None
+    return live.first.low_s <= live.epoch.measured_s <= live.first.high_s
 
 
 def test_a_steady_core() -> None:
@@ -196,9 +196,9 @@ def test_a_core_that_gets_slower_is_followed() -> None:
     live = epoch_of(lambda at: 1.0 + (at - 1003) / 100)  # beyond 1.25 after 25 s of 30
     assert live.first is not None
     assert abs(live.epoch_at_half.error_frac or 1.0) < 0.03
-    assert live.epoch.real_s is not None
+    assert live.epoch.measured_s is not None
     final = live.history[-1]
-    assert final.epoch_s == pytest.approx(live.epoch.real_s, rel=0.01)
+    assert final.epoch_s == pytest.approx(live.epoch.measured_s, rel=0.01)
 
 
 def long_run_mean(slow: float) -> float:
@@ -210,17 +210,17 @@ def test_spells_of_a_slow_core(slow: float) -> None:
     """Half of the time the core is slow, for five seconds on average; an epoch lasts 30 s. The file
     knows the mean.
     """
-    usual = Usual(1e-5, long_run_mean(slow), 0.07)
+    usual = UsualSpeed(1e-5, long_run_mean(slow), 0.07)
     runs = [epoch_of(spells(seed, slow), usual=usual, seed=seed) for seed in range(60)]
     errors = [abs(live.epoch.error_frac or 0.0) for live in runs]
     # what the watched steps alone would have said
-    blind = [abs(_blind_s(live) / (live.epoch.real_s or 1.0) - 1) for live in runs]
+    blind = [abs(_blind_s(live) / (live.epoch.measured_s or 1.0) - 1) for live in runs]
     assert statistics.fmean(errors) < 0.8 * statistics.fmean(blind)
     assert max(errors) < max(blind)
     assert sum(map(inside, runs)) >= 0.8 * len(runs)
 
 
-def _blind_s(live: Live) -> float:
+def _blind_s(live: LiveEta) -> float:
     first = live.first
     assert first is not None
     assert first.steps is not None
@@ -238,16 +238,16 @@ def test_intervals_hold_while_the_run_goes_on() -> None:
     runs = [
         epoch_of(
             spells(seed, 1.7, 2.0, 2.0),
-            usual=Usual(1e-5, long_run_mean(1.7), 0.07),
+            usual=UsualSpeed(1e-5, long_run_mean(1.7), 0.07),
             seed=seed,
             n_steps=3000,
         )
         for seed in range(40)
     ]
     held = [
-        live.half.low_s <= live.epoch.real_s <= live.half.high_s
+        live.half.low_s <= live.epoch.measured_s <= live.half.high_s
         for live in runs
-        if live.half and live.half.low_s and live.half.high_s and live.epoch.real_s
+        if live.half and live.half.low_s and live.half.high_s and live.epoch.measured_s
     ]
     assert len(held) == 40
     assert sum(held) >= 0.8 * 40
@@ -257,7 +257,7 @@ def test_intervals_hold_while_the_run_goes_on() -> None:
 
 
 def test_a_file_of_a_noisy_hour_does_little_harm_in_a_quiet_one() -> None:
-    live = epoch_of(lambda at: 1.0, usual=Usual(1e-5, 1.15, 0.07))
+    live = epoch_of(lambda at: 1.0, usual=UsualSpeed(1e-5, 1.15, 0.07))
     assert (
         0.0 < (live.epoch.error_frac or 0.0) < 0.07
     )  # the file's 15 % count for two of five seconds, and that for what is not sure to last
@@ -269,7 +269,7 @@ def test_a_file_of_a_noisy_hour_does_little_harm_in_a_quiet_one() -> None:
 
 def loaded_steps(
     step_s: float, made_s: float, n_workers: int, ahead: int, n: int, probed: range
-) -> Iterator[SeenStep]:
+) -> Iterator[ObservedStep]:
     """A training beside workers that make a batch in `made_s` each and begin together, each with at
     most `ahead` of them waiting or in the making.
 
@@ -292,7 +292,7 @@ def loaded_steps(
         now += own_s
         begun = len(ready)
         made = sum(at <= now for at in ready)
-        yield SeenStep(
+        yield ObservedStep(
             now - start,
             waited,
             made,
