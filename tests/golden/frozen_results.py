@@ -87,7 +87,7 @@ def without_host_facts(value: Any) -> Any:
     return [without_host_facts(own) for own in value] if isinstance(value, list) else value
 
 
-def check_data(name: str, data: Any, renew: bool) -> None:
+def check_data(name: str, data: Any, renew: bool, tolerance: float = EXACT) -> None:
     """Compare with ``frozen/NAME.json``, or write it."""
     path = FOLDER / f"{name}.json"
     data = json.loads(json.dumps(data))
@@ -95,7 +95,7 @@ def check_data(name: str, data: Any, renew: bool) -> None:
         _tell_numbers(path, data)
         _write(path, to_text(data) + "\n")
         return
-    found = list(differences(json.loads(path.read_text(encoding="utf-8")), data))
+    found = list(differences(json.loads(path.read_text(encoding="utf-8")), data, "", tolerance))
     _fail(path, found)
 
 

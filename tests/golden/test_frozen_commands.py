@@ -56,7 +56,7 @@ COMMANDS = {
         " --samples 6000 --memory-limit 500MB"
     ),
     "explain": f"explain cnn-medium-64.json {ELSEWHERE} --threads 1",
-    "explain-attention": f"explain attention-8.json {ELSEWHERE} --threads 2",
+    "explain-recurrent": f"explain recurrent-8.json {ELSEWHERE} --threads 2",
     "report": f"report lenet-16.json --measured measurement.json {ELSEWHERE} --threads 1",
     "reproduce": "reproduce",
 }

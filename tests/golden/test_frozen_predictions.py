@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy
 import torch
 from frozen_networks import RECORDED_WITH, TARGETS, record
-from frozen_results import check_data, without_host_facts
+from frozen_results import EXACT, check_data, without_host_facts
 
 import dlperf
 
 PREDICTORS = ("calibrated", "roofline", "gemm-table", "viebke-a", "viebke-b")
 THREADS = (1, 2)
+FITTED_WITH = "1.17."
+OTHER_SCIPY = {"attention-8": 0.03}
+"""Relative tolerances with another scipy than that of the frozen results.
+
+The quick machine file has eight points for the seventeen regression terms of attention. Non-negative
+least squares then has many solutions, and versions of scipy find different ones.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,9 @@ def test_predictions(
                 found[key] = summary(prediction, tmp_path / "prediction.json")
             except dlperf.DlperfError as error:
                 found[key] = {"error": str(error).replace(str(frozen_files), "FOLDER")}
-    check_data(f"predictions/{name}", found, renew)
+    same_scipy = scipy.__version__.startswith(FITTED_WITH)
+    tolerance = EXACT if same_scipy else OTHER_SCIPY.get(name, EXACT)
+    check_data(f"predictions/{name}", found, renew, tolerance)
 
 
 @pytest.mark.skipif(
