@@ -24,6 +24,8 @@ HOST_FACTS = (
     "warnings",
 )
 """Keys of a command's answer that hold versions, paths and facts of the host."""
+HOST_NOTE = "this process may use"
+"""In a note on the number of cores that this process has."""
 
 
 def to_text(value: Any, indent: str = "") -> str:
@@ -84,7 +86,13 @@ def _equal(old: Any, new: Any, tolerance: float) -> bool:
 def without_host_facts(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: without_host_facts(own) for k, own in value.items() if k not in HOST_FACTS}
-    return [without_host_facts(own) for own in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_host_facts(own) for own in value if not _is_host_note(own)]
+    return value
+
+
+def _is_host_note(value: Any) -> bool:
+    return isinstance(value, str) and HOST_NOTE in value
 
 
 def check_data(name: str, data: Any, renew: bool, tolerance: float = EXACT) -> None:
