@@ -14,6 +14,9 @@ settings.register_profile("own", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "own")
 
+# The search for doctests would import every conftest.py under the same name.
+collect_ignore_glob = ["*conftest.py"]
+
 # nohup and a background job of a shell ignore Ctrl-C, and children inherit that; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
