@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dlperf.core.errors import DlperfError
-from dlperf.recorder.inventory import optimizers_in
+from dlperf.recorder.attribution import optimizers_in
 
 
 class NotApplicable(DlperfError):

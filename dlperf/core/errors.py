@@ -76,10 +76,10 @@ def describe(error: BaseException) -> str:
     >>> describe(ValueError("no such weather\\nat all"))
     'ValueError: no such weather'
     """
-    text = _type_and_message(error)
+    text = one_line(error)
     cause = error.__cause__
     if cause is not None:
-        text += f", caused by {_type_and_message(cause)}"
+        text += f", caused by {one_line(cause)}"
     place = place_of(error) or (place_of(cause) if cause is not None else "")
     return f"{text} ({place})" if place else text
 
@@ -109,7 +109,12 @@ def _shown(file: str) -> str:
     return file if inside.startswith(os.pardir) else inside
 
 
-def _type_and_message(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An exception as ``Type: first line of its message``.
+
+    >>> one_line(ValueError("no such weather\\nat all"))
+    'ValueError: no such weather'
+    """
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = lines[0] if lines else ""

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dlperf.core.clock import Clock, quantile, undisturbed
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.forecast.loading import SampledLoader
-from dlperf.recorder.op_recorder import tensors_of
+from dlperf.recorder.tensors import tensors_of
 from dlperf.recorder.targets import find_callable
 
 _WARM_UP, _MOST_BATCHES = 2, 40

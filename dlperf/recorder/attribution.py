@@ -1,85 +1,77 @@
-"""Whose work an operation is: the layer on the module stack, the layer whose forward made an
-autograd node, the owner of a parameter.
+"""Attribution of operations and memory to layers.
 
-Forward work belongs to the module whose ``forward`` is running. Backward work belongs to the layer
-whose forward made the autograd node: nodes are numbered in the order in which they are made, so the
-numbers seen when a module is entered and left cut the count into intervals, one layer each.
-Optimizer work belongs to the layer that owns the parameter.
+- Forward: the innermost module whose ``forward`` runs.
+- Backward: the layer whose forward made the autograd node. Autograd numbers nodes in the order of
+  their creation. The numbers at entry and exit of each module divide this sequence into intervals,
+  one layer each.
+- Optimizer: the layer that owns the parameter.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from dlperf.core.trace import LOSS, TensorSpec
+from dlperf.core.trace import LOSS, Layer, Parameter, TensorSpec
+from dlperf.recorder.tensors import tensors_of
+
+if TYPE_CHECKING:
+    from dlperf.recorder.isolation import DeferredInterrupts
+    from dlperf.recorder.op_recorder import OpRecorder
 
 _UNNUMBERED = 2**63
-"""Sequence numbers from here on belong to nodes without one (AccumulateGrad carries the largest
-unsigned number).
-"""
+"""AccumulateGrad nodes carry the largest unsigned number; they have no place in the sequence."""
 
 
 def sequence_number() -> int:
-    """The number that autograd will give to the next node of this thread."""
+    """The number that autograd gives to the next node of this thread."""
     return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def layer_names(model: nn.Module) -> dict[nn.Module, str]:
-    """Every module of the tree with its qualified name; the root by its type, a shared module by
-    its first name.
-    """
+    """Every module of the model with its first qualified name; the root under its type's name."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
 class ModuleStack:
-    """The modules whose forward is running, and the intervals of autograd numbers that they made.
+    """The modules whose forward runs, and the intervals of autograd numbers that they made.
 
-    Modules outside the model's tree do not count: their work is their caller's.
+    A module that is not part of the model does not count: its work belongs to its caller.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(module): name for module, name in layer_names(model).items()}
         self.root = type(model).__name__
+        self._names = layer_names(model)
         self._stack: list[str] = []
         self._starts: list[int] = [0]
         self._layers: list[str] = [self.root]
         self._previous = self.root
-        self._last_node: tuple[str, int] | Any = None
+        self._last_node: Any = None
         self._n_nodes = 0
         self._ordinals: dict[int, int] = {}
-        self.callers: dict[str, dict[str, int]] = {}
-
-    def name(self, module: nn.Module) -> str | None:
-        """The module's layer name; None where it is not part of the model."""
-        return self._names.get(id(module))
+        self._callers: dict[str, dict[str, int]] = {}
+        self._shapes: dict[str, list[tuple[TensorSpec, ...]]] = {}
 
     @property
     def top(self) -> str:
-        """The layer whose forward is running; the root where none is."""
+        """The layer whose forward runs; the root where none does."""
         return self._stack[-1] if self._stack else self.root
 
-    def __bool__(self) -> bool:
-        return bool(self._stack)
-
-    def enter(self, name: str, counted: bool = True) -> None:
-        """`name`'s forward begins. `counted` calls go into :attr:`callers`."""
-        if counted and name != LOSS:
-            calls = self.callers.setdefault(name, {})
-            caller = self._stack[-1] if self._stack else ""
-            calls[caller] = calls.get(caller, 0) + 1
+    def enter(self, name: str) -> None:
+        """The forward of `name` begins."""
         self._stack.append(name)
         self.mark(sequence_number(), name)
 
     def leave(self, name: str) -> None:
-        """`name`'s forward ended, by return or by exception; what it called and did not leave is
-        left as well.
-        """
+        """The forward of `name` ended, by return or exception, and all calls inside it."""
         if name not in self._stack:
             return
         while self._stack.pop() != name:
@@ -87,7 +79,7 @@ class ModuleStack:
         self.mark(sequence_number(), self.top)
 
     def mark(self, number: int, layer: str) -> None:
-        """Autograd nodes from `number` on are `layer`'s, until the next mark."""
+        """Autograd nodes from `number` on belong to `layer`, until the next mark."""
         if self._layers[-1] == layer or number < self._starts[-1]:
             return
         if self._starts[-1] == number:
@@ -97,10 +89,10 @@ class ModuleStack:
             self._layers.append(layer)
 
     def backward_layer(self, node: Any) -> str:
-        """The layer of an operation that runs in the backward, in `node` (None: between nodes).
+        """The layer of an operation of the backward, in `node` (None: between two nodes).
 
-        A module on the stack means recomputation, and its layer wins. Accumulations of gradients,
-        inside AccumulateGrad or between nodes, belong to the layer of the operation before.
+        A module on the stack recomputes its forward (checkpointing): the work is its own. The
+        accumulation of a gradient belongs to the layer of the operation before it.
         """
         if self._stack:
             self._previous = self._stack[-1]
@@ -111,24 +103,21 @@ class ModuleStack:
         return self._previous
 
     def begin_backward(self) -> None:
-        """What runs before the first node, the gradient of the loss itself, belongs to the loss."""
+        """Work before the first node (the gradient of the loss itself) belongs to the loss."""
         self._previous = LOSS
 
     def ordinal(self, node: Any) -> int:
-        """The node's place among the distinct nodes that ran; -1 for None."""
+        """The place of a node among the distinct nodes that ran; -1 for None."""
         if node is None:
             return -1
         number = node._sequence_nr()
         if number < _UNNUMBERED:
-            place = self._ordinals.get(number)
-            if place is None:
-                place = self._ordinals[number] = self._n_nodes
-                self._n_nodes += 1
             self._last_node = None
-            return place
-        if (
-            node is not self._last_node
-        ):  # AccumulateGrad holds nothing but its parameter, so it may be kept alive here
+            if number not in self._ordinals:
+                self._ordinals[number] = self._n_nodes
+                self._n_nodes += 1
+            return self._ordinals[number]
+        if node is not self._last_node:  # AccumulateGrad holds its parameter alone: safe to keep
             self._last_node = node
             self._n_nodes += 1
         return self._n_nodes - 1
@@ -136,6 +125,190 @@ class ModuleStack:
     def forget(self) -> None:
         """Drop the reference to the last node."""
         self._last_node = None
+
+    @contextlib.contextmanager
+    def watching(self, recorder: OpRecorder, interrupts: DeferredInterrupts) -> Iterator[None]:
+        """Global hooks follow every module call of this thread; the modules stay untouched."""
+        thread = threading.get_ident()
+
+        def name_of(module: nn.Module) -> str | None:
+            return self._names.get(module) if threading.get_ident() == thread else None
+
+        def before(module: nn.Module, args: Any) -> None:
+            name = name_of(module)
+            if name is None:
+                return
+            interrupts.check()
+            if recorder.phase == "forward":
+                calls = self._callers.setdefault(name, {})
+                caller = self._stack[-1] if self._stack else ""
+                calls[caller] = calls.get(caller, 0) + 1
+            self.enter(name)
+            self._shapes.setdefault(name, [])
+
+        def after(module: nn.Module, args: Any, *rest: Any) -> None:
+            *kwargs, output = rest  # torch omits the keywords where the forward raised
+            name = name_of(module)
+            if name is None:
+                return
+            self.leave(name)
+            shapes = self._shapes.get(name)
+            if shapes is None or any(shapes):
+                return
+            try:
+                self._shapes[name] = [
+                    tuple([recorder.spec(tensor) for tensor in tensors_of(value)])
+                    for value in ((args, kwargs), output)
+                ]
+            except Exception as error:
+                recorder.error = recorder.error or error
+
+        handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def layers(
+        self, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]
+    ) -> tuple[Layer, ...]:
+        """Layers in the order of first execution, then those that own parameters and did not run.
+
+        Shapes are those of a layer's first call.
+        """
+        modules = {name: module for module, name in reversed(self._names.items())}
+        names = [*self._shapes, *(name for name, rows in parameters.items() if rows)]
+        layers = []
+        for name in dict.fromkeys(names):
+            module, (inputs, outputs) = modules[name], self._shapes.get(name) or ((), ())
+            is_leaf = not any(child is not None for child in module._modules.values())
+            callers = tuple(self._callers.get(name, {}).items())
+            own = parameters.get(name, ())
+            layers.append(
+                Layer(name, type(module).__name__, is_leaf, callers, inputs, outputs, own)
+            )
+        return tuple(layers)
+
+
+def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer and those that it wraps."""
+    waiting, seen = [optimizer] if optimizer is not None else [], set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        for value in vars(part).values():
+            items = value if isinstance(value, (list, tuple)) else (value,)
+            waiting += [item for item in items if isinstance(item, torch.optim.Optimizer)]
+
+
+class StepTensors:
+    """The tensors that exist before the recorded step, with their owners.
+
+    `parameters` and `buffers` stand in the order of definition, shared ones once. `rows`: each
+    layer's own parameters. `arrivals`: (index of a parameter, number of operations before) for each
+    gradient, in the order of accumulation.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        inputs: Any,
+        recorder: OpRecorder,
+    ) -> None:
+        self._recorder, self._root = recorder, type(model).__name__
+        self.notes: list[str] = []
+        self.rows: dict[str, tuple[tuple[str, TensorSpec], ...]] = {}
+        self.parameters: list[Parameter] = []
+        self.buffers: list[tuple[str, TensorSpec]] = []
+        self.arrivals: list[tuple[int, int]] = []
+        self._trained: list[tuple[int, torch.Tensor]] = []
+        self._owned: list[tuple[torch.Tensor, str]] = []
+        self._states: list[tuple[int, str]] = []
+        owner: dict[int, str] = {}
+        seen: set[int] = set()
+        for module, layer in layer_names(model).items():
+            prefix = "" if module is model else f"{layer}."
+            sparse = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+            rows = []
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                recorder.set_kind(parameter, "parameter")
+                spec = recorder.spec(parameter)
+                rows.append((name, spec))
+                if id(parameter) not in owner:
+                    owner[id(parameter)] = layer
+                    if parameter.requires_grad:
+                        self._trained.append((len(self.parameters), parameter))
+                    self.parameters.append(
+                        Parameter(prefix + name, layer, spec, parameter.requires_grad, sparse)
+                    )
+                self._owned.append((parameter, owner[id(parameter)]))
+            self.rows[layer] = tuple(rows)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    recorder.set_kind(buffer, "buffer")
+                    if id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        self.buffers.append((prefix + name, recorder.spec(buffer)))
+        for tensor in tensors_of(inputs):
+            recorder.set_kind(tensor, "input")
+        n_of_model = len(owner)
+        for part in optimizers_in(optimizer):
+            for group in part.param_groups:
+                for trained in group["params"]:
+                    if id(trained) not in owner:
+                        owner[id(trained)] = LOSS
+                        recorder.set_kind(trained, "parameter")
+                        self._owned.append((trained, LOSS))
+            for trained, state in part.state.items():
+                for tensor in tensors_of(state):
+                    layer = owner.get(id(trained), self._root)
+                    self._states.append((recorder.set_kind(tensor, "optimizer"), layer))
+        if len(owner) > n_of_model:
+            self.notes.append(
+                f"{len(owner) - n_of_model} parameter(s) of the optimizer are not the model's; "
+                f"their work stands under {LOSS}"
+            )
+        for trained, _ in self._owned:
+            if trained.grad is not None:
+                recorder.set_kind(trained.grad, "gradient")
+
+    def owners(self) -> OptimizerOwners:
+        """The present owners of the memory that the optimizer works on."""
+        owners = OptimizerOwners(self._root)
+        for parameter, layer in self._owned:
+            owners.add(self._recorder.spec(parameter).storage, layer)
+            if parameter.grad is not None:
+                owners.add(self._recorder.set_kind(parameter.grad, "gradient"), layer)
+        for storage, layer in self._states:
+            owners.add(storage, layer)
+        return owners
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks on the parameters note the arrivals of gradients."""
+
+        def noting(index: int) -> Any:
+            return lambda _: self.arrivals.append((index, self._recorder.n_ops))
+
+        handles = [
+            parameter.register_post_accumulate_grad_hook(noting(index))  # type: ignore[no-untyped-call]
+            for index, parameter in self._trained
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class OptimizerOwners:
@@ -146,8 +319,9 @@ class OptimizerOwners:
         self._last = root
 
     def add(self, storage: int, layer: str) -> None:
-        """`storage` belongs to `layer`; the first to say so is right, and what runs before any
-        owner is known is the first one's.
+        """`storage` belongs to `layer`, unless an earlier call named its owner.
+
+        Operations before any known owner belong to the first layer that is added.
         """
         if not self._by_storage:
             self._last = layer
@@ -157,42 +331,33 @@ class OptimizerOwners:
     def attribute(
         self, operands: Sequence[Any], outputs: Iterable[TensorSpec]
     ) -> tuple[str, tuple[tuple[str, float], ...]]:
-        """The layer of an optimizer's operation and, where it serves several, each one's fraction
-        of the bytes.
+        """The layer of an optimizer's operation; for several layers each one's fraction of bytes.
 
-        `operands` are the op's arguments; results inherit their owner, position by position where a
-        list goes in.
+        `operands` are the arguments. Results inherit the owner; those of a list of tensors inherit
+        it position by position.
         """
+        known, outputs = self._by_storage, tuple(outputs)
         by_layer: dict[str, int] = defaultdict(int)
-        first: list[str] | None = None
-        known = self._by_storage
+        inherited: list[str] = []
         for operand in operands:
             if type(operand) is TensorSpec:
-                layer = known.get(operand.storage)
-                if layer is not None:
-                    by_layer[layer] += operand.numel * operand.item_bytes
+                if operand.storage in known:
+                    by_layer[known[operand.storage]] += operand.numel * operand.item_bytes
             elif type(operand) is tuple:
                 specs = [item for item in operand if type(item) is TensorSpec]
                 layers = [known.get(spec.storage, self._last) for spec in specs]
                 for spec, layer in zip(specs, layers):
                     by_layer[layer] += spec.numel * spec.item_bytes
-                if first is None and specs:
-                    first = layers
-        outputs = tuple(outputs)
+                inherited = inherited or layers
         if not by_layer:
             by_layer[self._last] = 1
-        largest = max(by_layer, key=lambda layer: by_layer[layer])
-        self._last = largest
-        if first is not None and len(first) == len(outputs):
-            inherited = first
-        else:
-            inherited = [largest] * len(outputs)
+        self._last = max(by_layer, key=lambda layer: by_layer[layer])
+        if len(inherited) != len(outputs):
+            inherited = [self._last] * len(outputs)
         for spec, layer in zip(outputs, inherited):
             if spec.storage >= 0:
                 known.setdefault(spec.storage, layer)
-        if len(by_layer) == 1:
-            return largest, ()
         total = sum(by_layer.values())
-        if not total:
-            return largest, ()
-        return largest, tuple((layer, n_bytes / total) for layer, n_bytes in by_layer.items())
+        if len(by_layer) == 1 or not total:
+            return self._last, ()
+        return self._last, tuple((layer, n_bytes / total) for layer, n_bytes in by_layer.items())

@@ -1,12 +1,9 @@
-"""Every aten operation of a step, written down as it is dispatched, with the memory that it makes
-and the memory that dies.
-"""
+"""Records every aten operation of a step at dispatch, with the memory it allocates and frees."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,61 +15,35 @@ from dlperf.core.trace import Argument, Op, Storage, Symbol, TensorSpec
 from dlperf.recorder.attribution import ModuleStack, OptimizerOwners, sequence_number
 from dlperf.recorder.isolation import ExternalState
 from dlperf.recorder.substitution import NotFakeable
+from dlperf.recorder.tensors import tensors_of
 
 _DEVICE = torch.ops.prim.device.default
 _READ = torch.ops.aten._local_scalar_dense.default
 _COUNT = torch.ops.aten.add_.Tensor
 _UNREAL_NAMESPACES = frozenset({"prim", "profiler", "debugprims"})
-"""Namespaces of what a dispatch mode sees and no kernel runs."""
+"""A dispatch mode sees these namespaces, and no kernel runs."""
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _DTYPE_NAMES = {
     value: name
     for name, value in vars(torch).items()
     if isinstance(value, torch.dtype) and str(value) == f"torch.{name}"
 }
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name, None))
-
-
-_IN_PLACE = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in (
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "addcmul_",
-        "addcdiv_",
-        "lerp_",
-        "sqrt_",
-        "neg_",
-        "zero_",
-        "fill_",
-        "copy_",
-    )
-)
+_SYMBOLS = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
+_IN_PLACE_NAMES = "add_ sub_ mul_ div_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ zero_ fill_ copy_"
+_IN_PLACE = frozenset(getattr(torch.ops.aten, name) for name in _IN_PLACE_NAMES.split())
 
 
 def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
-    """The result of an optimizer's elementwise in-place operation on fake tensors, which is its
-    first argument; else None.
+    """The result of an optimizer's elementwise in-place operation on fake tensors; else None.
 
-    A fake tensor with a known value, such as a step counter, is counted up and read as the fake
-    mode would do it. Optimizers consist of these; not sending them through the fake mode halves the
-    time of a recording.
+    The result is the first argument. A fake tensor with a known value (a step counter) is counted
+    and read as the fake mode does it. Optimizers consist of these operations; the shortcut past the
+    fake mode halves the time of a recording.
     """
     target = args[0] if args else None
     if type(target) is not FakeTensor:
@@ -99,36 +70,24 @@ def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
     return target
 
 
-@dataclass
-class _StorageLife:
-    """A storage while it is being watched; see :class:`dlperf.core.trace.Storage`."""
-
-    nbytes: int
-    born: int
-    dies: int | None = None
-    kind: str = ""
-
-
 class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that writes down operations; push it above the fake-tensor mode.
+    """A dispatch mode that records operations; it is pushed above the fake-tensor mode.
 
-    Until :meth:`start` it only shows `foreign` what the operations could change.
+    Until :meth:`start` it only lets `external` save what the operations could change.
 
-    Nothing that goes wrong in here may leave :meth:`__torch_dispatch__`: torch asks fake tensors
-    for their device from code that cannot raise. The first such error is kept, and :meth:`stop`
-    raises it.
+    No error may leave :meth:`__torch_dispatch__`: torch queries fake tensors from code that cannot
+    raise. The first error is kept, and :meth:`stop` raises it.
     """
 
-    def __init__(self, stack: ModuleStack, foreign: ExternalState) -> None:
+    def __init__(self, stack: ModuleStack, external: ExternalState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.owners: OptimizerOwners | None = None
         self.error: Exception | None = None
         self._recording = False
         self._ops: list[Op] = []
-        self._stack = stack
-        self._foreign = foreign
-        self._lives: list[_StorageLife] = []
+        self._stack, self._external = stack, external
+        self._storages: list[Storage] = []
         self._index: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._number = 0
@@ -141,16 +100,16 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run `func` and write it down."""
+        """Run `func` and record it."""
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # what the mode below would answer, without the way there
+            return args[0].fake_device  # the answer of the mode below, sooner
         kwargs = kwargs or {}
         if func.namespace in _UNREAL_NAMESPACES:
             return func(*args, **kwargs)
         described = node = None
         number = 0
         try:
-            self._foreign.before(func, args, kwargs)
+            self._external.before(func, args, kwargs)
             if self._recording:
                 node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
                 number = sequence_number()
@@ -164,38 +123,31 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase != "optimizer" or (result := _shortcut(func, args)) is None:
             result = func(*args, **kwargs)
         try:
-            if self._foreign.real:
-                self._foreign.after(args, kwargs, result)
+            if self._external.real:
+                self._external.after(args, kwargs, result)
             if described is not None:
-                self._write(func, described, result, node, number)
+                self._record(func, described, result, node, number)
         except Exception as error:
             self.error = self.error or error
         return result
 
-    def _write(
+    def _record(
         self, func: Any, described: tuple[Any, Any], result: Any, node: Any, number: int
     ) -> None:
         args, kwargs = described
         born = len(self._ops)
-        if isinstance(result, torch.Tensor):
-            outputs: tuple[TensorSpec, ...] = (self.spec(result, born),)
-        else:
-            outputs = tuple([self.spec(tensor, born) for tensor in tensors_of(result)])
+        outputs = tuple([self.spec(tensor, born) for tensor in tensors_of(result)])
         grad = number > self._number and torch.is_grad_enabled()
         self._number = number
         shares: tuple[tuple[str, float], ...] = ()
-        place = -1
+        layer, place = self._stack.root, -1
         if self.phase == "forward":
             layer = self._stack.top
         elif self.phase == "backward":
-            layer = self._stack.backward_layer(node)
-            place = self._stack.ordinal(node)
+            layer, place = self._stack.backward_layer(node), self._stack.ordinal(node)
         elif self.owners is not None:
-            layer, shares = self.owners.attribute(
-                args + tuple([value for _, value in kwargs]), outputs
-            )
-        else:
-            layer = self._stack.root
+            operands = args + tuple([value for _, value in kwargs])
+            layer, shares = self.owners.attribute(operands, outputs)
         if grad:
             self._stack.mark(number - 1, layer)
         name = self._names.get(func)
@@ -211,14 +163,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.spec(value)
         if isinstance(value, (list, tuple)):
             return tuple([self._argument(item) for item in value])
-        if kind is torch.dtype:
-            return Symbol("dtype", str(value)[6:])
-        if kind is torch.device:
-            return Symbol("device", str(value))
-        if kind is torch.layout:
-            return Symbol("layout", str(value)[6:])
-        if kind is torch.memory_format:
-            return Symbol("memory_format", str(value)[6:])
+        if kind in _SYMBOLS:
+            return Symbol(_SYMBOLS[kind], str(value).removeprefix("torch."))
         if isinstance(value, torch.SymInt):
             return int(value)
         if isinstance(value, (int, float)):
@@ -228,10 +174,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return str(value) if isinstance(value, complex) else kind.__name__
 
     def spec(self, tensor: torch.Tensor, born: int = -1) -> TensorSpec:
-        """`tensor` described; its memory is watched from now on, as made by operation `born` where
-        it is new.
+        """The description of `tensor`; its memory is watched from now on.
 
-        A sparse tensor stands as its values: that is the memory which is moved.
+        `born` is the operation that made it, where it is new. A sparse tensor is described by its
+        values: they are the memory that moves.
         """
         if tensor.layout is torch.strided:
             try:
@@ -245,76 +191,63 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotFakeable(
                 f"it makes {str(tensor.layout)[6:]} tensors, whose size depends on data"
             )
-        recording, self._recording = (
-            self._recording,
-            False,
-        )  # looking at the values is an operation itself
+        recording, self._recording = self._recording, False  # reading the values is an operation
         try:
             values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
-            return TensorSpec(
-                tuple(values.shape),
-                values.stride(),
-                str(tensor.dtype)[6:],
-                self._storage(values, born),
-            )
-        except Exception:  # opaque and blocked layouts: the number of elements is all there is
+            return self.spec(values, born)
+        except Exception:  # opaque and blocked layouts tell no more than their number of elements
             return TensorSpec.contiguous(tensor.numel(), dtype=str(tensor.dtype)[6:])
         finally:
             self._recording = recording
 
     def _storage(self, tensor: torch.Tensor, born: int) -> int:
+        """The number of a tensor's storage; -1 where it has none."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return -1
-        key = storage._cdata
+        key, n_bytes = storage._cdata, storage.nbytes()
         index = self._index.get(key)
         if index is None:
-            index = self._index[key] = len(self._lives)
-            self._lives.append(_StorageLife(storage.nbytes(), born))
-            self._watches[key] = weakref.ref(storage, self._death_callback(key))
-        elif born >= 0:
-            n_bytes = storage.nbytes()
-            if n_bytes > self._lives[index].nbytes:  # resized
-                self._lives[index].nbytes = n_bytes
+            index = self._index[key] = len(self._storages)
+            self._storages.append(Storage(n_bytes, born, None, ""))
+
+            def freed(watch: Any) -> None:  # the address is free for another storage
+                if self._watches.get(key) is watch:
+                    del self._watches[key]
+                    self._change(self._index.pop(key), dies=len(self._ops))
+
+            self._watches[key] = weakref.ref(storage, freed)
+        elif born >= 0 and n_bytes > self._storages[index].nbytes:
+            self._change(index, nbytes=n_bytes)
         return index
 
-    def _death_callback(self, key: int) -> Callable[[Any], None]:
-        def storage_died(watch: Any) -> None:
-            # From here on the address is free for another storage.
-            if self._watches.get(key) is watch:
-                del self._watches[key]
-                self._lives[self._index.pop(key)].dies = len(self._ops)
-
-        return storage_died
+    def _change(self, index: int, **values: Any) -> None:
+        self._storages[index] = replace(self._storages[index], **values)
 
     def set_kind(self, tensor: torch.Tensor, kind: str) -> int:
-        """Say what a tensor's memory is for; the first to say so is right. Returns the number of
-        its storage.
-        """
+        """Set the kind of a tensor's memory, unless it has one. Returns its storage number."""
         index = self.spec(tensor).storage
-        if index >= 0 and not self._lives[index].kind:
-            self._lives[index].kind = kind
+        if index >= 0 and not self._storages[index].kind:
+            self._change(index, kind=kind)
         return index
 
     @property
     def n_ops(self) -> int:
-        """How many operations stand on the tape."""
+        """The number of operations recorded so far."""
         return len(self._ops)
 
     def start(self) -> None:
-        """Begin to write: all memory that is alive was there before."""
+        """Begin to record; memory that is alive now existed before the step."""
         self._number = sequence_number()
         self._recording = True
 
     def stop(self) -> tuple[tuple[Op, ...], tuple[Storage, ...]]:
-        """End of the recording: the operations, and the storages that they and the layers refer to."""
+        """End the recording. Returns operations and storages; raises the first error kept."""
         self._recording = False
         self._index.clear()
         self._watches.clear()
         self._stack.forget()
         if self.error is not None:
             raise self.error
-        return tuple(self._ops), tuple(
-            Storage(life.nbytes, life.born, life.dies, life.kind) for life in self._lives
-        )
+        return tuple(self._ops), tuple(self._storages)

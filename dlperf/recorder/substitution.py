@@ -1,18 +1,19 @@
-"""Substitutes for the tensors of a model and its optimizer, put in for the time of a recording.
+"""Substitution of the tensors of a model and its optimizer, for the time of a recording.
 
-A step that is recorded on a user's own model changes parameters, buffers, optimizer state,
-counters, caches. So every tensor that the model and the optimizer hold is replaced by a substitute
-(a fake tensor, or a clone), and every object that holds one gets its content back afterwards. The
-originals are never written to, so giving them back is enough.
+A step on a user's own model changes parameters, buffers, optimizer state, counters and caches. So a
+substitute (a fake tensor, or a clone) replaces every tensor, and every object that references one
+gets its content back afterwards. The originals are never written to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import types
+import operator
+import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,81 +23,36 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 
 class NotFakeable(RuntimeError):
-    """The step has or makes something that fake tensors cannot stand for."""
+    """The step has or makes something that fake tensors cannot represent."""
 
 
 _MAX_VISITED = 200_000
-"""Objects that a substitution looks at; beyond, attributes of plain objects are left alone."""
+"""Further plain objects are not looked into."""
 _DICTS = (dict, OrderedDict, defaultdict)
-_CONTAINERS = frozenset(
-    {
-        dict,
-        OrderedDict,
-        defaultdict,
-        list,
-        tuple,
-        set,
-        deque,
-        types.FunctionType,
-        types.MethodType,
-        functools.partial,
-    }
+_SCALARS = (int, float, str, bool, type(None), bytes)
+_CONTAINERS = (*_DICTS, list, tuple, set, deque, FunctionType, MethodType, functools.partial)
+_FOREIGN_PACKAGES = frozenset(
+    "torch numpy pandas logging threading _thread multiprocessing concurrent asyncio socket io"
+    " _io builtins functools weakref re unittest _pytest pytest dlperf datetime pathlib enum"
+    " contextvars queue subprocess collections inspect ctypes tqdm tensorboard wandb".split()
 )
-_FOREIGN_CODE = frozenset(
-    {
-        "torch",
-        "numpy",
-        "pandas",
-        "logging",
-        "threading",
-        "_thread",
-        "multiprocessing",
-        "concurrent",
-        "asyncio",
-        "socket",
-        "io",
-        "_io",
-        "builtins",
-        "functools",
-        "weakref",
-        "re",
-        "unittest",
-        "_pytest",
-        "pytest",
-        "dlperf",
-        "datetime",
-        "pathlib",
-        "enum",
-        "contextvars",
-        "queue",
-        "subprocess",
-        "collections",
-        "inspect",
-        "ctypes",
-        "tqdm",
-        "tensorboard",
-        "wandb",
-    }
-)
-"""Packages whose objects are not looked into: they are no part of a model, and other threads may be
-at work in them.
-"""
+"""Objects of these packages are not part of a model, and other threads may change them."""
 
 
 class Substitution:
-    """Puts substitutes of tensors into modules, optimizers and what they hold; :meth:`restore` puts
-    the originals back.
+    """Exchanges the tensors in modules, optimizers and the objects that these reference.
 
-    `substitute` makes one; each original gets a single one, so that ties stay ties.
+    `substitute` makes a tensor's substitute, once for each original, so that ties stay ties. Every
+    object that can hold a tensor is saved first; :meth:`restore` puts its content back. Random
+    generators are saved, too.
     """
 
     def __init__(self, substitute: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._substitute = substitute
         self._memo: dict[int, torch.Tensor] = {}
-        self._originals: list[torch.Tensor] = []
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._seen: set[int] = set()
-        self._alive: list[Any] = []
+        self._alive: list[Any] = []  # an id is unique only while its object lives
 
     def tensor(self, original: torch.Tensor) -> torch.Tensor:
         """The substitute for `original`; a substitute stands for itself."""
@@ -104,28 +60,20 @@ class Substitution:
         if known is None:
             known = self._substitute(original)
             self._memo[id(original)] = self._memo[id(known)] = known
-            self._originals += [original, known]  # an id is unique only while its object lives
-            if original.requires_grad and original.is_leaf:
-                for hooks in (
-                    original._backward_hooks,
-                    getattr(original, "_post_accumulate_grad_hooks", None),
-                ):
-                    for hook in (hooks or {}).values():
-                        self.visit(hook)
+            self._alive += [original, known]
+            for hook in (hook for hooks in _gradient_hooks(original) for hook in hooks):
+                self.visit(hook)
         return known
 
     def value(self, value: Any) -> Any:
-        """A copy of nested tuples, lists and dicts with substitutes in place of tensors, for
-        inputs.
-        """
+        """A copy of nested tuples, lists and dicts with substitutes for tensors, for inputs."""
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         if isinstance(value, tuple):
-            items = [self.value(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            return _like(value, [self.value(item) for item in value])
         if type(value) is list:
             return [self.value(item) for item in value]
-        if isinstance(value, _DICTS) and type(value) in _DICTS:
+        if type(value) in _DICTS:
             copied = value.copy()
             for key, item in value.items():
                 copied[key] = self.value(item)
@@ -134,62 +82,55 @@ class Substitution:
         return value
 
     def visit(self, value: Any) -> Any:
-        """Put substitutes into `value` and all that it holds; what to write where `value` stands."""
+        """Exchange the tensors in `value` and what it references. Returns what replaces `value`."""
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         kind = type(value)
-        if (
-            kind in (int, float, str, bool, type(None), bytes)
-            or id(value) in self._seen
-            or len(self._seen) > _MAX_VISITED
-        ):
+        if kind in _SCALARS or id(value) in self._seen or len(self._seen) > _MAX_VISITED:
             return value
         if isinstance(value, tuple):
             items = [self.visit(item) for item in value]
-            if all(new is old for new, old in zip(items, value)):
-                return value
-            return kind(*items) if hasattr(value, "_fields") else tuple(items)
+            return value if _are_same(items, value) else _like(value, items)
         self._seen.add(id(value))
         self._alive.append(value)
         if isinstance(value, _DICTS):
             self._visit_dict(value)
-        elif kind is list:
-            self._visit_list(value)
-        elif kind is set or kind is deque:
-            self._remember_collection(value)
-        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-            self._visit_callable(value)
-        elif isinstance(value, (nn.Module, torch.optim.Optimizer)) or self._is_plain(value):
+        elif kind in (list, deque, set):
+            self._visit_collection(value)
+        elif isinstance(value, MethodType):
+            self.visit(value.__self__)
+        elif isinstance(value, functools.partial):
+            for item in (value.func, *value.args, *value.keywords.values()):
+                if not isinstance(item, torch.Tensor):  # cannot be exchanged: an external tensor
+                    self.visit(item)
+        elif isinstance(value, FunctionType):
+            for cell in value.__closure__ or ():
+                self._visit_cell(cell)
+        elif not self._save_generator(value) and (
+            isinstance(value, (nn.Module, torch.optim.Optimizer)) or _is_plain(value)
+        ):
             self._visit_object(value)
         return value
 
     def restore(self) -> None:
-        """Give every object its content back, last change first."""
+        """Put the content of every object back, last change first."""
         while self._undo:
             self._undo.pop()()
 
-    @staticmethod
-    def _is_plain(value: Any) -> bool:
-        if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)) or not isinstance(
-            getattr(value, "__dict__", None), dict
-        ):
+    def _save_generator(self, value: Any) -> bool:
+        """Save the state of a random generator; False for any other object."""
+        if isinstance(value, random.Random):
+            self._undo.append(functools.partial(value.setstate, value.getstate()))
+        elif isinstance(value, torch.Generator) or is_numpy(value, "RandomState"):
+            self._undo.append(functools.partial(value.set_state, value.get_state()))
+        elif is_numpy(value, "Generator"):
+            bits = value.bit_generator
+            self._undo.append(functools.partial(setattr, bits, "state", bits.state))
+        else:
             return False
-        return not Substitution._is_foreign_code(value)
-
-    @staticmethod
-    def _is_foreign_code(value: Any) -> bool:
-        """Functions and plain objects of packages that are no part of a model."""
-        if isinstance(value, (torch.Tensor, nn.Module, torch.optim.Optimizer)):
-            return False
-        where = (
-            getattr(value, "__module__", None)
-            if isinstance(value, types.FunctionType)
-            else type(value).__module__
-        )
-        return (where or "").partition(".")[0] in _FOREIGN_CODE and type(value) not in _CONTAINERS
+        return True
 
     def _visit_object(self, value: Any) -> None:
-        attributes = value.__dict__
         kind = type(value)
 
         def restore_class() -> None:  # a lazy module becomes another class at its first call
@@ -197,95 +138,97 @@ class Substitution:
                 value.__class__ = kind
 
         self._undo.append(restore_class)
-        self._seen.add(id(attributes))
-        self._alive.append(attributes)
-        self._visit_dict(attributes)
+        self._seen.add(id(value.__dict__))
+        self._alive.append(value.__dict__)
+        self._visit_dict(value.__dict__)
 
     def _visit_dict(self, value: dict[Any, Any]) -> None:
         before = list(value.items())
-        base = (
-            OrderedDict if isinstance(value, OrderedDict) else dict
-        )  # past what a subclass makes of an assignment
+        # past what a subclass makes of an assignment
+        base = OrderedDict if isinstance(value, OrderedDict) else dict
 
         def write(items: list[tuple[Any, Any]]) -> None:
-            base.clear(value)
-            for key, item in items:
-                base.__setitem__(value, key, item)
-
-        def restore() -> None:
-            if len(value) != len(before) or any(
-                a is not c or b is not d for (a, b), (c, d) in zip(value.items(), before)
+            if not _are_same(
+                [part for pair in value.items() for part in pair],
+                [part for pair in items for part in pair],
             ):
-                write(before)
+                base.clear(value)
+                for key, item in items:
+                    base.__setitem__(value, key, item)
 
-        self._undo.append(restore)
-        after = [
-            (self.visit(key) if isinstance(key, torch.Tensor) else key, self.visit(item))
-            for key, item in before
-        ]
-        if any(a is not c or b is not d for (a, b), (c, d) in zip(after, before)):
-            write(after)
+        self._undo.append(lambda: write(before))
+        write(
+            [
+                (self.visit(key) if isinstance(key, torch.Tensor) else key, self.visit(item))
+                for key, item in before
+            ]
+        )
 
-    def _visit_list(self, value: list[Any]) -> None:
+    def _visit_collection(self, value: Any) -> None:
         before = list(value)
 
-        def restore() -> None:
-            if len(value) != len(before) or any(new is not old for new, old in zip(value, before)):
-                value[:] = before
-
-        self._undo.append(restore)
-        for place, item in enumerate(before):
-            new = self.visit(item)
-            if new is not item:
-                value[place] = new
-
-    def _remember_collection(self, value: Any) -> None:
-        before = list(value)
-
-        def restore() -> None:
-            if len(value) != len(before) or any(new is not old for new, old in zip(value, before)):
+        def write(items: list[Any]) -> None:
+            if not _are_same(list(value), items):
                 value.clear()
-                (value.update if isinstance(value, set) else value.extend)(before)
+                (value.update if isinstance(value, set) else value.extend)(items)
 
-        self._undo.append(restore)
+        self._undo.append(lambda: write(before))
+        if not isinstance(value, set):
+            write([self.visit(item) for item in before])
 
-    def _visit_callable(self, value: Any) -> None:
-        """What a function carries: the object of a method, the arguments of a partial, what a
-        closure captured.
-        """
-        if isinstance(value, types.MethodType):
-            self.visit(value.__self__)
-        elif isinstance(value, functools.partial):
-            for item in (value.func, *value.args, *value.keywords.values()):
-                if not isinstance(
-                    item, torch.Tensor
-                ):  # these cannot be exchanged, and count as foreign
-                    self.visit(item)
-        else:
-            for cell in value.__closure__ or ():
-                self._visit_cell(cell)
-
-    def _visit_cell(self, cell: types.CellType) -> None:
+    def _visit_cell(self, cell: CellType) -> None:
         try:
             before = cell.cell_contents
         except ValueError:  # empty
             return
-        if self._is_foreign_code(before):
+        if _is_foreign(before):
             return
-
-        def restore() -> None:
-            cell.cell_contents = before
-
-        self._undo.append(restore)
+        self._undo.append(functools.partial(setattr, cell, "cell_contents", before))
         after = self.visit(before)
         if after is not before:
             cell.cell_contents = after
 
 
+def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(values) == len(others) and all(map(operator.is_, values, others))
+
+
+def _like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """A tuple, or named tuple, of `items`."""
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def is_numpy(value: Any, name: str) -> bool:
+    """Whether `value` is an instance of numpy's class of this name; numpy is not imported."""
+    return type(value).__module__.partition(".")[0] == "numpy" and type(value).__name__ == name
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `value` is an object of the model's own code."""
+    is_code = isinstance(value, (type, ModuleType, BuiltinFunctionType))
+    attributes = getattr(value, "__dict__", None)
+    return not is_code and isinstance(attributes, dict) and not _is_foreign(value)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether `value` is a function or plain object of a package that is not part of a model."""
+    if isinstance(value, (torch.Tensor, nn.Module, torch.optim.Optimizer)):
+        return False
+    owner = value if isinstance(value, FunctionType) else type(value)
+    package = (getattr(owner, "__module__", None) or "").partition(".")[0]
+    return package in _FOREIGN_PACKAGES and type(value) not in _CONTAINERS
+
+
+def _gradient_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The hooks on a leaf's gradient: before and after its accumulation."""
+    if not (tensor.requires_grad and tensor.is_leaf):
+        return [], []
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return list((tensor._backward_hooks or {}).values()), list((after or {}).values())
+
+
 def fake_substitute(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes fake tensors of `mode` without allocating anything. Numbers (0-dim) keep their value,
-    so that it can be read.
-    """
+    """Makes fake tensors of `mode`; nothing is allocated. A 0-dim tensor keeps its value."""
 
     def substitute(original: torch.Tensor) -> torch.Tensor:
         if isinstance(original, FakeTensor):
@@ -333,29 +276,26 @@ def clone_substitute() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _as_original(substitute: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """`substitute` as a parameter, or as a leaf that requires gradients, where the original is one;
-    with the original's hooks.
-    """
+    """`substitute` as a parameter or leaf that requires grad, as the original, with its hooks."""
     if isinstance(original, nn.Parameter):
         substitute = nn.Parameter(substitute, requires_grad=original.requires_grad)
     elif original.requires_grad:
         substitute.requires_grad_()
-    if original.requires_grad and original.is_leaf:
-        for hook in (original._backward_hooks or {}).values():
-            substitute.register_hook(hook)  # type: ignore[no-untyped-call]
-        for hook in (getattr(original, "_post_accumulate_grad_hooks", None) or {}).values():
-            substitute.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    before, after = _gradient_hooks(original)
+    for hook in before:
+        substitute.register_hook(hook)  # type: ignore[no-untyped-call]
+    for hook in after:
+        substitute.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return substitute
 
 
 @contextlib.contextmanager
 def converting_fake_parameters() -> Iterator[None]:
-    """Inside, ``module.to(...)``, ``.double()`` and their like work on fake parameters too.
+    """Inside, ``module.to(...)``, ``.double()`` and the like work on fake parameters.
 
-    torch exchanges a fake parameter's contents with those of the converted one, which fails because
-    the fake-tensor mode itself keeps weak references. Here the converted parameter takes the
-    other's place in its module; one that does not change (``.to("cpu")``) stays the same object,
-    tied ones stay tied.
+    torch swaps the contents of a fake parameter with those of the converted one. That fails because
+    the fake-tensor mode keeps weak references. Here the converted parameter replaces the other in
+    its module. One that does not change (``.to("cpu")``) stays the same object; ties stay ties.
     """
     original = nn.Module._apply
     converted: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}

@@ -1,7 +1,7 @@
-"""What a command works on: a builder, a module, or a trace file, given by name.
+"""Targets of commands: a builder, a module, or a trace file, given by name.
 
-Forms: ``FILE.py:CALLABLE``, ``PACKAGE.MODULE:CALLABLE``, the short names of the ``networks``
-package of a checkout, and trace files, which :func:`is_trace_file` tells apart.
+Forms: ``FILE.py:CALLABLE``, ``PACKAGE.MODULE:CALLABLE``, short names of a checkout's ``networks``,
+and trace files (:func:`is_trace_file`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import nn
 
 from dlperf.core.errors import DlperfError, WorkFailed, describe
 from dlperf.core.files import kind_of, schema_of
+from dlperf.recorder.tensors import tensors_of
 
 CPU_DEVICES = ("cpu", "meta")
 CPU_ONLY = (
@@ -33,7 +34,7 @@ CPU_ONLY = (
 )
 
 _NO_CUDA = ("compiled with cuda", "support for cuda", "no cuda gpus", "nvidia driver")
-"""What torch says to a builder that asks for a GPU where there is none."""
+"""Parts of torch's errors for a builder that asks for a GPU where there is none."""
 
 SHORT_NAMES = {
     "mlp": "mlp",
@@ -45,14 +46,16 @@ SHORT_NAMES = {
     "dlrm-bottom": "dlrm_bottom",
     "dlrm-top": "dlrm_top",
 }
-"""Short name of a network to its builder in ``networks.targets``."""
+"""Short names of networks, and their builders in ``networks.targets``."""
 _FORMS = "give FILE.py:CALLABLE, PACKAGE.MODULE:CALLABLE or a trace file"
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a step needs. `inputs` is a tuple of positional or a dict of keyword arguments; `loss`
-    and `optimizer` are None for inference.
+    """The parts of a step: model, inputs, loss, optimizer.
+
+    `inputs` is a tuple of positional or a dict of keyword arguments. `loss` and `optimizer` are
+    None for inference.
     """
 
     model: nn.Module
@@ -60,14 +63,16 @@ class Built:
     loss: Callable[[Any], torch.Tensor] | None
     optimizer: torch.optim.Optimizer | None = None
 
-    def step(self, inputs: tuple[Any, ...] | dict[str, Any] | None = None) -> None:
-        """One training step, or one forward pass where there is no loss, on `inputs` (default: its
-        own); what it made is freed at its end.
-        """
+    def forward(self, inputs: tuple[Any, ...] | dict[str, Any] | None = None) -> Any:
+        """The model's output on `inputs` (default: its own)."""
         inputs = self.inputs if inputs is None else inputs
+        return self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+
+    def step(self, inputs: tuple[Any, ...] | dict[str, Any] | None = None) -> None:
+        """One training step, or one forward pass where there is no loss, on `inputs`."""
         if self.optimizer is not None:
             self.optimizer.zero_grad()
-        output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+        output = self.forward(inputs)
         if self.loss is not None and self.optimizer is not None:
             scalar = self.loss(output)
             scalar.backward()  # type: ignore[no-untyped-call]
@@ -86,8 +91,9 @@ class Target:
     _change: Callable[[Built], Built] | None = field(default=None, repr=False)
 
     def at(self, batch_size: int) -> Target:
-        """The same target, changes included, at another batch size. Raises DlperfError for a size
-        below 1, or where the target was made for one size.
+        """The same target, changes included, at another batch size.
+
+        Raises DlperfError for a size below 1, or where the target was made for one size.
         """
         if self._at is None:
             raise DlperfError(
@@ -96,9 +102,7 @@ class Target:
         return replace(self._at(batch_size), _change=self._change)
 
     def changed(self, change: Callable[[Built], Built]) -> Target:
-        """The same target with `change` applied to everything it builds, after the changes that it
-        has.
-        """
+        """The same target with one more `change`, applied to what it builds."""
         before = self._change
         return replace(
             self, _change=change if before is None else lambda built: change(before(built))
@@ -123,10 +127,17 @@ class Target:
             raise WorkFailed(
                 f"target {self.spec}: its builder called sys.exit({error.code!r})"
             ) from error
-        built = _as_built(self.spec, made, self.inference)
+        what = "expected (model, inputs, loss) or (model, inputs, loss, optimizer)"
+        if not isinstance(made, (tuple, list)):
+            raise DlperfError(f"target {self.spec}: returned {_kind(made)}; {what}")
+        if len(made) not in (3, 4) and not (self.inference and len(made) == 2):
+            n_values = f"{len(made)} value{'s' * (len(made) != 1)}"
+            raise DlperfError(f"target {self.spec}: returned {n_values}; {what}")
+        model, inputs, loss, optimizer = (*made, None, None)[:4]
+        built = as_built(model, inputs, loss, optimizer, self.inference)
         check_built(f"target {self.spec}", built, self.inference)
         if not self.inference and built.optimizer is None:
-            built = Built(built.model, built.inputs, built.loss, default_optimizer(built.model))
+            built = replace(built, optimizer=default_optimizer(built.model))
         return built if self._change is None else self._change(built)
 
 
@@ -147,9 +158,8 @@ def resolve(
 ) -> Target:
     """The target that `spec` names.
 
-    `input_shape` is the shape of one sample for a target that is an nn.Module class or instance
-    (the batch size is put in front; float32). Raises DlperfError naming the target and the way out
-    where it cannot be had.
+    `input_shape` is the shape of one float32 sample, for an nn.Module class or instance; the batch
+    size precedes it. Raises DlperfError, with the target and the way out, where there is none.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise DlperfError(f"batch size is {batch_size}; it must be at least 1")
@@ -169,13 +179,14 @@ def resolve(
                 f"target {spec}: is a module; say what goes in with --input, for example --input"
                 " 3,224,224 (the batch size is put in front)"
             )
-        return Target(
-            spec,
-            batch_size,
-            inference,
-            _module_maker(spec, found, batch_size, input_shape, inference),
-            at,
-        )
+        if isinstance(found, type):
+            _check_arguments(spec, found, (), f"{found.__name__}()")
+
+        def make() -> tuple[Any, ...]:
+            model = found() if isinstance(found, type) else found
+            return model, (torch.randn(batch_size, *input_shape),), mean_of_output
+
+        return Target(spec, batch_size, inference, make, at)
     if input_shape is not None:
         raise DlperfError(
             f"target {spec}: is no module but a {type(found).__name__}, which makes its own inputs;"
@@ -191,16 +202,12 @@ def resolve(
 
 
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """SGD(lr=0.01) over all parameters: what a target that names no optimizer is trained with."""
+    """SGD(lr=0.01) over all parameters: the optimizer of a target that names none."""
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def mean_of_output(output: Any) -> torch.Tensor:
-    """The mean of the first floating tensor in a nested output: the loss of a target that names
-    none.
-    """
-    from dlperf.recorder.op_recorder import tensors_of
-
+    """The mean of the first floating tensor in a nested output: the default loss."""
     for tensor in tensors_of(output):
         if tensor.is_floating_point():
             return tensor.mean()
@@ -210,28 +217,20 @@ def mean_of_output(output: Any) -> torch.Tensor:
     )
 
 
-def first_batch_size(inputs: tuple[Any, ...] | dict[str, Any]) -> int:
+def first_batch_size(inputs: Any) -> int:
     """First dimension of the first input tensor that has one; 1 if none does."""
-    from dlperf.recorder.op_recorder import tensors_of
-
-    return next(
-        (max(1, int(tensor.shape[0])) for tensor in tensors_of(inputs) if tensor.dim() > 0), 1
-    )
+    return next((max(1, int(one.shape[0])) for one in tensors_of(inputs) if one.dim() > 0), 1)
 
 
 def check_device(name: str, model: nn.Module, inputs: Any) -> None:
-    """Raise DlperfError for a model or inputs on an accelerator, naming what can be done."""
-    from dlperf.recorder.op_recorder import tensors_of
-
+    """Raise DlperfError, with the way out, for a model or inputs on an accelerator."""
     for tensor in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
         if tensor.device.type not in CPU_DEVICES:
             raise DlperfError(f"{name}: lies on {tensor.device}; {CPU_ONLY}")
 
 
 def check_built(name: str, built: Built, inference: bool) -> None:
-    """Raise DlperfError if what a step is made of has the wrong types or nothing in it can be
-    trained.
-    """
+    """Raise DlperfError where a part of a step has the wrong type, or nothing can be trained."""
     if not isinstance(built.model, nn.Module):
         raise DlperfError(f"{name}: the model is {_kind(built.model)}; expected an nn.Module")
     if not isinstance(built.inputs, (tuple, dict)):
@@ -281,24 +280,13 @@ def check_built(name: str, built: Built, inference: bool) -> None:
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a tensor"
-    return (
-        f"the class {value.__name__}"
-        if isinstance(value, type)
-        else "None"
-        if value is None
-        else f"of type {type(value).__name__}"
-    )
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def _as_built(spec: str, made: Any, inference: bool) -> Built:
-    what = "expected (model, inputs, loss) or (model, inputs, loss, optimizer)"
-    if not isinstance(made, (tuple, list)):
-        raise DlperfError(f"target {spec}: returned {_kind(made)}; {what}")
-    if len(made) not in (3, 4) and not (inference and len(made) == 2):
-        raise DlperfError(
-            f"target {spec}: returned {len(made)} value{'s' * (len(made) != 1)}; {what}"
-        )
-    model, inputs, loss, optimizer = (*made, None, None)[:4]
+def as_built(model: Any, inputs: Any, loss: Any, optimizer: Any, inference: bool) -> Built:
+    """The parts of a step; inputs become a tuple or a dict. :func:`check_built` checks them."""
     if isinstance(inputs, list):
         inputs = tuple(inputs)
     elif isinstance(inputs, Mapping) and not isinstance(inputs, dict):
@@ -306,21 +294,23 @@ def _as_built(spec: str, made: Any, inference: bool) -> Built:
     return Built(model, inputs, None if inference else loss, None if inference else optimizer)
 
 
-def _module_maker(
-    spec: str,
-    module: nn.Module | type[nn.Module],
-    batch_size: int,
-    shape: tuple[int, ...],
-    inference: bool,
-) -> Callable[[], Any]:
-    if isinstance(module, type):
-        _check_arguments(spec, module, (), f"{module.__name__}()")
-
-    def make() -> Any:
-        model = module() if isinstance(module, type) else module
-        return model, (torch.randn(batch_size, *shape),), None if inference else mean_of_output
-
-    return make
+def check_loss(name: str, scalar: Any) -> None:
+    """Raise DlperfError unless the loss is a scalar tensor that can be differentiated."""
+    if not isinstance(scalar, torch.Tensor):
+        raise DlperfError(
+            f"{name}: the loss returned {type(scalar).__name__}; it has to map the model's output"
+            " to a scalar tensor"
+        )
+    if scalar.numel() != 1:
+        raise DlperfError(
+            f"{name}: the loss has shape {tuple(scalar.shape)}; it has to be a scalar (reduce it,"
+            " for example by .mean())"
+        )
+    if not scalar.requires_grad:
+        raise DlperfError(
+            f"{name}: the loss depends on nothing that requires grad; check requires_grad and"
+            " no_grad, or use inference"
+        )
 
 
 def _check_arguments(
@@ -340,10 +330,10 @@ def _check_arguments(
 
 
 def find_callable(spec: str, arguments: tuple[Any, ...], call: str) -> Callable[..., Any]:
-    """The function that ``FILE.py:CALLABLE`` or ``PACKAGE.MODULE:CALLABLE`` names, which takes
-    `arguments` (`call` says it in words).
+    """The function that ``FILE.py:CALLABLE`` or ``PACKAGE.MODULE:CALLABLE`` names.
 
-    Raises DlperfError where there is none, or it takes others.
+    It takes `arguments`; `call` is their description. Raises DlperfError where there is no such
+    function, or it takes other arguments.
     """
     found = _find(spec)
     if not callable(found):
@@ -361,7 +351,15 @@ def find_callable(spec: str, arguments: tuple[Any, ...], call: str) -> Callable[
 def _find(spec: str) -> Any:
     """The object that a spec names."""
     if spec in SHORT_NAMES:
-        return _attribute(spec, _networks_targets(spec), SHORT_NAMES[spec])
+        folders = _checkout()
+        if not folders:
+            raise DlperfError(
+                f"target {spec}: is a network of a dlperf checkout, and there is none here; run it"
+                f" there, or {_FORMS}"
+            )
+        with _importable(spec, *folders):
+            networks = importlib.import_module("networks.targets")
+        return _attribute(spec, networks, SHORT_NAMES[spec])
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         near = difflib.get_close_matches(spec, SHORT_NAMES, 1)
@@ -380,7 +378,7 @@ def _find(spec: str) -> Any:
 
 
 def _decoded(name: str) -> str:
-    """A name from the command line as sources have it, where the locale's encoding is not theirs."""
+    """A name from the command line in UTF-8, the encoding of sources, whatever the locale's."""
     with contextlib.suppress(UnicodeError):
         return os.fsencode(name).decode("utf-8")
     return name
@@ -412,8 +410,9 @@ def _attribute(spec: str, module: ModuleType, name: str) -> Any:
 
 @contextlib.contextmanager
 def _importable(spec: str, *folders: Path) -> Iterator[None]:
-    """The folders in front of the import path; what an import raises becomes one line; the path
-    comes back as it was.
+    """The folders precede the import path; an error of an import becomes one line.
+
+    Builders may import when they are called: afterwards the folders follow the import path.
     """
     before = list(sys.path)
     added = [text for folder in folders if (text := str(folder)) not in sys.path[:1]]
@@ -432,15 +431,11 @@ def _importable(spec: str, *folders: Path) -> Iterator[None]:
     except Exception as error:
         raise DlperfError(f"target {spec}: does not import: {describe(error)}") from error
     finally:
-        # Builders may import lazily when they are called, so the folders stay importable, behind
-        # all that was there.
         sys.path[:] = before + [text for text in added if text not in before]
 
 
 def _import_file(spec: str, path: Path) -> ModuleType:
-    """Run a file as a module of its own, under its stem and, where that is taken by another file,
-    only for itself.
-    """
+    """Import a file under its stem; under a name of its own where the stem is taken."""
     if not os.path.isfile(path):
         raise DlperfError(
             f"target {spec}: there is no file {path}"
@@ -454,7 +449,8 @@ def _import_file(spec: str, path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise DlperfError(f"target {spec}: {path.name} is no Python file; {_FORMS}")
-    with _importable(spec, Path.cwd(), folder), _own_neighbours(folder):
+    with _importable(spec, Path.cwd(), folder):
+        _forget_siblings(folder)
         module = importlib.util.module_from_spec(found)
         sys.modules[name] = module
         try:
@@ -465,34 +461,21 @@ def _import_file(spec: str, path: Path) -> ModuleType:
     return module
 
 
-@contextlib.contextmanager
-def _own_neighbours(folder: Path) -> Iterator[None]:
-    """A file's imports find the files beside it, even where another target's file of the same name
-    was imported before.
-    """
-    hidden: dict[str, ModuleType] = {}
-    for neighbour in folder.iterdir() if folder.is_dir() else ():
-        stem = (
-            neighbour.stem
-            if neighbour.suffix == ".py"
-            else neighbour.name
-            if (neighbour / "__init__.py").is_file()
-            else ""
-        )
-        known = sys.modules.get(stem) if stem else None
-        origin = getattr(known, "__file__", None)
-        if known is None or origin is None or folder in Path(origin).resolve().parents:
-            continue
+def _forget_siblings(folder: Path) -> None:
+    """A file imports the files beside it, not another target's files of the same names."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        is_package = (path / "__init__.py").is_file()
+        stem = path.stem if path.suffix == ".py" else path.name if is_package else ""
+        origin = getattr(sys.modules.get(stem), "__file__", None)
         if (
-            stem in sys.stdlib_module_names
+            origin is None
+            or folder in Path(origin).resolve().parents
+            or stem in (*sys.stdlib_module_names, "dlperf", "torch", "numpy")
             or "site-packages" in origin
-            or stem in ("dlperf", "microbench", "torch", "numpy")
         ):
             continue
-        for full in [full for full in sys.modules if full == stem or full.startswith(stem + ".")]:
-            hidden[full] = sys.modules.pop(full)
-    yield
-    # The newest stay: a builder that imports lazily is the one that was just loaded.
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{stem}.")]:
+            del sys.modules[name]
 
 
 def _import_module(spec: str, where: str) -> ModuleType:
@@ -500,41 +483,26 @@ def _import_module(spec: str, where: str) -> ModuleType:
         raise DlperfError(
             f"target {spec}: {where!r} is neither a file nor a module's name; {_FORMS}"
         )
-    with _importable(spec, Path.cwd(), *_checkout()), _own_neighbours(Path.cwd()):
+    with _importable(spec, Path.cwd(), *_checkout()):
+        _forget_siblings(Path.cwd())
         return importlib.import_module(where)
 
 
 def _checkout() -> tuple[Path, ...]:
-    """The folder whose ``networks`` are a dlperf checkout's: the working directory or the one
-    beside this package; nothing where there is none.
-    """
+    """The folder with a checkout's ``networks``, this one or the package's; empty without one."""
     folders = (Path.cwd(), Path(__file__).resolve().parents[2])
     return tuple(folder for folder in folders if (folder / "networks" / "targets.py").is_file())[:1]
 
 
-def _networks_targets(spec: str) -> ModuleType:
-    """``networks.targets`` of the checkout."""
-    folders = _checkout()
-    if not folders:
-        raise DlperfError(
-            f"target {spec}: is a network of a dlperf checkout, and there is none here; run it"
-            f" there, or {_FORMS}"
-        )
-    with _importable(spec, *folders):
-        return importlib.import_module("networks.targets")
-
-
 def checkout_folder() -> Path:
     """The folder of the checkout. Raises DlperfError where there is none."""
-    folders = _checkout()
-    if not folders:
-        raise DlperfError(f"the networks of a dlperf checkout are not here; name targets: {_FORMS}")
-    return folders[0]
+    for folder in _checkout():
+        return folder
+    raise DlperfError(f"the networks of a dlperf checkout are not here; name targets: {_FORMS}")
 
 
 def checkout_targets() -> tuple[str, ...]:
-    """Every network of the checkout: the short names, then those written to validate predictions on
-    (``networks.further:NAME``).
+    """Every network of the checkout: short names, then ``networks.further:NAME``.
 
     Raises DlperfError where there is no checkout.
     """
