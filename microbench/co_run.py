@@ -23,7 +23,7 @@ from typing import Any
 
 from dlperf.core import host
 from dlperf.core.clock import Clock, Samples, involuntary_switches
-from dlperf.core.co_run import PREPARATION, Sharing
+from dlperf.core.co_run import PREPARATION, CoRun
 from dlperf.core.machine import Cpu, Machine
 from dlperf.microbench.job import Say, do_job
 
@@ -279,7 +279,7 @@ def pool(n: int, numbers: tuple[int, ...], cpu: Cpu) -> Iterator[Pool]:
 
 def measure(
     team: Any, work: str, recorded: dict[str, Any] | None, workers: int, mode: str
-) -> tuple[Sharing, int, float]:
+) -> tuple[CoRun, int, float]:
     """One kind of work by `workers` at once against one alone; how often the one lost its core, and
     in how many seconds.
     """
@@ -295,17 +295,17 @@ def measure(
         switches += lost
         together.append(team.run(list(range(workers)), batch, together_s)[0])
     return (
-        Sharing(work, workers, Samples(tuple(together)), Samples(tuple(alone))),
+        CoRun(work, workers, Samples(tuple(together)), Samples(tuple(alone))),
         switches,
         ROUNDS[mode] * window_s,
     )
 
 
-def measure_preparation(workers: int, mode: str, start: Callable[[int], float]) -> Sharing:
+def measure_preparation(workers: int, mode: str, start: Callable[[int], float]) -> CoRun:
     """What starting `workers` processes takes, and what starting one does."""
     pairs = [(start(1), start(workers) if workers > 1 else 0.0) for _ in range(_STARTS[mode])]
     alone = Samples(tuple(one for one, _ in pairs))
-    return Sharing(
+    return CoRun(
         PREPARATION,
         workers,
         Samples(tuple(all_of for _, all_of in pairs)) if workers > 1 else alone,
@@ -352,11 +352,11 @@ def run(job: dict[str, Any], say: Say) -> None:
     cpu, mode = host.this_cpu(), job["mode"]
     at_once = [workers for _, work, _, workers in job["groups"] if work != PREPARATION]
 
-    def tell(name: str, sharing: Sharing, switches: int, seconds: float) -> None:
+    def tell(name: str, co_run: CoRun, switches: int, seconds: float) -> None:
         say(
             {
                 "group": name,
-                "part": Machine(cpu, sharings=(sharing,)).to_json(),
+                "part": Machine(cpu, co_runs=(co_run,)).to_json(),
                 "switches": switches,
                 "seconds": seconds,
                 "refused": [],
@@ -369,8 +369,8 @@ def run(job: dict[str, Any], say: Say) -> None:
     for name, work, _, workers in job["groups"]:
         if work == PREPARATION:
             switches, begin = involuntary_switches(), time.perf_counter()
-            sharing = measure_preparation(workers, mode, start_s)
-            tell(name, sharing, involuntary_switches() - switches, time.perf_counter() - begin)
+            co_run = measure_preparation(workers, mode, start_s)
+            tell(name, co_run, involuntary_switches() - switches, time.perf_counter() - begin)
     if at_once:
         with pool(max(at_once), tuple(at_once), cpu) as team:
             for name, work, recorded, workers in job["groups"]:

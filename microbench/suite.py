@@ -119,11 +119,11 @@ def calibrate(
         )
     machine = _start(path, mode, force)
     if refused(machine):
-        narrate(f"{path} failed its self-test; measuring anew")
+        log(f"{path} failed its self-test; measuring anew")
         machine = _fresh(mode)
     n_before = _n_busy(machine)
     if max(threads) > machine.cpu.n_cores:
-        narrate(
+        log(
             f"warning: {max(threads)} threads on {machine.cpu.n_cores} cores: they will wait for"
             " each other"
         )
@@ -133,12 +133,12 @@ def calibrate(
     work = [
         (count, _missing(machine, count, mode, traces, mends)) for count in dict.fromkeys(threads)
     ]
-    shared = _missing_sharings(machine, mode, traces, workers)
+    shared = _missing_co_runs(machine, mode, traces, workers)
     if not any(groups for _, groups in work) and not shared:
-        narrate(f"{path} holds all of this already; nothing to measure")
+        log(f"{path} holds all of this already; nothing to measure")
     elif machine.groups:
         n_left = sum(len(groups) for _, groups in work) + len(shared)
-        narrate(f"{path} keeps {len(machine.groups)} measured groups; going on with {n_left} more")
+        log(f"{path} keeps {len(machine.groups)} measured groups; going on with {n_left} more")
     machine = _note_neighbours(machine)
     total = sum(weight for _, groups in work for _, weight in groups) + _SHARING_WEIGHT * len(
         shared
@@ -198,7 +198,7 @@ def calibrate(
     n_busy = _n_busy(machine) - n_before
     if n_busy > 0:
         n_groups = sum(len(groups) for _, groups in work) + len(shared)
-        narrate(
+        log(
             f"warning: the machine was busy while {n_busy} of {n_groups} groups were measured;"
             " dlperf machine show names them, and calibrating anew when it is quiet mends them"
         )
@@ -225,7 +225,7 @@ def _n_busy(machine: Machine) -> int:
     )
 
 
-def narrate(text: str) -> None:
+def log(text: str) -> None:
     """One line on stderr, above a progress bar if there is one."""
     tqdm.write(f"dlperf: {text}", file=sys.stderr)
 
@@ -263,7 +263,7 @@ def _start(path: Path, mode: str, force: bool) -> Machine:
         != fresh.versions.get("torch", "").partition("+")[0]
     ):
         if force:
-            narrate(
+            log(
                 f"{path} was made with torch {old.versions.get('torch')}; measuring anew with"
                 f" {fresh.versions.get('torch')}"
             )
@@ -368,7 +368,7 @@ def _note_neighbours(machine: Machine) -> Machine:
         f"{running - 1} other process(es) were running when the measuring began; times may be too"
         " long"
     )
-    narrate(f"warning: the machine is busy: {note}")
+    log(f"warning: the machine is busy: {note}")
     return replace(machine, notes=(*machine.notes, note))
 
 
@@ -390,7 +390,7 @@ def _operations_of(trace: Trace) -> str:
     return operations_of(trace.target, trace.batch_size, trace.inference)
 
 
-def _missing_sharings(
+def _missing_co_runs(
     machine: Machine, mode: str, traces: Sequence[Trace], workers: Sequence[int]
 ) -> list[tuple[str, str, int]]:
     """What is still to measure of several workers at once: (group, kind of work, number of workers)
@@ -465,7 +465,7 @@ def _run_workers(
             if is_last and crash.ahead:
                 raise WorkFailed(f"{died}; {what_is_kept(path, len(finished))}") from None
             note = f"{died} with {job['threads']} thread(s)"
-            narrate(
+            log(
                 f"warning: {note};"
                 f" {'another goes on' if crash.ahead else 'its groups have fewer samples'}"
             )
@@ -679,8 +679,8 @@ def _merge(
     footprints = {
         footprint.name: footprint for footprint in (*machine.footprints, *part.footprints)
     }
-    sharings = {
-        (sharing.work, sharing.workers): sharing for sharing in (*machine.sharings, *part.sharings)
+    co_runs = {
+        (co_run.work, co_run.workers): co_run for co_run in (*machine.co_runs, *part.co_runs)
     }
     costs: dict[tuple[str, int], Cost] = {
         (c.name, c.threads): c
@@ -691,7 +691,7 @@ def _merge(
         bandwidths=tuple(bandwidths.values()),
         costs=tuple(costs.values()),
         footprints=tuple(footprints.values()),
-        sharings=tuple(sharings.values()),
+        co_runs=tuple(co_runs.values()),
         coverage=tuple(coverage.values()),
         groups=tuple(dict.fromkeys((*machine.groups, _done_name(mode, threads, group)))),
         notes=tuple(dict.fromkeys(notes)),

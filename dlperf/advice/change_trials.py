@@ -126,7 +126,7 @@ def run_trials(
     *,
     seconds: float,
     n_runs: int,
-    narrate: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Trials:
     """Measure the baseline and each variant `n_runs` times with `measure`, one process each;
     `seconds` is what each takes, for the record.
@@ -149,7 +149,7 @@ def run_trials(
                 own = measure(variant)
             except DlperfError as error:
                 errors[variant.name] = str(error)
-                narrate(f"{variant.name}: {error}")
+                log(f"{variant.name}: {error}")
                 continue
             after = measure(BASELINE)
             baselines.append(_sample_s(after))
@@ -161,7 +161,7 @@ def run_trials(
                 fmean((_faults(before), _faults(after))),
             )
             pairs[variant.name].append(pair)
-            narrate(
+            log(
                 f"run {len(pairs[variant.name])} of {n_runs}, {variant.name}:"
                 f" {format_seconds(pair.variant_s * own.batch_size)} a step,"
                 f" {100 * pair.gain_frac:+.1f} % samples/s"
@@ -175,7 +175,7 @@ def run_trials(
             if n_runs_done
             else " before a first change was tried; the prediction alone is shown"
         )
-        narrate(f"interrupted{shown}")
+        log(f"interrupted{shown}")
     tried = [name for name in pairs if pairs[name] or name in errors]
     trials = tuple(
         Trial(name, sizes.get(name, 0), tuple(pairs[name]), errors.get(name, "")) for name in tried

@@ -150,7 +150,7 @@ def _knee(sweep: Sequence[BatchPoint], rate: Callable[[BatchPoint], float]) -> B
 
 
 def advise(
-    base: Prediction, target: Target | None, narrate: Callable[[str], None] = lambda line: None
+    base: Prediction, target: Target | None, log: Callable[[str], None] = lambda line: None
 ) -> Advice:
     """What could be changed about a predicted step, and what each change is predicted to bring.
 
@@ -158,19 +158,17 @@ def advise(
     threads and malloc are all that can be changed. Every change is recorded anew under fake
     tensors. Nothing is measured.
     """
-    return _Adviser(base, target, narrate).advise()
+    return _Adviser(base, target, log).advise()
 
 
 class _Adviser:
-    def __init__(
-        self, base: Prediction, target: Target | None, narrate: Callable[[str], None]
-    ) -> None:
+    def __init__(self, base: Prediction, target: Target | None, log: Callable[[str], None]) -> None:
         if base.step.total_s is None:
             raise DlperfError(
                 f"predictor {base.predictor!r} does not speak of the whole step; explain with"
                 " calibrated"
             )
-        self.base, self.target, self.narrate = base, target, narrate
+        self.base, self.target, self.log = base, target, log
         self.base_sample_s = base.step.total_s / base.trace.batch_size
         self.base_unsure_frac = unsure_frac(base.prices.items)
         self.notes: list[str] = []
@@ -265,11 +263,11 @@ class _Adviser:
             variant.threads or self.base.threads,
             variant.malloc,
         )
-        return found.elsewhere() if self.base.is_elsewhere else found
+        return found.cross_machine() if self.base.is_cross_machine else found
 
     def _judge(self, candidate: Candidate) -> Suggestion:
         variant = candidate.variant
-        self.narrate(f"considering {variant.name}")
+        self.log(f"considering {variant.name}")
         try:
             return self._judged(candidate, self.predict(variant))
         except DlperfError as error:
@@ -404,7 +402,7 @@ class _Adviser:
             if size == own.batch_size:
                 points.append(own)
                 continue
-            self.narrate(f"considering batch size {size}")
+            self.log(f"considering batch size {size}")
             try:
                 prediction = self.predict(Variant(f"batch size {size}", batch_size=size))
             except DlperfError as error:
@@ -470,7 +468,7 @@ class _Adviser:
         found = []
         possible = []
         for name, width in list(odd.items())[:MOST_WIDTHS]:
-            self.narrate(f"considering {rounded(width)} instead of {width} outputs of {name}")
+            self.log(f"considering {rounded(width)} instead of {width} outputs of {name}")
             try:
                 step_s = self.predict(Variant(name, (Edit("widen", (name,)),))).step.total_s
             except DlperfError as error:

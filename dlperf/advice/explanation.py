@@ -36,14 +36,14 @@ class Explanation(Displayed, by="dlperf.advice.explanation_text"):
 def explain(
     prediction: Prediction,
     target: Target | None = None,
-    narrate: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Explanation:
     """Explain a predicted step.
 
     `target` is what its trace was recorded from (:func:`dlperf.recorder.targets.resolve`); without
-    it nothing that needs code is considered. `narrate` is told what is being looked at. Raises
+    it nothing that needs code is considered. `log` is told what is being looked at. Raises
     DlperfError for a predictor that does not speak of the whole step.
     """
     from dlperf.advice.changes import advise
 
-    return Explanation(prediction, break_down(prediction), advise(prediction, target, narrate))
+    return Explanation(prediction, break_down(prediction), advise(prediction, target, log))

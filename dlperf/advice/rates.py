@@ -12,11 +12,11 @@ from dlperf.advice.grid import Configuration, Pace
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Trace
-from dlperf.core.variation import machine_sigma
+from dlperf.core.variation import machine_log_sigma
 from dlperf.forecast.loading import LoaderCosts, SampledLoader, has_costs, period, sample_bytes
 from dlperf.forecast.loop import Loop, visit_s
 from dlperf.forecast.prediction import Prediction, predict
-from dlperf.forecast.worker_processes import averaging_s, beside
+from dlperf.forecast.worker_processes import averaging_s, predict_co_run
 
 PREFETCHED = 2
 """Batches that a loading worker holds ready (torch's ``prefetch_factor``)."""
@@ -28,13 +28,13 @@ class Forecaster:
     prediction is made once.
 
     `sample` samples the user's own loader at a batch size; without it batches come from tensors in
-    memory. `elsewhere` says that the machine file speaks of another machine. `notes` gathers what a
+    memory. `is_cross_machine` says that the machine file speaks of another machine. `notes` gathers what a
     user should know of the answers.
     """
 
     machine: Machine
     record: Callable[[int], Trace]
-    elsewhere: bool = False
+    is_cross_machine: bool = False
     sample: Callable[[int], SampledLoader] | None = None
     notes: list[str] = field(default_factory=list)
     _traces: dict[int, Trace] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Forecaster:
                 )
             return False
         if configuration.workers > 1:
-            if not self.machine.sharings:
+            if not self.machine.co_runs:
                 self._note(
                     f"{where} costs of worker processes beside each other: only 1 worker is"
                     " considered; dlperf calibrate --workers 1,2,4 adds them"
@@ -105,9 +105,9 @@ class Forecaster:
         if key not in self._predictions:
             if workers == 1:
                 made = predict(self.trace_of(batch_size), self.machine, threads)
-                made = made.elsewhere() if self.elsewhere else made
+                made = made.cross_machine() if self.is_cross_machine else made
             else:
-                made = beside(self.prediction_of(threads, batch_size), workers)
+                made = predict_co_run(self.prediction_of(threads, batch_size), workers)
             self._predictions[key] = made
         return self._predictions[key]
 
@@ -124,7 +124,7 @@ class Forecaster:
         n_apart = min(configuration.workers, self.machine.cpu.n_cores)
         return replace(
             self._pace_of(configuration),
-            sigma=machine_sigma(self.machine, configuration.threads),
+            sigma=machine_log_sigma(self.machine, configuration.threads),
             n_apart=n_apart,
         )
 

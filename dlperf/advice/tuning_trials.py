@@ -77,7 +77,7 @@ def run_contest(
     *,
     seconds: float,
     n_runs: int,
-    narrate: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Contest:
     """Measure the configurations `n_runs` times in turns, forwards and backwards, so that what
     drifts meets all of them alike.
@@ -97,13 +97,13 @@ def run_contest(
                     runs[one].append(measure(one))
                 except DlperfError as error:
                     errors[one] = str(error)
-                    narrate(f"{one.label}: {error}")
+                    log(f"{one.label}: {error}")
                     continue
-                narrate(f"run {number + 1} of {n_runs}, {one.label}: {runs[one][-1]:.4g} samples/s")
+                log(f"run {number + 1} of {n_runs}, {one.label}: {runs[one][-1]:.4g} samples/s")
     except KeyboardInterrupt:
         interrupted = True
         n_done = sum(map(len, runs.values()))
-        narrate(
+        log(
             f"interrupted{f'; {n_done} finished run(s) are shown' if n_done else ' before a first run was finished; the prediction alone is shown'}"
         )
     return Contest(

@@ -26,7 +26,7 @@ from dlperf.cli.inputs import (
     machine_path,
     make_folder,
     naming_unfit_kernels,
-    predict_aloud,
+    predict_and_warn,
     read_or_record,
     repeat_self_test,
     resolve,
@@ -145,12 +145,12 @@ def predict(args: Namespace) -> Answer:
     machine, point = load_machine(args), load_point(args)
     recorded = read_or_record(args, args.target)
     threads = 1 if args.workers else threads_for(args, machine)
-    prediction = predict_aloud(recorded, machine, threads, args.predictor, args.malloc, point)
+    prediction = predict_and_warn(recorded, machine, threads, args.predictor, args.malloc, point)
     epoch = None if args.samples is None else forecast_epoch(args, prediction)
     if args.workers:
-        from dlperf.forecast.worker_processes import beside
+        from dlperf.forecast.worker_processes import predict_co_run
 
-        prediction = beside(prediction, args.workers)
+        prediction = predict_co_run(prediction, args.workers)
     return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
 
 

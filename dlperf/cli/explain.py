@@ -15,8 +15,8 @@ from dlperf.cli.inputs import (
     Answer,
     is_trace,
     load_machine,
-    narrate,
-    predict_aloud,
+    log,
+    predict_and_warn,
     read_or_record,
     resolve,
     threads_for,
@@ -53,9 +53,9 @@ def explain(args: Namespace) -> Answer:
     if args.trial:
         warn_of_threads(threads)
     trace = read_or_record(args, args.target)
-    prediction = predict_aloud(trace, machine, threads, "calibrated")
+    prediction = predict_and_warn(trace, machine, threads, "calibrated")
     target = None if recorded else resolve(args, args.target)
-    found = explaining.explain(prediction, target, narrate)
+    found = explaining.explain(prediction, target, log)
     found = replace(
         found, provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",)
     )
@@ -63,7 +63,7 @@ def explain(args: Namespace) -> Answer:
         found = replace(found, trials=_try(args, found, threads))
     if args.output is not None:
         written = explanation_files.write(found, args.output, args.force)
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
         explanation_text.explanation_to_text(found),
@@ -105,8 +105,8 @@ def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
             seconds=seconds,
         )
 
-    narrate(f"trying {len(variants)} change(s), {n_runs} run(s) each, in processes of their own")
+    log(f"trying {len(variants)} change(s), {n_runs} run(s) each, in processes of their own")
     done = change_trials.run_trials(
-        variants, measure, batch_size, seconds=seconds, n_runs=n_runs, narrate=narrate
+        variants, measure, batch_size, seconds=seconds, n_runs=n_runs, log=log
     )
     return replace(done, notes=tuple(notes))

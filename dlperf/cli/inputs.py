@@ -48,14 +48,14 @@ class Answer:
     indent: int | None = 1
 
 
-def narrate(line: str) -> None:
+def log(line: str) -> None:
     """Tell the user on stderr what is going on."""
     say(f"dlperf: {line}")
 
 
 def warn(line: str) -> None:
     """A warning, one line on stderr; the exit status stays 0."""
-    narrate("warning: " + " ".join(line.split()))
+    log("warning: " + " ".join(line.split()))
 
 
 def use_threads(threads: int | None) -> int:
@@ -132,7 +132,7 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
 
         trace = recording.record_target(resolve(args, spec, batch_size))
         for note in trace.notes:
-            narrate(note)
+            log(note)
         return trace
     from dlperf.core.trace import Trace
 
@@ -349,7 +349,7 @@ def load_or_make_machine(args: Namespace, threads: int) -> Machine:
     path = machine_path(args)
     if args.machine or os.path.exists(path):
         return load_machine(args)
-    narrate(
+    log(
         f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate"
         " makes a better one)"
     )
@@ -391,7 +391,7 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
     return doubts
 
 
-def is_elsewhere(machine: Machine) -> bool:
+def is_cross_machine(machine: Machine) -> bool:
     """Whether the machine file is of another machine or torch than this."""
     from dlperf.core import host
     from dlperf.report.machine_summary import find_mismatches
@@ -412,10 +412,10 @@ def predict_here(
 
     with naming_unfit_kernels(machine):
         prediction = predict_trace(recorded, machine, threads, predictor, malloc, point)
-    return prediction.elsewhere() if is_elsewhere(machine) else prediction
+    return prediction.cross_machine() if is_cross_machine(machine) else prediction
 
 
-def predict_aloud(
+def predict_and_warn(
     recorded: Trace,
     machine: Machine,
     threads: int,

@@ -14,8 +14,8 @@ from dlperf.cli.inputs import (
     check_ops,
     is_trace,
     load_or_make_machine,
-    narrate,
-    predict_aloud,
+    log,
+    predict_and_warn,
     predict_here,
     read_or_record,
     split_batch,
@@ -57,14 +57,14 @@ def report(args: Namespace) -> Answer:
     except KeyboardInterrupt:
         if not reports:
             raise
-        narrate(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
+        log(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
         status = 130
     if args.output is None:
         text = "\n\n".join(writing.render(reports, form) for form in args.format or ("text",))
     else:
         written = writing.write(reports, args.output, args.format or writing.FORMATS, args.force)
         text = writing.render(reports, "text")
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(text, reports_to_json(reports), status)
 
 
@@ -80,7 +80,7 @@ def _report_target(args: Namespace, spec: str, batch_size: int | None) -> Report
     machine = load_or_make_machine(args, use_threads(None))
     threads = threads_for(args, machine)
     predictions = _predict_all(args, recorded, machine, threads)
-    narrate(
+    log(
         f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process"
         " of its own"
     )
@@ -149,7 +149,7 @@ def _predict_all(
     speak.
     """
     first, *others = args.predictor or ("calibrated", "roofline", "gemm-table")
-    predictions = [predict_aloud(recorded, machine, threads, first)]
+    predictions = [predict_and_warn(recorded, machine, threads, first)]
     for name in others:
         try:
             prediction = predict_here(recorded, machine, threads, name)

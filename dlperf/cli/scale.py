@@ -12,8 +12,8 @@ from dlperf.cli.inputs import (
     Answer,
     is_trace,
     load_machine,
-    narrate,
-    predict_aloud,
+    log,
+    predict_and_warn,
     read_or_record,
     threads_for,
     warn,
@@ -77,7 +77,7 @@ def scale(args: Namespace) -> Answer:
     threads = threads_for(args, machine)
 
     def predict_at(size: int) -> Prediction:
-        return predict_aloud(_trace_at(args, recorded, size), machine, threads, "calibrated")
+        return predict_and_warn(_trace_at(args, recorded, size), machine, threads, "calibrated")
 
     found = forecast(predict_at, cluster, question)
     written = [] if args.output is None else write(found, args.output, args.force)
@@ -106,7 +106,7 @@ def _answer(args: Namespace, found: Scaling | Replay, text: str, written: list[P
     for note in found.notes:
         warn(note)
     if written:
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(text, found.to_json())
 
 

@@ -10,7 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, is_trace, load_machine, narrate, read_or_record, warn
+from dlperf.cli.inputs import Answer, is_trace, load_machine, log, read_or_record, warn
 from dlperf.core.errors import DlperfError
 from dlperf.core.version import VERSION
 
@@ -66,13 +66,13 @@ def tune(args: Namespace) -> Answer:
         warn(line)
 
     def record(batch_size: int) -> Trace:
-        narrate(f"recording a step at batch size {batch_size}")
+        log(f"recording a step at batch size {batch_size}")
         return read_or_record(args, args.target, batch_size)
 
     def sample(batch_size: int) -> SampledLoader:
         from dlperf.cli.loader_timing import sample_apart
 
-        narrate(f"sampling the loader at batch size {batch_size}")
+        log(f"sampling the loader at batch size {batch_size}")
         return sample_apart(args.loader, batch_size, 0, 1, machine)
 
     forecaster = Forecaster(machine, record, bool(mismatches), sample if args.loader else None)
@@ -102,7 +102,7 @@ def tune(args: Namespace) -> Answer:
         warn(note)
     if args.output is not None:
         written = tuning_files.write(found, args.output, args.force)
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     interrupted = found.contest is not None and found.contest.is_interrupted
     return Answer(
         tuning_text.tuning_to_text(found),
@@ -170,9 +170,7 @@ def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) ->
             loader=args.loader,
         )
 
-    narrate(
+    log(
         f"measuring {len(chosen)} configuration(s), {n_runs} run(s) each, in processes of their own"
     )
-    return tuning_trials.run_contest(
-        chosen, measure, seconds=seconds, n_runs=n_runs, narrate=narrate
-    )
+    return tuning_trials.run_contest(chosen, measure, seconds=seconds, n_runs=n_runs, log=log)

@@ -16,10 +16,10 @@ from dlperf.cli.inputs import (
     Answer,
     check_predictors,
     default_cache,
-    is_elsewhere,
+    is_cross_machine,
     is_trace,
     load_machine,
-    narrate,
+    log,
     read_or_record,
     split_batch,
     use_threads,
@@ -95,7 +95,7 @@ def validate(args: Namespace) -> Answer:
         warn(remark)
     if args.output is not None:
         written = page.write_study(study, args.output, args.force)
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(
         page.study_to_text(study),
         study.to_json(),
@@ -220,12 +220,12 @@ def _run(
         lambda threads: _n_runs(args, threads),
         record,
         measure,
-        narrate,
+        log,
         ask_peers=(
             (lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None
         ),
         with_ablation=args.ablation,
-        elsewhere=is_elsewhere(machine),
+        is_cross_machine=is_cross_machine(machine),
         provenance=provenance,
     )
 
@@ -263,7 +263,7 @@ def _time_ops(
     known = {kernel.op.signature for kernel in machine.kernels}
     drawn = draw_ops(seed, known, args.ops)
     n_runs = args.runs or OPS_RUNS
-    narrate(
+    log(
         f"{len(drawn)} random ops that the machine file does not hold (--seed {seed}), {n_runs}"
         f" fresh process(es) with {threads} thread(s)"
     )
@@ -281,7 +281,7 @@ def _time_ops(
     for note in sorted(refused):
         warn(f"not timed: {note}")
     book = book_of(machine, threads)
-    far = is_elsewhere(machine)
+    far = is_cross_machine(machine)
 
     def price(op: Op) -> tuple[float, str]:
         seconds, source = kernel_s(book, op)

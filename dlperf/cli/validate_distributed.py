@@ -18,7 +18,7 @@ from dlperf.cli.inputs import (
     default_cache,
     is_trace,
     load_machine,
-    narrate,
+    log,
     predict_here,
     read_or_record,
     split_batch,
@@ -75,7 +75,7 @@ def validate_distributed(args: Namespace) -> Answer:
         args.runs or RUNS,
         args.seconds or SECONDS,
         archive,
-        narrate,
+        log,
         hosts,
         args.quick_links,
         links_s,
@@ -93,7 +93,7 @@ def validate_distributed(args: Namespace) -> Answer:
     )
     if args.output is not None:
         written = page.write_study(study, args.output, args.force)
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
 
 
@@ -144,7 +144,7 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
 
     why, remarks = "", []
     try:
-        remove_stale(narrate)
+        remove_stale(log)
         with Hosts(2, next((rate for rate in rates if rate != UNSHAPED), None)):
             pass
     except Unavailable as error:

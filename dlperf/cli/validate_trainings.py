@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, default_cache, load_machine, narrate, use_threads, warn
+from dlperf.cli.inputs import Answer, default_cache, load_machine, log, use_threads, warn
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def validate_training(args: Namespace) -> Answer:
                 continue
             if row.kind in wanted:
                 rows.append(row)
-                narrate(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
+                log(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
     except KeyboardInterrupt:
         raise Interrupted(bench.archive.kept) from None
     tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
@@ -71,7 +71,7 @@ def validate_training(args: Namespace) -> Answer:
     study = TrainingStudy(provenance, tuple(rows), tables, tuple(failures))
     if args.output is not None:
         written = page.write_study(study, args.output, args.force)
-        narrate(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(page.study_to_text(study), study.to_json(), status=1 if failures else 0)
 
 
@@ -87,7 +87,7 @@ def _bench(args: Namespace, machine: Machine) -> Bench:
         args.runs or RUNS,
         args.seconds or SECONDS,
         archive,
-        narrate,
+        log,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from dlperf.core import files
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
-from dlperf.core.co_run import Sharing, sharing_from_record, sharing_to_json
+from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.records.cluster import (
@@ -27,7 +27,7 @@ from dlperf.core.records.cluster import (
 )
 from dlperf.core.records.conversion import check_unique, convert, refuse
 
-SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.cluster", 2
 DISTANCES: tuple[str, ...] = get_args(Distance)
 """Where the other end of a link is: on the same socket, on another socket of the same node, on
 another node (host name).
@@ -154,7 +154,7 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
 
     `backend` is that of torch.distributed, `threads` what each rank computed with, `mode` the depth
     (``quick``, ``full``, ``hand-written``), `groups` the finished parts, `notes` what the measuring
-    noticed. `sharings` say what ranks of one computer, computing at once with one thread each, cost
+    noticed. `co_runs` say what ranks of one computer, computing at once with one thread each, cost
     one another by kind of work; empty where each had a computer of its own.
     """
 
@@ -172,7 +172,7 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     path: str = ""
-    sharings: tuple[Sharing, ...] = ()
+    co_runs: tuple[CoRun, ...] = ()
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
                 }
                 for i in self.interferences
             ],
-            "sharings": [sharing_to_json(sharing) for sharing in self.sharings],
+            "co_runs": [co_run_to_json(co_run) for co_run in self.co_runs],
         }
 
     @classmethod
@@ -302,9 +302,9 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
             notes=tuple(record.notes),
             versions=record.versions,
             created=record.created,
-            sharings=tuple(
-                sharing_from_record(row, f"sharings[{place}]")
-                for place, row in enumerate(record.sharings)
+            co_runs=tuple(
+                co_run_from_record(row, f"co_runs[{place}]")
+                for place, row in enumerate(record.co_runs)
             ),
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.conversion import SharingRecord, refuse
+from dlperf.core.records.conversion import CoRunRecord, refuse
 
 PREPARATION = "preparation"
 """Not a resource: from the start of the workers' processes until all of them have imported torch
@@ -19,7 +19,7 @@ and made an optimizer.
 
 
 @dataclass(frozen=True)
-class Sharing:
+class CoRun:
     """One kind of work done by `workers` processes of one thread each at once, and by one of them
     alone: seconds a call, sampled in turns.
 
@@ -37,7 +37,7 @@ class Sharing:
         together, alone = len(self.samples.values), len(self.alone.values)
         if together != alone:
             raise DlperfError(
-                f"sharing of {self.work} by {self.workers} workers has {together} samples together"
+                f"co_run of {self.work} by {self.workers} workers has {together} samples together"
                 f" and {alone} alone; they are taken in pairs"
             )
 
@@ -58,18 +58,18 @@ class Sharing:
         )
 
 
-def sharing_to_json(sharing: Sharing) -> dict[str, Any]:
+def co_run_to_json(co_run: CoRun) -> dict[str, Any]:
     """The entry of a machine file or a cluster file."""
     return {
-        "work": sharing.work,
-        "workers": sharing.workers,
-        **samples_to_json(sharing.samples),
-        "alone": samples_to_json(sharing.alone),
+        "work": co_run.work,
+        "workers": co_run.workers,
+        **samples_to_json(co_run.samples),
+        "alone": samples_to_json(co_run.alone),
     }
 
 
-def sharing_from_record(record: SharingRecord, entry: str) -> Sharing:
-    """The sharing of a file's `entry`. Raises DlperfError for samples that are no pairs."""
+def co_run_from_record(record: CoRunRecord, entry: str) -> CoRun:
+    """The co_run of a file's `entry`. Raises DlperfError for samples that are no pairs."""
     together, alone = samples_from_record(record), samples_from_record(record.alone)
     if len(together.values) != len(alone.values):
         refuse(
@@ -77,7 +77,7 @@ def sharing_from_record(record: SharingRecord, entry: str) -> Sharing:
             record.samples_s,
             f"as many samples as alone, {len(alone.values)}: they are taken in pairs",
         )
-    return Sharing(record.work, record.workers, together, alone)
+    return CoRun(record.work, record.workers, together, alone)
 
 
 def operations_of(target: str, batch_size: int, inference: bool) -> str:

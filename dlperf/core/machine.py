@@ -22,7 +22,7 @@ from msgspec import structs
 
 from dlperf.core import files
 from dlperf.core.clock import Samples, quantile, samples_from_record, samples_to_json
-from dlperf.core.co_run import Sharing, sharing_from_record, sharing_to_json
+from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine_path import default_path as default_path
@@ -252,7 +252,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     path: str = ""
     curves: tuple[Curve, ...] = ()
     footprints: tuple[Footprint, ...] = ()
-    sharings: tuple[Sharing, ...] = ()
+    co_runs: tuple[CoRun, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     self_tests: tuple[SelfTest, ...] = ()
 
@@ -425,9 +425,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             (footprint.n_bytes for footprint in self.footprints if footprint.name == name), 0
         )
 
-    def sharing(self, work: str) -> dict[int, Sharing]:
+    def co_runs_of(self, work: str) -> dict[int, CoRun]:
         """What was measured of one kind of work done by several workers at once, by their number."""
-        return {sharing.workers: sharing for sharing in self.sharings if sharing.work == work}
+        return {co_run.workers: co_run for co_run in self.co_runs if co_run.work == work}
 
     def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:
         """The sweep of one memory kernel at the nearest measured thread count, by rising working
@@ -575,7 +575,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 for c in self.curves
             ],
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
-            "sharings": [sharing_to_json(sharing) for sharing in self.sharings],
+            "co_runs": [co_run_to_json(co_run) for co_run in self.co_runs],
             "coverage": [vars(one) for one in self.coverage],
             "self_tests": [vars(test) for test in self.self_tests],
             "kernels": kernels,
@@ -633,9 +633,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
             mode=record.mode,
             groups=tuple(record.groups),
-            sharings=tuple(
-                sharing_from_record(row, f"sharings[{number}]")
-                for number, row in enumerate(record.sharings)
+            co_runs=tuple(
+                co_run_from_record(row, f"co_runs[{number}]")
+                for number, row in enumerate(record.co_runs)
             ),
             complete=record.complete,
             notes=tuple(record.notes),

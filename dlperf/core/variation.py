@@ -9,7 +9,7 @@ from dlperf.core.clock import Samples, quantile
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import FRAMEWORK_UNREST, SPELLS, Machine
 
-SPELL_S = 5.0
+INTERFERENCE_INTERVAL_S = 5.0
 """How long a state of a core lasts whose neighbours come and go: paces of one second and the next
 were alike (correlation 0.7 to 0.9), those five seconds apart half so.
 """
@@ -17,7 +17,7 @@ _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
 
 
-def sigma_of(samples: Samples) -> float:
+def log_sigma(samples: Samples) -> float:
     """The standard deviation of the logarithm of repeated measurements, from their deciles: ln(q90
     / q10) / 2.56; 0 for one sample.
     """
@@ -27,20 +27,20 @@ def sigma_of(samples: Samples) -> float:
     return math.log(high / low) / _DECILES_APART if low > 0 else 0.0
 
 
-def machine_sigma(machine: Machine, threads: int) -> float:
+def machine_log_sigma(machine: Machine, threads: int) -> float:
     """How much the same computation varies from one second to the next: as the core's pace did
     while the machine was measured, less by how much less than the interpreter, whose pace that is,
     kernels suffer from a neighbour; 0 where nobody looked at the pace.
     """
-    spells = spells_of(machine, threads)
+    spells = core_speed_samples(machine, threads)
     return (
-        kernels_part(machine, threads, machine.unrest(threads)) * sigma_of(spells)
+        kernel_sensitivity_frac(machine, threads, machine.unrest(threads)) * log_sigma(spells)
         if spells
         else 0.0
     )
 
 
-def spells_of(machine: Machine, threads: int) -> Samples | None:
+def core_speed_samples(machine: Machine, threads: int) -> Samples | None:
     """The core's pace in single seconds of the calibration, in usual ones; None where nobody looked
     at it.
     """
@@ -48,7 +48,7 @@ def spells_of(machine: Machine, threads: int) -> Samples | None:
     return None if found is None else found.samples
 
 
-def kernels_part(machine: Machine, threads: int, unrest: float) -> float:
+def kernel_sensitivity_frac(machine: Machine, threads: int, unrest: float) -> float:
     """How much of a change of the core's pace is seen by what usually takes `unrest` times as long
     as at best: all, if the interpreter takes no longer.
 
@@ -90,14 +90,14 @@ def mean_factor(n: int, sigma: float, n_points: int = 99) -> float:
     return statistics.fmean(points) / slowest_factor(n, sigma)
 
 
-def share_of_spell(seconds: float) -> float:
+def initial_state_frac(seconds: float) -> float:
     """The share of the state at their beginning in the mean over so many seconds, where states last
-    SPELL_S by an exponential law: t/T (1 - exp(-T/t)).
+    INTERFERENCE_INTERVAL_S by an exponential law: t/T (1 - exp(-T/t)).
 
-    >>> share_of_spell(0.0), round(share_of_spell(SPELL_S), 3)
+    >>> initial_state_frac(0.0), round(initial_state_frac(INTERFERENCE_INTERVAL_S), 3)
     (1.0, 0.632)
     """
-    spells = seconds / SPELL_S
+    spells = seconds / INTERFERENCE_INTERVAL_S
     return -math.expm1(-spells) / spells if spells > 0 else 1.0
 
 
@@ -105,12 +105,12 @@ def sigma_over(sigma: float, seconds: float) -> float:
     """The standard deviation of the mean over so many seconds of what varies by `sigma` in spells:
     sigma^2 2 t/T (1 - t/T (1 - exp(-T/t))).
 
-    >>> sigma_over(0.1, 0.0), round(sigma_over(0.1, 100 * SPELL_S), 4)  # sqrt(2 / 100 * 0.99)
+    >>> sigma_over(0.1, 0.0), round(sigma_over(0.1, 100 * INTERFERENCE_INTERVAL_S), 4)  # sqrt(2 / 100 * 0.99)
     (0.1, 0.0141)
     """
-    spells = seconds / SPELL_S
+    spells = seconds / INTERFERENCE_INTERVAL_S
     return (
-        sigma * math.sqrt(min(1.0, 2 / spells * (1 - share_of_spell(seconds))))
+        sigma * math.sqrt(min(1.0, 2 / spells * (1 - initial_state_frac(seconds))))
         if spells > 0
         else sigma
     )
@@ -120,7 +120,7 @@ def waiting_s(n: int, sigma: float, seconds: float) -> float:
     """Seconds that `n` workers wait for the slowest of them, on average, where each has `seconds`
     of work that varies by `sigma` in spells.
 
-    Independent workers are assumed. With the 0.084 of a machine file (:func:`machine_sigma`) two
+    Independent workers are assumed. With the 0.084 of a machine file (:func:`machine_log_sigma`) two
     workers wait 4.6 % of rounds of 1 s and 4.2 % of rounds of 4 s; in two series of a convolutional
     network's steps on that virtual machine they waited 4.1 and 6.0 %, 3.2 and 5.4 %.
 

@@ -64,7 +64,7 @@ class ClusterSummary:
                 f" times as long, the all-reduce {i.collective_factor:.2f} times;"
                 f" {i.stolen_s_per_byte * 1e9:.2f} s lost per GB"
             )
-        for s in cluster.sharings:
+        for s in cluster.co_runs:
             lines.append(
                 f"{s.work} by {s.workers} ranks of one computer at once: each takes"
                 f" {s.slowdown:.2f} times as long as alone"
@@ -125,9 +125,9 @@ class ClusterSummary:
                 }
                 for i in self.cluster.interferences
             ],
-            "sharings": [
+            "co_runs": [
                 {"work": s.work, "workers": s.workers, "slowdown": s.slowdown}
-                for s in self.cluster.sharings
+                for s in self.cluster.co_runs
             ],
             "notes": list(self.cluster.notes),
         }

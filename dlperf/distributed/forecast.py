@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import KIB, MIB
-from dlperf.core.variation import machine_sigma, mean_factor, slowest_factor
+from dlperf.core.variation import machine_log_sigma, mean_factor, slowest_factor
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.plane import rates_of, region_of
 from dlperf.distributed.scaling import CollectiveTime, Row, Scaling
@@ -28,7 +28,7 @@ from dlperf.distributed.variation import link_sigma
 from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.loop import first_step_s
 from dlperf.forecast.prediction import Prediction
-from dlperf.forecast.worker_processes import beside, unmeasured, with_sharings
+from dlperf.forecast.worker_processes import predict_co_run, unmeasured, with_co_runs
 from dlperf.models import buckets as bucketing
 from dlperf.models.buckets import Bucket, Gradient, ReducerOptions
 from dlperf.models.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
@@ -235,7 +235,7 @@ class _Forecast:
         self.network = _Network.of(self.any, question.options)
         self.notes += self.network.notes
         self._profiles: dict[int, list[Profile]] = {}
-        self.sigma = machine_sigma(self.any.machine, self.any.threads)
+        self.sigma = machine_log_sigma(self.any.machine, self.any.threads)
         self.link_sigma = 0.0 if cluster is None else link_sigma(cluster)
         self._rates = {
             far: rates_of(self.any, cluster, far, question.what_if)
@@ -330,7 +330,7 @@ class _Forecast:
         reason = ""
         if self.cluster is not None:
             prediction = replace(
-                prediction, machine=with_sharings(prediction.machine, self.cluster.sharings)
+                prediction, machine=with_co_runs(prediction.machine, self.cluster.co_runs)
             )
         if prediction.threads != 1:
             reason = "what ranks of several threads cost one another is not known"
@@ -344,14 +344,14 @@ class _Forecast:
             self._note(f"{workers} ranks share a computer, and {reason}: taken for nothing")
             return prediction
         own = (
-            {sharing.workers for sharing in self.cluster.sharings}
+            {co_run.workers for co_run in self.cluster.co_runs}
             if self.cluster is not None
             else set()
         )
         if (
             own
             and workers not in own
-            and workers in {sharing.workers for sharing in prediction.machine.sharings}
+            and workers in {co_run.workers for co_run in prediction.machine.co_runs}
         ):
             measured = " and ".join(map(str, sorted(own)))
             whose = (
@@ -359,7 +359,7 @@ class _Forecast:
                 " ranks"
             )
             self._note(f"what {workers} ranks of a computer cost one another is {whose}")
-        return beside(prediction, workers)
+        return predict_co_run(prediction, workers)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

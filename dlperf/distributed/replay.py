@@ -19,7 +19,7 @@ from dlperf.core.clock import Samples, quantile
 from dlperf.core.cluster import Cluster
 from dlperf.core.communication import Communication
 from dlperf.core.errors import DlperfError
-from dlperf.core.variation import sigma_of, slowest_factor
+from dlperf.core.variation import log_sigma, slowest_factor
 from dlperf.distributed.call_costs import CallCosts, as_recorded
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
@@ -273,7 +273,7 @@ class _Replaying:
             again.usual([shares.compute_s for shares in steps]) for steps in step_shares(self.trace)
         ]
         return statistics.median(
-            sigma_of(Samples(tuple(max(value, 0.0) for value in row))) for row in rows
+            log_sigma(Samples(tuple(max(value, 0.0) for value in row))) for row in rows
         )
 
     def row(self, n: int) -> ReplayRow:
@@ -304,7 +304,7 @@ class _Replaying:
         )
         waiting_s = free.step_s - own_s
         paces = Samples(tuple(lines.paces_s))
-        error = math.exp(_Z90 * _MEDIAN_ERROR * sigma_of(paces) / math.sqrt(len(paces.values)))
+        error = math.exp(_Z90 * _MEDIAN_ERROR * log_sigma(paces) / math.sqrt(len(paces.values)))
         gain_frac, faster_frac = (
             1 - self.with_overhead(better, free) / step_s if step_s else 0.0
             for better in (doubled, faster)

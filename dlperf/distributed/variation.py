@@ -6,7 +6,7 @@ import statistics
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.units import KIB
-from dlperf.core.variation import sigma_of
+from dlperf.core.variation import log_sigma
 
 _LONG_BYTES = 256 * KIB
 
@@ -19,7 +19,7 @@ def link_sigma(cluster: Cluster) -> float:
     (:func:`dlperf.distributed.traffic.unsteady_s`).
     """
     found = [
-        sigma_of(c.samples)
+        log_sigma(c.samples)
         for c in cluster.collectives
         if c.kind == "all_reduce" and len(c.samples.values) > 2 and c.n_bytes >= _LONG_BYTES
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlperf.core.units import format_seconds
 from dlperf.forecast.prediction import Prediction, predict
-from dlperf.forecast.worker_processes import beside
+from dlperf.forecast.worker_processes import predict_co_run
 from dlperf.predictors.allocator.simulation import POLICIES
 from dlperf.predictors.page_faults import BOUND
 
@@ -16,7 +16,7 @@ WORTH_FRAC = 0.05
 
 
 @dataclass(frozen=True)
-class Cure:
+class AllocatorRecommendation:
     """A policy of malloc, how to start the process with it, and by how many seconds the predicted
     step is shorter under it.
     """
@@ -29,21 +29,21 @@ class Cure:
 @dataclass(frozen=True)
 class PageFaults:
     """Seconds of a predicted step that go into touching fresh pages and giving them back, of
-    `step_s`; `cures` by what they save, the best first.
+    `step_s`; `recommendations` by what they save, the best first.
     """
 
     seconds: float
     step_s: float
-    cures: tuple[Cure, ...]
+    recommendations: tuple[AllocatorRecommendation, ...]
 
     def sentence(self) -> str:
         """What they cost, and the best cure that needs nothing installed.
 
-        >>> PageFaults(0.0123, 0.0807, (Cure("tuned", "MALLOC_MMAP_MAX_=0", 0.0101),)).sentence()
+        >>> PageFaults(0.0123, 0.0807, (AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.0101),)).sentence()
         '12.3 ms of 80.7 ms; MALLOC_MMAP_MAX_=0 would save about 10.1 ms'
         """
         text = f"{format_seconds(self.seconds)} of {format_seconds(self.step_s)}"
-        here = next((cure for cure in self.cures if "{" not in cure.settings), None)
+        here = next((one for one in self.recommendations if "{" not in one.settings), None)
         return (
             text
             if here is None
@@ -51,7 +51,7 @@ class PageFaults:
         )
 
 
-def find_cures(prediction: Prediction) -> PageFaults | None:
+def recommend_allocators(prediction: Prediction) -> PageFaults | None:
     """What page faults cost, where that is at least WORTH_FRAC of the step; else None.
 
     Each other policy's step is predicted anew, as memory that is kept is also colder than pages
@@ -61,7 +61,7 @@ def find_cures(prediction: Prediction) -> PageFaults | None:
     seconds = math.fsum(item.seconds for item in prediction.prices.items if item.bound == BOUND)
     if not step_s or seconds < WORTH_FRAC * step_s:
         return None
-    cures = []
+    recommendations = []
     for name, policy in POLICIES.items():
         if name in ("default", prediction.malloc):
             continue
@@ -72,7 +72,7 @@ def find_cures(prediction: Prediction) -> PageFaults | None:
             prediction.predictor,
             malloc=name,
         )
-        other = beside(alone, prediction.workers).step.total_s
+        other = predict_co_run(alone, prediction.workers).step.total_s
         if other is not None and other < step_s:
-            cures.append(Cure(name, policy.settings, step_s - other))
-    return PageFaults(seconds, step_s, tuple(sorted(cures, key=lambda cure: -cure.saved_s)))
+            recommendations.append(AllocatorRecommendation(name, policy.settings, step_s - other))
+    return PageFaults(seconds, step_s, tuple(sorted(recommendations, key=lambda one: -one.saved_s)))

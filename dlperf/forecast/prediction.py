@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dlperf.forecast.loading import SampledLoader
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
-_SPOKEN = ("forward", "backward", "optimizer")
+_PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Step:
 @dataclass(frozen=True, repr=False)
 class Prediction(Displayed, by="dlperf.report.summaries"):
     """What a predictor says of a trace on a machine. `workers` is how many processes run such a
-    step at once (:func:`dlperf.forecast.worker_processes.beside`).
+    step at once (:func:`dlperf.forecast.worker_processes.predict_co_run`).
 
     >>> # prediction.step.total_s; prediction.layers (DataFrame); prediction.ops (DataFrame)
     """
@@ -68,19 +68,19 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
     warnings: tuple[str, ...] = ()
     malloc: str = "default"
     workers: int = 1
-    is_elsewhere: bool = False
+    is_cross_machine: bool = False
 
     @cached_property
     def step(self) -> Step:
         """The sums of the items by phase."""
         sums: dict[str, float | None] = {}
-        for phase in ("zero_grad", *_SPOKEN):
+        for phase in ("zero_grad", *_PHASES):
             terms = [item.seconds for item in self.prices.items if item.phase == phase]
             sums[phase] = math.fsum(terms) if phase in self.prices.phases else None
         if self.prices.unspoken:
-            for phase in _SPOKEN:
+            for phase in _PHASES:
                 sums[phase] = None
-        needed = ("forward",) if self.trace.inference else ("zero_grad", *_SPOKEN)
+        needed = ("forward",) if self.trace.inference else ("zero_grad", *_PHASES)
         parts = [sums[phase] for phase in needed]
         total = (
             None
@@ -123,7 +123,7 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
         for item in self.prices.items:
             if item.phase == "zero_grad":
                 continue
-            row = seconds.setdefault(item.layer, dict.fromkeys(_SPOKEN, 0.0))
+            row = seconds.setdefault(item.layer, dict.fromkeys(_PHASES, 0.0))
             row[item.phase] += item.seconds
         flops: dict[str, float] = defaultdict(float)
         n_bytes: dict[str, float] = defaultdict(float)
@@ -134,7 +134,7 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
                 flops[layer] += share_frac * op_flops
                 n_bytes[layer] += share_frac * op_bytes
         for layer in self.prices.unspoken:
-            seconds.setdefault(layer, dict.fromkeys(_SPOKEN, math.nan))
+            seconds.setdefault(layer, dict.fromkeys(_PHASES, math.nan))
         rows = []
         for layer in sorted(seconds, key=lambda name: order.get(name, (len(order), ""))[0]):
             by_phase = {
@@ -143,7 +143,7 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
                     if phase not in self.prices.phases or layer in self.prices.unspoken
                     else seconds[layer][phase]
                 )
-                for phase in _SPOKEN
+                for phase in _PHASES
             }
             both = self.layer_shares.get(layer)
             bound = _largest(both, 0) if both else None
@@ -278,19 +278,19 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
     @cached_property
     def page_faults(self) -> PageFaults | None:
         """What page faults cost and what would cure them, where they are a notable part of the
-        step; see :func:`dlperf.forecast.allocator_recommendations.find_cures`.
+        step; see :func:`dlperf.forecast.allocator_recommendations.recommend_allocators`.
         """
-        from dlperf.forecast.allocator_recommendations import find_cures
+        from dlperf.forecast.allocator_recommendations import recommend_allocators
 
-        return find_cures(self)
+        return recommend_allocators(self)
 
-    def elsewhere(self) -> Prediction:
+    def cross_machine(self) -> Prediction:
         """The same prediction for another machine or torch than the file was measured on:
         everything extrapolated, the interval twice as wide.
 
         Said twice it stays the same.
         """
-        if self.is_elsewhere:
+        if self.is_cross_machine:
             return self
         prices = self.prices
         items = tuple(
@@ -308,7 +308,7 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
         return replace(
             self,
             prices=replace(prices, items=items, low_factor=low, high_factor=high),
-            is_elsewhere=True,
+            is_cross_machine=True,
         )
 
     def epoch(
@@ -404,9 +404,9 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
                 if faults is None
                 else {
                     "seconds": faults.seconds,
-                    "cures": [
+                    "recommendations": [
                         {"malloc": c.malloc, "settings": c.settings, "saved_s": c.saved_s}
-                        for c in faults.cures
+                        for c in faults.recommendations
                     ],
                 }
             ),

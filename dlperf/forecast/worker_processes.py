@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlperf.core.clock import Samples
-from dlperf.core.co_run import PREPARATION, Sharing, operations_of
+from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Cost, Cpu, Machine
 from dlperf.core.trace import Trace
-from dlperf.core.variation import machine_sigma, waiting_s
+from dlperf.core.variation import machine_log_sigma, waiting_s
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loading import SampledLoader
 from dlperf.forecast.loop import Loop, parameters_of
@@ -63,13 +63,13 @@ def cpi(machine: Machine, workers: int) -> tuple[float, float | None]:
     Raises DlperfError for p below 1.
     """
     measured = 1.0 if workers == 1 else None
-    if workers in (found := machine.sharing("compute")):
+    if workers in (found := machine.co_runs_of("compute")):
         measured = found[workers].slowdown
     return hardware_threads(machine.cpu).shared_cpi(workers), measured
 
 
 def slowdown(machine: Machine, work: str, workers: int) -> float:
-    """How many times as long one call of a kind of work (:class:`dlperf.core.co_run.Sharing`) takes
+    """How many times as long one call of a kind of work (:class:`dlperf.core.co_run.CoRun`) takes
     while p workers do it.
 
     Raises DlperfError for p below 1, and where the machine file holds nothing on this work.
@@ -77,7 +77,7 @@ def slowdown(machine: Machine, work: str, workers: int) -> float:
     check_workers(workers)
     if workers == 1:
         return 1.0
-    points = {1: 1.0, **{p: sharing.slowdown for p, sharing in machine.sharing(work).items()}}
+    points = {1: 1.0, **{p: co_run.slowdown for p, co_run in machine.co_runs_of(work).items()}}
     if workers in points:
         return points[workers]
     if len(points) < 2:
@@ -89,23 +89,21 @@ def slowdown(machine: Machine, work: str, workers: int) -> float:
     )
 
 
-def with_sharings(machine: Machine, sharings: Iterable[Sharing]) -> Machine:
+def with_co_runs(machine: Machine, co_runs: Iterable[CoRun]) -> Machine:
     """The machine with slowdowns that were measured elsewhere, on ranks that share it: they replace
     its own of the same work and number of workers.
     """
-    merged = {
-        (sharing.work, sharing.workers): sharing for sharing in (*machine.sharings, *sharings)
-    }
-    return replace(machine, sharings=tuple(merged.values()))
+    merged = {(co_run.work, co_run.workers): co_run for co_run in (*machine.co_runs, *co_runs)}
+    return replace(machine, co_runs=tuple(merged.values()))
 
 
 def unmeasured(prediction: Prediction) -> tuple[str, ...]:
     """The kinds of work of a step that its machine file holds no slowdown of, so that
-    :func:`beside` would raise.
+    :func:`predict_co_run` would raise.
     """
     bounds = dict.fromkeys(("overhead", *(item.bound for item in prediction.prices.items)))
     return tuple(
-        bound for bound in bounds if bound != _NETWORK and not prediction.machine.sharing(bound)
+        bound for bound in bounds if bound != _NETWORK and not prediction.machine.co_runs_of(bound)
     )
 
 
@@ -143,14 +141,16 @@ def preparation_s(machine: Machine, workers: int) -> float:
     """
     check_workers(workers)
     alone = [
-        value for sharing in machine.sharing(PREPARATION).values() for value in sharing.alone.values
+        value
+        for co_run in machine.co_runs_of(PREPARATION).values()
+        for value in co_run.alone.values
     ]
     if not alone:
         raise _lacking(machine, "no preparation of workers")
     return statistics.median(alone) * slowdown(machine, PREPARATION, workers)
 
 
-def beside(prediction: Prediction, workers: int) -> Prediction:
+def predict_co_run(prediction: Prediction, workers: int) -> Prediction:
     """The prediction of one worker's step while p workers, itself included, do the same.
 
     Items take their slowdown at p: those of kernels that of the target's own operations where these
@@ -190,7 +190,7 @@ def beside(prediction: Prediction, workers: int) -> Prediction:
         else "as work of its kinds was measured to"
     )
     note = f"one of {workers} workers that run at once: slowed down {source}"
-    most = max((p for bound in bounds for p in machine.sharing(bound)), default=workers)
+    most = max((p for bound in bounds for p in machine.co_runs_of(bound)), default=workers)
     if workers > most:
         note += f", extrapolated beyond {most} workers (dlperf calibrate --workers measures more)"
     prices = replace(prediction.prices, items=items, notes=(*prediction.prices.notes, note))
@@ -222,7 +222,7 @@ def own_slowdown(machine: Machine, trace: Trace, workers: int) -> float | None:
     """
     for inference in dict.fromkeys((trace.inference, False)):
         work = operations_of(trace.target, trace.batch_size, inference)
-        if machine.sharing(work):
+        if machine.co_runs_of(work):
             return slowdown(machine, work, workers)
     return None
 
@@ -233,9 +233,9 @@ def memory_contention_s(prediction: Prediction, workers: int) -> float:
 
     Viebke et al. 2019, Table IV; `prediction` is of one worker alone. 0 at one worker. Negative
     where workers disturb one another less than the topology allows. Raises DlperfError as
-    :func:`beside` does, and where the predictor gives no step.
+    :func:`predict_co_run` does, and where the predictor gives no step.
     """
-    alone, together = prediction.step.total_s, beside(prediction, workers).step.total_s
+    alone, together = prediction.step.total_s, predict_co_run(prediction, workers).step.total_s
     if alone is None or together is None:
         raise DlperfError(
             f"predictor {prediction.predictor!r} predicts no whole step, so no contention; use"
@@ -273,14 +273,14 @@ def forecast_workers(
     the samples and average the weights after every epoch.
 
     T = T_prep + the epochs and the test pass of the worker with the largest share, ceil(samples /
-    p), while all p run (:func:`beside`), and the averaging: strategy (b) of Viebke et al. 2019 with
+    p), while all p run (:func:`predict_co_run`), and the averaging: strategy (b) of Viebke et al. 2019 with
     the contention in the step. `training`, `evaluation` and `last` are predictions of one worker
     alone, `last` of the last batch of its share; the rest is
     :func:`dlperf.forecast.epoch.forecast`'s. At the end of an epoch all wait for the slowest: as
     many are independent of one another as there are cores for, and each varies as the machine's
     kernels do, in spells (:func:`dlperf.core.variation.waiting_s`). Loading workers that each of
     them has share its part of the cores with it. Raises DlperfError for p below 1 or above the
-    samples, and as :func:`beside` and ``forecast`` do.
+    samples, and as :func:`predict_co_run` and ``forecast`` do.
     """
     check_workers(workers)
     if workers > samples:
@@ -289,13 +289,13 @@ def forecast_workers(
         )
     python = slowdown(training.machine, "overhead", workers)
     one = forecast(
-        beside(training, workers),
+        predict_co_run(training, workers),
         math.ceil(samples / workers),
         epochs,
         math.ceil(val_samples / workers),
         math.ceil(test_samples / workers),
-        None if evaluation is None else beside(evaluation, workers),
-        None if last is None else beside(last, workers),
+        None if evaluation is None else predict_co_run(evaluation, workers),
+        None if last is None else predict_co_run(last, workers),
         loop,
         None if loader is None else replace(loader, batch_s=python * loader.batch_s),
     )
@@ -306,7 +306,9 @@ def forecast_workers(
     )
     prepared_s = preparation_s(training.machine, workers)
     waited_s = waiting_s(
-        min(workers, training.machine.cpu.n_cores), machine_sigma(training.machine, 1), one.epoch_s
+        min(workers, training.machine.cpu.n_cores),
+        machine_log_sigma(training.machine, 1),
+        one.epoch_s,
     )
     again_s = averaged_s + waited_s
     notes = (*one.notes, _UNTRIED) if workers > 1 and loop.loader_workers else one.notes

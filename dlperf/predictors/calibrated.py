@@ -21,7 +21,7 @@ from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
-from dlperf.core.variation import kernels_part, spells_of
+from dlperf.core.variation import core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis, analyse
@@ -556,8 +556,8 @@ def _interval(
         for faults in (now - replay.fewest_faults, replay.most_faults - now)
     )
     spells, part = (
-        spells_of(book.machine, book.threads),
-        kernels_part(book.machine, book.threads, unrest),
+        core_speed_samples(book.machine, book.threads),
+        kernel_sensitivity_frac(book.machine, book.threads, unrest),
     )
     fast, slow = (
         (quantile(spells.values, 0.05), quantile(spells.values, 0.95)) if spells else (1.0, 1.0)

@@ -82,10 +82,10 @@ class Summary:
         """What workers cost one another: for each kind of work how many times as long it takes
         beside the others.
         """
-        sharings = self.machine.sharings
-        if not sharings:
+        co_runs = self.machine.co_runs
+        if not co_runs:
             return []
-        numbers = sorted({s.workers for s in sharings})
+        numbers = sorted({s.workers for s in co_runs})
         titles = [f"{n} worker{'s' * (n != 1)}" for n in numbers]
         rows = [
             [
@@ -93,8 +93,8 @@ class Summary:
                 *(f"{hardware_threads(self.machine.cpu).shared_cpi(n):.2f}" for n in numbers),
             ]
         ]
-        for name in dict.fromkeys(s.work for s in sharings):
-            found = self.machine.sharing(name)
+        for name in dict.fromkeys(s.work for s in co_runs):
+            found = self.machine.co_runs_of(name)
             if name == PREPARATION:
                 rows.insert(
                     0,
@@ -214,7 +214,7 @@ class Summary:
                 "flags": list(cpu.flags),
                 "threads_per_core": cpu.threads_per_core,
             },
-            "sharings": [
+            "co_runs": [
                 {
                     "work": s.work,
                     "workers": s.workers,
@@ -222,7 +222,7 @@ class Summary:
                     "time_s": s.samples.median,
                     "alone_s": s.alone.median,
                 }
-                for s in machine.sharings
+                for s in machine.co_runs
             ],
             "peaks": [
                 {"dtype": name, "threads": t, "flops_per_s": value} for name, t, value in self.peaks

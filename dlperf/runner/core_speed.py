@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dlperf.core.clock import SLOW, Pace
 from dlperf.core.machine import PACE, UNREST, Machine
-from dlperf.core.variation import machine_sigma, share_of_spell
+from dlperf.core.variation import initial_state_frac, machine_log_sigma
 
 _ELASTICITY = 0.65
 """On a core whose neighbour came and went, steps of two convolutional networks took 1.28 and 1.38
@@ -53,7 +53,7 @@ def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
     return UsualSpeed(
         best_s,
         machine.unrest(threads) * machine.mean_factor(threads),
-        machine_sigma(machine, threads),
+        machine_log_sigma(machine, threads),
     )
 
 
@@ -81,13 +81,13 @@ class CoreState:
     def factor(self, seconds: float) -> float:
         """How many times as long as when they were watched steps will take over the next `seconds`.
 
-        The state of the core lasts a while (:func:`dlperf.core.variation.share_of_spell`), then it
+        The state of the core lasts a while (:func:`dlperf.core.variation.initial_state_frac`), then it
         is the usual one.
 
         >>> CoreState(slowed=1.5, usual=1.2).factor(0.0), round(CoreState(slowed=1.5, usual=1.2).factor(1e9), 6)
         (1.0, 0.8)
         """
-        stays = share_of_spell(seconds)
+        stays = initial_state_frac(seconds)
         return (stays * self.slowed + (1.0 - stays) * self.usual) / self.slowed
 
 

@@ -289,7 +289,7 @@ class Findings:
         try:
             prediction = predict(self.trace, self.machine, threads=self._watched.threads)
             return (
-                prediction.elsewhere()
+                prediction.cross_machine()
                 if find_mismatches(self.machine, host.this_cpu(), host.versions())
                 else prediction
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from dlperf.core.clock import Clock, Samples
-from dlperf.core.co_run import Sharing
+from dlperf.core.co_run import CoRun
 from dlperf.core.machine import Cpu
 from dlperf.microbench import kinds
 from dlperf.microbench.budget import Budget
@@ -57,14 +57,14 @@ class _Work:
         return window.seconds / window.n_calls
 
 
-def measure_sharings(
+def measure_co_runs(
     team: Team,
     mode: str,
     budget: Budget,
     cpu: Cpu,
     make: Callable[[str, Cpu, int, int], Callable[[], object]] = kinds.make,
     clock: Clock | None = None,
-) -> list[Sharing]:
+) -> list[CoRun]:
     """Every kind of work that the processors of all ranks have, one thread a rank. Of several
     computers all ranks work at once, and those of the fullest count.
 
@@ -89,7 +89,7 @@ def measure_sharings(
             _measure_once(team, work, ranks, ranks[n_rounds % len(ranks)], clock or Clock(team.now))
         n_rounds += 1
     return [
-        Sharing(work.name, len(ranks), Samples(tuple(work.together)), Samples(tuple(work.alone)))
+        CoRun(work.name, len(ranks), Samples(tuple(work.together)), Samples(tuple(work.alone)))
         for work in works
     ]
 

@@ -25,7 +25,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable
 from dlperf.microbench.budget import Budget
 from dlperf.microbench.network import collectives, links
-from dlperf.microbench.network.co_run import measure_sharings
+from dlperf.microbench.network.co_run import measure_co_runs
 from dlperf.microbench.network.collectives import (
     measure_collectives,
     measure_interference,
@@ -37,13 +37,13 @@ from dlperf.microbench.network.team import Team, choose_backend
 from dlperf.microbench.network.watch import Watch
 
 SECONDS = {
-    "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0, "sharing": 3.0},
+    "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0, "co_run": 3.0},
     "full": {
         "local": 8.0,
         "links": 14.0,
         "collectives": 28.0,
         "interference": 6.0,
-        "sharing": 12.0,
+        "co_run": 12.0,
     },
 }
 """What each group may spend. The least number of repeats may take longer on a slow link; sizes that
@@ -146,10 +146,10 @@ def _measure(
         "interference": lambda found, budget: replace(
             found, interferences=tuple(measure_interference(team, mode, budget))
         ),
-        "sharing": lambda found, budget: _with_sharings(team, found, mode, budget),
+        "co_run": lambda found, budget: _with_co_runs(team, found, mode, budget),
     }
     if pair:
-        del groups["local"], groups["interference"], groups["sharing"]
+        del groups["local"], groups["interference"], groups["co_run"]
     for name, run in groups.items():
         watch.begin(name)
         begin = time.monotonic()
@@ -264,7 +264,7 @@ def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Clus
     return replace(cluster, links=found.links, collectives=found.collectives)
 
 
-def _with_sharings(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
+def _with_co_runs(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
     """What ranks that share a computer cost one another while they compute; nothing where each has
     its own, and where they compute on GPUs.
     """
@@ -277,7 +277,7 @@ def _with_sharings(team: Team, cluster: Cluster, mode: str, budget: Budget) -> C
             " was not measured, as it is for one thread each"
         )
         return replace(cluster, notes=(*cluster.notes, missing))
-    return replace(cluster, sharings=tuple(measure_sharings(team, mode, budget, host.this_cpu())))
+    return replace(cluster, co_runs=tuple(measure_co_runs(team, mode, budget, host.this_cpu())))
 
 
 def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:

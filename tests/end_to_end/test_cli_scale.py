@@ -27,7 +27,7 @@ def cluster_file(tmp_path: Path) -> Path:
         json.dumps(
             {
                 "schema": "dlperf.cluster",
-                "schema_version": 1,
+                "schema_version": 2,
                 "links": [{"distance": "network", **link}],
             }
         )

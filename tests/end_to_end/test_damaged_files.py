@@ -36,7 +36,7 @@ from dlperf.cli.main import main
 from dlperf.core import host
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
-from dlperf.core.co_run import Sharing
+from dlperf.core.co_run import CoRun
 from dlperf.core.communication import Communication, Event, Step
 from dlperf.core.machine import STEP_COSTS, Cost, Curve, Footprint
 from dlperf.core.trace import OptimizerInfo, Parameter, Storage, TensorSpec
@@ -118,7 +118,7 @@ def machine() -> Any:
         curves=curves,
         footprints=(Footprint("forward", 1000),),
         notes=("busy while measuring a with 1 thread(s): so",),
-        sharings=(Sharing("compute", 2, Samples((2.0, 3.0)), Samples((1.0, 2.0))),),
+        co_runs=(CoRun("compute", 2, Samples((2.0, 3.0)), Samples((1.0, 2.0))),),
         versions={"torch": "2"},
         created="today",
         complete=True,
@@ -152,7 +152,7 @@ def cluster() -> Cluster:
         versions={"torch": "2"},
         created="today",
         groups=("links",),
-        sharings=(Sharing("compute", 2, Samples((2.0,)), Samples((1.0,))),),
+        co_runs=(CoRun("compute", 2, Samples((2.0,)), Samples((1.0,))),),
     )
 
 

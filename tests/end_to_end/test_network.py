@@ -123,23 +123,23 @@ def test_torchrun_writes_a_file_that_loads(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(path)]
     cluster = Cluster.load(path)
     assert cluster.complete
-    assert cluster.groups == ("local", "links", "collectives", "interference", "sharing")
+    assert cluster.groups == ("local", "links", "collectives", "interference", "co_run")
     assert [link.distance for link in cluster.links] == ["socket"]
     assert fit_link(cluster.links[0]).s_per_byte > 0
     assert {c.kind for c in cluster.collectives} == set(KINDS)
     assert {i.kernel for i in cluster.interferences} == {"gemm", "stream"}
     assert {"compute", "DRAM", "overhead", "page-faults"} <= {
-        sharing.work for sharing in cluster.sharings
+        co_run.work for co_run in cluster.co_runs
     }  # both ranks are on this computer
-    assert {sharing.workers for sharing in cluster.sharings} == {2}
-    assert all(sharing.slowdown > 0 for sharing in cluster.sharings)
+    assert {co_run.workers for co_run in cluster.co_runs} == {2}
+    assert all(co_run.slowdown > 0 for co_run in cluster.co_runs)
     assert all(collective_s(cluster, kind, 2**20, 2, 2) > 0 for kind in KINDS)
 
 
 def test_machine_show_prints_a_cluster_file(dlperf: Callable[..., Done], tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(
-        '{"schema": "dlperf.cluster", "schema_version": 1, "links": [{"distance": "network",'
+        '{"schema": "dlperf.cluster", "schema_version": 2, "links": [{"distance": "network",'
         ' "latency_s": 2e-5, "bandwidth_bytes_per_s": 1.25e9}]}'
     )
     done = dlperf("machine", "show", path)

@@ -45,7 +45,7 @@ def written_links(monkeypatch: pytest.MonkeyPatch) -> None:
             json.dumps(
                 {
                     "schema": "dlperf.cluster",
-                    "schema_version": 1,
+                    "schema_version": 2,
                     "links": [link],
                     "ranks": [{"host": "here"}] * len(places),
                 }

@@ -10,13 +10,13 @@ import pytest
 
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
-from dlperf.core.co_run import Sharing
+from dlperf.core.co_run import CoRun
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.cluster_summary import summarize_cluster
 
 SHEET: dict[str, Any] = {
     "schema": "dlperf.cluster",
-    "schema_version": 1,
+    "schema_version": 2,
     "links": [{"distance": "network", "latency_s": 2e-5, "bandwidth_bytes_per_s": 1.25e9}],
 }
 
@@ -52,7 +52,7 @@ def full() -> Cluster:
         notes=("busy",),
         versions={"torch": "2"},
         created="today",
-        sharings=(Sharing("compute", 2, Samples((2.0, 3.0), 1), Samples((1.0, 2.0))),),
+        co_runs=(CoRun("compute", 2, Samples((2.0, 3.0), 1), Samples((1.0, 2.0))),),
     )
 
 
@@ -71,8 +71,8 @@ def test_a_file_comes_back_as_it_went(tmp_path: Path) -> None:
     assert loaded.hosts == ("a", "b")
     assert loaded.link("network") == full().links[0]
     assert loaded.link("node") is None
-    assert loaded.sharings == full().sharings
-    assert Cluster.load(write(tmp_path, SHEET)).sharings == ()
+    assert loaded.co_runs == full().co_runs
+    assert Cluster.load(write(tmp_path, SHEET)).co_runs == ()
 
 
 def test_a_page_says_what_ranks_cost_one_another() -> None:
@@ -81,7 +81,7 @@ def test_a_page_says_what_ranks_cost_one_another() -> None:
         "compute by 2 ranks of one computer at once: each takes 1.75 times as long as alone"
     )
     assert line in " ".join(page.to_text().split())
-    assert page.to_json()["sharings"] == [{"work": "compute", "workers": 2, "slowdown": 1.75}]
+    assert page.to_json()["co_runs"] == [{"work": "compute", "workers": 2, "slowdown": 1.75}]
 
 
 def test_two_numbers_make_a_link(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_computing_loses() -> None:
 
 
 LINK = SHEET["links"][0]
-SHARING = {
+CO_RUN = {
     "work": "DRAM",
     "workers": 2,
     "samples_s": [2.0],
@@ -191,23 +191,23 @@ SHARING = {
             {"collectives": [{"kind": "broadcast"}]},
             "collectives[0].samples_s is missing; expected a list of at least 1",
         ),
-        ({"sharings": {"compute": 1.1}}, "sharings is {'compute': 1.1}; expected a list"),
-        ({"sharings": [{**SHARING, "workers": 0}]}, "sharings[0].workers is 0"),
+        ({"co_runs": {"compute": 1.1}}, "co_runs is {'compute': 1.1}; expected a list"),
+        ({"co_runs": [{**CO_RUN, "workers": 0}]}, "co_runs[0].workers is 0"),
         (
-            {"sharings": [{**SHARING, "workers": 2.5}]},
-            "sharings[0].workers is 2.5; expected a whole number of at least 1",
+            {"co_runs": [{**CO_RUN, "workers": 2.5}]},
+            "co_runs[0].workers is 2.5; expected a whole number of at least 1",
         ),
-        ({"sharings": [{**SHARING, "work": 7}]}, "sharings[0].work is 7"),
-        ({"sharings": [{**SHARING, "samples_s": [-1.0]}]}, "sharings[0].samples_s[0] is -1.0"),
+        ({"co_runs": [{**CO_RUN, "work": 7}]}, "co_runs[0].work is 7"),
+        ({"co_runs": [{**CO_RUN, "samples_s": [-1.0]}]}, "co_runs[0].samples_s[0] is -1.0"),
         (
-            {"sharings": [SHARING, {**SHARING, "alone": {"samples_s": [], "disturbed": 0}}]},
-            "sharings[1].alone.samples_s is []",
+            {"co_runs": [CO_RUN, {**CO_RUN, "alone": {"samples_s": [], "disturbed": 0}}]},
+            "co_runs[1].alone.samples_s is []",
         ),
         (
-            {"sharings": [{**SHARING, "samples_s": [1.0, 2.0]}]},
-            "sharings[0].samples_s is [1.0, 2.0]; expected as many samples as alone, 1",
+            {"co_runs": [{**CO_RUN, "samples_s": [1.0, 2.0]}]},
+            "co_runs[0].samples_s is [1.0, 2.0]; expected as many samples as alone, 1",
         ),
-        ({"sharings": [{"work": "DRAM"}]}, "sharings[0].samples_s is missing"),
+        ({"co_runs": [{"work": "DRAM"}]}, "co_runs[0].samples_s is missing"),
     ],
 )
 def test_a_mistake_is_named_in_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:

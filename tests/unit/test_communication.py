@@ -237,6 +237,6 @@ def test_a_mistake_in_a_file_is_named(
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, {"schema": "dlperf.cluster", "schema_version": 1})
+    path = write(tmp_path, {"schema": "dlperf.cluster", "schema_version": 2})
     with pytest.raises(DlperfError, match=r"is no dlperf\.communication file"):
         Communication.load(path)

@@ -15,7 +15,7 @@ import pytest
 
 from dlperf.core.clock import Clock, Pace, Samples
 from dlperf.core.machine import Cost, Cpu, Machine
-from dlperf.core.variation import sigma_of
+from dlperf.core.variation import log_sigma
 from dlperf.runner.core_speed import CoreState, SpeedSamples, UsualSpeed, slowdown, usual_speed
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.eta import ObservedStep, rate_of
@@ -101,7 +101,7 @@ def test_what_a_machine_file_says() -> None:
         1,
     )
     assert (found.best_s, found.slowdown) == (8e-6, pytest.approx(1.1 * 1.02))
-    assert found.sigma == pytest.approx(sigma_of(spells.samples))
+    assert found.sigma == pytest.approx(log_sigma(spells.samples))
     assert usual_speed(Machine(CPU), 1) == UsualSpeed()
 
 

@@ -97,7 +97,7 @@ def test_bound_and_source_are_those_of_the_largest_share() -> None:
 def test_elsewhere_nothing_is_measured_in_layers_ops_or_json() -> None:
     here = cnn()[0]
     assert {"measured", "interpolated"} & set(here.ops["source"])
-    there = here.elsewhere()
+    there = here.cross_machine()
     assert (
         set(there.ops["source"])
         == set(there.layers["source"])
@@ -109,10 +109,10 @@ def test_elsewhere_nothing_is_measured_in_layers_ops_or_json() -> None:
         pytest.approx(0.8 * 1390 * US),
         pytest.approx(1.2 * 1390 * US),
     )  # 0.9 and 1.1 twice as far off
-    assert there.elsewhere() is there
+    assert there.cross_machine() is there
     unpriced = prediction(
         Trace("t", 1, (layer("a"),), ()), [Item("a", "forward", US, "overhead", "unpriced")]
-    ).elsewhere()
+    ).cross_machine()
     assert set(unpriced.layers["source"]) == {"unpriced"}  # worse than extrapolated stays as it is
 
 

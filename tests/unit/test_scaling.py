@@ -11,7 +11,7 @@ import pytest
 
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Rank
-from dlperf.core.co_run import Sharing, operations_of
+from dlperf.core.co_run import CoRun, operations_of
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import (
     FRAMEWORK_UNREST,
@@ -25,7 +25,7 @@ from dlperf.core.machine import (
 )
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
-from dlperf.core.variation import machine_sigma, mean_factor, sigma_of, slowest_factor
+from dlperf.core.variation import log_sigma, machine_log_sigma, mean_factor, slowest_factor
 from dlperf.distributed.forecast import Question, forecast, hosts_per_system_of, ranks_per_node_of
 from dlperf.distributed.scaling import Scaling
 from dlperf.distributed.step_profile import arrivals_of, between, gradients_of, profile_of
@@ -359,10 +359,10 @@ def test_ranks_that_wait_compute_with_colder_caches(monkeypatch: pytest.MonkeyPa
     assert alone.step_s < colder[1].step_s <= alone.step_s + 1.0
 
 
-def sharings(workers: int = 2, **together_s: float) -> tuple[Sharing, ...]:
+def co_runs(workers: int = 2, **together_s: float) -> tuple[CoRun, ...]:
     """Slowdowns by kind of work, beside 1 s alone."""
     return tuple(
-        Sharing(work.replace("_", "-"), workers, Samples((seconds,)), Samples((1.0,)))
+        CoRun(work.replace("_", "-"), workers, Samples((seconds,)), Samples((1.0,)))
         for work, seconds in together_s.items()
     )
 
@@ -375,14 +375,14 @@ def test_side_by_side_ranks_without_a_measurement_of_it_are_said() -> None:
     )
     assert note.endswith("taken for nothing")
     partly = ask(
-        ranks_per_node=2, own=cluster(sharings=sharings(overhead=1.0, compute=2.0, page_faults=2.0))
+        ranks_per_node=2, own=cluster(co_runs=co_runs(overhead=1.0, compute=2.0, page_faults=2.0))
     )
     assert any("says what that costs them (DRAM; " in note for note in partly.notes)
     assert partly.rows[1].compute_s == 10.0
 
 
 def test_ranks_of_one_computer_are_slowed_down_as_the_clusters_own_were() -> None:
-    own = cluster(sharings=sharings(overhead=1.0, compute=1.5, DRAM=2.0, page_faults=3.0))
+    own = cluster(co_runs=co_runs(overhead=1.0, compute=1.5, DRAM=2.0, page_faults=3.0))
     found = ask(own=own, ranks_per_node=2)
     assert [row.compute_s for row in found.rows] == [
         10.0,
@@ -395,12 +395,12 @@ def test_ranks_of_one_computer_are_slowed_down_as_the_clusters_own_were() -> Non
 
 def test_the_clusters_slowdowns_come_before_the_machines_and_the_targets_own_before_both() -> None:
     file = machine(
-        sharings=(
-            *sharings(overhead=1.0, compute=9.0, DRAM=9.0, page_faults=9.0),
-            *sharings(4, compute=7.0, DRAM=7.0, page_faults=7.0),
+        co_runs=(
+            *co_runs(overhead=1.0, compute=9.0, DRAM=9.0, page_faults=9.0),
+            *co_runs(4, compute=7.0, DRAM=7.0, page_faults=7.0),
         )
     )
-    own = cluster(sharings=sharings(compute=1.5, DRAM=2.0))
+    own = cluster(co_runs=co_runs(compute=1.5, DRAM=2.0))
     found = ask((1, 2, 4), own, lambda size: prediction(size, file), ranks_per_node=4)
     assert [note for note in found.notes if "the machine file's" in note] == [
         (
@@ -417,9 +417,9 @@ def test_the_clusters_slowdowns_come_before_the_machines_and_the_targets_own_bef
     )  # four side by side were measured on the machine alone
     target = replace(
         file,
-        sharings=(
-            *file.sharings,
-            Sharing(operations_of("made-up", 32, False), 2, Samples((1.25,)), Samples((1.0,))),
+        co_runs=(
+            *file.co_runs,
+            CoRun(operations_of("made-up", 32, False), 2, Samples((1.25,)), Samples((1.0,))),
         ),
     )
     assert ask(own=own, at=lambda size: prediction(size, target), ranks_per_node=2).rows[
@@ -428,7 +428,7 @@ def test_the_clusters_slowdowns_come_before_the_machines_and_the_targets_own_bef
 
 
 def test_slowdowns_are_those_of_one_thread_a_rank() -> None:
-    own = cluster(sharings=sharings(overhead=1.0, compute=1.5, DRAM=2.0, page_faults=3.0))
+    own = cluster(co_runs=co_runs(overhead=1.0, compute=1.5, DRAM=2.0, page_faults=3.0))
     found = ask(own=own, at=lambda size: replace(prediction(size), threads=2), ranks_per_node=2)
     assert found.rows[1].compute_s == 10.0
     assert any("several threads" in note for note in found.notes)
@@ -476,24 +476,24 @@ def test_the_slowest_of_n() -> None:
 
 def test_spread_comes_from_measurements() -> None:
     even = Samples(tuple(1.0 + place / 100 for place in range(11)))  # deciles 1.01 and 1.09
-    assert sigma_of(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
+    assert log_sigma(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
     spells = Cost(SPELLS, 1, even)
-    assert machine_sigma(machine(costs=(spells,)), 1) == sigma_of(even)
+    assert machine_log_sigma(machine(costs=(spells,)), 1) == log_sigma(even)
     factors = (
         Cost(f"{UNREST}/gemm", 1, Samples((1.25,))),
         Cost(FRAMEWORK_UNREST, 1, Samples((1.5,))),
     )
-    assert machine_sigma(machine(costs=(spells, *factors)), 1) == pytest.approx(
-        0.6 * sigma_of(even)
+    assert machine_log_sigma(machine(costs=(spells, *factors)), 1) == pytest.approx(
+        0.6 * log_sigma(even)
     )  # a fifth against a third
-    assert machine_sigma(machine(), 1) == 0.0
+    assert machine_log_sigma(machine(), 1) == 0.0
     own = cluster(
         collectives=(
             Collective("all_reduce", MIB, 2, 1, even),
             Collective("all_reduce", 4, 2, 1, Samples((1.0, 1.0, 5.0))),
         )
     )
-    assert link_sigma(own) == sigma_of(even)
+    assert link_sigma(own) == log_sigma(even)
     assert unsteady_s(own, "all_reduce", True) == pytest.approx(
         (0.0 + 4 / 3) / 2
     )  # means less medians: 0 and 7/3 - 1

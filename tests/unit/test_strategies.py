@@ -10,7 +10,7 @@ from calibrated_cases import relu
 from calibrated_cases import trace as trace_of
 
 from dlperf.core.clock import Samples
-from dlperf.core.co_run import PREPARATION, Sharing
+from dlperf.core.co_run import PREPARATION, CoRun
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Cpu, Machine
 from dlperf.forecast.prediction import Prediction
@@ -25,13 +25,13 @@ def file(**slowdowns: float) -> Machine:
     s).
     """
     kinds = [
-        Sharing(work, 2, Samples((factor,)), Samples((1.0,)))
+        CoRun(work, 2, Samples((factor,)), Samples((1.0,)))
         for work, factor in {"overhead": 1.0, **slowdowns}.items()
     ]
     return replace(
         made_up(),
         cpu=CPU,
-        sharings=(*kinds, Sharing(PREPARATION, 2, Samples((3.0,)), Samples((2.0,)))),
+        co_runs=(*kinds, CoRun(PREPARATION, 2, Samples((3.0,)), Samples((2.0,)))),
     )
 
 

@@ -114,7 +114,7 @@ def test_an_interruption_keeps_what_was_finished():
         10,
         seconds=1.0,
         n_runs=2,
-        narrate=said.append,
+        log=said.append,
     )
     assert said[-1] == "interrupted; 1 finished run(s) are shown"  # baseline, fused, baseline
     run_trials(
@@ -123,7 +123,7 @@ def test_an_interruption_keeps_what_was_finished():
         10,
         seconds=1.0,
         n_runs=2,
-        narrate=said.append,
+        log=said.append,
     )
     assert said[-1] == "interrupted before a first change was tried; the prediction alone is shown"
     at_once = run(Machine({}, interrupted_at=0), FUSED)

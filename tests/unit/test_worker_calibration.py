@@ -19,7 +19,7 @@ from calibrated_cases import mm, relu, trace
 
 from dlperf.core import host
 from dlperf.core.clock import Clock, Samples
-from dlperf.core.co_run import PREPARATION, Sharing
+from dlperf.core.co_run import PREPARATION, CoRun
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.trace import Trace
@@ -83,9 +83,9 @@ class Team:
 
 def test_one_alone_and_all_at_once_take_turns() -> None:
     team = Team()
-    sharing, switches, seconds = measure(team, "compute", None, 3, "quick")
-    assert sharing.slowdown == pytest.approx(4e-3 / 2e-3)
-    assert len(sharing.samples.values) == len(sharing.alone.values) == co_run.ROUNDS["quick"]
+    found, switches, seconds = measure(team, "compute", None, 3, "quick")
+    assert found.slowdown == pytest.approx(4e-3 / 2e-3)
+    assert len(found.samples.values) == len(found.alone.values) == co_run.ROUNDS["quick"]
     assert [places for places, *_ in team.runs] == [
         (0,),
         (0, 1, 2),
@@ -112,9 +112,9 @@ def test_windows_hold_several_calls_and_batches_a_millisecond() -> None:
 
 
 def test_preparation_is_measured_beside_one_alone() -> None:
-    sharing = measure_preparation(4, "full", lambda n: 2.0 + n)
-    assert (sharing.samples.values, sharing.alone.values) == ((6.0, 6.0), (3.0, 3.0))
-    assert measure_preparation(1, "quick", lambda n: 2.0 + n) == Sharing(
+    found = measure_preparation(4, "full", lambda n: 2.0 + n)
+    assert (found.samples.values, found.alone.values) == ((6.0, 6.0), (3.0, 3.0))
+    assert measure_preparation(1, "quick", lambda n: 2.0 + n) == CoRun(
         PREPARATION, 1, Samples((3.0,)), Samples((3.0,))
     )
 
@@ -174,7 +174,7 @@ class Leader:
                 )
                 return
             part = Machine(
-                host.this_cpu(), sharings=(Sharing(work, n, Samples((float(n),)), Samples((1.0,))),)
+                host.this_cpu(), co_runs=(CoRun(work, n, Samples((float(n),)), Samples((1.0,))),)
             )
             self.lines.append({**ANSWER, "group": name, "part": part.to_json()})
 
@@ -226,17 +226,17 @@ def test_workers_are_measured_once_and_more_of_them_added(
     tmp_path: Path, leader: type[Leader]
 ) -> None:
     path = tmp_path / "m.json"
-    assert suite.calibrate(path, mode="quick").sharings == ()  # nothing without the option
+    assert suite.calibrate(path, mode="quick").co_runs == ()  # nothing without the option
     machine = suite.calibrate(path, mode="quick", workers=(2, 1))
     kinds = resources(machine.cpu)
     assert asked(leader) == [[(PREPARATION, 1), (PREPARATION, 2), *((kind, 2) for kind in kinds)]]
-    assert machine.sharing("DRAM")[2].slowdown == 2.0
+    assert machine.co_runs_of("DRAM")[2].slowdown == 2.0
     suite.calibrate(path, mode="quick", workers=(1, 2))
     assert len(asked(leader)) == 1
     machine = suite.calibrate(path, mode="quick", workers=(1, 2, 4))
     assert asked(leader)[1] == [(PREPARATION, 4), *((kind, 4) for kind in kinds)]
-    assert set(machine.sharing("compute")) == {2, 4}
-    assert Machine.load(path).sharings == machine.sharings
+    assert set(machine.co_runs_of("compute")) == {2, 4}
+    assert Machine.load(path).co_runs == machine.co_runs
 
 
 def test_a_targets_operations_are_measured_by_target_and_batch_size(
@@ -244,7 +244,7 @@ def test_a_targets_operations_are_measured_by_target_and_batch_size(
 ) -> None:
     step = replace(trace(mm(8, 8, 8), inference=False), target="mine", batch_size=16)
     machine = suite.calibrate(tmp_path / "m.json", mode="quick", workers=(2,), traces=[step])
-    assert machine.sharing("operations of mine@16 (step)")[2].slowdown == 2.0
+    assert machine.co_runs_of("operations of mine@16 (step)")[2].slowdown == 2.0
     (found,) = (
         found
         for name, _, found, _ in leader.jobs[-1]["groups"]
@@ -265,7 +265,7 @@ def test_a_worker_that_dies_leaves_one_line_and_what_is_finished(
         ),
     ):
         suite.calibrate(tmp_path / "m.json", mode="quick", workers=(2,))
-    assert {sharing.work for sharing in Machine.load(tmp_path / "m.json").sharings} == {
+    assert {found.work for found in Machine.load(tmp_path / "m.json").co_runs} == {
         PREPARATION,
         "compute",
         "L1",
@@ -330,9 +330,9 @@ def test_a_job_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     run({"mode": "quick", "groups": groups}, told.append)
     assert [message["group"] for message in told] == [name for name, *_ in groups]
-    (sharing,) = Machine.from_json(told[-1]["part"]).sharings
-    assert (sharing.work, sharing.workers) == ("own", 2)
-    assert sharing.slowdown > 0
+    (found,) = Machine.from_json(told[-1]["part"]).co_runs
+    assert (found.work, found.workers) == ("own", 2)
+    assert found.slowdown > 0
 
 
 @pytest.mark.skipif(

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from dlperf.core.records.conversion import (
+    CoRunRecord,
     IndexOrNone,
     Name,
     Positive,
     PositiveSamplesRecord,
     Seconds,
-    SharingRecord,
     Text,
     Threads,
     Whole,
@@ -98,4 +98,4 @@ class ClusterRecord(Struct, gc=False, forbid_unknown_fields=True):
     collectives: list[CollectiveRecord] = []
     reductions: list[ReductionRecord] = []
     interferences: list[InterferenceRecord] = []
-    sharings: list[SharingRecord] = []
+    co_runs: list[CoRunRecord] = []

@@ -49,7 +49,7 @@ class PositiveSamplesRecord(Struct, gc=False):
     disturbed: Whole = 0
 
 
-class SharingRecord(PositiveSamplesRecord, gc=False, kw_only=True):
+class CoRunRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     """Co-run samples of one kind of work, and its samples alone."""
 
     work: Name

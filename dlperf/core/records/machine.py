@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from dlperf.core.records.conversion import (
+    CoRunRecord,
     Name,
     Positive,
     PositiveSamplesRecord,
     PositiveSeconds,
     SamplesRecord,
-    SharingRecord,
     Text,
     Threads,
     Whole,
@@ -125,4 +125,4 @@ class MachineRecord(Struct, gc=False):
     tensors: list[TensorRecord]
     coverage: list[CoverageRecord]
     self_tests: list[SelfTestRecord]
-    sharings: list[SharingRecord] = []
+    co_runs: list[CoRunRecord] = []

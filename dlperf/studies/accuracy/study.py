@@ -224,11 +224,11 @@ def run_study(
     n_runs: Callable[[int], int],
     record: Record,
     measure: Measure,
-    narrate: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     ask_peers: Ask | None = None,
     with_ablation: bool = False,
-    elsewhere: bool = False,
+    is_cross_machine: bool = False,
     provenance: Provenance,
 ) -> Study:
     """Record every case, then measure all of them once, then all of them again, and so on; then
@@ -237,7 +237,7 @@ def run_study(
     All targets are recorded before anything slow begins, so that one that does not work is known at
     once (its error is raised). A case that cannot be measured is a failure of its own and the
     others go on. Runs of one case lie as far apart in time as the study allows: the floor holds the
-    machine's drift too. `n_runs` gives the number of runs for a thread count; `elsewhere` says that
+    machine's drift too. `n_runs` gives the number of runs for a thread count; `is_cross_machine` says that
     the machine file is of another machine than this.
     """
     traces: dict[tuple[str, int, bool], Trace] = {}
@@ -249,7 +249,7 @@ def run_study(
     for number in range(1, 1 + max((n_runs(case.threads) for case in cases), default=0)):
         for place, case in enumerate(cases, start=1):
             if number <= n_runs(case.threads) and case not in failed:
-                narrate(
+                log(
                     f"run {number} of {n_runs(case.threads)}, case {place} of {len(cases)}:"
                     f" {case.label}"
                 )
@@ -259,7 +259,7 @@ def run_study(
                     )
                 except DlperfError as error:
                     failed[case] = str(error)
-                    narrate(f"warning: {case.label} is left out: {error}")
+                    log(f"warning: {case.label} is left out: {error}")
     truths = tuple((case, join(runs)) for case, runs in taken.items() if case not in failed)
     scores: list[CaseScore] = []
     layers: list[LayerScore] = []
@@ -272,7 +272,7 @@ def run_study(
                 case.threads,
                 variant.predictor,
             )
-            prediction = prediction.elsewhere() if elsewhere else prediction
+            prediction = prediction.cross_machine() if is_cross_machine else prediction
             found, rows = score(case, truth, prediction, variant.name)
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue
@@ -288,22 +288,22 @@ def run_study(
         failures=tuple(Failure(case, reason) for case, reason in failed.items()),
     )
     if with_ablation:
-        narrate("predicting again without each term")
+        log("predicting again without each term")
         study = replace(study, ablations=ablate(whole))
-    return study if ask_peers is None else _with_peers(study, traces, ask_peers, narrate)
+    return study if ask_peers is None else _with_peers(study, traces, ask_peers, log)
 
 
 def _with_peers(
     study: Study,
     traces: Mapping[tuple[str, int, bool], Trace],
     ask_peers: Ask,
-    narrate: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Study:
     estimates: list[tuple[Case, PeerEstimate]] = []
     scores: list[CaseScore] = []
     layers: list[LayerScore] = []
     for place, (case, truth) in enumerate(study.truths, start=1):
-        narrate(f"asking the peers, case {place} of {len(study.truths)}: {case.label}")
+        log(f"asking the peers, case {place} of {len(study.truths)}: {case.label}")
         for estimate in ask_peers(case, traces[case.target, case.batch_size, case.inference]):
             estimates.append((case, estimate))
             if not estimate.problem:

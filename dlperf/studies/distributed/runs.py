@@ -140,7 +140,7 @@ class Bench:
     n_runs: int
     seconds: float
     archive: Archive
-    narrate: Callable[[str], None]
+    log: Callable[[str], None]
     hosts: str = ""
     quick_links: bool = False
     links_s: float = 0.0

@@ -214,14 +214,14 @@ def _carry_out(
     n, left_s = len(missing), sum(missing.values())
     if n:
         kept = f", {len(plan) - n} others are kept from before" if n < len(plan) else ""
-        bench.narrate(
+        bench.log(
             f"{n} measurements, about {_minutes(left_s)}{kept}; what is finished stays in"
             f" {bench.archive.folder}"
         )
     for piece, keep in plan:
         if piece.path in missing:
             if not found.has_failed(piece.what):
-                bench.narrate(
+                bench.log(
                     f"{n - len(missing) + 1} of {n}, about {_minutes(left_s)} left: {piece.text}"
                 )
             left_s -= missing.pop(piece.path)

@@ -55,7 +55,7 @@ class Bench:
     n_runs: int
     seconds: float
     archive: Archive
-    narrate: Callable[[str], None]
+    log: Callable[[str], None]
     _sample_s: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     # -- commands ----------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Bench:
         )
 
         def take() -> Row:
-            self.narrate(f"{kind}: {case}")
+            self.log(f"{kind}: {case}")
             return make()
 
         def save(row: Row) -> None:
@@ -238,7 +238,11 @@ class Bench:
                         "1",
                         *how,
                     )["forecast"]
-                    if found is None or found["epoch_s"] is None or found["epoch_measured_s"] is None:
+                    if (
+                        found is None
+                        or found["epoch_s"] is None
+                        or found["epoch_measured_s"] is None
+                    ):
                         raise WorkFailed(f"{case}: dlperf run forecast no epoch")
                     both.append(
                         (

@@ -12,7 +12,7 @@ from calibrated_cases import MIB, T, machine, relu, trace
 import dlperf
 from dlperf.core.machine import Footprint, Machine
 from dlperf.core.trace import Op, OptimizerInfo, Storage, TensorSpec, Trace
-from dlperf.forecast.allocator_recommendations import Cure, PageFaults
+from dlperf.forecast.allocator_recommendations import AllocatorRecommendation, PageFaults
 from dlperf.forecast.prediction import Prediction
 
 FAULT_S, RELEASE_S, HUGE_S = 1e-6, 2.5e-7, 1e-4
@@ -78,18 +78,18 @@ def test_the_cure_is_what_another_policys_prediction_saves() -> None:
     found = dlperf.predict(forward_of_40_mib(), machine(COSTS))
     assert found.page_faults is not None
     assert found.page_faults.seconds == pytest.approx(PAGES * (FAULT_S + RELEASE_S))
-    saved = {cure.malloc: cure.saved_s for cure in found.page_faults.cures}
+    saved = {one.malloc: one.saved_s for one in found.page_faults.recommendations}
     assert "jemalloc" not in saved  # it purges 40 MiB as well
     for name in ("tuned", "huge-pages", "tcmalloc"):
         total = dlperf.predict(forward_of_40_mib(), machine(COSTS), malloc=name).step.total_s
         assert saved[name] == pytest.approx(found.step.total_s - total)
-    assert [cure.saved_s for cure in found.page_faults.cures] == sorted(
+    assert [one.saved_s for one in found.page_faults.recommendations] == sorted(
         saved.values(), reverse=True
     )
     data = found.to_json()
-    assert (data["malloc"], data["page_faults"]["cures"][0]["saved_s"]) == (
+    assert (data["malloc"], data["page_faults"]["recommendations"][0]["saved_s"]) == (
         "default",
-        found.page_faults.cures[0].saved_s,
+        found.page_faults.recommendations[0].saved_s,
     )
 
 
@@ -99,12 +99,12 @@ def test_where_little_is_lost_nothing_is_said() -> None:
 
 
 def test_the_sentence_names_what_needs_nothing_installed() -> None:
-    cures = (
-        Cure("tcmalloc", "LD_PRELOAD={libtcmalloc_minimal.so.4}", 0.011),
-        Cure("tuned", "MALLOC_MMAP_MAX_=0", 0.010),
+    recommendations = (
+        AllocatorRecommendation("tcmalloc", "LD_PRELOAD={libtcmalloc_minimal.so.4}", 0.011),
+        AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.010),
     )
     assert (
-        PageFaults(0.012, 0.08, cures).sentence()
+        PageFaults(0.012, 0.08, recommendations).sentence()
         == "12.0 ms of 80.0 ms; MALLOC_MMAP_MAX_=0 would save about 10.0 ms"
     )
     assert PageFaults(0.012, 0.08, ()).sentence() == "12.0 ms of 80.0 ms"

@@ -15,7 +15,7 @@ from calibrated_cases import relu
 from calibrated_cases import trace as trace_of
 
 from dlperf.core.clock import Samples
-from dlperf.core.co_run import PREPARATION, Sharing, operations_of
+from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import SPELLS, Cost, Cpu, Machine
 from dlperf.core.variation import sigma_over
@@ -23,11 +23,11 @@ from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS, SampledLoader
 from dlperf.forecast.prediction import Prediction
 from dlperf.forecast.worker_processes import (
     averaging_s,
-    beside,
     cpi,
     hardware_threads,
     memory_contention_s,
     own_slowdown,
+    predict_co_run,
     preparation_s,
     slowdown,
 )
@@ -40,11 +40,11 @@ SIBLINGS = Cpu("Made-up CPU", 4, (2**15, 2**20, 2**25), n_physical_cores=2)
 """Two cores of two hardware threads each."""
 
 
-def sharing(work: str, workers: int, together_s: float, alone_s: float = 1.0) -> Sharing:
+def co_run(work: str, workers: int, together_s: float, alone_s: float = 1.0) -> CoRun:
     """Pairs of ratio t / a, t / a (both slowed down by a neighbour) and 3 t / a (which the median
     leaves out).
     """
-    return Sharing(
+    return CoRun(
         work,
         workers,
         Samples((together_s, 2 * together_s, 3 * together_s)),
@@ -57,11 +57,11 @@ def machine(cpu: Cpu = TWO_CORES, **work: Mapping[int, float]) -> Machine:
     ``page-faults``) and number of workers.
     """
     rows = [
-        sharing(name.replace("_", "-"), p, value)
+        co_run(name.replace("_", "-"), p, value)
         for name, values in work.items()
         for p, value in values.items()
     ]
-    return replace(made_up(), cpu=cpu, sharings=tuple(rows))
+    return replace(made_up(), cpu=cpu, co_runs=tuple(rows))
 
 
 def prediction(file: Machine, *items: Item, threads: int = 1) -> Prediction:
@@ -88,7 +88,7 @@ def test_what_was_measured_is_the_usual_ratio_of_a_pair() -> None:
 
 
 def test_between_measured_numbers_the_excess_over_the_processors_sharing_is_interpolated() -> None:
-    # 2 cores: sharing 1 at 2 workers, 2 at 4, 1.5 at 3; excess 1.2 and 2.8 / 2 = 1.4, halfway 1.3
+    # 2 cores: co_run 1 at 2 workers, 2 at 4, 1.5 at 3; excess 1.2 and 2.8 / 2 = 1.4, halfway 1.3
     assert slowdown(machine(compute={2: 1.2, 4: 2.8}), "compute", 3) == pytest.approx(1.5 * 1.3)
     # only 4 was measured: excess 1 at one worker and 1.5 at four, a third of the way 1.1667; two
     # workers have two cores
@@ -135,7 +135,7 @@ def test_a_file_without_the_terms_says_which_command_adds_them() -> None:
     for ask in (
         lambda m: slowdown(m, "L2", 2),
         lambda m: preparation_s(m, 2),
-        lambda m: beside(prediction(m), 2),
+        lambda m: predict_co_run(prediction(m), 2),
         lambda m: averaging_s(m, 4, 2),
     ):
         with pytest.raises(DlperfError, match=r"dlperf calibrate --workers 1,2,4 adds"):
@@ -150,24 +150,24 @@ def test_a_file_without_the_terms_says_which_command_adds_them() -> None:
 def test_each_item_takes_the_slowdown_of_what_bounds_it() -> None:
     file = machine(compute={2: 1.1}, DRAM={2: 1.8}, overhead={2: 1.05})
     alone = prediction(file)
-    found = beside(alone, 2)
+    found = predict_co_run(alone, 2)
     assert found.workers == 2
     assert found.step.total_s == pytest.approx(3e-3 * 1.1 + 1e-3 * 1.8)
     assert (found.step.low_s, found.step.high_s) == (
         pytest.approx(0.9 * 5.1e-3),
         pytest.approx(1.1 * 5.1e-3),
     )
-    assert beside(alone, 1) is alone
+    assert predict_co_run(alone, 1) is alone
     assert "one of 2 workers" in found.prices.notes[-1]
     assert "beyond" not in found.prices.notes[-1]
-    assert "beyond 2 workers" in beside(alone, 3840).prices.notes[-1]
+    assert "beyond 2 workers" in predict_co_run(alone, 3840).prices.notes[-1]
     with pytest.raises(DlperfError, match="beside 2 workers already"):
-        beside(found, 4)
+        predict_co_run(found, 4)
 
 
 def test_every_bound_has_a_slowdown_but_the_networks() -> None:
     file = machine(**{name.replace("-", "_"): {2: 2.0} for name in BOUNDS if name != "network"})
-    found = beside(
+    found = predict_co_run(
         prediction(file, *(Item("fc", "forward", 1.0, bound, "measured") for bound in BOUNDS)), 2
     )
     assert {item.bound: item.seconds for item in found.prices.items} == {
@@ -178,13 +178,13 @@ def test_every_bound_has_a_slowdown_but_the_networks() -> None:
 def test_a_targets_own_operations_come_before_kinds_of_work() -> None:
     file = machine(compute={2: 1.1}, overhead={2: 1.3}, page_faults={2: 1.6})
     own = operations_of("made-up", 10, inference=False)
-    file = replace(file, sharings=(*file.sharings, sharing(own, 2, 1.5)))
+    file = replace(file, co_runs=(*file.co_runs, co_run(own, 2, 1.5)))
     items = (
         Item("fc", "forward", 1.0, "compute", "measured"),
         Item("fc", "forward", 1.0, "overhead", "measured", "module call"),
         Item("fc", "forward", 1.0, "page-faults", "measured", "page faults"),
     )
-    found = beside(prediction(file, *items), 2)
+    found = predict_co_run(prediction(file, *items), 2)
     assert [item.seconds for item in found.prices.items] == pytest.approx([1.5, 1.3, 1.6])
     assert own_slowdown(file, replace(found.trace, batch_size=11), 2) is None
     assert own_slowdown(file, found.trace, 2) == 1.5  # a forward pass takes that of its step
@@ -196,13 +196,13 @@ def test_the_costs_around_a_step_are_slowed_down_as_python_is() -> None:
         file,
         costs=(Cost("loader/batch", 1, Samples((4e-6,))), Cost("page_fault", 1, Samples((4e-6,)))),
     )
-    found = {cost.name: cost.seconds for cost in beside(prediction(file), 2).machine.costs}
+    found = {cost.name: cost.seconds for cost in predict_co_run(prediction(file), 2).machine.costs}
     assert found == {"loader/batch": pytest.approx(5e-6), "page_fault": 4e-6}
 
 
 def test_workers_have_one_thread() -> None:
     with pytest.raises(DlperfError, match="predict with threads=1"):
-        beside(prediction(machine(compute={2: 1.0}), threads=2), 2)
+        predict_co_run(prediction(machine(compute={2: 1.0}), threads=2), 2)
 
 
 def test_memory_contention_is_what_an_image_takes_beyond_the_processors_sharing() -> None:
@@ -217,16 +217,16 @@ def test_preparation() -> None:
     # alone 1, 2, 1 and 2, 4, 2 s: the median is 2; of 4 workers 2.5 / 2 times as long as alone,
     # excess 1.25 / 2 = 0.625 on 2 cores
     file = replace(
-        machine(), sharings=(sharing(PREPARATION, 1, 1.0, 1.0), sharing(PREPARATION, 4, 2.5, 2.0))
+        machine(), co_runs=(co_run(PREPARATION, 1, 1.0, 1.0), co_run(PREPARATION, 4, 2.5, 2.0))
     )
     assert [preparation_s(file, p) for p in (1, 4)] == [2.0, 2.5]
     # a third of the way from excess 1 at one worker to 0.625 at four: 0.875
     assert preparation_s(file, 2) == pytest.approx(2 * 0.875)
     # the line falls below what was measured; 8 workers, four of them a core
     assert preparation_s(file, 8) == pytest.approx(2 * 4 * 0.625)
-    assert preparation_s(replace(file, sharings=file.sharings[:1]), 1) == 1.0
+    assert preparation_s(replace(file, co_runs=file.co_runs[:1]), 1) == 1.0
     with pytest.raises(DlperfError, match="preparation"):
-        preparation_s(replace(file, sharings=file.sharings[:1]), 2)
+        preparation_s(replace(file, co_runs=file.co_runs[:1]), 2)
 
 
 def test_averaging_moves_all_rows() -> None:
@@ -239,7 +239,7 @@ def test_averaging_moves_all_rows() -> None:
 
 def workers_file() -> Machine:
     file = machine(compute={2: 1.5}, DRAM={2: 2.0}, overhead={2: 1.2})
-    return replace(file, sharings=(*file.sharings, sharing(PREPARATION, 2, 4.0, 3.0)))
+    return replace(file, co_runs=(*file.co_runs, co_run(PREPARATION, 2, 4.0, 3.0)))
 
 
 def test_a_run_is_that_of_the_largest_share_beside_the_others_and_what_surrounds_it() -> None:
@@ -322,11 +322,11 @@ def test_files_keep_what_was_measured(tmp_path: Path) -> None:
     file = machine(SIBLINGS, compute={2: 1.25, 4: 2.5})
     file.save(tmp_path / "m.json")
     loaded = Machine.load(tmp_path / "m.json")
-    assert (loaded.sharings, loaded.cpu) == (file.sharings, file.cpu)
+    assert (loaded.co_runs, loaded.cpu) == (file.co_runs, file.cpu)
     data = json.loads((tmp_path / "m.json").read_text())
-    del data["sharings"], data["cpu"]["n_physical_cores"]  # a file of before
+    del data["co_runs"], data["cpu"]["n_physical_cores"]  # a file of before
     old = Machine.from_json(data)
-    assert (old.sharings, old.cpu.threads_per_core) == ((), 1)
+    assert (old.co_runs, old.cpu.threads_per_core) == ((), 1)
 
 
 @pytest.mark.parametrize(
@@ -334,19 +334,19 @@ def test_files_keep_what_was_measured(tmp_path: Path) -> None:
     [
         (
             lambda row: row.update(workers=0),
-            r"sharings\[0\].workers is 0; expected a whole number of at least 1",
+            r"co_runs\[0\].workers is 0; expected a whole number of at least 1",
         ),
-        (lambda row: row.update(samples_s=[-1.0]), r"sharings\[0\].samples_s\[0\] is -1.0"),
+        (lambda row: row.update(samples_s=[-1.0]), r"co_runs\[0\].samples_s\[0\] is -1.0"),
         (
             lambda row: row["alone"].update(samples_s=[1.0]),
             r"expected as many samples as alone, 1: they are taken in pairs",
         ),
-        (lambda row: row["alone"].update(samples_s=[]), r"sharings\[0\].alone.samples_s is \[\]"),
+        (lambda row: row["alone"].update(samples_s=[]), r"co_runs\[0\].alone.samples_s is \[\]"),
     ],
 )
 def test_what_no_measurement_can_have_made_is_refused(change, complaint) -> None:  # type: ignore[no-untyped-def]
     data = machine(compute={2: 1.25}).to_json()
-    change(data["sharings"][0])
+    change(data["co_runs"][0])
     with pytest.raises(DlperfError, match=complaint):
         Machine.from_json(data)
 
@@ -355,10 +355,10 @@ def test_show_prints_them() -> None:
     file = machine(SIBLINGS, compute={2: 1.25, 4: 2.5})
     file = replace(
         file,
-        sharings=(
-            *file.sharings,
-            sharing(PREPARATION, 1, 1.0, 1.0),
-            sharing(PREPARATION, 4, 2.5, 2.0),
+        co_runs=(
+            *file.co_runs,
+            co_run(PREPARATION, 1, 1.0, 1.0),
+            co_run(PREPARATION, 4, 2.5, 2.0),
         ),
     )
     text = summarize(file).to_text()
@@ -367,7 +367,7 @@ def test_show_prints_them() -> None:
     assert ("by", "the", "topology", "alone", "1.00", "1.00", "2.00") in rows
     assert ("preparation", "2.00", "s", "-", "5.00", "s") in rows
     assert "2 hardware threads each of 2" in text
-    assert summarize(file).to_json()["sharings"][1] == {
+    assert summarize(file).to_json()["co_runs"][1] == {
         "work": "compute",
         "workers": 4,
         "slowdown": 2.5,

@@ -13,14 +13,14 @@ import torch
 
 from dlperf.core.clock import Clock, Samples
 from dlperf.core.cluster import Cluster, Rank
-from dlperf.core.co_run import Sharing
+from dlperf.core.co_run import CoRun
 from dlperf.core.machine import Cpu
 from dlperf.microbench.budget import Budget
 from dlperf.microbench.network import suite
 from dlperf.microbench.network.co_run import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
-    measure_sharings,
+    measure_co_runs,
     sharing_ranks,
 )
 
@@ -89,8 +89,8 @@ def make(team: Team) -> Callable[[str, Cpu, int, int], Callable[[], object]]:
     return lambda *_: team.call
 
 
-def measured(team: Team, budget_s: float = 0.0) -> list[Sharing]:
-    return measure_sharings(
+def measured(team: Team, budget_s: float = 0.0) -> list[CoRun]:
+    return measure_co_runs(
         team, "quick", Budget(budget_s, team.now), CPU, make(team), Clock(team.now, lambda: 0)
     )  # type: ignore[arg-type]
 
@@ -98,15 +98,15 @@ def measured(team: Team, budget_s: float = 0.0) -> list[Sharing]:
 def test_the_ranks_of_the_fullest_computer_count() -> None:
     team = Team()
     found = measured(team)
-    assert [(sharing.work, sharing.workers) for sharing in found] == [
+    assert [(co_run.work, co_run.workers) for co_run in found] == [
         (work, 2) for work in WORKS
     ]  # the third rank has a computer of its own
-    for sharing in found:
-        assert sharing.alone.values == pytest.approx((ALONE_S,) * LEAST_ROUNDS["quick"])
-        assert sharing.samples.values == pytest.approx(
+    for co_run in found:
+        assert co_run.alone.values == pytest.approx((ALONE_S,) * LEAST_ROUNDS["quick"])
+        assert co_run.samples.values == pytest.approx(
             ((BESIDE_S + OTHER_BESIDE_S) / 2,) * LEAST_ROUNDS["quick"]
         )
-        assert sharing.slowdown == pytest.approx(2.0)
+        assert co_run.slowdown == pytest.approx(2.0)
     assert sharing_ranks(["a", "b", "b"]) == (1, 2)
     assert (
         "DRAM by 2 ranks of one computer at once" in team.watch.steps
@@ -123,34 +123,34 @@ def test_ranks_are_alone_in_turns() -> None:
 
 
 def test_rounds_fill_the_budget() -> None:
-    assert {len(sharing.samples.values) for sharing in measured(Team(), 1e6)} == {MOST_ROUNDS}
+    assert {len(co_run.samples.values) for co_run in measured(Team(), 1e6)} == {MOST_ROUNDS}
     # five kinds, each 0.05 s beside and in every other round 0.05 s alone: 0.5 s, 0.25 s, 0.5 s,
     # ...; the fifth round begins after 1.5 s
-    assert {len(sharing.samples.values) for sharing in measured(Team(), 1.6)} == {5}
+    assert {len(co_run.samples.values) for co_run in measured(Team(), 1.6)} == {5}
 
 
 def test_only_what_all_processors_have_is_measured() -> None:
-    assert [
-        sharing.work for sharing in measured(Team([work for work in WORKS if work != "L1"]))
-    ] == [work for work in WORKS if work != "L1"]
+    assert [co_run.work for co_run in measured(Team([work for work in WORKS if work != "L1"]))] == [
+        work for work in WORKS if work != "L1"
+    ]
 
 
 def test_ranks_apart_on_gpus_or_of_several_threads_measure_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sharing = Sharing("compute", 2, Samples((2.0,)), Samples((1.0,)))
-    monkeypatch.setattr(suite, "measure_sharings", lambda *_: [sharing])
+    co_run = CoRun("compute", 2, Samples((2.0,)), Samples((1.0,)))
+    monkeypatch.setattr(suite, "measure_co_runs", lambda *_: [co_run])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     team, cluster = Team(), Cluster(ranks=Team().places)
 
     def added(team: Team, cluster: Cluster = cluster) -> Cluster:
-        return suite._with_sharings(team, cluster, "quick", Budget(1.0))  # type: ignore[arg-type]
+        return suite._with_co_runs(team, cluster, "quick", Budget(1.0))  # type: ignore[arg-type]
 
-    assert added(team).sharings == (sharing,)
+    assert added(team).co_runs == (co_run,)
     assert added(Team(backend="nccl")) is cluster
     apart = replace(cluster, ranks=cluster.ranks[:2])
     assert added(team, apart) is apart
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     several = added(team)
-    assert several.sharings == ()
+    assert several.co_runs == ()
     assert "ranks compute with up to 2 threads" in several.notes[0]
