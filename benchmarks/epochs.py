@@ -100,7 +100,7 @@ def train(
         "quiet_epoch_s": quiet_s,
         "quiet_error_frac": None if quiet_s is None else epoch.epoch_s / quiet_s - 1.0,
         "quiet_frac": len(quiet) / n_batches,
-        "floor_frac": abs(second / first - 1.0),
+        "repeatability_frac": abs(second / first - 1.0),
         "bound": epoch.bound,
     }
 
@@ -153,7 +153,7 @@ def main() -> None:
         print(
             f"{case:16} predicted {row['predicted_s']:7.3f} s, real {row['epoch_s']:7.3f} s:"
             f" {100 * row['error_frac']:+6.1f} %, quiet batches {quiet}"
-            f" ({100 * row['quiet_frac']:.0f} % of them), floor {100 * row['floor_frac']:.1f} %,"
+            f" ({100 * row['quiet_frac']:.0f} % of them), floor {100 * row['repeatability_frac']:.1f} %,"
             f" bound by the {row['bound']}",
             flush=True,
         )

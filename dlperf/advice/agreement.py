@@ -30,7 +30,7 @@ def agreement_of(explanation: Explanation) -> Agreement | None:
     trials = explanation.trials
     if trials is None:
         return None
-    floor = trials.floor_frac or 0.0
+    floor = trials.repeatability_frac or 0.0
     right = wrong = close = 0
     distances = []
     for suggestion in explanation.advice.suggestions:

@@ -93,7 +93,7 @@ class Trials:
         return median(self.baselines_s) * self.batch_size if self.baselines_s else None
 
     @property
-    def floor_frac(self) -> float | None:
+    def repeatability_frac(self) -> float | None:
         """What baselines beside each other differ by (median of |difference| / mean over
         neighbours): the repeatability floor. None for a single one.
         """

@@ -15,7 +15,7 @@ from dlperf.advice.variants import Suggestion
 from dlperf.core import host
 from dlperf.core.text import csv_text
 
-SCHEMA, SCHEMA_VERSION = "dlperf.explanation", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.explanation", 2
 MOST_EXPENSES = 20
 
 
@@ -108,7 +108,7 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
             else {
                 "baseline_step_s": trials.baseline_step_s,
                 "baseline_samples_s": list(trials.baselines_s),
-                "floor_frac": trials.floor_frac,
+                "repeatability_frac": trials.repeatability_frac,
                 "runs": trials.n_runs,
                 "seconds": trials.seconds,
                 "agreement": None if agreement is None else asdict(agreement),
@@ -170,13 +170,13 @@ def suggestions_to_csv(explanation: Explanation) -> str:
         row["new_batch_size"], row["new_threads"] = row.pop("batch_size"), row.pop("threads")
         row["measured_gains_frac"] = " ".join(f"{gain:.4f}" for gain in row["measured_gains_frac"])
         rows.append(row)
-    floor = None if explanation.trials is None else explanation.trials.floor_frac
+    floor = None if explanation.trials is None else explanation.trials.repeatability_frac
     columns = [
         "change",
         "verdict",
         "predicted_gain_frac",
         "measured_gain_frac",
-        "floor_frac",
+        "repeatability_frac",
         "measured_gains_frac",
         "predicted_step_s",
         "measured_step_s",
@@ -195,7 +195,10 @@ def suggestions_to_csv(explanation: Explanation) -> str:
     ]
     return _csv(
         explanation,
-        [{**row, "floor_frac": floor if row["measured_gains_frac"] else None} for row in rows],
+        [
+            {**row, "repeatability_frac": floor if row["measured_gains_frac"] else None}
+            for row in rows
+        ],
         columns,
     )
 

@@ -162,10 +162,10 @@ def gains_figure(explanation: Explanation) -> Figure | None:
             color=PREDICTOR_COLORS[1],
             markersize=9,
         )
-    if trials.floor_frac is not None:
+    if trials.repeatability_frac is not None:
         ax.axvspan(
-            -100 * trials.floor_frac,
-            100 * trials.floor_frac,
+            -100 * trials.repeatability_frac,
+            100 * trials.repeatability_frac,
             color=GRID,
             alpha=0.6,
             zorder=0,

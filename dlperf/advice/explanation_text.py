@@ -45,10 +45,10 @@ def step_line(explanation: Explanation) -> str:
     if trials is not None and trials.baseline_step_s is not None:
         floor = (
             ""
-            if trials.floor_frac is None
+            if trials.repeatability_frac is None
             else (
                 "; floor: neighbouring processes of it differ by"
-                f" {format_percent(trials.floor_frac)}"
+                f" {format_percent(trials.repeatability_frac)}"
             )
         )
         text += (

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from dlperf.core.cluster import Cluster
     from dlperf.core.trace import Trace
-    from dlperf.distributed.replay_result import Replay
-    from dlperf.distributed.scaling import Scaling
+    from dlperf.distributed.scaling import CommunicationReplay, Scaling
     from dlperf.forecast.prediction import Prediction
 
 
@@ -35,7 +34,7 @@ def scale(args: Namespace) -> Answer:
     """Forecast a target over numbers of ranks, or replay a trace."""
     from dlperf.core.units import MIB
     from dlperf.distributed.forecast import (
-        Question,
+        ScalingScenario,
         forecast,
         hosts_per_system_of,
         ranks_per_node_of,
@@ -64,7 +63,7 @@ def scale(args: Namespace) -> Answer:
         not args.no_broadcast_buffers,
         args.accumulate or 1,
     )
-    question = Question(
+    question = ScalingScenario(
         args.ranks,
         batch_size,
         args.scaling or "weak",
@@ -88,21 +87,23 @@ def _replay(args: Namespace) -> Answer:
     """Replay a trace of communication over another cluster."""
     from dlperf.core.cluster import Cluster
     from dlperf.core.communication import Communication
-    from dlperf.distributed.replay import replay_trace
+    from dlperf.distributed.communication_replay import replay_communication
     from dlperf.distributed.what_if import WhatIf
     from dlperf.report.replay_text import replay_to_text, write_replay
 
     links = WhatIf.of(dict(args.what_if)).links
     trace = Communication.load(args.trace)
     recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
-    found = replay_trace(
+    found = replay_communication(
         trace, Cluster.load(args.cluster), recorded_on, args.ranks or (), args.ranks_per_node, links
     )
     written = [] if args.output is None else write_replay(found, args.output, args.force)
     return _answer(args, found, replay_to_text(found), written)
 
 
-def _answer(args: Namespace, found: Scaling | Replay, text: str, written: list[Path]) -> Answer:
+def _answer(
+    args: Namespace, found: Scaling | CommunicationReplay, text: str, written: list[Path]
+) -> Answer:
     for note in found.notes:
         warn(note)
     if written:

@@ -129,9 +129,9 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
 
 def _replay(recording: Path, cluster: Cluster, recorded_on: Cluster) -> tuple[float, float]:
     from dlperf.core.communication import Communication
-    from dlperf.distributed.replay import replay_trace
+    from dlperf.distributed.communication_replay import replay_communication
 
-    found = replay_trace(Communication.load(recording), cluster, recorded_on)
+    found = replay_communication(Communication.load(recording), cluster, recorded_on)
     return found.rows[0].step_s, found.recorded_step_s
 
 

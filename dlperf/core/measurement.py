@@ -85,7 +85,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
                 raise DlperfError(f"measurement: the step has no {name!r} samples")
 
     @property
-    def floor_frac(self) -> float | None:
+    def repeatability_frac(self) -> float | None:
         """Repeatability floor: |median - median of the repetition| / median of the step; None
         without a repetition.
         """

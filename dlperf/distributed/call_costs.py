@@ -11,9 +11,14 @@ import numpy as np
 
 from dlperf.core.cluster import Cluster
 from dlperf.distributed.calls import call_s, message_s
+from dlperf.distributed.collective_costs import (
+    Interference,
+    link_frac,
+    mean_excess_s,
+    passing_s_per_byte,
+)
 from dlperf.distributed.collective_times import LinkFactors, burst_of
 from dlperf.distributed.programs import Call
-from dlperf.distributed.traffic import Interference, link_frac, passing_s_per_byte, unsteady_s
 from dlperf.models.communication_replay import Operation
 from dlperf.models.overlap import Collective
 
@@ -63,7 +68,7 @@ class CallCosts:
                 if kind == "message"
                 else call_s(cluster, kind, sizes, ranks, per_node, factors)
             )
-            self._unsteady[kind, far] = unsteady_s(cluster, kind, far)
+            self._unsteady[kind, far] = mean_excess_s(cluster, kind, far)
             for (n_bytes, n), seconds in zip(ordered, times):
                 self._seconds[kind, n_bytes, n, per_node, far] = float(seconds)
 
@@ -132,7 +137,7 @@ class CallCosts:
     def operation(self, call: Call, factor: float = 1.0) -> Operation:
         """The call as the replay takes it, `factor` times as slow as usual.
 
-        As in :meth:`dlperf.distributed.traffic.Traffic.collective` it takes its mean, and the link
+        As in :meth:`dlperf.distributed.collective_costs.CollectiveCosts.collective` it takes its mean, and the link
         for its bytes.
         """
         shape = self.shape(call)

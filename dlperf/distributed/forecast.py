@@ -12,9 +12,10 @@ from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import KIB, MIB
 from dlperf.core.variation import machine_log_sigma, mean_factor, slowest_factor
+from dlperf.distributed.collective_costs import CollectiveCosts
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.plane import rates_of, region_of
-from dlperf.distributed.scaling import CollectiveTime, Row, Scaling
+from dlperf.distributed.scaling import CollectiveTime, Scaling, ScalingPoint
 from dlperf.distributed.step_profile import (
     Profile,
     arrivals_of,
@@ -23,7 +24,6 @@ from dlperf.distributed.step_profile import (
     gradients_of,
     profile_of,
 )
-from dlperf.distributed.traffic import Traffic
 from dlperf.distributed.variation import link_sigma
 from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.loop import first_step_s
@@ -58,7 +58,7 @@ _ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Question:
+class ScalingScenario:
     """What is asked: rank counts, how many of them share a node (None: as in the cluster file),
     weak or strong scaling of `batch_size` (per rank, or of all).
 
@@ -201,13 +201,13 @@ class _Network:
 
 
 def forecast(
-    predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: Question
+    predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: ScalingScenario
 ) -> Scaling:
     """What is asked, answered. `predict_at(batch_size)` predicts one rank's step; it is called for
     a few batch sizes, between which profiles are linear.
 
     Raises DlperfError where the cluster file is missing or lacks a link, where the network trains
-    nothing, and as :class:`Question` does.
+    nothing, and as :class:`ScalingScenario` does.
     """
     if cluster is None and max(question.ranks) > 1:
         raise DlperfError(
@@ -224,7 +224,10 @@ def forecast(
 
 class _Forecast:
     def __init__(
-        self, predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: Question
+        self,
+        predict_at: Callable[[int], Prediction],
+        cluster: Cluster | None,
+        question: ScalingScenario,
     ) -> None:
         self.cluster, self.question = cluster, question
         self.notes: list[str] = []
@@ -248,9 +251,9 @@ class _Forecast:
         )
         self._note_doubts()
 
-    def _traffic(self, factors: LinkFactors) -> Traffic:
+    def _traffic(self, factors: LinkFactors) -> CollectiveCosts:
         question = self.question
-        return Traffic(
+        return CollectiveCosts(
             self.cluster,
             self.network.reduced_bytes,
             self.network.buffers_bytes,
@@ -395,7 +398,7 @@ class _Forecast:
             versions=dict(self.any.trace.versions),
         )
 
-    def row(self, n: int, base_s: float) -> Row:
+    def row(self, n: int, base_s: float) -> ScalingPoint:
         question = self.question
         profile = self.profile(n, question.side_by_side(n))
         slow = slowest_factor(n, self.sigma)
@@ -431,7 +434,7 @@ class _Forecast:
             n_steps = math.ceil(question.samples / question.step_samples(n))
             epoch_s = n_steps * (step_s + (mean_factor(n, self.sigma) - 1) * compute_s)
         network_bytes = self.network.sent_bytes(n)
-        return Row(
+        return ScalingPoint(
             ranks=n,
             batch_size=question.own_batch_size(n),
             step_s=step_s,
@@ -484,7 +487,7 @@ class _Forecast:
         n: int,
         slow: float,
         link: float,
-        traffic: Traffic | None = None,
+        traffic: CollectiveCosts | None = None,
         first: bool = False,
     ) -> TimeLine:
         """The time line of one step; `slow` and `link` are factors on computing and on collectives."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from dlperf.distributed.programs import COMPUTING, Kept, Spell
-from dlperf.distributed.replay_result import Shares
+from dlperf.distributed.scaling import Shares
 from dlperf.models.communication_replay import Mark, Replayed
 
 

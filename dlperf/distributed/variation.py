@@ -16,7 +16,7 @@ def link_sigma(cluster: Cluster) -> float:
     link decides; 0 where none was measured.
 
     What shorter ones vary by is the scheduler's doing
-    (:func:`dlperf.distributed.traffic.unsteady_s`).
+    (:func:`dlperf.distributed.collective_costs.mean_excess_s`).
     """
     found = [
         log_sigma(c.samples)

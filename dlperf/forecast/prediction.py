@@ -77,7 +77,7 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
         for phase in ("zero_grad", *_PHASES):
             terms = [item.seconds for item in self.prices.items if item.phase == phase]
             sums[phase] = math.fsum(terms) if phase in self.prices.phases else None
-        if self.prices.unspoken:
+        if self.prices.unsupported:
             for phase in _PHASES:
                 sums[phase] = None
         needed = ("forward",) if self.trace.inference else ("zero_grad", *_PHASES)
@@ -133,14 +133,14 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
             for layer, share_frac in op.shares or ((op.layer, 1.0),):
                 flops[layer] += share_frac * op_flops
                 n_bytes[layer] += share_frac * op_bytes
-        for layer in self.prices.unspoken:
+        for layer in self.prices.unsupported:
             seconds.setdefault(layer, dict.fromkeys(_PHASES, math.nan))
         rows = []
         for layer in sorted(seconds, key=lambda name: order.get(name, (len(order), ""))[0]):
             by_phase = {
                 phase: (
                     math.nan
-                    if phase not in self.prices.phases or layer in self.prices.unspoken
+                    if phase not in self.prices.phases or layer in self.prices.unsupported
                     else seconds[layer][phase]
                 )
                 for phase in _PHASES
@@ -397,7 +397,7 @@ class Prediction(Displayed, by="dlperf.report.summaries"):
             "coverage": {
                 "priced_time_frac": self.priced_time_frac,
                 "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()],
-                "unspoken": list(self.prices.unspoken),
+                "unsupported": list(self.prices.unsupported),
             },
             "page_faults": (
                 None

@@ -40,7 +40,7 @@ class Prices:
     """What a predictor says of a trace.
 
     `items` add up to the step. `phases` are the phases it speaks of; the others are null in the
-    prediction. `unspoken` names the layers it cannot express (their rows are null in every phase).
+    prediction. `unsupported` names the layers it cannot express (their rows are null in every phase).
     `low_factor` and `high_factor` times the step's time are the 90 % interval; None if the
     predictor gives none. `warnings` say what makes the whole of it doubtful, `notes` what a reader
     may want to know.
@@ -48,7 +48,7 @@ class Prices:
 
     items: tuple[Item, ...]
     phases: tuple[str, ...] = ("zero_grad", "forward", "backward", "optimizer")
-    unspoken: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
     low_factor: float | None = None
     high_factor: float | None = None
     notes: tuple[str, ...] = ()

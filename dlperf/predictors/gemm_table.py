@@ -47,7 +47,7 @@ class GemmTable:
         self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
     ) -> Prices:
         """The price list of the forward pass; layers that do anything else in it are named in
-        `unspoken`.
+        `unsupported`.
 
         Raises DlperfError where the machine file holds no memory bandwidth, or no matrix product
         though the network has one.
@@ -57,7 +57,7 @@ class GemmTable:
             for place, op in enumerate(trace.ops)
             if op.phase == "forward" and not _is_free(op)
         ]
-        unspoken = tuple(
+        unsupported = tuple(
             dict.fromkeys(
                 op.layer
                 for _, op in forward
@@ -65,7 +65,7 @@ class GemmTable:
             )
         )
         bandwidth = machine.dram_bytes_per_s(threads)
-        priced = [(place, op) for place, op in forward if op.layer not in unspoken]
+        priced = [(place, op) for place, op in forward if op.layer not in unsupported]
         table = GemmRates(machine, threads) if any(gemm_size(op) for _, op in priced) else None
         items, notes = [], set()
         for place, op in priced:
@@ -92,13 +92,13 @@ class GemmTable:
         for place, op in enumerate(
             trace.ops
         ):  # a layer that only reshapes has its row, and takes no time
-            if op.phase == "forward" and op.layer not in spoken and op.layer not in unspoken:
+            if op.phase == "forward" and op.layer not in spoken and op.layer not in unsupported:
                 spoken.add(op.layer)
                 items.append(
                     Item(op.layer, "forward", 0.0, "DRAM", "interpolated", what="reshape", op=place)
                 )
         return Prices(
-            tuple(items), phases=("forward",), unspoken=unspoken, notes=tuple(sorted(notes))
+            tuple(items), phases=("forward",), unsupported=unsupported, notes=tuple(sorted(notes))
         )
 
 

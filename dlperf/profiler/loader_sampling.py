@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dlperf.core.clock import Clock, quantile, undisturbed
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.forecast.loading import SampledLoader
-from dlperf.recorder.tensors import tensors_of
 from dlperf.recorder.targets import find_callable
+from dlperf.recorder.tensors import tensors_of
 
 _WARM_UP, _MOST_BATCHES = 2, 40
 LONGEST_S = 5.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from dlperf.report.rows import MEASURED, Row, phases_of
+from dlperf.report.layer_comparison import MEASURED, LayerComparison, phases_of
 
 if TYPE_CHECKING:
     from dlperf.core.measurement import Measurement
@@ -26,14 +26,14 @@ would be averaged at full weight.
 class PhaseAccuracy:
     """One predictor in one phase of the step (``step`` is the whole).
 
-    `error_frac` is predicted / actual - 1 of the phase; `floor_frac` what a repeated measurement of
+    `error_frac` is predicted / actual - 1 of the phase; `repeatability_frac` what a repeated measurement of
     the step differed by. `mape_frac` is the mean of abs(predicted / actual - 1) over the `n_layers`
     layers that take at least 1 % of the phase, `mape_all_frac` the same over all `n_all` measured
     layers; `weighted_frac` is the sum of abs(predicted - actual) over the sum of actual.
     `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of their own
     samples. `seen_frac` is the share of the phase that the measurement attributes to layers. A
     measured layer without a predicted row is `n_missing` and counts as a prediction of 0 (an error
-    of 100 %); a row that the predictor does not speak of is `n_unspoken` and drops out. Everything
+    of 100 %); a row that the predictor does not speak of is `n_unsupported` and drops out. Everything
     is None where a side does not know.
     """
 
@@ -42,7 +42,7 @@ class PhaseAccuracy:
     predicted_s: float | None = None
     actual_s: float | None = None
     error_frac: float | None = None
-    floor_frac: float | None = None
+    repeatability_frac: float | None = None
     mape_frac: float | None = None
     mape_all_frac: float | None = None
     weighted_frac: float | None = None
@@ -51,11 +51,14 @@ class PhaseAccuracy:
     n_layers: int = 0
     n_all: int = 0
     n_missing: int = 0
-    n_unspoken: int = 0
+    n_unsupported: int = 0
 
 
 def accuracy_of(
-    rows: Sequence[Row], prediction: Prediction, measurement: Measurement, predictor: str
+    rows: Sequence[LayerComparison],
+    prediction: Prediction,
+    measurement: Measurement,
+    predictor: str,
 ) -> tuple[PhaseAccuracy, ...]:
     """The accuracy of one predictor's rows: each phase, zero_grad (training only), and the step
     last.
@@ -86,7 +89,7 @@ def accuracy_of(
             "step",
             step.total_s,
             measurement.step["total"].median,
-            measurement.floor_frac,
+            measurement.repeatability_frac,
             None,
         )
     )
@@ -103,10 +106,12 @@ class _Layers:
     n_layers: int
     n_all: int
     n_missing: int
-    n_unspoken: int
+    n_unsupported: int
 
 
-def _layers(rows: Sequence[Row], phase: str, phase_s: float | None, spoken: bool) -> _Layers | None:
+def _layers(
+    rows: Sequence[LayerComparison], phase: str, phase_s: float | None, spoken: bool
+) -> _Layers | None:
     seen = [
         (row, times)
         for row in rows
@@ -118,18 +123,18 @@ def _layers(rows: Sequence[Row], phase: str, phase_s: float | None, spoken: bool
     if not spoken:
         return _Layers(None, None, None, None, seen_frac, 0, 0, 0, len(seen))
     judged = []
-    n_missing = n_unspoken = 0
+    n_missing = n_unsupported = 0
     for row, times in seen:
         actual_s = times.actual_s or 0.0
         if row.side == MEASURED:
             n_missing += 1
             judged.append((0.0, actual_s, times.spread_frac))
         elif times.predicted_s is None:
-            n_unspoken += 1
+            n_unsupported += 1
         else:
             judged.append((times.predicted_s, actual_s, times.spread_frac))
     if len(judged) == n_missing:  # nothing that the predictor speaks of was measured
-        return _Layers(None, None, None, None, seen_frac, 0, 0, n_missing, n_unspoken)
+        return _Layers(None, None, None, None, seen_frac, 0, 0, n_missing, n_unsupported)
     positive = [entry for entry in judged if entry[1] > 0]
     large = [entry for entry in positive if entry[1] >= SHARE_FRAC * phase_s]
     spreads = [spread for _, _, spread in large if spread is not None]
@@ -145,7 +150,7 @@ def _layers(rows: Sequence[Row], phase: str, phase_s: float | None, spoken: bool
         n_layers=len(large),
         n_all=len(positive),
         n_missing=n_missing,
-        n_unspoken=n_unspoken,
+        n_unsupported=n_unsupported,
     )
 
 
@@ -154,19 +159,21 @@ def _accuracy(
     phase: str,
     predicted_s: float | None,
     actual_s: float | None,
-    floor_frac: float | None,
+    repeatability_frac: float | None,
     layers: _Layers | None,
 ) -> PhaseAccuracy:
     error_frac = predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
     if layers is None:
-        return PhaseAccuracy(predictor, phase, predicted_s, actual_s, error_frac, floor_frac)
+        return PhaseAccuracy(
+            predictor, phase, predicted_s, actual_s, error_frac, repeatability_frac
+        )
     return PhaseAccuracy(
         predictor,
         phase,
         predicted_s,
         actual_s,
         error_frac,
-        floor_frac,
+        repeatability_frac,
         layers.mape_frac,
         layers.mape_all_frac,
         layers.weighted_frac,
@@ -175,5 +182,5 @@ def _accuracy(
         layers.n_layers,
         layers.n_all,
         layers.n_missing,
-        layers.n_unspoken,
+        layers.n_unsupported,
     )

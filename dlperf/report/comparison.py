@@ -18,8 +18,16 @@ from dlperf.core.measurement import Measurement
 from dlperf.forecast.prediction import Prediction
 from dlperf.ops.roofs import LEVELS
 from dlperf.report.accuracy import PhaseAccuracy, accuracy_of
-from dlperf.report.outline import Line, outline
-from dlperf.report.rows import MEASURED, PREDICTED, Row, names_of, phases_of, root_of, rows_of
+from dlperf.report.layer_comparison import (
+    MEASURED,
+    PREDICTED,
+    LayerComparison,
+    names_of,
+    phases_of,
+    root_of,
+    rows_of,
+)
+from dlperf.report.outline import TreeLine, outline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +77,7 @@ class Report(Displayed, by="dlperf.report.summaries"):
         return self.measurement.machine or self.predictions[0].machine.cpu.model
 
     @cached_property
-    def rows(self) -> tuple[tuple[Row, ...], ...]:
+    def rows(self) -> tuple[tuple[LayerComparison, ...], ...]:
         """The rows of each predictor, aligned with `predictors`."""
         return tuple(
             rows_of(prediction, self.measurement, label)
@@ -107,7 +115,7 @@ class Report(Displayed, by="dlperf.report.summaries"):
         :class:`dlperf.report.accuracy.PhaseAccuracy`.
 
         `mape_frac` is taken over the layers of at least 1 % of their phase, `mape_all_frac` over
-        all measured layers; `floor_frac` and `spread_frac` say what a repetition would differ by.
+        all measured layers; `repeatability_frac` and `spread_frac` say what a repetition would differ by.
         NaN where a side does not know.
         """
         rows = [
@@ -193,7 +201,7 @@ class Report(Displayed, by="dlperf.report.summaries"):
             lines.append(f"command: {self.command}")
         return tuple(lines)
 
-    def outline(self, predictor: str, max_lines: int | None = None) -> tuple[Line, ...]:
+    def outline(self, predictor: str, max_lines: int | None = None) -> tuple[TreeLine, ...]:
         """One predictor's rows in the shape of the model; see
         :func:`dlperf.report.outline.outline`.
         """
@@ -352,7 +360,7 @@ def _columns(inference: bool) -> list[str]:
     ]
 
 
-def _record(row: Row, inference: bool) -> dict[str, Any]:
+def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"layer": row.layer, "type": row.type, "predictor": row.predictor}
     for phase in (*phases_of(inference), "total"):
         times = row.total if phase == "total" else row.phase(phase)

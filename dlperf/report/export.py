@@ -16,7 +16,7 @@ from dlperf.ops.roofs import LEVELS
 if TYPE_CHECKING:
     from dlperf.report.comparison import Report
 
-SCHEMA, SET_SCHEMA, SCHEMA_VERSION = "dlperf.report", "dlperf.reports", 1
+SCHEMA, SET_SCHEMA, SCHEMA_VERSION = "dlperf.report", "dlperf.reports", 2
 
 
 def reports_to_csv(reports: Sequence[Report]) -> str:
@@ -78,7 +78,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
             "spread_frac": {
                 name: samples.spread_frac for name, samples in measurement.step.items()
             },
-            "floor_frac": measurement.floor_frac,
+            "repeatability_frac": measurement.repeatability_frac,
         },
         "predicted": [
             {
@@ -91,7 +91,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
                 "unpriced": [
                     {"op": op, "count": count} for op, count in prediction.unpriced.items()
                 ],
-                "unspoken": list(prediction.prices.unspoken),
+                "unsupported": list(prediction.prices.unsupported),
             }
             for label, prediction in zip(report.predictors, report.predictions)
         ],

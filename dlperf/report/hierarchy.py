@@ -29,8 +29,8 @@ from dlperf.report.drawing import (
     label_points,
     new_figure,
 )
+from dlperf.report.layer_comparison import phases_of
 from dlperf.report.roofline import LEVEL_STYLES, named
-from dlperf.report.rows import phases_of
 from dlperf.report.table import Column
 
 if TYPE_CHECKING:

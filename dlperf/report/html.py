@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from dlperf.core.units import format_percent, format_seconds
 from dlperf.core.version import VERSION
 from dlperf.report.hierarchy import TRAFFIC_NOTE, traffic_columns
+from dlperf.report.layer_comparison import MEASURED, PREDICTED, phases_of
 from dlperf.report.layers import error_columns, layer_columns
-from dlperf.report.outline import GROUP, OWN, SUM, Line
+from dlperf.report.outline import GROUP, OWN, SUM, TreeLine
 from dlperf.report.page_style import STYLE
 from dlperf.report.plots import CAPTIONS
-from dlperf.report.rows import MEASURED, PREDICTED, phases_of
 from dlperf.report.table import Column, format_error
 from dlperf.report.text import ACCURACY_NOTE, accuracy_columns, heading, step_sentence
 
@@ -86,7 +86,7 @@ def _overview(reports: Sequence[Report]) -> str:
                 format_seconds(step.total_s),
                 format_seconds(actual_s),
                 format_error(by_phase["step"].error_frac),
-                format_percent(by_phase["step"].floor_frac),
+                format_percent(by_phase["step"].repeatability_frac),
                 inside,
                 format_percent(by_phase["forward"].mape_frac),
                 format_percent(backward.mape_frac if backward else None),
@@ -115,7 +115,9 @@ def _section(report: Report, number: int) -> str:
     parts = [f'<section id="case{number}"><h2{keep}>{escape(heading(report))}</h2>', "<ul>"]
     for prediction, label in zip(report.predictions, report.predictors):
         sentence = step_sentence(
-            prediction.step, report.measurement.step["total"].median, report.measurement.floor_frac
+            prediction.step,
+            report.measurement.step["total"].median,
+            report.measurement.repeatability_frac,
         )
         parts.append(f"<li><b>{escape(label)}</b>: {escape(sentence)}</li>")
     parts.append("</ul>")
@@ -161,7 +163,7 @@ def _section(report: Report, number: int) -> str:
     return "\n".join(parts)
 
 
-def _table(columns: Sequence[Column], lines: Sequence[Line] = ()) -> str:
+def _table(columns: Sequence[Column], lines: Sequence[TreeLine] = ()) -> str:
     """All columns; with `lines` behind them, rows are marked by their kind and a bar shows each
     one's share of the step.
     """
@@ -232,13 +234,13 @@ def _classes(column: Column, first: bool) -> str:
     )
 
 
-def _kind(line: Line) -> str:
+def _kind(line: TreeLine) -> str:
     if line.side in (PREDICTED, MEASURED):
         return "oneside"
     return {GROUP: "group", SUM: "group", OWN: "own"}.get(line.kind, "")
 
 
-def _shares(lines: Sequence[Line]) -> list[float]:
+def _shares(lines: Sequence[TreeLine]) -> list[float]:
     """Each line's share of the lines of depth 0, measured where everything was, else predicted."""
     top = [line for line in lines if line.depth == 0 and line.kind != SUM]
     for side in ("actual_s", "predicted_s"):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from dlperf.core.text import printable
 from dlperf.core.units import format_si
-from dlperf.report.outline import FOLDED, Line
-from dlperf.report.rows import BOTH, MEASURED, PREDICTED, Times
+from dlperf.report.layer_comparison import BOTH, MEASURED, PREDICTED, Times
+from dlperf.report.outline import FOLDED, TreeLine
 from dlperf.report.table import Column, format_error, format_time
 
 
@@ -37,23 +37,23 @@ def spread_cell(times: Times | None) -> str:
     return "" if times is None or times.spread_frac is None else f"{100 * times.spread_frac:.0f} %"
 
 
-def label_of(line: Line, indent: str = "  ") -> str:
+def label_of(line: TreeLine, indent: str = "  ") -> str:
     """A line's name, indented by its depth, with what is behind it if its lines are left out."""
     folded = f" ({line.n_layers} layers)" if line.kind == FOLDED else ""
     return indent * line.depth + printable(line.label) + folded
 
 
-def side_cell(line: Line) -> str:
+def side_cell(line: TreeLine) -> str:
     """Why a line has only one side; blank when it has both."""
     return {BOTH: "", PREDICTED: "not measured", MEASURED: "not predicted"}[line.side]
 
 
-def layer_columns(lines: Sequence[Line], phases: Sequence[str], measured: bool) -> list[Column]:
+def layer_columns(lines: Sequence[TreeLine], phases: Sequence[str], measured: bool) -> list[Column]:
     """The table's columns, the name first; those that an 80 column terminal has no room for carry a
     rank.
     """
 
-    def cells(cell: Callable[[Line], str]) -> tuple[str, ...]:
+    def cells(cell: Callable[[TreeLine], str]) -> tuple[str, ...]:
         return tuple(cell(line) for line in lines)
 
     columns = [Column("layer", cells(label_of), align_left=True)]
@@ -100,7 +100,7 @@ def _triple(title: str, times: Sequence[Times | None], measured: bool, rank: int
 
 
 def error_columns(
-    lines_by_predictor: Sequence[tuple[str, Sequence[Line]]], phases: Sequence[str]
+    lines_by_predictor: Sequence[tuple[str, Sequence[TreeLine]]], phases: Sequence[str]
 ) -> list[Column]:
     """One line a layer, for several predictors at once: the measured time, and each predictor's
     error.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlperf.report.hierarchy import TRAFFIC_NOTE, traffic_columns
+from dlperf.report.layer_comparison import phases_of
 from dlperf.report.layers import layer_columns
 from dlperf.report.outline import GROUP, SUM
-from dlperf.report.rows import phases_of
 from dlperf.report.table import Column
 from dlperf.report.text import ACCURACY_NOTE, accuracy_columns, heading, step_sentence
 
@@ -25,7 +25,7 @@ def report_to_markdown(report: Report, images: Sequence[str] = ()) -> str:
     ]
     summary = [
         f"- **{escape(label)}**:"
-        f" {escape(step_sentence(p.step, report.measurement.step['total'].median, report.measurement.floor_frac))}"
+        f" {escape(step_sentence(p.step, report.measurement.step['total'].median, report.measurement.repeatability_frac))}"
         for p, label in zip(report.predictions, report.predictors)
     ]
     blocks += [

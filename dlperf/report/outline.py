@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlperf.core.trace import LOSS
-from dlperf.report.rows import BOTH, Row, Times, add
+from dlperf.report.layer_comparison import BOTH, LayerComparison, Times, add
 
 LAYER, GROUP, OWN, FOLDED, REST, SUM = "layer", "group", "own", "folded", "rest", "sum"
 """Kinds of lines: a layer; a container, with the sums of the lines below it; a container's own work
@@ -19,7 +19,7 @@ one line; the sum of all rows.
 
 
 @dataclass(frozen=True)
-class Line:
+class TreeLine:
     """One line of the table: what it stands for, how deep, and the sums over the `n_layers` rows
     behind it.
 
@@ -54,12 +54,12 @@ class Line:
 class _Node:
     label: str
     name: str
-    row: Row | None = None
+    row: LayerComparison | None = None
     children: dict[str, _Node] = field(default_factory=dict)
     is_folded: bool = False
     hidden: set[str] = field(default_factory=set)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LayerComparison]:
         """The node's own row and those below it."""
         return ([self.row] if self.row is not None else []) + [
             row for child in self.children.values() for row in child.rows()
@@ -80,8 +80,11 @@ class _Node:
 
 
 def outline(
-    rows: Sequence[Row], root: str, types: Mapping[str, str], max_lines: int | None = None
-) -> tuple[Line, ...]:
+    rows: Sequence[LayerComparison],
+    root: str,
+    types: Mapping[str, str],
+    max_lines: int | None = None,
+) -> tuple[TreeLine, ...]:
     """The lines of one predictor's rows: the root and everything below it by qualified name, then
     the loss, then the sum of all.
 
@@ -152,7 +155,7 @@ def _fold(top: _Node, max_lines: int) -> None:
         longest.hidden.update(shown[: max(n_hidden, 2)])
 
 
-def _lines(node: _Node, depth: int, types: Mapping[str, str]) -> list[Line]:
+def _lines(node: _Node, depth: int, types: Mapping[str, str]) -> list[TreeLine]:
     kind = types.get(node.name, node.row.type if node.row is not None else "")
     rows = node.rows()
     if not node.children:
@@ -177,15 +180,15 @@ def _lines(node: _Node, depth: int, types: Mapping[str, str]) -> list[Line]:
 
 
 def _line(
-    kind: str, depth: int, label: str, name: str, type_name: str, rows: Sequence[Row]
-) -> Line:
+    kind: str, depth: int, label: str, name: str, type_name: str, rows: Sequence[LayerComparison]
+) -> TreeLine:
     single = rows[0] if len(rows) == 1 else None
     phases: dict[str, Times | None] = {}
     for phase in ("forward", "backward", "optimizer"):
         parts = [times for row in rows if (times := row.phase(phase)) is not None]
         phases[phase] = (parts[0] if single is not None else add(parts)) if parts else None
     sides = {row.side for row in rows}
-    return Line(
+    return TreeLine(
         kind,
         depth,
         label,
@@ -204,7 +207,7 @@ def _line(
     )
 
 
-def _largest(rows: Sequence[Row], place: int) -> str | None:
+def _largest(rows: Sequence[LayerComparison], place: int) -> str | None:
     """The bound (place 0) or source (1) of the rows' largest share of time."""
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:

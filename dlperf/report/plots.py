@@ -37,8 +37,8 @@ from dlperf.report.drawing import (
     to_png,
 )
 from dlperf.report.hierarchy import hierarchy_figure
+from dlperf.report.layer_comparison import LayerComparison, phases_of
 from dlperf.report.roofline import roofline_figure
-from dlperf.report.rows import Row, phases_of
 
 if TYPE_CHECKING:
     from dlperf.forecast.prediction import Prediction
@@ -186,7 +186,9 @@ def _circumstances(report: Report) -> str:
     )
 
 
-def _bars(ax: Any, place: int, rows: list[Row | None], phase: str, spoken: list[bool]) -> int:
+def _bars(
+    ax: Any, place: int, rows: list[LayerComparison | None], phase: str, spoken: list[bool]
+) -> int:
     """One layer's bars: the predictors' and, last, the measured one; how many are not 0. A bar
     unknown though something runs says so.
     """
@@ -394,7 +396,7 @@ def time_figure(report: Report) -> Figure:
     for phase in phases:
         for label, prediction, by_phase in zip(report.predictors, report.predictions, shares):
             bars.append((f"{phase}, {plain(label, 24)}", y))
-            if phase not in prediction.prices.phases or prediction.prices.unspoken:
+            if phase not in prediction.prices.phases or prediction.prices.unsupported:
                 known_s = sum(by_phase.get(phase, {}).values())
                 note = (
                     f"{seconds_text(known_s)} for the layers it supports"
@@ -430,7 +432,7 @@ def time_figure(report: Report) -> Figure:
                         linewidth=0.4,
                     )
                     left += seconds
-            if phase in prediction.prices.phases and not prediction.prices.unspoken:
+            if phase in prediction.prices.phases and not prediction.prices.unsupported:
                 ax.annotate(
                     seconds_text(left),
                     (left, y),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from dlperf.core.terminal import fit, text_width
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.distributed.replay_result import Replay
+from dlperf.distributed.scaling import CommunicationReplay
 from dlperf.report.drawing import DIM, INK, new_figure, own_style, plain, seconds_axis, to_png
 from dlperf.report.scaling_plots import COMPUTE, EXPOSED
 from dlperf.report.scaling_text import FILE_WIDTH, write_files
@@ -19,21 +19,23 @@ _MOST_ROWS = 16
 WAITING = "#8a8f98"
 
 
-def one_line(found: Replay) -> str:
+def one_line(found: CommunicationReplay) -> str:
     """The recorded step and the replayed one."""
     times = (
         f"{format_seconds(found.recorded_step_s)} recorded, {format_seconds(found.replayed_step_s)}"
         " replayed"
     )
-    return f"<Replay {printable(found.target)}, {len(found.ranks)} rank(s): step {times}>"
+    return (
+        f"<CommunicationReplay {printable(found.target)}, {len(found.ranks)} rank(s): step {times}>"
+    )
 
 
-def page(found: Replay) -> str:
+def page(found: CommunicationReplay) -> str:
     """The replayed step and its parts, by rank and by call."""
     return replay_to_text(found)
 
 
-def replay_to_text(found: Replay, width: int | None = None) -> str:
+def replay_to_text(found: CommunicationReplay, width: int | None = None) -> str:
     """The replay as wide as the terminal."""
     width = text_width() if width is None else width
     n = len(found.ranks)
@@ -65,7 +67,7 @@ def replay_to_text(found: Replay, width: int | None = None) -> str:
     return fit("\n".join([*lines, *(f"note: {note}" for note in found.notes)]), width)
 
 
-def _row_columns(found: Replay) -> list[Column]:
+def _row_columns(found: CommunicationReplay) -> list[Column]:
     rows = found.rows
 
     def seconds(title: str, name: str, rank: int = 0) -> Column:
@@ -110,7 +112,7 @@ def _row_columns(found: Replay) -> list[Column]:
     ]
 
 
-def _rank_columns(found: Replay) -> list[Column]:
+def _rank_columns(found: CommunicationReplay) -> list[Column]:
     shown = found.ranks[:_MOST_ROWS]
     columns = [
         Column("rank", tuple(str(one.rank) for one in shown)),
@@ -135,7 +137,7 @@ def _rank_columns(found: Replay) -> list[Column]:
     return columns
 
 
-def _call_columns(found: Replay) -> list[Column]:
+def _call_columns(found: CommunicationReplay) -> list[Column]:
     shown = found.calls[:_MOST_ROWS]
     columns = [
         Column("call", tuple(one.kind for one in shown), align_left=True),
@@ -161,7 +163,7 @@ def _call_columns(found: Replay) -> list[Column]:
     ]
 
 
-def replay_figure(found: Replay) -> Figure:
+def replay_figure(found: CommunicationReplay) -> Figure:
     """Two bars for each rank, as recorded and as replayed (overhead included), of computing,
     waiting for slower ranks and exposed communication.
     """
@@ -223,7 +225,7 @@ def replay_figure(found: Replay) -> Figure:
     return figure
 
 
-def write_replay(found: Replay, folder: str | Path, force: bool = False) -> list[Path]:
+def write_replay(found: CommunicationReplay, folder: str | Path, force: bool = False) -> list[Path]:
     """Write ``scaling.txt``, ``.csv``, ``.json`` and ``replay.png`` into a folder, which is made if
     missing; the files in that order.
 

@@ -25,7 +25,7 @@ from dlperf.report.drawing import (
     number_list,
     plain,
 )
-from dlperf.report.rows import phases_of
+from dlperf.report.layer_comparison import phases_of
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine

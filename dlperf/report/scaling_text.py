@@ -10,8 +10,7 @@ from dlperf.core.files import write_bytes, write_text
 from dlperf.core.terminal import fit, text_width
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.distributed.replay_result import Replay
-from dlperf.distributed.scaling import Scaling
+from dlperf.distributed.scaling import CommunicationReplay, Scaling
 from dlperf.report.scaling_plots import pngs_of
 from dlperf.report.table import Column, format_table
 from dlperf.report.writing import check_folder, make_folder
@@ -141,7 +140,7 @@ def write(found: Scaling, folder: str | Path, force: bool = False) -> list[Path]
 
 
 def write_files(
-    found: Scaling | Replay,
+    found: Scaling | CommunicationReplay,
     text: str,
     draw: Callable[[], dict[str, bytes]],
     folder: str | Path,

@@ -17,7 +17,7 @@ from dlperf.distributed.link_fits import fit_link
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.comparison import Report
-from dlperf.report.rows import root_of
+from dlperf.report.layer_comparison import root_of
 from dlperf.report.table import format_error, shorten
 from dlperf.report.text import epoch_lines, prediction_to_text, report_to_text, step_lines
 

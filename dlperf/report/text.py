@@ -11,9 +11,9 @@ from dlperf.core.text import printable
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.report.accuracy import PhaseAccuracy
+from dlperf.report.layer_comparison import phases_of, root_of, rows_of
 from dlperf.report.layers import error_columns, layer_columns
-from dlperf.report.outline import FOLDED, REST, Line, outline
-from dlperf.report.rows import phases_of, root_of, rows_of
+from dlperf.report.outline import FOLDED, REST, TreeLine, outline
 from dlperf.report.table import Column, format_error, format_table
 
 if TYPE_CHECKING:
@@ -97,16 +97,20 @@ def _summary(report: Report, width: int) -> str:
     lines = []
     for prediction, label in zip(report.predictions, report.predictors):
         sentence = step_sentence(
-            prediction.step, report.measurement.step["total"].median, report.measurement.floor_frac
+            prediction.step,
+            report.measurement.step["total"].median,
+            report.measurement.repeatability_frac,
         )
         lines.append(wrap(f"{label}: {sentence}", width, "  "))
     return "\n".join(lines)
 
 
-def step_sentence(step: Step, actual_s: float, floor_frac: float | None) -> str:
+def step_sentence(step: Step, actual_s: float, repeatability_frac: float | None) -> str:
     """The step predicted and measured, in words."""
     measured = f"measured {format_seconds(actual_s)}" + (
-        f" (repeats within {format_percent(floor_frac)})" if floor_frac is not None else ""
+        f" (repeats within {format_percent(repeatability_frac)})"
+        if repeatability_frac is not None
+        else ""
     )
     if step.total_s is None:
         return f"no whole step predicted; {measured}"
@@ -138,7 +142,7 @@ def accuracy_columns(accuracy: Sequence[PhaseAccuracy]) -> list[Column]:
         Column("pred", tuple(format_seconds(a.predicted_s) for a in accuracy)),
         Column("actual", tuple(format_seconds(a.actual_s) for a in accuracy)),
         Column("err", tuple(format_error(a.error_frac) for a in accuracy)),
-        Column("floor", tuple(percent(a.floor_frac) for a in accuracy)),
+        Column("floor", tuple(percent(a.repeatability_frac) for a in accuracy)),
         Column("MAPE >= 1 %", tuple(_with_count(a.mape_frac, a.n_layers) for a in accuracy)),
         Column("MAPE all", tuple(_with_count(a.mape_all_frac, a.n_all) for a in accuracy), rank=1),
         Column("spread", tuple(percent(a.spread_frac) for a in accuracy), rank=2),
@@ -155,7 +159,7 @@ def _with_count(value: float | None, count: int) -> str:
     return "-" if value is None else f"{format_percent(value)} ({count})"
 
 
-def _folding_note(lines: Sequence[Line]) -> str:
+def _folding_note(lines: Sequence[TreeLine]) -> str:
     n_hidden = sum(line.n_layers for line in lines if line.kind in (FOLDED, REST))
     return (
         f"\n{n_hidden} layers stand in folded lines; CSV, JSON and HTML have each of them"
@@ -331,10 +335,10 @@ def coverage_remarks(prediction: Prediction, prefix: str = "") -> list[str]:
             f"{prefix}{share} of the predicted time stands on {sum(prediction.unpriced.values())}"
             f" ops without a price: {names}"
         )
-    if prediction.prices.unspoken:
+    if prediction.prices.unsupported:
         remarks.append(
-            f"{prefix}does not speak of {len(prediction.prices.unspoken)} layers:"
-            f" {some(prediction.prices.unspoken)}"
+            f"{prefix}does not speak of {len(prediction.prices.unsupported)} layers:"
+            f" {some(prediction.prices.unsupported)}"
         )
     silent = [
         phase
@@ -411,9 +415,9 @@ def step_lines(measurement: Measurement) -> list[str]:
         f" {format_percent(samples.spread_frac)}, {len(samples.values)} samples)"
         for name, samples in measurement.step.items()
     ]
-    if measurement.floor_frac is not None:
+    if measurement.repeatability_frac is not None:
         step.append(
-            f"{'repetition':<12} {format_percent(measurement.floor_frac):>8}   (distance of a"
+            f"{'repetition':<12} {format_percent(measurement.repeatability_frac):>8}   (distance of a"
             " second measurement of the step)"
         )
     if measurement.peak_memory_bytes is not None:

@@ -96,7 +96,7 @@ def compare_step(
             actual,
             notes=("no prediction of the distributed step: there is none of a single rank's",),
         )
-    from dlperf.distributed.forecast import Question, forecast, hosts_per_system_of
+    from dlperf.distributed.forecast import ScalingScenario, forecast, hosts_per_system_of
 
     hosts = team.trace.hosts
     notes = []
@@ -106,7 +106,7 @@ def compare_step(
             " last ran under no_sync"
         )
     try:
-        question = Question(
+        question = ScalingScenario(
             (team.n_ranks,),
             batch_size,
             ranks_per_node=max(hosts.count(name) for name in hosts),

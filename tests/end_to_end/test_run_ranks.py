@@ -17,7 +17,7 @@ import pytest
 
 from dlperf.core.cluster import Cluster, Link
 from dlperf.core.communication import Communication
-from dlperf.distributed.replay import replay_trace
+from dlperf.distributed.communication_replay import replay_communication
 
 TORCHRUN = (
     "-m",
@@ -358,7 +358,7 @@ def test_a_program_that_never_trains_is_recorded_from_its_first_call_to_its_last
         [4000] * 5,
     )
     links = (Link("socket", latency_s=1e-4, bandwidth_bytes_per_s=1e9),)
-    assert replay_trace(trace, Cluster(links=links)).rows[0].step_s > 5 * 1e-4
+    assert replay_communication(trace, Cluster(links=links)).rows[0].step_s > 5 * 1e-4
 
 
 def test_one_rank_is_as_without_torchrun(tmp_path: Path, machine: Path) -> None:

@@ -10,9 +10,9 @@ from itertools import pairwise
 from dlperf.core.cluster import Cluster
 from dlperf.core.communication import Communication, Event, Step
 from dlperf.distributed.call_costs import CallCosts
+from dlperf.distributed.collective_costs import interference_of
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.distributed.programs import Call
-from dlperf.distributed.traffic import interference_of
 from dlperf.models.communication_replay import Compute, Launch, Mark, Replayed, Task, Wait, replay
 
 Programs = Sequence[Sequence[Task]]

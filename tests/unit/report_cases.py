@@ -204,7 +204,7 @@ def gemm_table(trace: Trace | None = None) -> Prediction:
         items,
         "gemm-table",
         phases=("forward",),
-        unspoken=("features.0", "features.1", LOSS),
+        unsupported=("features.0", "features.1", LOSS),
         low_factor=None,
         high_factor=None,
     )

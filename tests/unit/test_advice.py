@@ -361,7 +361,7 @@ def test_json_holds_everything_and_adds_up(told):
         1.0
     )  # gains of 0.5, 1 and 2: the middle one
     assert fused["measured_step_s"] == pytest.approx(8.0)
-    assert data["trials"]["floor_frac"] == pytest.approx((0 + 0.5 / 1.75) / 2)
+    assert data["trials"]["repeatability_frac"] == pytest.approx((0 + 0.5 / 1.75) / 2)
     assert data["trials"]["agreement"]["n_right"] == 1
 
 

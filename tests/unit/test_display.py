@@ -16,7 +16,7 @@ from dlperf.advice.grid import Axes, Wish
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Rank
 from dlperf.core.terminal import text_width
-from dlperf.distributed.replay import replay_trace
+from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
 from dlperf.report.summaries import one_line, page
 
@@ -46,7 +46,7 @@ def explanation() -> Any:
 def replay() -> Any:
     links = replaying.cluster()
     trace = replaying.record(replaying.EVEN, replaying.CALLS, links, replaying.HOSTS)
-    return replay_trace(trace, links, links)
+    return replay_communication(trace, links, links)
 
 
 SHORT_ONES = {

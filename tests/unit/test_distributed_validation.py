@@ -18,7 +18,7 @@ from dlperf.core.cluster import Cluster, Collective, Link, Rank
 from dlperf.core.errors import WorkFailed
 from dlperf.core.units import KIB, MIB
 from dlperf.distributed.scaling import CollectiveTime, Scaling
-from dlperf.distributed.scaling import Row as Forecast
+from dlperf.distributed.scaling import ScalingPoint as Forecast
 from dlperf.forecast.prediction import predict
 from dlperf.microbench.network.collectives import SIZES
 from dlperf.studies.accuracy.archive import Archive

@@ -41,8 +41,8 @@ def small() -> Measurement:
 
 
 def test_the_floor_is_the_distance_of_two_medians() -> None:
-    assert small().floor_frac == pytest.approx(0.25)  # |5 - 4| / 4
-    assert replace(small(), repeat=None).floor_frac is None
+    assert small().repeatability_frac == pytest.approx(0.25)  # |5 - 4| / 4
+    assert replace(small(), repeat=None).repeatability_frac is None
 
 
 def test_the_frame_has_medians_and_gaps() -> None:

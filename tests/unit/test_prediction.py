@@ -229,7 +229,7 @@ def test_json_is_as_the_readme_says(tmp_path: Path) -> None:
     assert data["step"]["total_s"] == pytest.approx(
         sum(row[phase] for row in data["layers"] for phase in PHASES) + 15 * US
     )
-    assert data["coverage"] == {"priced_time_frac": 1.0, "unpriced": [], "unspoken": []}
+    assert data["coverage"] == {"priced_time_frac": 1.0, "unpriced": [], "unsupported": []}
     assert data["epoch"] is None
 
 
@@ -261,7 +261,7 @@ def test_unpriced_ops_in_json() -> None:
     assert data["coverage"] == {
         "priced_time_frac": 0.0,
         "unpriced": [{"op": "aten.foo", "count": 2}],
-        "unspoken": [],
+        "unsupported": [],
     }
 
 

@@ -16,9 +16,9 @@ from dlperf.core.communication import Communication, Event, Step
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.call_costs import CallCosts
 from dlperf.distributed.collective_times import LinkFactors
+from dlperf.distributed.communication_replay import replay_communication
 from dlperf.distributed.programs import Call, recording_of
-from dlperf.distributed.replay import replay_trace
-from dlperf.distributed.replay_result import Replay
+from dlperf.distributed.scaling import CommunicationReplay
 from dlperf.models.communication_replay import Compute, Launch, Mark, Task, Wait
 from dlperf.report.replay_text import replay_figure, replay_to_text, write_replay
 
@@ -61,7 +61,7 @@ CALLS = [call() for _ in range(3)]
 def test_a_step_in_the_head() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
     assert trace.steps[0][1].seconds == pytest.approx(2.5)  # 1 + 1 (0.4 of it hidden) + 0.5
-    found = replay_trace(trace, cluster(MIB / 4), cluster())
+    found = replay_communication(trace, cluster(MIB / 4), cluster())
     (row,) = found.rows
     assert found.recorded_step_s == pytest.approx(2.5)
     assert found.overhead_s == pytest.approx(0.0, abs=1e-9)
@@ -100,7 +100,7 @@ def test_the_recorded_cluster_gives_the_recorded_step(
     )
     own = cluster(stolen=stolen)
     trace = record(uneven, CALLS, own, HOSTS, seen=seen, origins=(0.0, 77.0))
-    found = replay_trace(trace, own, own if recorded_on else None)
+    found = replay_communication(trace, own, own if recorded_on else None)
     assert found.rows[0].step_s == pytest.approx(found.recorded_step_s)
     assert found.overhead_s == pytest.approx(
         0.0, abs=1e-9
@@ -145,7 +145,7 @@ def test_any_run_over_another_cluster_takes_what_its_programs_take_there(seed: i
             program += [Compute(random_.random()), Mark()]
     here, there = cluster(MIB * 2, 0.01, 0.2), cluster(MIB / 3, 0.02, 0.2)
     trace = record(programs, calls, here, hosts, origins=[random_.uniform(-9, 9) for _ in world])
-    found = replay_trace(trace, there, here)
+    found = replay_communication(trace, there, here)
     expected = steps_s(run(programs, calls, there, hosts))
     assert found.overhead_s == pytest.approx(0.0, abs=1e-6)
     assert found.rows[0].step_s == pytest.approx(
@@ -159,18 +159,19 @@ def test_computing_is_freed_of_what_calls_cost_it_and_burdened_anew() -> None:
     programs = twice([step(1.0, 5.0, n) for n in range(3)], [step(1.0, 5.0, n) for n in range(3)])
     trace = record(programs, CALLS, own, HOSTS)
     assert trace.steps[0][0].seconds == pytest.approx(6.3)
-    assert replay_trace(trace, cluster(MIB / 4, stolen=0.3), own).rows[0].step_s == pytest.approx(
-        6.3
-    )  # still all of it beside computing
-    freed = replay_trace(trace, cluster(1e15, stolen=1e-9), own).rows[0]
+    assert replay_communication(trace, cluster(MIB / 4, stolen=0.3), own).rows[
+        0
+    ].step_s == pytest.approx(6.3)  # still all of it beside computing
+    freed = replay_communication(trace, cluster(1e15, stolen=1e-9), own).rows[0]
     assert freed.step_s == pytest.approx(6.0)
-    silent = replay_trace(
+    silent = replay_communication(
         trace, cluster(MIB / 4), own
     )  # a data sheet does not say: as where it was recorded
     assert silent.rows[0].step_s == pytest.approx(6.3)
     assert any("taken as in the other cluster file" in note for note in silent.notes)
     assert any(
-        "stays as it was" in note for note in replay_trace(trace, cluster(), cluster()).notes
+        "stays as it was" in note
+        for note in replay_communication(trace, cluster(), cluster()).notes
     )
 
 
@@ -179,9 +180,9 @@ def test_the_constant_overhead_is_carried_over() -> None:
     assert trace.steps[0][1].seconds == pytest.approx(2.75)
     slow = cluster(MIB / 4)
     # what no event tells of lies outside of all events, so it counts as the rank's own
-    assert replay_trace(trace, slow, cluster()).rows[0].step_s == pytest.approx(5.75)
+    assert replay_communication(trace, slow, cluster()).rows[0].step_s == pytest.approx(5.75)
     # a forecast that is 0.5 s short of each call leaves 0.5 s, whatever the network
-    found = replay_trace(trace, slow, cluster(2 * MIB))
+    found = replay_communication(trace, slow, cluster(2 * MIB))
     assert found.overhead_s == pytest.approx(0.5)
     assert found.rows[0].step_s == pytest.approx(5.75 + 0.5)
     assert found.rows[0].overhead_s == pytest.approx(0.5)
@@ -190,7 +191,9 @@ def test_the_constant_overhead_is_carried_over() -> None:
 
 def test_a_negative_overhead_does_not_beat_a_network_that_takes_no_time() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
-    found = replay_trace(trace, cluster(1e15), cluster(MIB / 10))  # 10 s a call where it took 1
+    found = replay_communication(
+        trace, cluster(1e15), cluster(MIB / 10)
+    )  # 10 s a call where it took 1
     assert found.overhead_s == pytest.approx(-9.0)
     assert found.rows[0].step_s == pytest.approx(1.9)
     assert found.rows[0].exposed_communication_s == pytest.approx(0.0, abs=1e-9)
@@ -200,7 +203,7 @@ def test_a_negative_overhead_does_not_beat_a_network_that_takes_no_time() -> Non
 def test_waiting_for_a_slow_rank_is_kept() -> None:
     programs = twice([step(1.0, 0.0, n) for n in range(3)], [step(3.0, 0.0, n) for n in range(3)])
     trace = record(programs, CALLS, cluster(), HOSTS)
-    found = replay_trace(trace, cluster(1e15), cluster())
+    found = replay_communication(trace, cluster(1e15), cluster())
     assert found.rows[0].step_s == pytest.approx(3.0)
     assert found.rows[0].exposed_communication_s == pytest.approx(0.0, abs=1e-6)
     fast, slow = found.ranks
@@ -233,7 +236,7 @@ def test_ranks_that_are_slow_in_turn_wait_for_one_another_even_without_a_network
     trace = record(
         twice(both(1.0, 3.0), both(3.0, 1.0)), [call() for _ in range(6)], cluster(), HOSTS
     )
-    row = replay_trace(trace, cluster(1e15), cluster()).rows[0]
+    row = replay_communication(trace, cluster(1e15), cluster()).rows[0]
     assert row.step_s == pytest.approx(6.0)
     assert row.waiting_s == pytest.approx(2.0)
 
@@ -243,7 +246,7 @@ def test_messages_are_matched_and_take_their_link_and_an_empty_one_its_latency()
     sender: list[Task] = [Compute(1.0), Launch(0), Wait(0), Launch(1), Wait(1), Mark()]
     receiver: list[Task] = [Launch(0), Wait(0), Launch(1), Wait(1), Compute(0.5), Mark()]
     trace = record([sender, receiver], calls, cluster(latency_s=0.1), HOSTS)
-    found = replay_trace(trace, cluster(MIB / 2, latency_s=0.2), cluster(latency_s=0.1))
+    found = replay_communication(trace, cluster(MIB / 2, latency_s=0.2), cluster(latency_s=0.1))
     assert found.recorded_step_s == pytest.approx(1.0 + 1.1 + 0.1 + 0.5)
     assert found.rows[0].step_s == pytest.approx(1.0 + 2.2 + 0.2 + 0.5)
     with pytest.raises(
@@ -253,7 +256,7 @@ def test_messages_are_matched_and_take_their_link_and_an_empty_one_its_latency()
             r" not say"
         ),
     ):
-        replay_trace(trace, cluster(), ranks=(2, 4))
+        replay_communication(trace, cluster(), ranks=(2, 4))
 
 
 def test_both_directions_of_a_link_are_apart() -> None:
@@ -272,17 +275,17 @@ def test_two_groups_share_the_link_of_their_nodes() -> None:
     hosts = ("a", "a", "b", "b")
     trace = record(programs, calls, cluster(), hosts, groups=((0, 2), (1, 3)))
     assert trace.steps[0][0].seconds == pytest.approx(2.0, rel=1e-3)
-    apart = replay_trace(
+    apart = replay_communication(
         trace, cluster(), cluster(), ranks_per_node=1
     )  # every rank on a node of its own
     assert apart.rows[0].step_s == pytest.approx(1.0, rel=1e-3)
-    together = replay_trace(trace, cluster(), cluster(), ranks_per_node=4)
+    together = replay_communication(trace, cluster(), cluster(), ranks_per_node=4)
     assert together.rows[0].step_s == pytest.approx(0.0, abs=1e-6)
 
 
 def test_other_numbers_of_ranks() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
-    found = replay_trace(trace, cluster(), cluster(), ranks=(1, 2, 4, 16384))
+    found = replay_communication(trace, cluster(), cluster(), ranks=(1, 2, 4, 16384))
     one, two, four, many = found.rows
     assert (one.step_s, one.communication_s, one.network_bytes) == (pytest.approx(1.9), 0.0, 0.0)
     assert two.step_s == pytest.approx(2.5)
@@ -296,7 +299,7 @@ def test_other_numbers_of_ranks() -> None:
     assert {c.ranks for c in found.collectives} == {16384}
     gathered = record(EVEN, [call("all_gather") for _ in range(3)], cluster(), HOSTS)
     with pytest.raises(DlperfError, match="leave --ranks out, or record it on 4"):
-        replay_trace(gathered, cluster(), ranks=(4,))
+        replay_communication(gathered, cluster(), ranks=(4,))
 
 
 def test_more_ranks_have_a_slower_slowest_one() -> None:
@@ -305,7 +308,7 @@ def test_more_ranks_have_a_slower_slowest_one() -> None:
         [step(1.0 + n / 10, 0.0, n) for n in range(9)],
     )
     trace = record(programs, [call() for _ in range(9)], cluster(1e15), HOSTS)
-    rows = replay_trace(trace, cluster(1e15), cluster(1e15), ranks=(1, 2, 64)).rows
+    rows = replay_communication(trace, cluster(1e15), cluster(1e15), ranks=(1, 2, 64)).rows
     assert rows[0].step_s < rows[1].step_s < rows[2].step_s
     assert rows[1].step_s == pytest.approx(1.4)
     assert rows[1].p10_s < rows[1].low_s < rows[1].step_s < rows[1].high_s < rows[1].p90_s
@@ -317,17 +320,18 @@ def test_the_first_step_is_apart() -> None:
         [step(3.0, 0.0, 0), step(1.0, 0.0, 1), step(1.0, 0.0, 2)],
     )
     trace = record(programs, CALLS, cluster(), HOSTS, firsts=(0,))
-    row = replay_trace(trace, cluster(MIB / 2), cluster()).rows[0]
+    row = replay_communication(trace, cluster(MIB / 2), cluster()).rows[0]
     assert (row.step_s, row.first_step_s) == (pytest.approx(3.0), pytest.approx(5.0))
     assert (
-        replay_trace(record(EVEN, CALLS, cluster(), HOSTS), cluster()).rows[0].first_step_s is None
+        replay_communication(record(EVEN, CALLS, cluster(), HOSTS), cluster()).rows[0].first_step_s
+        is None
     )
 
 
 def test_a_wait_may_lie_in_the_next_step_and_steps_may_be_left_out() -> None:
     late: list[Task] = [Compute(1.0), Launch(0), Mark(), Compute(0.2), Wait(0), Mark()]
     trace = record([late, late], [call()], cluster(), HOSTS)
-    found = replay_trace(trace, cluster(MIB / 3), cluster())
+    found = replay_communication(trace, cluster(MIB / 3), cluster())
     assert [step.seconds for step in trace.steps[0]] == [pytest.approx(1.0), pytest.approx(1.0)]
     assert found.rows[0].step_s == pytest.approx((1.0 + 3.0) / 2)  # the median of 1 and 3
     apart = replace(
@@ -336,7 +340,7 @@ def test_a_wait_may_lie_in_the_next_step_and_steps_may_be_left_out() -> None:
             (a, replace(b, begin_s=b.begin_s + 9, end_s=b.end_s + 9)) for a, b in trace.steps
         ),
     )
-    kept = replay_trace(apart, cluster(MIB / 3), cluster())
+    kept = replay_communication(apart, cluster(MIB / 3), cluster())
     assert kept.rows[0].step_s == pytest.approx(1.0)
     assert any(
         "2 wait(s) for calls that were not launched by all ranks" in note for note in kept.notes
@@ -346,19 +350,19 @@ def test_a_wait_may_lie_in_the_next_step_and_steps_may_be_left_out() -> None:
 def test_calls_that_nobody_waits_for_and_clocks_that_nothing_ties() -> None:
     programs: list[list[Task]] = [[Compute(1.0), Launch(0), Compute(3.0), Mark()]] * 2
     trace = record(programs, [call()], cluster(), HOSTS, seen=False, origins=(0.0, 50.0))
-    found = replay_trace(trace, cluster(MIB / 8), cluster())
+    found = replay_communication(trace, cluster(MIB / 8), cluster())
     assert found.rows[0].step_s == pytest.approx(4.0)
     assert any("the clock of rank 1" in note for note in found.notes)
 
 
 def test_a_trace_without_a_call() -> None:
     trace = Communication(("a",), ((0,),), ((Step(0.0, 1.5), Step(1.5, 3.0)),))
-    row = replay_trace(trace, cluster()).rows[0]
+    row = replay_communication(trace, cluster()).rows[0]
     assert (row.step_s, row.exposed_communication_s, row.bound) == (1.5, 0.0, "compute")
     empty = replace(trace, steps=((Step(0.0, 0.0),),))
     assert (
-        replay_trace(empty, cluster()).rows[0].step_s,
-        replay_trace(empty, cluster()).rows[0].p90_s,
+        replay_communication(empty, cluster()).rows[0].step_s,
+        replay_communication(empty, cluster()).rows[0].p90_s,
     ) == (0.0, 0.0)
 
 
@@ -366,20 +370,20 @@ def test_traces_and_clusters_that_do_not_do() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
     inside = Cluster(links=(Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1.0),))
     with pytest.raises(DlperfError, match="holds no link between nodes"):
-        replay_trace(trace, inside)
+        replay_communication(trace, inside)
     with pytest.raises(DlperfError, match="holds no link inside a node"):
-        replay_trace(trace, replace(cluster(), links=cluster().links[:1]), ranks_per_node=2)
+        replay_communication(trace, replace(cluster(), links=cluster().links[:1]), ranks_per_node=2)
     with pytest.raises(DlperfError, match="3 ranks do not fill nodes of 2"):
-        replay_trace(trace, cluster(), ranks=(3,), ranks_per_node=2)
+        replay_communication(trace, cluster(), ranks=(3,), ranks_per_node=2)
     with pytest.raises(DlperfError, match="holds no step"):
-        replay_trace(replace(trace, steps=((), ())), cluster())
+        replay_communication(replace(trace, steps=((), ())), cluster())
 
 
 def test_uneven_nodes_are_taken_for_one_rank_a_node() -> None:
     hosts = ("a", "a", "b")
     programs: list[list[Task]] = [[Launch(0), Wait(0), Mark()]] * 3
     trace = record(programs, [call(ranks=(0, 1, 2))], cluster(), hosts)
-    assert replay_trace(trace, cluster(), cluster()).rows[0].step_s == pytest.approx(
+    assert replay_communication(trace, cluster(), cluster()).rows[0].step_s == pytest.approx(
         4 / 3, rel=1e-2
     )
 
@@ -387,11 +391,13 @@ def test_uneven_nodes_are_taken_for_one_rank_a_node() -> None:
 def test_a_link_of_twice_the_rate_is_never_slower() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
     steps = [
-        replay_trace(trace, cluster(), cluster(), what_if=LinkFactors(factor)).rows[0].step_s
+        replay_communication(trace, cluster(), cluster(), what_if=LinkFactors(factor))
+        .rows[0]
+        .step_s
         for factor in (0.1, 0.3, 1.0, 2.0, 10.0)
     ]
     assert steps == sorted(steps, reverse=True)
-    assert replay_trace(trace, cluster(), what_if=LinkFactors(0.25)).rows[
+    assert replay_communication(trace, cluster(), what_if=LinkFactors(0.25)).rows[
         0
     ].step_s == pytest.approx(5.5)
 
@@ -402,7 +408,7 @@ def test_waking_up_after_a_call_is_kept() -> None:
         Event("wait", 0, "all_reduce", MIB, 0, 1.0, 2.1),
     )
     trace = Communication(HOSTS, ((0, 1),), ((Step(0.0, 2.5, events),), (Step(0.0, 2.5, events),)))
-    found = replay_trace(trace, cluster(MIB / 2), cluster())
+    found = replay_communication(trace, cluster(MIB / 2), cluster())
     assert found.rows[0].step_s == pytest.approx(1.0 + 2.0 + 0.1 + 0.4)
     assert found.ranks[0].replayed.exposed_communication_s == pytest.approx(2.1)
 
@@ -439,8 +445,8 @@ def test_sent_bytes() -> None:
 
 
 @pytest.fixture
-def found() -> Replay:
-    return replay_trace(
+def found() -> CommunicationReplay:
+    return replay_communication(
         record(EVEN, CALLS, cluster(), HOSTS),
         cluster(MIB / 4, path="other.json"),
         cluster(path="own.json"),
@@ -448,7 +454,7 @@ def found() -> Replay:
     )
 
 
-def test_the_page_the_data_and_the_plot(found: Replay, tmp_path: object) -> None:
+def test_the_page_the_data_and_the_plot(found: CommunicationReplay, tmp_path: object) -> None:
     text = replay_to_text(found, 200)
     assert "train.py: recorded on 2 ranks, 3 steps; replayed over other.json" in text
     assert "replayed over own.json 2.50 s" in text

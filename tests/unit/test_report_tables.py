@@ -17,8 +17,8 @@ from dlperf.core.terminal import text_width
 from dlperf.core.trace import Layer
 from dlperf.predictors.base import Item
 from dlperf.report.comparison import Report, compare
-from dlperf.report.outline import FOLDED, GROUP, LAYER, OWN, REST, SUM, Line
-from dlperf.report.rows import BOTH, MEASURED, PREDICTED
+from dlperf.report.layer_comparison import BOTH, MEASURED, PREDICTED
+from dlperf.report.outline import FOLDED, GROUP, LAYER, OWN, REST, SUM, TreeLine
 from dlperf.report.table import Column, format_table, shorten
 from dlperf.report.text import measurement_to_text, prediction_to_text
 from dlperf.report.writing import render
@@ -71,7 +71,7 @@ def test_golden_text(report: Report) -> None:
     )
 
 
-def parts(lines: tuple[Line, ...]) -> list[Line]:
+def parts(lines: tuple[TreeLine, ...]) -> list[TreeLine]:
     return [line for line in lines if line.kind in (LAYER, OWN, FOLDED, REST)]
 
 
@@ -190,7 +190,7 @@ def test_mape_by_hand(report: Report) -> None:
     assert table.loc["step", "error_frac"] == pytest.approx(
         (450 + 865 + 60 + 15) / (430 + 720 + 75 + 10) - 1
     )
-    assert table.loc["step", "floor_frac"] == pytest.approx(0.02)
+    assert table.loc["step", "repeatability_frac"] == pytest.approx(0.02)
     assert table.loc["forward", "spread_frac"] == pytest.approx(0.16)
     assert table.loc["backward", "seen_frac"] == pytest.approx(1.0)
 
@@ -256,7 +256,7 @@ def test_null_phases_drop_out() -> None:
     report = compare(cases.gemm_table(), cases.cnn_measurement())
     table = report.mape.set_index("phase")
     assert table.loc["forward", "mape_frac"] == pytest.approx(20 / 110)
-    assert table.loc["forward", "n_unspoken"] == 3
+    assert table.loc["forward", "n_unsupported"] == 3
     assert math.isnan(table.loc["backward", "mape_frac"])
     assert math.isnan(table.loc["step", "error_frac"])
     frame = report.frame.set_index("layer")
@@ -313,7 +313,7 @@ def test_json_holds_no_nan_and_comes_back() -> None:
         data = report.to_json()
         text = json.dumps(data, allow_nan=False)
         assert json.loads(text) == data
-        assert (data["schema"], data["schema_version"]) == ("dlperf.report", 1)
+        assert (data["schema"], data["schema_version"]) == ("dlperf.report", 2)
         assert data["versions"]["dlperf"]
         assert data["machine"]
         assert len(data["layers"]) == len(report.frame)

@@ -26,10 +26,15 @@ from dlperf.core.machine import (
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
 from dlperf.core.variation import log_sigma, machine_log_sigma, mean_factor, slowest_factor
-from dlperf.distributed.forecast import Question, forecast, hosts_per_system_of, ranks_per_node_of
+from dlperf.distributed.collective_costs import interference_of, mean_excess_s
+from dlperf.distributed.forecast import (
+    ScalingScenario,
+    forecast,
+    hosts_per_system_of,
+    ranks_per_node_of,
+)
 from dlperf.distributed.scaling import Scaling
 from dlperf.distributed.step_profile import arrivals_of, between, gradients_of, profile_of
-from dlperf.distributed.traffic import interference_of, unsteady_s
 from dlperf.distributed.variation import link_sigma
 from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.prediction import Prediction
@@ -112,7 +117,7 @@ def cluster(latency_s: float = 0.0, bandwidth: float = MIB, **rest: object) -> C
 def ask(
     ranks: tuple[int, ...] = (1, 2), own: Cluster | None = None, at: object = None, **rest: object
 ) -> Scaling:
-    question = Question(ranks, **{"batch_size": 32, **rest})  # type: ignore[arg-type]
+    question = ScalingScenario(ranks, **{"batch_size": 32, **rest})  # type: ignore[arg-type]
     return forecast(at or (lambda size: prediction(size)), own or cluster(), question)  # type: ignore[arg-type]
 
 
@@ -440,7 +445,7 @@ def test_namespaces_of_one_computer_are_not_taken_for_several() -> None:
     apart = cluster(ranks=(Rank("host0", 0, "boot"), Rank("host1", 0, "other")))
     assert hosts_per_system_of(apart) == 1
     assert (ranks_per_node_of(None, (2,)), hosts_per_system_of(None)) == (1, 1)
-    assert Question((2,), 1, hosts_per_system=2).side_by_side(2) == 2
+    assert ScalingScenario((2,), 1, hosts_per_system=2).side_by_side(2) == 2
     assert any(
         "up to 4 ranks compute side by side" in note
         for note in ask((2, 4), ranks_per_node=2, hosts_per_system=2).notes
@@ -494,7 +499,7 @@ def test_spread_comes_from_measurements() -> None:
         )
     )
     assert link_sigma(own) == log_sigma(even)
-    assert unsteady_s(own, "all_reduce", True) == pytest.approx(
+    assert mean_excess_s(own, "all_reduce", True) == pytest.approx(
         (0.0 + 4 / 3) / 2
     )  # means less medians: 0 and 7/3 - 1
 
@@ -536,7 +541,7 @@ def test_questions_that_make_no_sense(question: dict[str, object], message: str)
 
 def test_networks_and_clusters_that_do_not_do() -> None:
     with pytest.raises(DlperfError, match="several ranks need a cluster file"):
-        forecast(prediction, None, Question((2,), 32))
+        forecast(prediction, None, ScalingScenario((2,), 32))
     with pytest.raises(DlperfError, match="holds no link between nodes"):
         ask(own=Cluster(links=(Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1.0),)))
     empty = replace(trace(), parameters=())

@@ -173,7 +173,7 @@ def test_errors_are_taken_against_the_median_of_the_runs() -> None:
     assert three.signature not in prices
     assert found[0].actual_s == pytest.approx(1.1)
     assert found[0].error_frac == pytest.approx(0.1)
-    assert found[0].floor_frac == pytest.approx(0.2 / 1.1)
+    assert found[0].repeatability_frac == pytest.approx(0.2 / 1.1)
     groups = {(g.family, g.kind): g for g in op_groups(found)}
     assert set(groups) == {
         ("gemm", "all"),

@@ -151,7 +151,7 @@ def test_known_times_come_out_exactly() -> None:
         "optimizer": 4.5,
         "total": 0.125 + forward_s + backward_s + 4.5,
     }
-    assert got.floor_frac == 0.0
+    assert got.repeatability_frac == 0.0
     assert got.noise["layer_sum_frac"] == 1.0
     assert got.batch_size == 3
 

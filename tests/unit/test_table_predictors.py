@@ -197,8 +197,8 @@ def test_other_layers_are_named_and_other_phases_null() -> None:
         inference=False,
     )
     prediction = predict(step, cpu, threads=1, predictor="gemm-table")
-    assert prediction.prices.unspoken == ("tanh", LOSS)
-    assert prediction.to_json()["coverage"]["unspoken"] == ["tanh", LOSS]
+    assert prediction.prices.unsupported == ("tanh", LOSS)
+    assert prediction.to_json()["coverage"]["unsupported"] == ["tanh", LOSS]
     assert prediction.step.forward_s is None
     assert prediction.step.total_s is None
     assert math.isnan(row(prediction, "tanh")["forward_s"])  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_other_layers_are_named_and_other_phases_null() -> None:
 def test_a_layer_that_does_anything_else_is_not_half_priced() -> None:
     step = trace(linear("block", 32, 784, 50), unary("aten.gelu", "block", 32, 50))
     prediction = predict(step, machine(gemm(32, 784, 50, 1e-4)), threads=1, predictor="gemm-table")
-    assert prediction.prices.unspoken == ("block",)
+    assert prediction.prices.unsupported == ("block",)
 
 
 def test_sizes_between_measured_ones() -> None:

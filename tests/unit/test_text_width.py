@@ -24,7 +24,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.terminal import fit
 from dlperf.distributed.cluster_summary import summarize_cluster
-from dlperf.distributed.replay import replay_trace
+from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
 from dlperf.report.machine_summary import compare_machines, summarize
 from dlperf.report.replay_text import replay_to_text
@@ -64,7 +64,7 @@ def forecasts() -> Iterator[Callable[[int], str]]:
     cluster = replaying.cluster()
     trace = replaying.record(replaying.EVEN, replaying.CALLS, cluster, replaying.HOSTS)
     replay = replace(
-        replay_trace(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,)
+        replay_communication(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,)
     )
     yield lambda width: replay_to_text(replay, width)
     grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Wish(samples=1000))

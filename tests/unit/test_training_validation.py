@@ -39,9 +39,9 @@ ROWS = (
 def test_errors_and_floors_of_a_row() -> None:
     assert ROWS[0].error_frac == pytest.approx(0.05)
     assert ROWS[1].error_frac == pytest.approx((0.25 + 0.0) / 2)
-    assert ROWS[1].floor_frac == pytest.approx(1.0 / 4.5)
+    assert ROWS[1].repeatability_frac == pytest.approx(1.0 / 4.5)
     assert ROWS[1].delta_frac == pytest.approx(0.5 / 5.0)  # it divides by the prediction
-    assert ROWS[2].floor_frac is None
+    assert ROWS[2].repeatability_frac is None
 
 
 def test_summaries_judge_each_kind_by_its_own_bar() -> None:
@@ -51,7 +51,7 @@ def test_summaries_judge_each_kind_by_its_own_bar() -> None:
     assert workers.median_frac == pytest.approx((0.05 + 0.125) / 2)
     assert workers.worst_frac == pytest.approx(0.125)
     assert workers.within_frac == 0.5  # 5 % is within 7 %, 12.5 % is not
-    assert workers.floor_frac == pytest.approx(1.0 / 9)
+    assert workers.repeatability_frac == pytest.approx(1.0 / 9)
     assert memory.within_frac == 1.0
 
 

@@ -75,7 +75,7 @@ def test_baselines_stand_around_every_variant():
     assert trials.trial_of("fused").gains_frac == (1.0, 1.0)  # 2 s -> 1 s: twice the samples
     assert trials.trial_of("wide").gain_frac == -0.5
     assert trials.baseline_step_s == 2.0
-    assert trials.floor_frac == 0.0
+    assert trials.repeatability_frac == 0.0
     assert trials.trial_of("unknown") is None
 
 
@@ -89,7 +89,7 @@ def test_a_steady_drift_cancels():
     trials = run(Machine({"baseline": 2.0, "fused": 1.0}, drift=1.01), FUSED, n_runs=3)
     # neighbours 1 and 1.01^2, the variant 1.01 between: their mean is 1.01 to 5e-5
     assert trials.trial_of("fused").gain_frac == pytest.approx(1.0, abs=2e-4)
-    assert trials.floor_frac == pytest.approx(1.01**2 - 1, rel=0.02)
+    assert trials.repeatability_frac == pytest.approx(1.01**2 - 1, rel=0.02)
 
 
 def test_a_variant_that_fails_is_left_out_and_named():
@@ -128,7 +128,7 @@ def test_an_interruption_keeps_what_was_finished():
     assert said[-1] == "interrupted before a first change was tried; the prediction alone is shown"
     at_once = run(Machine({}, interrupted_at=0), FUSED)
     assert at_once.is_interrupted
-    assert (at_once.trials, at_once.baseline_step_s, at_once.floor_frac) == ((), None, None)
+    assert (at_once.trials, at_once.baseline_step_s, at_once.repeatability_frac) == ((), None, None)
 
 
 def test_a_baseline_that_fails_ends_it():

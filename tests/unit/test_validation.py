@@ -118,11 +118,11 @@ def provenance() -> Provenance:
 def test_joined_runs_give_medians_and_floors() -> None:
     truth = join([scaled(1.0), scaled(1.2), scaled(0.9)])
     assert truth.total_s == pytest.approx(1235 * US)  # of 1235 x (0.9, 1, 1.2)
-    assert truth.floor_frac == pytest.approx(0.3)  # (1.2 - 0.9) / 1
+    assert truth.repeatability_frac == pytest.approx(0.3)  # (1.2 - 0.9) / 1
     assert truth.forward_s == pytest.approx(430 * US)
     conv = next(row for row in truth.layers if row.layer == "features.0")
     assert (conv.forward_s, conv.backward_s) == (pytest.approx(250 * US), pytest.approx(500 * US))
-    assert conv.floor_frac("forward") == pytest.approx(0.3)
+    assert conv.repeatability_frac("forward") == pytest.approx(0.3)
 
 
 def test_one_run_has_no_layer_floor_and_a_layer_that_a_run_lacks_has_none() -> None:
@@ -487,7 +487,7 @@ def test_all_cases_are_measured_once_before_any_is_measured_twice() -> None:
 
     study = studied(measure)
     assert order == [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("b", 2, 1), ("a", 2, 2), ("b", 2, 2)]
-    assert [truth.floor_frac for _, truth in study.truths] == [
+    assert [truth.repeatability_frac for _, truth in study.truths] == [
         None,
         pytest.approx(0.1 / 1.15),
         None,
@@ -728,7 +728,10 @@ def test_a_busy_machine_is_told() -> None:
     quiet = whole_study()  # its runs differ by 0.1 / 1.15 = 8.7 %
     assert quiet.unrest == ()
     restless = replace(
-        quiet, truths=tuple((case, replace(truth, floor_frac=0.3)) for case, truth in quiet.truths)
+        quiet,
+        truths=tuple(
+            (case, replace(truth, repeatability_frac=0.3)) for case, truth in quiet.truths
+        ),
     )
     assert len(restless.unrest) == 1
     assert "same step differ by 30 %" in study_to_text(restless, 160)

@@ -15,7 +15,7 @@ from dlperf.core import child_process
 from dlperf.core.records.archive import EstimateRecord
 from dlperf.core.records.conversion import convert
 from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Truth
-from dlperf.studies.accuracy.scoring import floor_frac, layer_scores, mape_frac
+from dlperf.studies.accuracy.scoring import layer_scores, mape_frac, repeatability_frac
 
 NAIVE, COST_MODEL, REPLAY, NEURAL_COST, NEURAL_REPLAY = (
     "FLOPs / peak",
@@ -162,16 +162,16 @@ def score_peer(
         case,
         estimate.peer,
         truth.total_s,
-        truth.floor_frac,
+        truth.repeatability_frac,
         estimate.total_s,
         step_error_frac=error(estimate.total_s, truth.total_s),
         forward_error_frac=error(estimate.forward_s, truth.forward_s),
         backward_error_frac=error(estimate.backward_s, truth.backward_s),
         optimizer_error_frac=error(estimate.optimizer_s, truth.optimizer_s),
         forward_mape_frac=mape_frac(forward),
-        forward_floor_frac=floor_frac(forward),
+        forward_floor_frac=repeatability_frac(forward),
         backward_mape_frac=mape_frac(backward),
-        backward_floor_frac=floor_frac(backward),
+        backward_floor_frac=repeatability_frac(backward),
     ), tuple(layers)
 
 

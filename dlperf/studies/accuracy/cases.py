@@ -70,7 +70,7 @@ class LayerTruth:
         """The median of ``forward`` or ``backward``."""
         return self.forward_s if phase == "forward" else self.backward_s
 
-    def floor_frac(self, phase: str) -> float | None:
+    def repeatability_frac(self, phase: str) -> float | None:
         """The repeatability floor of ``forward`` or ``backward``."""
         return self.forward_floor_frac if phase == "forward" else self.backward_floor_frac
 
@@ -79,7 +79,7 @@ class LayerTruth:
 class Truth:
     """What several fresh processes measured of one case: medians over the runs, in seconds.
 
-    `floor_frac` is (slowest - fastest run) / median of the whole step: no prediction can be more
+    `repeatability_frac` is (slowest - fastest run) / median of the whole step: no prediction can be more
     exact than that. `run_totals_s` are the runs' own medians; `fault_counts` their page faults a
     step.
     """
@@ -88,7 +88,7 @@ class Truth:
     forward_s: float
     backward_s: float | None
     optimizer_s: float | None
-    floor_frac: float | None
+    repeatability_frac: float | None
     layers: tuple[LayerTruth, ...]
     run_totals_s: tuple[float, ...]
     fault_counts: tuple[float, ...] = ()
@@ -138,7 +138,7 @@ def join(runs: Sequence[Measurement]) -> Truth:
         forward_s=forward_s,
         backward_s=phase("backward"),
         optimizer_s=phase("optimizer"),
-        floor_frac=spread_frac(totals) if len(totals) > 1 else None,
+        repeatability_frac=spread_frac(totals) if len(totals) > 1 else None,
         layers=tuple(_layer(rows, len(runs)) for rows in by_name.values()),
         run_totals_s=totals,
         fault_counts=tuple(
@@ -205,7 +205,7 @@ class LayerScore:
     phase: str
     predicted_s: float
     actual_s: float
-    floor_frac: float | None
+    repeatability_frac: float | None
     phase_share_frac: float
     source: str
     bound: str
@@ -238,7 +238,7 @@ class CaseScore:
     case: Case
     predictor: str
     actual_s: float
-    floor_frac: float | None
+    repeatability_frac: float | None
     predicted_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None

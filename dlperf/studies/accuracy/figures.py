@@ -182,12 +182,12 @@ def cases_figure(study: Study) -> Figure | None:
     ax = figure.subplots()
     place = {label: y for y, label in enumerate(labels)}
     for score in {score.case.label: score for score in spoken}.values():
-        floor_frac = score.floor_frac or 0.0
+        repeatability_frac = score.repeatability_frac or 0.0
         ax.barh(
             place[score.case.label],
-            2 * floor_frac,
+            2 * repeatability_frac,
             0.8,
-            left=-floor_frac,
+            left=-repeatability_frac,
             color="#cfd5db",
             linewidth=0,
             zorder=1,

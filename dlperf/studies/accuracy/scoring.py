@@ -60,7 +60,7 @@ def score(
             layers += [
                 layer
                 for layer in layer_scores(case, truth, predictor, phase, said, leaves)
-                if layer.layer not in prices.unspoken
+                if layer.layer not in prices.unsupported
             ]
     by_phase = {
         phase: [layer for layer in layers if layer.phase == phase] for phase in LAYER_PHASES
@@ -77,7 +77,7 @@ def score(
         case,
         predictor,
         truth.total_s,
-        truth.floor_frac,
+        truth.repeatability_frac,
         step.total_s,
         step.low_s,
         step.high_s,
@@ -86,9 +86,9 @@ def score(
         backward_error_frac=_error(step.backward_s, truth.backward_s),
         optimizer_error_frac=_error(step.optimizer_s, truth.optimizer_s),
         forward_mape_frac=mape_frac(by_phase["forward"]),
-        forward_floor_frac=floor_frac(by_phase["forward"]),
+        forward_floor_frac=repeatability_frac(by_phase["forward"]),
         backward_mape_frac=mape_frac(by_phase["backward"]),
-        backward_floor_frac=floor_frac(by_phase["backward"]),
+        backward_floor_frac=repeatability_frac(by_phase["backward"]),
         seen_frac=seen_s / truth.backward_s if truth.backward_s else None,
         weighted_frac=(
             math.fsum(abs(layer.predicted_s - layer.actual_s) for layer in forward) / actual_sum
@@ -156,7 +156,7 @@ def layer_scores(
                 phase,
                 predicted_s,
                 actual_s,
-                row.floor_frac(phase),
+                row.repeatability_frac(phase),
                 actual_s / phase_s,
                 source,
                 bound,
@@ -189,13 +189,13 @@ def mape_frac(layers: Iterable[LayerScore]) -> float | None:
     return fmean(errors) if errors else None
 
 
-def floor_frac(layers: Iterable[LayerScore]) -> float | None:
+def repeatability_frac(layers: Iterable[LayerScore]) -> float | None:
     """Mean repeatability floor of the layers that are :func:`judged`; None where none has one."""
     return _mean_floor(judged(layers))
 
 
 def _mean_floor(layers: Iterable[LayerScore]) -> float | None:
-    floors = [layer.floor_frac for layer in layers if layer.floor_frac is not None]
+    floors = [layer.repeatability_frac for layer in layers if layer.repeatability_frac is not None]
     return fmean(floors) if floors else None
 
 
@@ -256,7 +256,7 @@ class Summary:
 def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") -> Summary:
     """The summary of one predictor's cases."""
     spoken = [
-        (score.step_error_frac, score.floor_frac or 0.0)
+        (score.step_error_frac, score.repeatability_frac or 0.0)
         for score in scores
         if score.step_error_frac is not None
     ]
@@ -273,7 +273,9 @@ def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") ->
         for value in (score.forward_floor_frac, score.backward_floor_frac)
         if value is not None
     ]
-    step_floors = [score.floor_frac for score in scores if score.floor_frac is not None]
+    step_floors = [
+        score.repeatability_frac for score in scores if score.repeatability_frac is not None
+    ]
     inside = [score.inside for score in scores if score.inside is not None]
     widths = [score.width_frac for score in scores if score.width_frac is not None]
     unpriced = [score.unpriced_frac for score in scores if score.unpriced_frac is not None]
@@ -336,7 +338,7 @@ class LayerGroup:
     median_frac: float
     p90_frac: float
     bias_frac: float
-    floor_frac: float | None
+    repeatability_frac: float | None
 
 
 def layer_groups(layers: Sequence[LayerScore]) -> tuple[LayerGroup, ...]:

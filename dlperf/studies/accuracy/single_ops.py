@@ -102,7 +102,7 @@ class SingleOp:
     threads: int
     predicted_s: float
     actual_s: float
-    floor_frac: float | None
+    repeatability_frac: float | None
     source: str
 
     @property
@@ -116,7 +116,7 @@ class OpGroup:
     """The held-out ops of one family (`kind` is ``all``) or one kind: mean, median and 90th
     percentile of abs(predicted / actual - 1).
 
-    `bias_frac` is the median signed error, `floor_frac` the median of what two fresh processes of
+    `bias_frac` is the median signed error, `repeatability_frac` the median of what two fresh processes of
     the same op differ by.
     """
 
@@ -128,7 +128,7 @@ class OpGroup:
     median_frac: float
     p90_frac: float
     bias_frac: float
-    floor_frac: float | None
+    repeatability_frac: float | None
     n_unpriced: int
 
 
@@ -194,7 +194,7 @@ def op_groups(ops: Sequence[SingleOp]) -> tuple[OpGroup, ...]:
 
 def _group(family: str, kind: str, threads: int, ops: Sequence[SingleOp]) -> OpGroup:
     errors = [abs(one.error_frac) for one in ops]
-    floors = [one.floor_frac for one in ops if one.floor_frac is not None]
+    floors = [one.repeatability_frac for one in ops if one.repeatability_frac is not None]
     return OpGroup(
         family,
         kind,

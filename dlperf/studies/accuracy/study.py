@@ -151,12 +151,14 @@ class Study:
         single ops.
         """
         steps = [
-            truth.floor_frac
+            truth.repeatability_frac
             for case, truth in self.truths
-            if case.threads == 1 and truth.floor_frac is not None
+            if case.threads == 1 and truth.repeatability_frac is not None
         ]
         ops = [
-            one.floor_frac for one in self.ops if one.threads == 1 and one.floor_frac is not None
+            one.repeatability_frac
+            for one in self.ops
+            if one.threads == 1 and one.repeatability_frac is not None
         ]
         return tuple(remark for remark in (restless(steps, "step"), restless(ops, "op")) if remark)
 

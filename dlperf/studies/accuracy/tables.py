@@ -54,7 +54,7 @@ def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
         ("actual", "step", 0, False, lambda s: format_time(s.actual_s)),
         ("predicted", "step", 0, False, lambda s: format_time(s.predicted_s)),
         ("error", "step", 0, False, lambda s: format_error(s.step_error_frac)),
-        ("floor", "step", 0, False, lambda s: percent(s.floor_frac)),
+        ("floor", "step", 0, False, lambda s: percent(s.repeatability_frac)),
         ("MAPE", "forward", 0, False, lambda s: percent(s.forward_mape_frac)),
         ("floor", "forward", 1, False, lambda s: percent(s.forward_floor_frac)),
         ("MAPE", "backward", 0, False, lambda s: percent(s.backward_mape_frac)),
@@ -128,7 +128,7 @@ def group_columns(rows: Sequence[LayerGroup]) -> list[Column]:
         ("median", "abs(error)", 0, False, lambda r: percent(r.median_frac)),
         ("90th", "abs(error)", 0, False, lambda r: percent(r.p90_frac)),
         ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
-        ("floor", "", 0, False, lambda r: percent(r.floor_frac)),
+        ("floor", "", 0, False, lambda r: percent(r.repeatability_frac)),
     )
 
 
@@ -152,7 +152,7 @@ def op_columns(rows: Sequence[OpGroup]) -> list[Column]:
         ("median", "", 0, False, lambda r: percent(r.median_frac)),
         ("90th", "", 0, False, lambda r: percent(r.p90_frac)),
         ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
-        ("floor", "", 0, False, lambda r: percent(r.floor_frac)),
+        ("floor", "", 0, False, lambda r: percent(r.repeatability_frac)),
         ("unpriced", "", 1, False, lambda r: str(r.n_unpriced)),
     )
 

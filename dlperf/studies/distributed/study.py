@@ -339,7 +339,7 @@ def forecast(case: Case, cluster: Cluster, n: int, rate: str, calibrated_at: str
     return scaling.forecast(
         lambda size: case.prediction,
         cluster,
-        scaling.Question((n,), case.batch_size, "weak", per_node, per_system, what_if),
+        scaling.ScalingScenario((n,), case.batch_size, "weak", per_node, per_system, what_if),
     )
 
 

@@ -87,7 +87,7 @@ class Row:
         return delta_frac(self.measured, self.predicted)
 
     @property
-    def floor_frac(self) -> float | None:
+    def repeatability_frac(self) -> float | None:
         """(largest - smallest) / median of the measured runs; None of a single one."""
         values = [pair.measured for pair in self.pairs]
         return (max(values) - min(values)) / median(values) if len(values) > 1 else None
@@ -111,7 +111,7 @@ class KindSummary:
     median_frac: float
     worst_frac: float
     within_frac: float
-    floor_frac: float | None
+    repeatability_frac: float | None
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class TrainingStudy:
                     **asdict(row),
                     "error_frac": row.error_frac,
                     "delta_frac": row.delta_frac,
-                    "floor_frac": row.floor_frac,
+                    "repeatability_frac": row.repeatability_frac,
                 }
                 for row in self.rows
             ],
@@ -174,7 +174,7 @@ class TrainingStudy:
 
 def _summary(kind: str, rows: Sequence[Row]) -> KindSummary:
     errors = [abs(row.error_frac) for row in rows]
-    floors = [row.floor_frac for row in rows if row.floor_frac is not None]
+    floors = [row.repeatability_frac for row in rows if row.repeatability_frac is not None]
     within = sum(error <= KINDS[kind].must_frac for error in errors) / len(errors)
     return KindSummary(
         kind, len(rows), median(errors), max(errors), within, median(floors) if floors else None

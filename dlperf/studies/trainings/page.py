@@ -51,7 +51,7 @@ def summary_columns(study: TrainingStudy) -> list[Column]:
         Column("cases", tuple(str(s.n) for s in found)),
         Column("median", tuple(percent(s.median_frac) for s in found), "|error|"),
         Column("worst", tuple(percent(s.worst_frac) for s in found), "|error|"),
-        Column("floor", tuple(percent(s.floor_frac) for s in found)),
+        Column("floor", tuple(percent(s.repeatability_frac) for s in found)),
         Column("must", tuple(percent(KINDS[s.kind].must_frac) for s in found)),
         Column("aim", tuple(percent(KINDS[s.kind].aim_frac) for s in found)),
         Column("within must", tuple(percent(s.within_frac) for s in found)),
@@ -65,7 +65,7 @@ def row_columns(rows: Sequence[Row]) -> list[Column]:
         Column("measured", tuple(_quantity(row.measured, row.unit) for row in rows)),
         Column("predicted", tuple(_quantity(row.predicted, row.unit) for row in rows)),
         Column("error", tuple(format_error(row.error_frac) for row in rows)),
-        Column("floor", tuple(percent(row.floor_frac) for row in rows)),
+        Column("floor", tuple(percent(row.repeatability_frac) for row in rows)),
         Column("Delta", tuple(percent(row.delta_frac) for row in rows)),
     ]
 

@@ -68,7 +68,7 @@ def interference_of(cluster: Cluster, threads: int) -> Interference | None:
     return Interference(memory, compute, statistics.median(delayed))
 
 
-def unsteady_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
+def mean_excess_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
     """How much longer one collective takes on average than usually: the median over the measured
     sizes of mean less median, not below 0; seconds.
 
@@ -101,7 +101,7 @@ def passing_s_per_byte(cluster: Cluster, between_nodes: bool, factors: LinkFacto
     return 1 / (link_bytes_per_s(cluster, between_nodes, factors) or math.inf)
 
 
-class Traffic:
+class CollectiveCosts:
     """Times of all-reduces and broadcasts of given sizes over given rank counts, worked out
     together.
 
@@ -132,7 +132,7 @@ class Traffic:
         if cluster is None or not several:
             return
         self._unsteady = {
-            (kind, far): unsteady_s(cluster, kind, far)
+            (kind, far): mean_excess_s(cluster, kind, far)
             for kind in ("all_reduce", "broadcast")
             for far in (False, True)
         }
@@ -167,7 +167,7 @@ class Traffic:
     ) -> Collective:
         """The collective as the time line takes it; `factor` times as slow as usual.
 
-        It takes its mean (:func:`unsteady_s`), and the link as :func:`link_frac` says. gloo's
+        It takes its mean (:func:`mean_excess_s`), and the link as :func:`link_frac` says. gloo's
         threads take the rank's processor; `memory_frac` of what they disturb waits for memory.
         """
         seconds = factor * self.seconds(kind, n_bytes, n_ranks)

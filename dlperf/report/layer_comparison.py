@@ -85,7 +85,7 @@ def add(parts: Iterable[Times]) -> Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayerComparison:
     """One layer as one predictor sees it, beside its measurement.
 
     `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases,
@@ -133,7 +133,7 @@ def phases_of(inference: bool) -> tuple[str, ...]:
 
 def rows_of(
     prediction: Prediction, measurement: Measurement | None, predictor: str
-) -> tuple[Row, ...]:
+) -> tuple[LayerComparison, ...]:
     """One row a layer, the predicted ones in the order of execution, then those that only the
     measurement names; the loss last.
 
@@ -178,7 +178,7 @@ def rows_of(
             counts.get((layer, "backward"), (0.0, 0.0)),
         )
         rows.append(
-            Row(
+            LayerComparison(
                 layer,
                 str(data["type"]),
                 predictor,
@@ -212,7 +212,7 @@ def rows_of(
             for phase in PHASES
         }
         rows.append(
-            Row(
+            LayerComparison(
                 layer,
                 entries[0].type,
                 predictor,
@@ -238,7 +238,7 @@ def root_of(trace: Trace) -> str:
     return "model"
 
 
-def names_of(rows: Sequence[Row], side: str) -> tuple[str, ...]:
+def names_of(rows: Sequence[LayerComparison], side: str) -> tuple[str, ...]:
     """The layers that only one side names, each once."""
     return tuple(dict.fromkeys(row.layer for row in rows if row.side == side))
 

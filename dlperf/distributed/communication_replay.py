@@ -21,14 +21,20 @@ from dlperf.core.communication import Communication
 from dlperf.core.errors import DlperfError
 from dlperf.core.variation import log_sigma, slowest_factor
 from dlperf.distributed.call_costs import CallCosts, as_recorded
+from dlperf.distributed.collective_costs import Interference, interference_of
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
 from dlperf.distributed.programs import Call, lanes_of, recording_of
 from dlperf.distributed.rank_shares import rank_shares, step_shares
 from dlperf.distributed.replay_lines import Lines
-from dlperf.distributed.replay_result import CallTimes, RankReplay, Replay, ReplayRow, Shares
-from dlperf.distributed.scaling import CollectiveTime
-from dlperf.distributed.traffic import Interference, interference_of
+from dlperf.distributed.scaling import (
+    CallTimes,
+    CollectiveTime,
+    CommunicationReplay,
+    RankReplay,
+    ReplayPoint,
+    Shares,
+)
 from dlperf.distributed.variation import link_sigma
 from dlperf.models.communication_replay import Operation, Replayed, replay
 from dlperf.models.overlap import Collective
@@ -41,14 +47,14 @@ _ANY_RANKS = ("all_reduce", "broadcast", "barrier")
 """Collectives whose vector is the same on more ranks."""
 
 
-def replay_trace(
+def replay_communication(
     trace: Communication,
     cluster: Cluster,
     recorded_on: Cluster | None = None,
     ranks: Sequence[int] = (),
     ranks_per_node: int | None = None,
     what_if: LinkFactors = LinkFactors(),
-) -> Replay:
+) -> CommunicationReplay:
     """The trace's step over `cluster` with the factors of `what_if` on its links.
 
     `recorded_on` is the cluster that it was recorded on, without factors; without it the recorded
@@ -188,7 +194,7 @@ class _Replaying:
             )
         return Lines(tuple(found))
 
-    def run(self) -> Replay:
+    def run(self) -> CommunicationReplay:
         trace = self.trace
         if self.was is None:
             again = self.lines(
@@ -223,7 +229,7 @@ class _Replaying:
                 "the replay over the cluster of the recording is slower than the recorded step: the"
                 " constant overhead is negative"
             )
-        return Replay(
+        return CommunicationReplay(
             target=trace.script or trace.path or "trace",
             threads=trace.threads,
             ranks_per_node=self.per_node,
@@ -276,7 +282,7 @@ class _Replaying:
             log_sigma(Samples(tuple(max(value, 0.0) for value in row))) for row in rows
         )
 
-    def row(self, n: int) -> ReplayRow:
+    def row(self, n: int) -> ReplayPoint:
         backend, slow, costs = self.cluster.backend, self.slower(n), self.costs(n)
 
         def at(own: CallCosts, factor: float = 1.0) -> Lines:
@@ -316,7 +322,7 @@ class _Replaying:
             if lines.first_s is None
             else max(lines.first_s + self.first_overhead_s, free.first_s or 0.0)
         )
-        return ReplayRow(
+        return ReplayPoint(
             ranks=n,
             step_s=step_s,
             low_s=self.with_overhead(low, free) / error,
