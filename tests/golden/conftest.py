@@ -1,4 +1,4 @@
-"""The frozen files, and the option that writes frozen results anew."""
+"""The frozen files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ from pathlib import Path
 
 import pytest
 from frozen_results import FOLDER
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--renew", action="store_true", help="write the frozen results anew")
-
-
-@pytest.fixture(scope="session")
-def renew(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--renew", default=False))
 
 
 @pytest.fixture(scope="session")

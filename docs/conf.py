@@ -1,0 +1,43 @@
+"""Sphinx configuration. ``scripts/docs`` builds the pages into ``docs/_build/html``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import generate  # noqa: E402
+
+from dlperf.core.version import VERSION  # noqa: E402
+
+project = "dlperf"
+author = "the authors of dlperf"
+version = release = VERSION
+copyright = author
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build", "_generated/*"]
+myst_enable_extensions = ["deflist", "dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+
+# furo: light and dark by itself, readable on a phone, no JavaScript build.
+html_theme = "furo"
+html_title = f"dlperf {VERSION}"
+html_static_path = ["_static"]
+html_css_files = ["dlperf.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+html_show_sphinx = False
+templates_path: list[str] = []
+
+generate.write(Path(__file__).parent / "_generated")
