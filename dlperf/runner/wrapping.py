@@ -331,7 +331,7 @@ def _machine_of(given: Machine | str | Path | None) -> Machine | None:
 
 
 class profile:
-    """Watch the training loop inside a ``with`` block.
+    """Watch the training loop inside a ``with`` block::
 
         with dlperf.profile(model) as profile:
             for x, y in loader: ...
