@@ -8,7 +8,7 @@ import sys
 
 from dlperf.core import streams
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.locks import one_writer
+from dlperf.core.files import one_writer
 from dlperf.core.machine import default_path
 from dlperf.microbench.suite import calibrate
 

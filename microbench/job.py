@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from dlperf.core.child_process import FAILED, INTERRUPTED, end_with_parent, read_job
-from dlperf.core.errors import describe
-from dlperf.core.memory_shortage import is_shortage
+from dlperf.core.errors import describe, is_shortage
+from dlperf.core.streams import log
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -57,7 +56,7 @@ def do_job(run: Callable[[dict[str, Any], Say], int | None]) -> int:
             raise
         if not isinstance(error, BrokenPipeError):  # nobody reads
             told = "out of memory" if is_shortage(error) else describe(error)
-            print(f"dlperf: error: the measuring process: {told}", file=sys.stderr)
+            log(f"error: the measuring process: {told}")
         return FAILED
 
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from tqdm import tqdm
 
+from dlperf.core.streams import log
+
 EVERY_S = 10.0
 """How far apart plain lines are at least."""
 
@@ -79,9 +81,7 @@ class _Bar:
 def progress_of(total: int, unit: str, title: str, bar: bool | None = None) -> Iterator[Progress]:
     """Progress on stderr: a bar where that is a terminal (or `bar` says so), plain lines elsewhere."""
     if not (sys.stderr.isatty() if bar is None else bar):
-        yield Lines(
-            total, unit, lambda line: print(f"dlperf: {title}: {line}", file=sys.stderr, flush=True)
-        )
+        yield Lines(total, unit, lambda line: log(f"{title}: {line}"))
         return
     with tqdm(total=total, unit=unit, desc=title, file=sys.stderr, smoothing=0.1) as shown:
         yield _Bar(shown)

@@ -18,8 +18,7 @@ from dlperf.advice.explanation_tables import (
     width_lines,
 )
 from dlperf.advice.variants import PAYS, Suggestion
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import printable
+from dlperf.core.text import fit, printable, text_width
 from dlperf.core.units import format_percent, format_seconds
 from dlperf.report.markdown import escape, table
 from dlperf.report.table import format_table

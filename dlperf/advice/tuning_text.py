@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from dlperf.advice.grid import EPOCH, INTERPOLATED, Row
 from dlperf.advice.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import printable
+from dlperf.core.text import fit, printable, text_width
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.core.version import VERSION
 from dlperf.report.markdown import escape, table

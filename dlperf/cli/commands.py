@@ -34,7 +34,6 @@ from dlperf.cli.inputs import (
     split_batch,
     threads_for,
     use_threads,
-    warn,
     warn_of_threads,
 )
 from dlperf.cli.report import report
@@ -45,7 +44,8 @@ from dlperf.core.cluster import SCHEMA as CLUSTER
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable, schema_of
-from dlperf.core.terminal import fit
+from dlperf.core.streams import warn
+from dlperf.core.text import fit
 
 
 def calibrate(args: Namespace) -> Answer:
@@ -162,7 +162,7 @@ def measure(args: Namespace) -> Answer:
             f"{args.target}: a trace file has no code to run; measure the target it was recorded"
             " from"
         )
-    from dlperf.core.thread_count import usual_threads_of_file
+    from dlperf.core.host import usual_threads_of_file
 
     use_threads(args.threads)
     threads = use_threads(args.threads or usual_threads_of_file(machine_path(args)))

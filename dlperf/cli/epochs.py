@@ -6,7 +6,8 @@ import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import is_trace, resolve, warn
+from dlperf.cli.inputs import is_trace, resolve
+from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
     from dlperf.forecast.epoch import Epoch

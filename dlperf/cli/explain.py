@@ -15,7 +15,6 @@ from dlperf.cli.inputs import (
     Answer,
     is_trace,
     load_machine,
-    log,
     predict_and_warn,
     read_or_record,
     resolve,
@@ -23,6 +22,7 @@ from dlperf.cli.inputs import (
     warn_of_threads,
 )
 from dlperf.core.errors import DlperfError
+from dlperf.core.streams import log
 from dlperf.core.version import VERSION
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, kind_of, schema_of
-from dlperf.core.text import say
+from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -48,16 +48,6 @@ class Answer:
     indent: int | None = 1
 
 
-def log(line: str) -> None:
-    """Tell the user on stderr what is going on."""
-    say(f"dlperf: {line}")
-
-
-def warn(line: str) -> None:
-    """A warning, one line on stderr; the exit status stays 0."""
-    log("warning: " + " ".join(line.split()))
-
-
 def use_threads(threads: int | None) -> int:
     """Make torch use so many threads, and say how many it uses. OMP_NUM_THREADS must stand before
     torch is imported.
@@ -77,7 +67,7 @@ def threads_for(args: Namespace, machine: Machine) -> int:
     """
     if args.threads is not None:
         return int(args.threads)
-    from dlperf.core.thread_count import usual_threads
+    from dlperf.core.host import usual_threads
 
     use_threads(None)  # torch's own number is that of a process that has imported it
     return usual_threads(machine)
@@ -278,7 +268,7 @@ def run_calibration(
     Raises DlperfError where another process calibrates into `path` at the moment, and as that
     function does.
     """
-    from dlperf.core.locks import one_writer
+    from dlperf.core.files import one_writer
     from dlperf.microbench.suite import calibrate, what_is_kept
     from dlperf.predictors.adaptive_sampling import where_curves_err
     from dlperf.predictors.kernel_cost_model import learn

@@ -18,7 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from dlperf.cli.argument_types import (
+from dlperf.cli.run_options import add_run, split_run
+from dlperf.cli.scale_options import add_scale
+from dlperf.cli.validate_options import add_validate, check_validate
+from dlperf.core import streams
+from dlperf.core.argument_types import (
     count,
     count_or_none,
     counts,
@@ -30,13 +34,9 @@ from dlperf.cli.argument_types import (
     shape,
     size,
 )
-from dlperf.cli.run_options import add_run, split_run
-from dlperf.cli.scale_options import add_scale
-from dlperf.cli.validate_options import add_validate, check_validate
-from dlperf.core import streams
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
-from dlperf.core.memory_shortage import check_room, is_shortage
-from dlperf.core.text import say, visible
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed, check_room, is_shortage
+from dlperf.core.streams import write_err
+from dlperf.core.text import visible
 from dlperf.core.version import VERSION
 
 OK, FAILED, UNUSABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -548,7 +548,7 @@ def _given(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
 
 
 def _fail(args: argparse.Namespace, message: str) -> NoReturn:
-    say(f"dlperf {args.command}: error: {message}")
+    write_err(f"dlperf {args.command}: error: {message}")
     raise SystemExit(UNUSABLE)
 
 
@@ -730,7 +730,7 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
         line = f"{name}: internal error: {type(error).__name__}: {error}; --debug shows where"
     if line:
         with contextlib.suppress(OSError):
-            say(_one_line(line))
+            write_err(_one_line(line))
     return status
 
 

@@ -14,7 +14,6 @@ from dlperf.cli.inputs import (
     check_ops,
     is_trace,
     load_or_make_machine,
-    log,
     predict_and_warn,
     predict_here,
     read_or_record,
@@ -25,7 +24,7 @@ from dlperf.cli.inputs import (
 from dlperf.core import child_process
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import schema_of
-from dlperf.core.text import say
+from dlperf.core.streams import log, write_err
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
@@ -196,5 +195,5 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
             child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr,
         )
     for line in done.stderr.splitlines():
-        say(line)
+        write_err(line)
     return Measurement.from_json(json.loads(done.stdout))

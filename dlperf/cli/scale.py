@@ -12,14 +12,13 @@ from dlperf.cli.inputs import (
     Answer,
     is_trace,
     load_machine,
-    log,
     predict_and_warn,
     read_or_record,
     threads_for,
-    warn,
 )
 from dlperf.cli.scale_options import misuse
 from dlperf.core.errors import DlperfError
+from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from pathlib import Path

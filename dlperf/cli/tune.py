@@ -10,8 +10,9 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, is_trace, load_machine, log, read_or_record, warn
+from dlperf.cli.inputs import Answer, is_trace, load_machine, read_or_record
 from dlperf.core.errors import DlperfError
+from dlperf.core.streams import log, warn
 from dlperf.core.version import VERSION
 
 if TYPE_CHECKING:

@@ -19,15 +19,14 @@ from dlperf.cli.inputs import (
     is_cross_machine,
     is_trace,
     load_machine,
-    log,
     read_or_record,
     split_batch,
     use_threads,
-    warn,
     warn_of_threads,
 )
 from dlperf.cli.report import measure_apart
 from dlperf.core.errors import DlperfError, Interrupted
+from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Kernel, Machine

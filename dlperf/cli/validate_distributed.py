@@ -11,21 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlperf.cli.argument_types import UNSHAPED
 from dlperf.cli.inputs import (
     BATCH_SIZE,
     Answer,
     default_cache,
     is_trace,
     load_machine,
-    log,
     predict_here,
     read_or_record,
     split_batch,
     use_threads,
-    warn,
 )
 from dlperf.core.errors import DlperfError, Interrupted
+from dlperf.core.streams import log, warn
+from dlperf.core.units import UNSHAPED
 
 if TYPE_CHECKING:
     from dlperf.core.cluster import Cluster

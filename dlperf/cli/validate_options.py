@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from dlperf.cli.argument_types import count, count_or_none, counts, names, rates, seconds
+from dlperf.core.argument_types import count, count_or_none, counts, names, rates, seconds
 
 MOST_OPS = 2000
 _APART = ("held_out_ops", "peers", "ablation", "predictor", "threads")

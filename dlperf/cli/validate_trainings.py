@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, default_cache, load_machine, log, use_threads, warn
+from dlperf.cli.inputs import Answer, default_cache, load_machine, use_threads
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.memory_shortage import is_shortage, says_shortage
-from dlperf.core.text import say
+from dlperf.core.errors import DlperfError, WorkFailed, is_shortage, says_shortage
+from dlperf.core.streams import write_err
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 _PR_SET_PDEATHSIG = 1
@@ -38,9 +37,9 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
     except Exception as error:
         is_ours = isinstance(error, DlperfError)
         if is_shortage(error):
-            say("out of memory")
+            write_err("out of memory")
             return FAILED
-        say(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()))
+        write_err(("" if is_ours else f"{type(error).__name__}: ") + " ".join(str(error).split()))
         return UNUSABLE if is_ours and not isinstance(error, WorkFailed) else FAILED
     print(answer, file=out, flush=True)
     return 0

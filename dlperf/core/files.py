@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.errors import DlperfError, WorkFailed, check_type
 from dlperf.core.streams import write_out
 from dlperf.core.text import visible
+
+try:
+    import fcntl
+except ImportError:  # Windows: two calibrations at once are not told apart
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 _TEMPORARY = ".dlperf-"
@@ -250,3 +258,103 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_json(path: str | Path, data: dict[str, Any], indent: int | None = 1) -> None:
     """`data` as JSON, as :func:`write_text` writes; NaN is refused."""
     write_text(path, json.dumps(data, indent=indent, allow_nan=False))
+
+
+# -- this machine's file --------------------------------------------------------------------------
+
+
+def default_path() -> Path:
+    """This machine's file in the user's data folder (``DLPERF_MACHINE`` names another)."""
+    if named := os.environ.get("DLPERF_MACHINE"):
+        return Path(named)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "dlperf" / "machine.json"
+
+
+def find_path(path: str | Path | None = None) -> Path:
+    """The machine file that was named, else this machine's.
+
+    Raises DlperfError naming the command that makes it where there is none.
+    """
+    if path is not None:
+        check_type("machine", "path", path, (str, Path), "the path of a machine file")
+    place = default_path() if path is None else Path(path)
+    if not os.path.exists(place):  # False for a name that no file can have
+        where = "" if place == default_path() else f" -o {place}"
+        raise DlperfError(
+            f"{place}: there is no such machine file; dlperf calibrate{where} makes it "
+            "(with --quick in less than a minute)"
+        )
+    return place
+
+
+# -- one writer at a time -------------------------------------------------------------------------
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextlib.contextmanager
+def one_writer(path: str | Path, work: str) -> Iterator[None]:
+    """Hold the lock of `path` while its `work` (a calibration) lasts.
+
+    The system releases the lock when the process ends, however it ends. The lock file lies beside
+    `path`; one that a killed process left behind holds nothing up, and is removed by the next.
+    Where the file system has no locks there is none.
+
+    Raises DlperfError where another process holds it, or its folder cannot be written.
+    """
+    handle = None if fcntl is None else _acquire(Path(path), work)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                _lock_file(Path(path)).unlink()  # while it is held: nobody else's is removed
+            os.close(handle)
+
+
+def _lock_file(path: Path) -> Path:
+    """Where the lock of `path` lies; links to one file have one lock."""
+    real = Path(os.path.realpath(path))
+    return real.parent / f".dlperf-{hashlib.sha256(os.fsencode(real.name)).hexdigest()[:12]}.lock"
+
+
+def _acquire(path: Path, work: str) -> int:
+    place = _lock_file(path)
+    while True:
+        try:
+            handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            why = error.strerror or error
+            raise DlperfError(f"{path}: cannot be written ({why}); choose another place") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_at(place, handle):  # its holder has removed it meanwhile
+                os.close(handle)
+                continue
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return handle
+            holder = os.read(handle, 20).decode("ascii", "replace").strip()
+            os.close(handle)
+            if not isinstance(error, BlockingIOError):
+                raise
+            who = f"process {holder}" if holder else "another process"
+            raise DlperfError(
+                f"{path}: {who} is writing {work} to it; wait for its end, or name another file"
+            ) from None
+        return handle
+
+
+def _is_at(place: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(place), os.fstat(handle))
+    except FileNotFoundError:
+        return False

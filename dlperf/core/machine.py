@@ -25,8 +25,8 @@ from dlperf.core.clock import Samples, quantile, samples_from_record, samples_to
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine_path import default_path as default_path
-from dlperf.core.machine_path import find_path
+from dlperf.core.files import default_path as default_path
+from dlperf.core.files import find_path
 from dlperf.core.operators import (
     Op,
     TensorTable,

@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from dlperf.core.text import visible
+
 
 def open_closed() -> None:
     """Open the null device in place of each standard stream that the shell closed (``>&-``).
@@ -39,6 +41,21 @@ def write_out(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         raise OSError(error.errno, error.strerror, "stdout") from error
+
+
+def write_err(line: str) -> None:
+    """Write a line to stderr, control characters as escape sequences."""
+    print(visible(line), file=sys.stderr, flush=True)
+
+
+def log(line: str, program: str = "dlperf") -> None:
+    """Write a line on the progress of the work to stderr."""
+    write_err(f"{program}: {line}")
+
+
+def warn(line: str) -> None:
+    """Write a warning to stderr, as one line."""
+    log("warning: " + " ".join(line.split()))
 
 
 def flush_out() -> None:

@@ -116,6 +116,8 @@ def parse_bytes(text: str) -> int:
     return int(float(match.group(1)) * _SUFFIX[match.group(2).upper()])
 
 
+UNSHAPED = "none"
+"""In place of a rate: a link without a limit."""
 _RATE_UNITS = {"kbit": KILO, "mbit": MEGA, "gbit": GIGA}
 
 

@@ -13,6 +13,8 @@ INTERFERENCE_INTERVAL_S = 5.0
 """How long a state of a core lasts whose neighbours come and go: paces of one second and the next
 were alike (correlation 0.7 to 0.9), those five seconds apart half so.
 """
+Z90 = 1.645
+"""Standard deviations on each side of the mean that hold 90 % of a normal distribution."""
 _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
 

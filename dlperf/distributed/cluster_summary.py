@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlperf.core import terminal
+from dlperf.core import text
 from dlperf.core.cluster import Cluster
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.collective_times import find_path, law_s
@@ -69,9 +69,7 @@ class ClusterSummary:
                 f"{s.work} by {s.workers} ranks of one computer at once: each takes"
                 f" {s.slowdown:.2f} times as long as alone"
             )
-        return terminal.fit(
-            "\n".join([*lines, *(f"note: {note}" for note in cluster.notes)]), width
-        )
+        return text.fit("\n".join([*lines, *(f"note: {note}" for note in cluster.notes)]), width)
 
     def _collectives_text(self) -> list[str]:
         lines: list[str] = []

@@ -19,7 +19,7 @@ from dlperf.core.clock import Samples, quantile
 from dlperf.core.cluster import Cluster
 from dlperf.core.communication import Communication
 from dlperf.core.errors import DlperfError
-from dlperf.core.variation import log_sigma, slowest_factor
+from dlperf.core.variation import Z90, log_sigma, slowest_factor
 from dlperf.distributed.call_costs import CallCosts, as_recorded
 from dlperf.distributed.collective_costs import Interference, interference_of
 from dlperf.distributed.collective_times import LinkFactors, collective_s
@@ -39,7 +39,6 @@ from dlperf.distributed.variation import link_sigma
 from dlperf.models.communication_replay import Operation, Replayed, replay
 from dlperf.models.overlap import Collective
 
-_Z90 = 1.645
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """The standard error of a median over that of a mean, where the values vary by a normal law."""
 _ROUNDING, _DOUBTFUL_FRAC = 1e-6, 0.01
@@ -294,7 +293,7 @@ class _Replaying:
         if n == 1:
             lines = free = doubled = faster = low = high = self.alone(slow)
         else:
-            vary = math.exp(_Z90 * link_sigma(self.cluster))
+            vary = math.exp(Z90 * link_sigma(self.cluster))
             lines, low, high = at(costs), at(costs, 1 / vary), at(costs, vary)
             doubled, faster = (at(self.costs(n, better)) for better in (DOUBLED, FASTER))
             free = self.lines(
@@ -310,7 +309,7 @@ class _Replaying:
         )
         waiting_s = free.step_s - own_s
         paces = Samples(tuple(lines.paces_s))
-        error = math.exp(_Z90 * _MEDIAN_ERROR * log_sigma(paces) / math.sqrt(len(paces.values)))
+        error = math.exp(Z90 * _MEDIAN_ERROR * log_sigma(paces) / math.sqrt(len(paces.values)))
         gain_frac, faster_frac = (
             1 - self.with_overhead(better, free) / step_s if step_s else 0.0
             for better in (doubled, faster)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import KIB, MIB
-from dlperf.core.variation import machine_log_sigma, mean_factor, slowest_factor
+from dlperf.core.variation import Z90, machine_log_sigma, mean_factor, slowest_factor
 from dlperf.distributed.collective_costs import CollectiveCosts
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.plane import rates_of, region_of
@@ -52,7 +52,6 @@ NO_WIRE = (
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 MOST_RECORDINGS = 5
 _USED_ITEM_BYTES = 4
-_Z90 = 1.645
 _ROUNDS = 3
 """Of a step's time line: waiting makes computing colder, and that leaves less to wait for."""
 
@@ -419,10 +418,10 @@ class _Forecast:
         around = {
             name: self.line(profile, n, compute, link * math.exp(z * self.link_sigma)).total_s
             for name, compute, z in (
-                ("low", slow * profile.low_factor, -_Z90),
-                ("high", slow * profile.high_factor, _Z90),
-                ("p10", slowest_factor(n, self.sigma, 0.1), -_Z90),
-                ("p90", slowest_factor(n, self.sigma, 0.9), _Z90),
+                ("low", slow * profile.low_factor, -Z90),
+                ("high", slow * profile.high_factor, Z90),
+                ("p10", slowest_factor(n, self.sigma, 0.1), -Z90),
+                ("p90", slowest_factor(n, self.sigma, 0.9), Z90),
             )
         }
         first_s = self.line(profile, n, slow, link, first=True).total_s + (

@@ -14,8 +14,8 @@ import pandas as pd
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError, check_count, check_type
 from dlperf.core.files import write_json
+from dlperf.core.host import usual_threads
 from dlperf.core.machine import Machine
-from dlperf.core.thread_count import usual_threads
 from dlperf.core.trace import LOSS, Trace
 from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs

@@ -21,7 +21,7 @@ from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
-from dlperf.core.variation import core_speed_samples, kernel_sensitivity_frac
+from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis, analyse
@@ -37,7 +37,6 @@ _SMALL_S = 1e-5
 """An op that takes longer is limited by its kernel, however little of the peak it reaches."""
 _QUIET_UNREST = 1.06
 """Up to so much every machine is restless."""
-_Z90 = 1.645
 PROCESS_SPREAD = 0.05
 """Standard deviation, as a fraction, of one step's median from process to process where nothing
 else is known.
@@ -547,7 +546,7 @@ def _interval(
         variance_s2 += float(
             seconds @ book.surface(key).covariance(*stacked(list(members))) @ seconds
         )
-    half = book.machine.interval_factor(book.threads) * _Z90 * math.sqrt(variance_s2) / total
+    half = book.machine.interval_factor(book.threads) * Z90 * math.sqrt(variance_s2) / total
     replay = analysis.replay
     fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
     now = sum(replay.faults)

@@ -16,6 +16,7 @@ from scipy.linalg.lapack import dpotri
 from scipy.optimize import nnls
 from threadpoolctl import threadpool_limits
 
+from dlperf.core.variation import Z90
 from dlperf.predictors.features import Description
 
 Array = npt.NDArray[np.float64]
@@ -45,7 +46,6 @@ _SURPRISE = 2.0
 """Standard deviations beyond which a point's own noise is held to be larger."""
 _WANTED = 0.9
 """Share of the points that lie within 1.645 standard deviations of what the others predict."""
-_Z_WANTED = 1.645
 _LEAST_POINTS = 10
 """Fewer held-out points say nothing of how wide their distribution is."""
 _UNKNOWN = 0.2
@@ -161,8 +161,7 @@ class Surface:
             # Of n + 1 exchangeable points a new one lies below the k-th of the others with
             # probability k / (n + 1) (Vovk et al. 2005).
             sharpness = (
-                float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1])
-                / _Z_WANTED
+                float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1]) / Z90
             )
         return cls(
             places,

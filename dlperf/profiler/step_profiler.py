@@ -27,9 +27,9 @@ from torch.utils import _pytree as pytree
 from dlperf.core import host
 from dlperf.core.clock import SLOW, Clock, Pace, Samples, minor_faults, undisturbed
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type
+from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
 from dlperf.core.measurement import LayerTimes, Measurement
-from dlperf.core.thread_count import usual_threads_of_file
 from dlperf.core.trace import LOSS
 from dlperf.profiler.optimizer_shares import (
     OptimizerShares,

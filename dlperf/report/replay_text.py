@@ -6,8 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import printable
+from dlperf.core.text import fit, printable, text_width
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.distributed.scaling import CommunicationReplay
 from dlperf.report.drawing import DIM, INK, new_figure, own_style, plain, seconds_axis, to_png

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlperf.core.files import write_bytes, write_text
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import printable
+from dlperf.core.text import fit, printable, text_width
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.distributed.scaling import CommunicationReplay, Scaling
 from dlperf.report.scaling_plots import pngs_of

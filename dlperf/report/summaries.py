@@ -9,8 +9,7 @@ from dlperf.core.cluster import Cluster, Link
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.terminal import fit
-from dlperf.core.text import printable
+from dlperf.core.text import fit, printable
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.link_fits import fit_link

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import printable
+from dlperf.core.text import fit, printable, text_width
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.report.accuracy import PhaseAccuracy

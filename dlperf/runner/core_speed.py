@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dlperf.core.clock import SLOW, Pace
 from dlperf.core.machine import PACE, UNREST, Machine
-from dlperf.core.variation import initial_state_frac, machine_log_sigma
+from dlperf.core.variation import Z90, initial_state_frac, machine_log_sigma
 
 _ELASTICITY = 0.65
 """On a core whose neighbour came and went, steps of two convolutional networks took 1.28 and 1.38
@@ -30,7 +30,6 @@ _UNSURE_FRAC = 0.5
 added.
 """
 _GOES = 4
-_CONFIDENCE = 1.645
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,4 @@ class SpeedSamples:
         usually = (weight * (usual.slowdown or 1.0) + math.fsum(seen)) / (weight + len(seen))
         slowed = statistics.fmean(slowdown(took / best_s) for took in watched)
         beyond = max(usual.slowdown or 1.0, usually) - 1.0
-        return CoreState(
-            slowed, usually, math.hypot(_CONFIDENCE * usual.sigma, _UNSURE_FRAC * beyond)
-        )
+        return CoreState(slowed, usually, math.hypot(Z90 * usual.sigma, _UNSURE_FRAC * beyond))

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dlperf.core.clock import quantile
+from dlperf.core.variation import Z90
 
 _Interval = tuple[float | None, float | None, float | None]
 _OUTLIER = 2.0
 """Intervals beyond so many times their 75th percentile happen once (a checkpoint written, a page
 printed), and not in every step.
 """
-_CONFIDENCE = 1.645
-"""Standard errors on either side of a 90 % interval."""
 _CERTAIN = 2.576
 """Standard errors beyond which a store of batches does not shrink by chance (once in a hundred)."""
 _WAITS_FRAC = 0.1
@@ -155,7 +154,7 @@ def rate_of(steps: Sequence[ObservedStep], passes: int = 1, doubt_frac: float = 
     if rounds:
         mean_s, n = statistics.fmean(rounds), len(rounds)
         stairs = 1 / math.sqrt(12) / n if steps[-1].n_workers > 1 else 0.0
-        half = math.hypot(_CONFIDENCE * max(_standard_error(rounds) / mean_s, stairs), doubt_frac)
+        half = math.hypot(Z90 * max(_standard_error(rounds) / mean_s, stairs), doubt_frac)
         return Rate(
             mean_s,
             mean_s * max(0.0, 1 - half),
@@ -169,7 +168,7 @@ def rate_of(steps: Sequence[ObservedStep], passes: int = 1, doubt_frac: float = 
         statistics.fmean(kept),
         min(1.0, statistics.fmean(step.busy_frac for step in timed)),
     )
-    half = math.hypot(_CONFIDENCE * _standard_error(kept) / mean_s, doubt_frac) if mean_s else 0.0
+    half = math.hypot(Z90 * _standard_error(kept) / mean_s, doubt_frac) if mean_s else 0.0
     least, most = max(0.0, 1 - half), 1 + half
     made = arrivals(steps, passes) or arrivals(timed, passes)
     if made is not None:
@@ -258,7 +257,7 @@ def arrivals(steps: Sequence[ObservedStep], passes: int = 1) -> Arrivals | None:
     error = steps[-1].n_workers / math.sqrt(
         12 * math.fsum((place - middle) ** 2 for place in range(len(counts)))
     )
-    off = _CONFIDENCE * error / per_step
+    off = Z90 * error / per_step
     drain = passes - per_step
     return Arrivals(
         per_s,
@@ -441,7 +440,7 @@ def pooled_rate(first: Rate, stretches: Sequence[StepBlock], left_s: float = mat
     if not step_s:
         return replace(first, n=round(weight + n))
     off = [stretch.seconds / stretch.n * n / seconds - 1.0 for stretch in stretches if stretch.n]
-    doubt = (first.high_s - first.low_s) / 2 / first.step_s / _CONFIDENCE if first.step_s else 0.0
+    doubt = (first.high_s - first.low_s) / 2 / first.step_s / Z90 if first.step_s else 0.0
     variance = (_PRIOR_FREEDOM * doubt**2 + math.fsum(value**2 for value in off)) / (
         _PRIOR_FREEDOM + k - 1
     )
@@ -474,5 +473,5 @@ def _student(freedom: int) -> float:
     """Student's t at 95 % (Abramowitz and Stegun 26.7.5, two terms; 2 % low at three degrees of
     freedom, its least here).
     """
-    z = _CONFIDENCE
+    z = Z90
     return z + (z**3 + z) / 4 / freedom + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / freedom**2

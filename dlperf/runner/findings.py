@@ -19,7 +19,7 @@ from dlperf.core import host, units
 from dlperf.core.clock import undisturbed
 from dlperf.core.errors import DlperfError
 from dlperf.core.measurement import STEP_PHASES, Measurement
-from dlperf.core.terminal import fit, text_width
+from dlperf.core.text import fit, text_width
 from dlperf.profiler.optimizer_shares import (
     OptimizerShares,
     parameter_owners,

@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any
 
 from dlperf.core.clock import Clock
-from dlperf.core.text import say, visible
+from dlperf.core.streams import write_err
+from dlperf.core.text import visible
 from dlperf.core.units import format_seconds
 from dlperf.runner.core_speed import CoreState
 from dlperf.runner.epoch_log import EpochLog, EpochTimes
@@ -65,7 +66,7 @@ class StderrLine:
             sys.stderr.flush()
             self._open = True
         else:
-            say(text)
+            write_err(text)
 
     def close(self) -> None:
         """What comes next stands on a line of its own."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlperf.core import host, units
 from dlperf.core.communication import Communication, Step
 from dlperf.core.errors import DlperfError
-from dlperf.core.terminal import fit, text_width
+from dlperf.core.text import fit, text_width
 from dlperf.distributed.rank_shares import RankShares, rank_shares
 from dlperf.report.table import Column, format_table
 from dlperf.runner.communication_recording import WHOLE_RUN, RecordedStep

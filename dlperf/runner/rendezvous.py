@@ -16,12 +16,13 @@ import ipaddress
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+
+from dlperf.core.streams import log
 
 LIMIT_S = 60.0
 """How long rank 0 waits for the others once its own script has ended."""
@@ -99,8 +100,7 @@ class Rendezvous:
             self._address = (host, listener.getsockname()[1])
             if not _is_loopback(listener.getsockname()[0]):
                 where = "{}:{}".format(*listener.getsockname())
-                line = f"dlperf: listens on {where} until the run ends, for ranks on other hosts"
-                print(line, file=sys.stderr, flush=True)
+                log(f"listens on {where} until the run ends, for ranks on other hosts")
             self._store = TCPStore(
                 *self._address,
                 None,

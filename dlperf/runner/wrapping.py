@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 from dlperf.core import streams
 from dlperf.core.errors import DlperfError, check_type
-from dlperf.core.machine_path import default_path
-from dlperf.core.text import say, visible
+from dlperf.core.files import default_path
+from dlperf.core.streams import write_err
+from dlperf.core.text import visible
 from dlperf.runner.main_script import check_script, run_as_main
 from dlperf.runner.rendezvous import FAILED_LIMIT_S, Rendezvous, World
 from dlperf.runner.session import Session
@@ -251,7 +252,7 @@ def _name_of(command: Sequence[str], module: bool) -> str:
 
 
 def _say(line: str, error: BaseException | None = None, debug: bool = False) -> None:
-    say(f"dlperf: {line}")
+    write_err(f"dlperf: {line}")
     if debug and error is not None:
         traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
 

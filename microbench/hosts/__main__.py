@@ -10,9 +10,10 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from dlperf.cli.argument_types import UNSHAPED, count, seconds
+from dlperf.core.argument_types import count, seconds
 from dlperf.core.errors import DlperfError
-from dlperf.core.units import format_rate, parse_rate
+from dlperf.core.streams import log
+from dlperf.core.units import UNSHAPED, format_rate, parse_rate
 from dlperf.microbench.hosts.namespaces import Unavailable, remove_stale
 from dlperf.microbench.hosts.ranks import RankFailed, places_of, run_ranks
 
@@ -101,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"{_MARK}: {line}", file=sys.stderr, flush=True)
+    log(line, _MARK)
 
 
 if __name__ == "__main__":

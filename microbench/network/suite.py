@@ -23,6 +23,7 @@ from dlperf.core import host
 from dlperf.core.cluster import Cluster, Link
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable
+from dlperf.core.streams import log
 from dlperf.microbench.budget import Budget
 from dlperf.microbench.network import collectives, links
 from dlperf.microbench.network.co_run import measure_co_runs
@@ -78,7 +79,7 @@ def measure_cluster(
         return _measure(Path(path), "quick" if quick else "full", backend, force, pair, watch)
     except _Unusable as error:  # every rank knows
         if rank == 0:
-            print(f"dlperf.microbench.network: error: {error}", file=sys.stderr)
+            _say(f"error: {error}")
         return 2
     except (
         DlperfError,
@@ -323,4 +324,4 @@ def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:
 
 
 def _say(line: str) -> None:
-    print(f"dlperf.microbench.network: {line}", file=sys.stderr, flush=True)
+    log(line, "dlperf.microbench.network")

@@ -129,7 +129,7 @@ def test_a_second_calibration_of_a_file_is_refused(
     tmp_path: Path, dlperf: Callable, targets_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("fcntl")
-    from dlperf.core.locks import one_writer
+    from dlperf.core.files import one_writer
     from dlperf.microbench.__main__ import main as microbench
 
     path = tmp_path / "home" / "machine.json"  # this machine's own file, which is not there yet

@@ -15,7 +15,7 @@ import test_tuning as tuning
 from dlperf.advice.grid import Axes, Wish
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Rank
-from dlperf.core.terminal import text_width
+from dlperf.core.text import text_width
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
 from dlperf.report.summaries import one_line, page

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.locks import one_writer
+from dlperf.core.files import one_writer
 
 pytest.importorskip("fcntl")
 HOLD = """
 import sys, time
-from dlperf.core.locks import one_writer
+from dlperf.core.files import one_writer
 with one_writer(sys.argv[1], "a calibration"):
     print("held", flush=True)
     sys.stdin.read()

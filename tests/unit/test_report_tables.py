@@ -13,7 +13,7 @@ import report_cases as cases
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.measurement import LayerTimes
-from dlperf.core.terminal import text_width
+from dlperf.core.text import text_width
 from dlperf.core.trace import Layer
 from dlperf.predictors.base import Item
 from dlperf.report.comparison import Report, compare

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from dlperf.core.child_process import failure
-from dlperf.core.errors import WorkFailed
-from dlperf.core.memory_shortage import is_shortage
+from dlperf.core.errors import WorkFailed, is_shortage
 
 
 @pytest.mark.parametrize(

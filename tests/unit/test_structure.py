@@ -90,7 +90,7 @@ def test_predictors_are_registered() -> None:
 
 
 def test_the_command_line_knows_the_formats_of_reports() -> None:
-    from dlperf.cli import argument_types
+    from dlperf.core import argument_types
     from dlperf.report import writing
 
     assert argument_types.FORMATS == writing.FORMATS

@@ -14,7 +14,8 @@ import report_cases as cases
 
 from dlperf.cli.main import main
 from dlperf.core.files import write_text
-from dlperf.core.text import csv_text, frame_to_csv, printable, say, visible
+from dlperf.core.streams import write_err
+from dlperf.core.text import csv_text, frame_to_csv, printable, visible
 from dlperf.report.comparison import compare
 from dlperf.report.export import reports_to_csv
 from dlperf.report.writing import render
@@ -35,7 +36,7 @@ def test_files_and_stderr_show_control_characters(
     write_text(tmp_path / "page.html", f"<p>{EVIL}</p>")
     assert (tmp_path / "page.html").read_bytes() == f"<p>{SEEN}</p>".encode()
     write_text("-", EVIL)
-    say(EVIL)
+    write_err(EVIL)
     assert capsys.readouterr() == (f"{SEEN}\n", f"{SEEN}\n")
 
 

@@ -22,7 +22,7 @@ from dlperf.advice.grid import Axes, Wish
 from dlperf.advice.tuning_text import tuning_to_text
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
-from dlperf.core.terminal import fit
+from dlperf.core.text import fit
 from dlperf.distributed.cluster_summary import summarize_cluster
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare

@@ -17,8 +17,8 @@ from torch import nn
 import dlperf
 from dlperf.cli.inputs import threads_for
 from dlperf.core.errors import DlperfError
+from dlperf.core.host import torch_threads, usual_threads, usual_threads_of_file
 from dlperf.core.machine import Machine
-from dlperf.core.thread_count import torch_threads, usual_threads, usual_threads_of_file
 
 NET = nn.Linear(4, 4)
 INPUTS = (torch.ones(2, 4),)
@@ -64,7 +64,7 @@ def test_without_a_readable_file_torchs_own_number_counts(own: int, tmp_path: Pa
 
 def test_torchs_own_number_is_known_without_torch() -> None:
     code = (
-        "import sys; from dlperf.core.thread_count import torch_threads; n = torch_threads();"
+        "import sys; from dlperf.core.host import torch_threads; n = torch_threads();"
         " assert 'torch' not in sys.modules; print(n)"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.cli.argument_types import loader
+from dlperf.core.argument_types import loader
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from dlperf.core.files import write_bytes, write_text
-from dlperf.core.terminal import fit, text_width
+from dlperf.core.text import fit, text_width
 from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_table
 from dlperf.report.writing import check_folder, make_folder

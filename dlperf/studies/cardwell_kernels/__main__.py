@@ -11,6 +11,7 @@ import sys
 from typing import NoReturn
 
 from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.streams import log
 from dlperf.studies.cardwell_kernels.watch import MARK, Watch
 
 FAILED, UNUSABLE = 1, 2
@@ -107,7 +108,7 @@ def _measure(options: argparse.Namespace, rank: int) -> int:
 
     def say(step: str) -> None:
         if rank == 0:
-            print(f"{MARK}: {step}", file=sys.stderr, flush=True)
+            log(step, MARK)
 
     try:
         findings = run_study(watch, options.seconds, say=say)
@@ -130,7 +131,7 @@ def _measure(options: argparse.Namespace, rank: int) -> int:
 
 def _refuse(line: str, rank: int, status: int = UNUSABLE) -> int:
     if rank == 0:
-        print(f"{MARK}: error: {line}", file=sys.stderr)
+        log(f"error: {line}", MARK)
     return status
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from dlperf.cli.argument_types import UNSHAPED
+from dlperf.core.units import UNSHAPED
 from dlperf.studies.accuracy.study import Provenance
 
 SCHEMA, SCHEMA_VERSION = "dlperf.distributed_validation", 1

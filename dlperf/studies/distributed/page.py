@@ -11,11 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlperf.cli.argument_types import UNSHAPED
 from dlperf.core.files import write_bytes, write_text
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import frame_to_csv
-from dlperf.core.units import MIB, format_bytes, format_percent, format_seconds, format_si
+from dlperf.core.text import fit, frame_to_csv, text_width
+from dlperf.core.units import MIB, UNSHAPED, format_bytes, format_percent, format_seconds, format_si
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     BLUE,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dlperf.cli.argument_types import UNSHAPED
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.files import read_json, schema_of, write_json, write_text
@@ -20,7 +19,7 @@ from dlperf.core.host import available_cores, this_cpu, versions
 from dlperf.core.records.archive import AllReducesRecord, StepRunRecord
 from dlperf.core.records.conversion import convert
 from dlperf.core.trace import Trace
-from dlperf.core.units import KIB, MIB, parse_rate
+from dlperf.core.units import KIB, MIB, UNSHAPED, parse_rate
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.archive import Archive

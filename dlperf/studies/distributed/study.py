@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dlperf.cli.argument_types import UNSHAPED
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
-from dlperf.core.units import format_bytes, format_rate, parse_rate
+from dlperf.core.units import UNSHAPED, format_bytes, format_rate, parse_rate
 from dlperf.distributed import forecast as scaling
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import NETWORK_GAIN_FRAC

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.terminal import fit, text_width
+from dlperf.core.text import fit, text_width
 from dlperf.report.table import Column, format_table
 
 

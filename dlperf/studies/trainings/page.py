@@ -11,8 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dlperf.core.files import write_bytes, write_text
-from dlperf.core.terminal import fit, text_width
-from dlperf.core.text import frame_to_csv
+from dlperf.core.text import fit, frame_to_csv, text_width
 from dlperf.core.units import format_bytes, format_seconds
 from dlperf.report.drawing import (
     ACTUAL_COLOR,

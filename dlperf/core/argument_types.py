@@ -10,10 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from dlperf.core.units import format_rate, parse_bytes, parse_rate
+from dlperf.core.units import UNSHAPED, format_rate, parse_bytes, parse_rate
 
-UNSHAPED = "none"
-"""The word for a link whose rate nobody limits."""
 FORMATS = ("text", "md", "html", "csv", "json")
 _WRITES_NAMES = {"globals", "vars", "exec", "setattr"}
 
