@@ -3,7 +3,7 @@
     python benchmarks/epochs.py --machine machine.json mlp/0 mlp/1 lenet/0 cnn-medium/2       (NETWORK/LOADER WORKERS)
 
 Each case trains in a fresh process on generated data as networks/train.py does: one epoch to warm
-up, then some that count. Batches that began and ended on a core at full pace count apart ("quiet"):
+up, then some that count. Batches that began and ended on a core at full speed count apart ("quiet"):
 on a shared machine the others measure the neighbours. The floor is the distance of the two halves
 of the epochs from each other; a forecast can be no more exact.
 """
@@ -31,8 +31,8 @@ def train(
     from torch.utils.data import DataLoader
 
     from dlperf import predict
-    from dlperf.core.clock import Pace
-    from dlperf.core.machine import PACE, Machine
+    from dlperf.core.clock import CoreSpeed
+    from dlperf.core.machine import CORE_SPEED, Machine
     from dlperf.profiler.loader_sampling import sample_loader
     from dlperf.recorder import recording, targets
     from networks.catalog import NETWORKS
@@ -41,7 +41,7 @@ def train(
 
     torch.set_num_threads(1)
     machine = Machine.load(machine_path)
-    pace = Pace(best_s=machine.cost_s(PACE, 1, float("inf")), patience_s=5.0)
+    speed = CoreSpeed(best_s=machine.cost_s(CORE_SPEED, 1, float("inf")), back_off_s=5.0)
     network = NETWORKS[net]
     data = generate(network, n_samples, 0, 0).train
     loader = DataLoader(
@@ -56,7 +56,7 @@ def train(
     epoch = prediction.epoch(
         n_samples,
         n_epochs,
-        loader=sample_loader(loader, batch_size, clock=pace.clock()),
+        loader=sample_loader(loader, batch_size, clock=speed.clock()),
         loader_workers=n_workers,
         persistent_workers=n_workers > 0,
         drop_last=True,
@@ -69,7 +69,7 @@ def train(
     n_batches = 0
     for number in range(n_epochs + 1):
         tally = Tally()
-        looked_s, was_slow, begin = 0.0, pace.slow(), time.perf_counter()
+        looked_s, was_slow, begin = 0.0, speed.slow(), time.perf_counter()
         batch_begin = begin
         for inputs, wanted in loader:
             optimizer.zero_grad()
@@ -79,7 +79,7 @@ def train(
             optimizer.step()
             add(tally, loss.item(), output, wanted, network)
             end = time.perf_counter()
-            slow = pace.slow()
+            slow = speed.slow()
             if number and not slow and not was_slow:
                 quiet.append(end - batch_begin)
             was_slow, batch_begin = slow, time.perf_counter()

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
-from dlperf.core.code_footprint import code_since, size_of
+from dlperf.core.code_footprint import code_since, relative_footprint
 from dlperf.core.machine import Cost
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
@@ -338,7 +338,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
         bench.take_all(
             _Work(
                 "varied",
-                sum(map(size_of, operators.packets)),
+                sum(map(relative_footprint, operators.packets)),
                 whole,
                 unfinished,
                 tuple(operators.packets),

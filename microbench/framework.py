@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
-from dlperf.core.code_footprint import code_since, size_of
+from dlperf.core.code_footprint import code_since, relative_footprint
 from dlperf.core.machine import Cost
 from dlperf.microbench import cold_start
 
@@ -322,7 +322,7 @@ def _in_steps(
         loss.backward()  # type: ignore[no-untyped-call]
         operators.note("optimizer")
         optimizer.step()
-    code = sum(map(size_of, operators.packets))
+    code = sum(map(relative_footprint, operators.packets))
     for what, count in (("first", 1), ("next", 3), ("aten.addmm", 1)):
         known_s += count * _after_code_s(
             known,

@@ -18,7 +18,7 @@ from dlperf.microbench.plan import (
     share,
     turn,
 )
-from dlperf.microbench.uncommon import images, seldom
+from dlperf.microbench.uncommon import images, uncommon
 
 T = TensorSpec.contiguous
 _MAX_ELEMENTS = 2**22
@@ -379,7 +379,7 @@ def groups(mode: str) -> list[Group]:
         ("attention", "attention", _attention, 8, 110),
         ("recurrent", "recurrent", _recurrent, 6, 100),
         ("images", "images", images, 5, 22),
-        ("seldom layers", "seldom", seldom, 3, 8),
+        ("uncommon layers", "uncommon", uncommon, 3, 8),
     )
     found = [
         Group(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.clock import Clock, Samples, minor_faults, undisturbed
-from dlperf.core.machine import PAGE_RETENTION, Cost, Footprint
+from dlperf.core.machine import PAGE_RESIDENCY, Cost, Footprint
 from dlperf.microbench.stream import PAUSES_MS, computing
 
 _SIZES = (2**20, 2**22, 2**24, 2**26)
@@ -115,7 +115,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     return costs
 
 
-def measure_retention(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
+def measure_residency(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     """``retention_page/MS``: how many times as long a page's first touch takes that many
     milliseconds of computing after pages were given back, as at once.
 
@@ -142,7 +142,7 @@ def measure_retention(threads: int, mode: str, clock: Clock = Clock()) -> list[C
                 )
         if ratios:
             found.append(
-                Cost(f"{PAGE_RETENTION}/{pause_ms}", threads, undisturbed(ratios, least_frac=0.0))
+                Cost(f"{PAGE_RESIDENCY}/{pause_ms}", threads, undisturbed(ratios, least_frac=0.0))
             )
     return found
 

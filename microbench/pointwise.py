@@ -136,7 +136,7 @@ TERNARY: tuple[Make, ...] = (
 )
 
 
-SELDOM: tuple[Make, ...] = (
+UNCOMMON: tuple[Make, ...] = (
     _unary("log1p.default"),
     _unary("cos.default"),
     _unary("celu.default"),
@@ -285,13 +285,13 @@ def groups(mode: str, low_precision: bool) -> list[Group]:
         found.append(Group(f"pointwise {name}", points, repeats(mode)))
     if mode != "quick":
         few = log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)
-        seldom = {
+        uncommon = {
             op.signature: Point("pointwise", op)
-            for make in SELDOM
+            for make in UNCOMMON
             for size in few
             for op in (make(T(size)),)
         }  # small sizes give some twice
-        found.append(Group("pointwise seldom", tuple(seldom.values()), repeats(mode)))
+        found.append(Group("pointwise uncommon", tuple(uncommon.values()), repeats(mode)))
     patterns = {
         op.signature: Point("pointwise", op, rank) for size, rank in sizes for op in _patterns(size)
     }  # small sizes give some twice

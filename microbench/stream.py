@@ -6,7 +6,7 @@ copy b = a, scale b = s a, add c = a + b, triad c = a + s b (McCalpin). The byte
 is subtracted, so that small working sets show their cache and not the dispatcher.
 
 STREAM comes back to every byte at once. A cache that others share forgets what is not touched for a
-while, and a step that computes in between finds less of it: :func:`measure_retention` tells how
+while, and a step that computes in between finds less of it: :func:`measure_residency` tells how
 much.
 """
 
@@ -27,7 +27,13 @@ from dlperf.core.clock import (
     undisturbed,
     usual_factor,
 )
-from dlperf.core.machine import MEMORY_UNREST, RETENTION, STREAM_BYTES_PER_ELEMENT, Bandwidth, Cost
+from dlperf.core.machine import (
+    CACHE_RESIDENCY,
+    CONTENTION_MEMORY,
+    STREAM_BYTES_PER_ELEMENT,
+    Bandwidth,
+    Cost,
+)
 from dlperf.microbench.plan import log_sizes
 
 _ITEM_BYTES = 4
@@ -38,8 +44,8 @@ PAUSES_MS = {
     "full": (1, 2, 4, 6, 8, 12, 16, 32, 64),
     "thorough": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128),
 }
-"""How long nothing touches the shared cache, for :func:`measure_retention` and
-:func:`dlperf.microbench.memory.measure_retention`.
+"""How long nothing touches the shared cache, for :func:`measure_residency` and
+:func:`dlperf.microbench.memory.measure_residency`.
 """
 _SIDE = 256
 
@@ -145,10 +151,12 @@ def measure(
             found.append(Bandwidth(name, threads, working_set, n_arrays * _ITEM_BYTES * n, net))
             if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
                 above += [whole_s / raw.minimum for whole_s in sampler.wholes]
-    return found, [Cost(MEMORY_UNREST, threads, Samples((usual_factor(above),)))] if above else []
+    return found, [
+        Cost(CONTENTION_MEMORY, threads, Samples((usual_factor(above),)))
+    ] if above else []
 
 
-def measure_retention(
+def measure_residency(
     threads: int,
     mode: str,
     caches_bytes: tuple[int, int, int],
@@ -175,7 +183,7 @@ def measure_retention(
             took_s, disturbed = _timed(sweep, clock)
             pairs.append((took_s / usual_s, disturbed))
         found.append(
-            Cost(f"{RETENTION}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0))
+            Cost(f"{CACHE_RESIDENCY}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0))
         )
     return found
 

@@ -26,11 +26,11 @@ from dlperf.core.co_run import PREPARATION, operations_of
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.files import check_writable, schema_of
 from dlperf.core.machine import (
-    LONG_UNREST,
-    MEAN,
-    PACE,
+    CONTENTION,
+    CONTENTION_LONG,
+    CONTENTION_MEAN,
+    CORE_SPEED,
     SCHEMA,
-    UNREST,
     Bandwidth,
     Cost,
     Kernel,
@@ -154,7 +154,7 @@ def calibrate(
                         "mode": mode,
                         "groups": [name for name, _ in groups],
                         "traces": recorded,
-                        "pace_s": _best_pace_s(machine),
+                        "core_speed_s": _best_core_speed_s(machine),
                         "asks": choose is not None,
                         "measured": _measured_places(
                             machine, count, mode, {name for name, _ in groups}
@@ -425,9 +425,10 @@ def _missing_co_runs(
     ]
 
 
-def _best_pace_s(machine: Machine) -> float:
+def _best_core_speed_s(machine: Machine) -> float:
     return min(
-        (cost.samples.minimum for cost in machine.costs if cost.name == PACE), default=float("inf")
+        (cost.samples.minimum for cost in machine.costs if cost.name == CORE_SPEED),
+        default=float("inf"),
     )
 
 
@@ -620,7 +621,7 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
     by themselves. Every group keeps its own: one that is measured later, at another moment, says
     nothing of the others.
     """
-    above: dict[str, list[float]] = {"all": [], UNREST: [], LONG_UNREST: []}
+    above: dict[str, list[float]] = {"all": [], CONTENTION: [], CONTENTION_LONG: []}
     for wholes_s, kernel in zip(message["wholes_s"], kernels):
         if len(wholes_s) == len(kernel.samples.values) == 1:
             continue  # held against itself it says nothing
@@ -628,14 +629,14 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
             factors = [whole_s / least_s for whole_s in wholes_s]
             above["all"] += factors
             if least_s < SHORT_CALL_S or least_s >= LONG_CALL_S:
-                above[UNREST if least_s < SHORT_CALL_S else LONG_UNREST] += factors
+                above[CONTENTION if least_s < SHORT_CALL_S else CONTENTION_LONG] += factors
     if not above["all"]:
         return []
     usual = {name: usual_factor(factors) for name, factors in above.items() if factors}
     mean = statistics.fmean(above["all"]) / usual.pop("all")
     return [
         Cost(f"{name}/{message['group']}", threads, Samples((value,)))
-        for name, value in (usual | {MEAN: mean}).items()
+        for name, value in (usual | {CONTENTION_MEAN: mean}).items()
     ]
 
 
@@ -661,7 +662,7 @@ def _merge(
     if message["unsteady"] > _UNSTEADY_FRAC * n_kernels:
         notes.append(
             f"{_busy(group, threads)} {message['unsteady']} of {n_kernels} kernels never had the"
-            " core's full pace"
+            " core's full speed"
         )
     coverage = {(one.group, one.threads): one for one in machine.coverage}
     if n_kernels:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlperf.core.clock import PATIENCE, Clock, Sampler, Samples, undisturbed
+from dlperf.core.clock import MAX_EXTENSION, Clock, Sampler, Samples, undisturbed
 from dlperf.core.machine import Kernel
 from dlperf.microbench.plan import Group, Point
 
@@ -179,10 +179,13 @@ class Timing:
             taken.is_long = self.clock.now() - begin >= _ONE_CALL_S
         n_calls = 1 if taken.is_long else taken.n_calls
         sampler = Sampler(
-            call, replace(self.group.repeats, n_samples=1), replace(self.clock, rest=None), n_calls
+            call,
+            replace(self.group.repeats, n_samples=1),
+            replace(self.clock, back_off=None),
+            n_calls,
         )  # the next pass is soon enough
         sampler.take(
-            PATIENCE if taken.pairs else 0.0
+            MAX_EXTENSION if taken.pairs else 0.0
         )  # at first every kernel is to be sampled at all
         taken.n_calls = sampler.n_calls
         taken.pairs += sampler.pairs

@@ -81,7 +81,7 @@ def _columns(image: TensorSpec, side: int) -> list[Op]:
     return found
 
 
-def seldom(u: float, v: float, w: float, index: int) -> list[Op]:
+def uncommon(u: float, v: float, w: float, index: int) -> list[Op]:
     """Distances between rows, losses of margins and of sequences, Fourier transforms, weights of a
     set length, bilinear forms.
     """

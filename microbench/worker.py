@@ -16,8 +16,16 @@ from typing import Any
 
 from dlperf.core import host
 from dlperf.core.child_process import read_job
-from dlperf.core.clock import Clock, Pace, Samples, involuntary_switches, quantile
-from dlperf.core.machine import EXACT, FRAMEWORK_UNREST, PACE, SPELLS, Bandwidth, Cost, Machine
+from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches, quantile
+from dlperf.core.machine import (
+    CONTENTION_FRAMEWORK,
+    CORE_SPEED,
+    EXACT,
+    INTERFERENCE,
+    Bandwidth,
+    Cost,
+    Machine,
+)
 from dlperf.core.trace import Trace, own_operations
 from dlperf.microbench.budget import Budget
 from dlperf.microbench.job import Say, do_job
@@ -90,7 +98,7 @@ FURTHER = {"quick": 0, "full": 5000, "thorough": 6000}
 """The most points that a calibration takes where its curves err most."""
 _FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
-PATIENCE_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
+BACK_OFF_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
 """How long a worker may wait, in all, for a core that others slow down."""
 BUDGET_S = {"quick": 11.8, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine
@@ -124,7 +132,7 @@ _DEAR = {
 time.
 """
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
-"""How long a worker looks at the core's pace before it measures."""
+"""How long a worker looks at the core's speed before it measures."""
 
 
 def _weight(points: Iterable[Point]) -> float:
@@ -132,7 +140,7 @@ def _weight(points: Iterable[Point]) -> float:
 
 
 _FAST = 0.1
-"""Quantile of looks at the core's pace that stands for the state in which least samples were taken.
+"""Quantile of looks at the core's speed that stands for the state in which least samples were taken.
 """
 _FIRST_FRAC = 0.95
 """Part of the time left that the first samples of all kernels may take; where time is short, later
@@ -157,23 +165,23 @@ class _Spent:
         self.seconds += self.now()
 
 
-def framework_unrest(usual_s: float, while_measured: Sequence[float]) -> float:
+def framework_slowdown(mean_s: float, while_measured: Sequence[float]) -> float:
     """How much longer what the framework does usually takes than its costs, least samples, say: the
-    average look at the core's pace, of `usual_s`, against a fast one of those taken while these
+    average look at the core's speed, of `mean_s`, against a fast one of those taken while these
     costs were measured. A neighbour on the core slows an interpreter down more than it does
     kernels.
 
-    >>> framework_unrest(1.3, [1.0] * 20 + [1.5] * 30)
+    >>> framework_slowdown(1.3, [1.0] * 20 + [1.5] * 30)
     1.3
     """
-    return max(1.0, usual_s / quantile(while_measured, _FAST))
+    return max(1.0, mean_s / quantile(while_measured, _FAST))
 
 
-def settled_pace(mode: str, best_s: float = math.inf) -> Pace:
-    """The core's pace, looked at for some time; `best_s` is what an earlier process found."""
-    pace = Pace(best_s=best_s, patience_s=PATIENCE_S[mode])
-    pace.settle(SETTLE_S[mode])
-    return pace
+def settled_core_speed(mode: str, best_s: float = math.inf) -> CoreSpeed:
+    """The core's speed, looked at for some time; `best_s` is what an earlier process found."""
+    speed = CoreSpeed(best_s=best_s, back_off_s=BACK_OFF_S[mode])
+    speed.settle(SETTLE_S[mode])
+    return speed
 
 
 AGAIN = {"quick": 0, "full": 3, "thorough": 8}
@@ -195,7 +203,7 @@ def trace_group(trace: Trace, mode: str) -> Group:
     )
 
 
-def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
+def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
 
     First come the least designs of all families, then the groups of costs, each in its share of the
@@ -226,22 +234,22 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     torch.set_num_threads(n_threads)
     torch.manual_seed(0)
     cpu = host.this_cpu()
-    pace = pace or settled_pace(mode, job["pace_s"])
-    clock = pace.clock()
-    budget = Budget(BUDGET_S[mode], pace.now)
+    speed = speed or settled_core_speed(mode, job["core_speed_s"])
+    clock = speed.clock()
+    budget = Budget(BUDGET_S[mode], speed.now)
     least = budget.part(LEAST_FRAC)
 
-    def retention_of_data(own: Clock) -> list[Cost]:
-        return stream.measure_retention(n_threads, mode, cpu.caches_bytes, own)
+    def data_residency(own: Clock) -> list[Cost]:
+        return stream.measure_residency(n_threads, mode, cpu.caches_bytes, own)
 
     def sweeps(own: Clock) -> tuple[list[Bandwidth], list[Cost]]:
         bandwidths, costs = stream.measure(n_threads, mode, cpu.caches_bytes, own.part(0.8))
-        return bandwidths, [*costs, *retention_of_data(own)]
+        return bandwidths, [*costs, *data_residency(own)]
 
     def pages(own: Clock) -> list[Cost]:
         return [
             *memory.measure(n_threads, mode, own.part(0.6)),
-            *memory.measure_retention(n_threads, mode, own),
+            *memory.measure_residency(n_threads, mode, own),
         ]
 
     system: dict[str, Callable[[Clock], tuple[list[Bandwidth], list[Cost]]]] = {
@@ -255,7 +263,7 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
     }
     again: dict[str, Callable[[Clock], Mapping[str, Samples]]] = {
         "framework": lambda own: cold_start.measure(mode, own),
-        "stream": lambda own: {cost.name: cost.samples for cost in retention_of_data(own)},
+        "stream": lambda own: {cost.name: cost.samples for cost in data_residency(own)},
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()
@@ -268,7 +276,7 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         for name in job["groups"]
         if name in groups
     }
-    spent = {name: _Spent(pace.now) for name in job["groups"]}
+    spent = {name: _Spent(speed.now) for name in job["groups"]}
     while_measured: list[float] = []
     system_costs: dict[str, list[Cost]] = {}
 
@@ -284,7 +292,7 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         footprints = (
             tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()
         )  # it takes some 5 s
-        costs = (*costs, Cost(PACE, n_threads, Samples((pace.best_s,))))
+        costs = (*costs, Cost(CORE_SPEED, n_threads, Samples((speed.best_s,))))
         part = Machine(
             cpu,
             kernels=timed.kernels,
@@ -306,18 +314,24 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         )
 
     def unrest() -> list[Cost]:
-        usual_s = pace.usual_s
+        mean_s = speed.mean_s
         spells = (
-            [Cost(SPELLS, n_threads, Samples(tuple(spell_s / usual_s for spell_s in pace.spells)))]
-            if pace.spells
+            [
+                Cost(
+                    INTERFERENCE,
+                    n_threads,
+                    Samples(tuple(spell_s / mean_s for spell_s in speed.interval_means_s)),
+                )
+            ]
+            if speed.interval_means_s
             else []
         )
         factor = (
             [
                 Cost(
-                    FRAMEWORK_UNREST,
+                    CONTENTION_FRAMEWORK,
                     n_threads,
-                    Samples((framework_unrest(usual_s, while_measured),)),
+                    Samples((framework_slowdown(mean_s, while_measured),)),
                 )
             ]
             if while_measured
@@ -384,7 +398,7 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
         if name in timings:
             continue
         say({"now": name})
-        n_looks = len(pace.looks)
+        n_looks = len(speed.samples_s)
         with spent[name]:
             if name == "loader":
                 costs, refused = loader.measure(n_threads, mode, own_clock(name))
@@ -393,7 +407,7 @@ def run(job: dict[str, Any], say: Say, pace: Pace | None = None) -> None:
                 (bandwidths, costs), refused = system[name](own_clock(name)), []
         system_costs[name] = costs
         if name == "framework":
-            while_measured += list(pace.looks)[n_looks:]
+            while_measured += list(speed.samples_s)[n_looks:]
             costs = [*costs, *unrest()]
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))

@@ -139,12 +139,12 @@ class Forecaster:
         if not self.knows_loading:
             return Pace(found.step_s, once_s, found.peak_memory_bytes, found.bound)
         n_loading = configuration.loader_workers
-        factor = self.machine.unrest(threads) * self.machine.mean_factor(threads)
+        factor = self.machine.contention_slowdown(threads) * self.machine.mean_slowdown(threads)
         costs = LoaderCosts(self.machine, threads, factor)
         own = self._own_loader(batch_size)
         if own is not None:
             fetch_s, tensor_bytes = (
-                self.machine.mean_factor(threads) * own.batch_s,
+                self.machine.mean_slowdown(threads) * own.batch_s,
                 own.tensor_bytes,
             )
         else:
@@ -202,7 +202,7 @@ class Forecaster:
                     f"predictor {prediction.predictor!r} predicts no whole step, so no"
                     " configuration can be chosen"
                 )
-            step_s = self.machine.mean_factor(threads) * (
+            step_s = self.machine.mean_slowdown(threads) * (
                 step.total_s + visit_s(prediction, Loop())
             )
             sizes = sample_bytes(trace) or (1,)

@@ -20,10 +20,10 @@ from dataclasses import asdict
 
 from dlperf.core.child_process import end_with_parent, read_job
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.machine import PACE, Machine
+from dlperf.core.machine import CORE_SPEED, Machine
 from dlperf.forecast.loading import SampledLoader
 
-_PATIENCE_S = 3.0
+_BACK_OFF_S = 3.0
 """How long the sampling may wait, in all, for a core that others slow down."""
 
 
@@ -31,12 +31,12 @@ def sample_apart(
     spec: str, batch_size: int, loader_workers: int, threads: int, machine: Machine
 ) -> SampledLoader:
     """The loader that ``FILE.py:CALLABLE`` makes, sampled by a fresh process with `threads`, at the
-    pace that the core of `machine` has at best.
+    speed that the core of `machine` has at best.
 
     Raises DlperfError where it cannot be called or returns no loader, WorkFailed where it or its
     data raise, or end the process.
     """
-    best_s = machine.cost_s(PACE, threads, math.inf)
+    best_s = machine.cost_s(CORE_SPEED, threads, math.inf)
     job = {
         "spec": spec,
         "batch_size": batch_size,
@@ -94,14 +94,14 @@ def main() -> int:
     try:
         import torch
 
-        from dlperf.core.clock import Pace
+        from dlperf.core.clock import CoreSpeed
         from dlperf.profiler.loader_sampling import load
 
         torch.set_num_threads(job["threads"])
-        pace = Pace(best_s=job["best_s"] or math.inf, patience_s=_PATIENCE_S)
+        speed = CoreSpeed(best_s=job["best_s"] or math.inf, back_off_s=_BACK_OFF_S)
         try:
             found = asdict(
-                load(job["spec"], job["batch_size"], job["loader_workers"], pace.clock())
+                load(job["spec"], job["batch_size"], job["loader_workers"], speed.clock())
             )
         except DlperfError as error:
             found = {"error": str(error), "failed": isinstance(error, WorkFailed)}

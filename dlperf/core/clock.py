@@ -47,7 +47,7 @@ class Clock:
     now: Callable[[], float] = time.perf_counter
     switches: Callable[[], int] = involuntary_switches
     synchronize: Callable[[], None] | None = None
-    rest: Callable[[], object] | None = None
+    back_off: Callable[[], object] | None = None
     until: float = math.inf
 
     @property
@@ -76,14 +76,14 @@ SLOW, SLOWEST = 1.25, 2.5
 """A core that takes so many times its best for a fixed piece of work is shared or throttled; one
 that takes longer than so many times was taken away.
 """
-_PACE_LOOPS = 300
-_LONGEST_REST_S = 0.5
-_MOST_LOOKS = 2**18
+_WORK_LOOPS = 300
+_MAX_BACK_OFF_S = 0.5
+_MAX_SAMPLES = 2**18
 _LONGEST_GAP_S, _WINDOW_S = 0.05, 1.0
 
 
 @dataclass
-class Pace:
+class CoreSpeed:
     """Disturbances that no counter of the system shows: the core itself runs slower.
 
     A virtual processor is often one of two hardware threads of a core; when the other one works for
@@ -92,7 +92,7 @@ class Pace:
     object is a counter for :class:`Clock`: it grows over an interval that began or ended on a slow
     core, and with every lost core (`switches`).
 
-    `best_s` is the least that the work ever took; give what an earlier process found. `patience_s`
+    `best_s` is the least that the work ever took; give what an earlier process found. `back_off_s`
     is what is left of the time that :meth:`rest` may wait.
     """
 
@@ -100,54 +100,54 @@ class Pace:
     switches: Callable[[], int] = involuntary_switches
     sleep: Callable[[float], None] = time.sleep
     best_s: float = math.inf
-    patience_s: float = 0.0
+    back_off_s: float = 0.0
     n_slow: int = 0
-    looks: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOOKS), repr=False)
+    samples_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES), repr=False)
     """Seconds that the work took, each time that it was looked at."""
-    spells: list[float] = field(default_factory=list, repr=False)
+    interval_means_s: list[float] = field(default_factory=list, repr=False)
     """The average of every whole second of looking; the sum of what is no whole one yet follows in
-    `_spell`.
+    `_interval`.
     """
     _was_slow: bool = field(default=False, repr=False)
-    _looked_s: float | None = field(default=None, repr=False)
-    _spell: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
+    _sampled_s: float | None = field(default=None, repr=False)
+    _interval: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
 
-    def look(self) -> float:
+    def sample(self) -> float:
         """Seconds that the piece of work takes now."""
         _spin()  # the interpreter's own code may have left the caches
         begin = self.now()
         _spin()
         took = self.now() - begin
         self.best_s = min(self.best_s, took)
-        self.looks.append(took)
+        self.samples_s.append(took)
         # Who waits for a fast core looks more often while it is slow, so a look counts by the time
         # since the one before.
-        gap_s = 0.0 if self._looked_s is None else min(begin - self._looked_s, _LONGEST_GAP_S)
+        gap_s = 0.0 if self._sampled_s is None else min(begin - self._sampled_s, _LONGEST_GAP_S)
         weights_s, weighted = (
-            self._spell[0] + gap_s,
-            self._spell[1] + gap_s * min(took, SLOWEST * self.best_s),
+            self._interval[0] + gap_s,
+            self._interval[1] + gap_s * min(took, SLOWEST * self.best_s),
         )
         if weights_s >= _WINDOW_S:
-            self.spells.append(weighted / weights_s)
+            self.interval_means_s.append(weighted / weights_s)
             weights_s = weighted = 0.0
-        self._spell, self._looked_s = (weights_s, weighted), begin + took
+        self._interval, self._sampled_s = (weights_s, weighted), begin + took
         return took
 
     @property
-    def usual_s(self) -> float:
+    def mean_s(self) -> float:
         """Seconds that the work took on average over the time in which it was looked at, a core
         that was taken away aside.
         """
-        weights_s = _WINDOW_S * len(self.spells) + self._spell[0]
+        weights_s = _WINDOW_S * len(self.interval_means_s) + self._interval[0]
         return (
-            (_WINDOW_S * math.fsum(self.spells) + self._spell[1]) / weights_s
+            (_WINDOW_S * math.fsum(self.interval_means_s) + self._interval[1]) / weights_s
             if weights_s
             else self.best_s
         )
 
     def slow(self) -> bool:
         """Whether the core is slow now."""
-        return self.look() > SLOW * self.best_s
+        return self.sample() > SLOW * self.best_s
 
     def __call__(self) -> int:
         """Disturbances so far. A slow core counts for the interval that ends here and for the one
@@ -159,7 +159,7 @@ class Pace:
         return self.n_slow + self.switches()
 
     def settle(self, seconds: float) -> None:
-        """Look at the pace for some time, so that its best is known before anything is judged by
+        """Look at the speed for some time, so that its best is known before anything is judged by
         it.
         """
         end = self.now() + seconds
@@ -167,22 +167,22 @@ class Pace:
             self.slow()
             self.sleep(0.005)
 
-    def rest(self) -> None:
+    def back_off(self) -> None:
         """Wait while the core is slow, as long as patience lasts."""
         begin = now = self.now()
-        while self.slow() and now - begin < min(self.patience_s, _LONGEST_REST_S):
+        while self.slow() and now - begin < min(self.back_off_s, _MAX_BACK_OFF_S):
             self.sleep(0.01)
             now = self.now()
-        self.patience_s -= now - begin
+        self.back_off_s -= now - begin
 
     def clock(self) -> Clock:
-        """A clock that keeps this pace."""
-        return Clock(self.now, self, rest=self.rest)
+        """A clock that keeps this speed."""
+        return Clock(self.now, self, back_off=self.back_off)
 
 
 def _spin() -> int:
     total = 0
-    for number in range(_PACE_LOOPS):
+    for number in range(_WORK_LOOPS):
         total += number
     return total
 
@@ -280,9 +280,9 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
 PART_S = 1.25e-4
 """Part of a raw sample that is judged by itself. A neighbour on the core comes and goes: half the
 time that a core runs at its best it does so for less than a millisecond (a machine with a lively
-one, by looks at the pace 10 us apart), so few samples of a millisecond are undisturbed as a whole.
+one, by looks at the speed 10 us apart), so few samples of a millisecond are undisturbed as a whole.
 """
-PATIENCE = 12.0
+MAX_EXTENSION = 12.0
 """How many times its length a raw sample may take longer where no part is undisturbed: after 12 ms
 a neighbour has often gone.
 """
@@ -399,9 +399,9 @@ class Sampler:
             )
         self._n_calls = n_calls
 
-    def take(self, patience: float = 0.0) -> None:
+    def take(self, extension: float = 0.0) -> None:
         """One raw sample; the first call warms up before. Without two undisturbed parts it goes on
-        for at most `patience` times its length.
+        for at most `extension` times its length.
         """
         if not self._n_calls:
             self.warm_up()
@@ -412,12 +412,12 @@ class Sampler:
             else max(1, min(self._n_calls, round(self._repeats.sample_s / PART_S)))
         )
         part = math.ceil(self._n_calls / n_parts)
-        patience_s, clean = patience * self._repeats.sample_s, list[float]()
+        extension_s, clean = extension * self._repeats.sample_s, list[float]()
         whole_s = spent_s = seconds = 0.0
         n_done = 0
         disturbances = self._clock.switches()
         while n_done < self._n_calls or (
-            len(clean) < min(n_parts, _CLEAN_PARTS) and spent_s - whole_s + seconds < patience_s
+            len(clean) < min(n_parts, _CLEAN_PARTS) and spent_s - whole_s + seconds < extension_s
         ):
             n_calls, before = (
                 min(part, self._n_calls - n_done) if n_done < self._n_calls else part,
@@ -430,8 +430,8 @@ class Sampler:
                 clean.append(seconds / n_calls)
         self._wholes.append(whole_s / self._n_calls)
         self._pairs.append((statistics.median(clean), False) if clean else (self._wholes[-1], True))
-        if not clean and self._clock.rest is not None:
-            self._clock.rest()
+        if not clean and self._clock.back_off is not None:
+            self._clock.back_off()
 
     def result(self) -> Samples:
         """The undisturbed samples, in seconds a call, and what is shorter than all of them, since
@@ -468,7 +468,7 @@ def take_turns(samplers: Sequence[Sampler]) -> None:
         if not lacking or all(sampler.is_late for sampler in lacking):
             return
         for sampler in lacking:
-            sampler.take(0.0 if sampler.is_late else PATIENCE)
+            sampler.take(0.0 if sampler.is_late else MAX_EXTENSION)
 
 
 def take_single(
@@ -489,8 +489,8 @@ def take_single(
         call()
         end = clock.now()
         pairs.append((end - begin, clock.switches() != before))
-        if pairs[-1][1] and clock.rest is not None:
-            clock.rest()
+        if pairs[-1][1] and clock.back_off is not None:
+            clock.back_off()
     return undisturbed(pairs, least_frac=0.0)
 
 

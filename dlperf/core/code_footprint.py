@@ -133,17 +133,17 @@ def codes_of(packet: str) -> tuple[str, ...]:
     return (own, _BRINGS[own]) if own in _BRINGS else (own,)
 
 
-def size_of(packet: str) -> int:
+def relative_footprint(packet: str) -> int:
     """How much code an operator runs, in elementwise ones.
 
-    >>> size_of("aten.relu"), size_of("aten.convolution")
+    >>> relative_footprint("aten.relu"), relative_footprint("aten.convolution")
     (1, 20)
     """
     return _SIZES.get(code_of(packet), 1)
 
 
 def code_since(code: str, recent: Sequence[str]) -> int:
-    """How much code, as :func:`size_of` has it, the `recent` operators ran after the last that
+    """How much code, as :func:`relative_footprint` has it, the `recent` operators ran after the last that
     brought this one, each once, in the order of their last run; that of all where none brought it.
 
     >>> code_since("aten.mm", ("aten.relu", "aten.addmm", "aten.convolution", "aten.mul"))
@@ -153,5 +153,5 @@ def code_since(code: str, recent: Sequence[str]) -> int:
     for packet in reversed(recent):
         if code in codes_of(packet):
             break
-        found += size_of(packet)
+        found += relative_footprint(packet)
     return found

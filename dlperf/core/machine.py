@@ -41,10 +41,10 @@ from dlperf.core.verification import Coverage, SelfTest
 SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 2, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
-COLD_COSTS, FAR_COSTS = ("cold/", "churn/", "varied/"), "far/"
+COLD_START_COSTS, CACHE_MISS_COSTS = ("cold/", "churn/", "varied/"), "far/"
 _SPREAD_COSTS = (
-    *COLD_COSTS,
-    FAR_COSTS,
+    *COLD_START_COSTS,
+    CACHE_MISS_COSTS,
     "page_",
     "huge_page_",
     "loader/receive_",
@@ -55,11 +55,11 @@ _SPREAD_COSTS = (
     "loop/first_",
 )
 _PAIRED = ("ddp/", "retention/", "retention_page/")
-PACE = "pace"
+CORE_SPEED = "pace"
 """The cost that tells how fast the core ran when nobody shared it
 (:class:`dlperf.core.clock.Pace`).
 """
-UNREST, LONG_UNREST, FRAMEWORK_UNREST, MEMORY_UNREST, SPELLS = (
+CONTENTION, CONTENTION_LONG, CONTENTION_FRAMEWORK, CONTENTION_MEMORY, INTERFERENCE = (
     "unrest",
     "unrest_long",
     "unrest_framework",
@@ -71,7 +71,7 @@ took while the machine was measured, short calls and long ones; of what the fram
 them, which a neighbour slows down more; of sweeps beyond a core's own caches, less; the pace of
 single seconds.
 """
-MEAN, RETENTION, PAGE_RETENTION = "unrest_mean", "retention", "retention_page"
+CONTENTION_MEAN, CACHE_RESIDENCY, PAGE_RESIDENCY = "unrest_mean", "retention", "retention_page"
 """Factors, too: how much longer on average than usually; by milliseconds, how many times as long
 what lay in the shared cache takes if untouched so long, and the first touch of a page if none was
 given back for so long.
@@ -353,7 +353,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         )
         return tuple(dict.fromkeys(match.group(1) for match in found if match))
 
-    def unrest(self, threads: int, group: str = "") -> float:
+    def contention_slowdown(self, threads: int, group: str = "") -> float:
         """How much longer than at best calls below SHORT_CALL_S usually took while the machine was
         measured, as a factor; some percent on a quiet machine.
 
@@ -363,21 +363,21 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         at = [
             cost.samples.median
             for cost in self.costs
-            if group and cost.name.startswith(f"{UNREST}/{group}") and cost.threads == threads
+            if group and cost.name.startswith(f"{CONTENTION}/{group}") and cost.threads == threads
         ]
-        return statistics.median(at) if at else self._factor(UNREST, threads)
+        return statistics.median(at) if at else self._factor(CONTENTION, threads)
 
-    def long_unrest(self, threads: int) -> float:
-        """:meth:`unrest` of calls of LONG_CALL_S and more; that of short ones where no group has
+    def long_call_slowdown(self, threads: int) -> float:
+        """:meth:`contention_slowdown` of calls of LONG_CALL_S and more; that of short ones where no group has
         such calls.
         """
-        return self._factor(LONG_UNREST, threads, self.unrest(threads))
+        return self._factor(CONTENTION_LONG, threads, self.contention_slowdown(threads))
 
-    def mean_factor(self, threads: int) -> float:
+    def mean_slowdown(self, threads: int) -> float:
         """How much longer things took on average than usually while the machine was measured: a
         step's median times this is its share of an epoch.
         """
-        return self._factor(MEAN, threads)
+        return self._factor(CONTENTION_MEAN, threads)
 
     def _factor(self, name: str, threads: int, default: float = 1.0) -> float:
         if not (
@@ -650,7 +650,7 @@ def _check_cost_name(entry: str, name: str) -> None:
     """Refuse the name of a point of a cost's curve that does not end in what was measured and an
     amount.
     """
-    if name.startswith((*COLD_COSTS, FAR_COSTS)):
+    if name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS)):
         _, *what, amount = name.split("/")
         if (
             len(what) != 1
@@ -661,5 +661,5 @@ def _check_cost_name(entry: str, name: str) -> None:
                 entry,
                 name,
                 "text that ends in what was measured and after how much of it, as in"
-                f" {COLD_COSTS[0]}next/1048576",
+                f" {COLD_START_COSTS[0]}next/1048576",
             )

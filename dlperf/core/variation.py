@@ -7,7 +7,7 @@ import statistics
 
 from dlperf.core.clock import Samples, quantile
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import FRAMEWORK_UNREST, SPELLS, Machine
+from dlperf.core.machine import CONTENTION_FRAMEWORK, INTERFERENCE, Machine
 
 INTERFERENCE_INTERVAL_S = 5.0
 """How long a state of a core lasts whose neighbours come and go: paces of one second and the next
@@ -36,7 +36,8 @@ def machine_log_sigma(machine: Machine, threads: int) -> float:
     """
     spells = core_speed_samples(machine, threads)
     return (
-        kernel_sensitivity_frac(machine, threads, machine.unrest(threads)) * log_sigma(spells)
+        kernel_sensitivity_frac(machine, threads, machine.contention_slowdown(threads))
+        * log_sigma(spells)
         if spells
         else 0.0
     )
@@ -46,7 +47,7 @@ def core_speed_samples(machine: Machine, threads: int) -> Samples | None:
     """The core's pace in single seconds of the calibration, in usual ones; None where nobody looked
     at it.
     """
-    found = machine.cost(SPELLS, threads)
+    found = machine.cost(INTERFERENCE, threads)
     return None if found is None else found.samples
 
 
@@ -57,7 +58,7 @@ def kernel_sensitivity_frac(machine: Machine, threads: int, unrest: float) -> fl
     A neighbour who is usually half there adds u - 1 to it and f - 1 to the interpreter, so a change
     of the interpreter's time by a fraction changes this by (1 - 1/u) / (1 - 1/f) of that.
     """
-    framework = machine.cost_s(FRAMEWORK_UNREST, threads, 1.0)
+    framework = machine.cost_s(CONTENTION_FRAMEWORK, threads, 1.0)
     return (
         min(1.0, max(0.0, 1.0 - 1.0 / unrest) / (1.0 - 1.0 / framework)) if framework > 1.0 else 1.0
     )

@@ -127,7 +127,7 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
         )
     book, unrest = (
         book_of(prediction.machine, prediction.threads),
-        prediction.machine.unrest(prediction.threads),
+        prediction.machine.contention_slowdown(prediction.threads),
     )
     arrivals = _arrivals_s(prediction)
     specs = [parameter.spec for parameter in trace.parameters if parameter.trained]
@@ -273,7 +273,7 @@ def buffer_copies_s(machine: Machine, threads: int, n_bytes: float) -> float:
     """Seconds to put buffers into one vector for their broadcast and back: each byte is read and
     written twice.
     """
-    return machine.unrest(threads) * 4 * n_bytes / machine.dram_bytes_per_s(threads)
+    return machine.contention_slowdown(threads) * 4 * n_bytes / machine.dram_bytes_per_s(threads)
 
 
 def between(profiles: Sequence[Profile], batch_size: int) -> Profile:

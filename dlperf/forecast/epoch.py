@@ -139,7 +139,7 @@ class _Forecast:
         self.training, self.samples, self.loop, self.loader = training, samples, loop, loader
         self.notes: list[str] = list(loader.notes) if loader is not None else []
         self.batch = training.trace.batch_size
-        self.mean = training.machine.mean_factor(training.threads)
+        self.mean = training.machine.mean_slowdown(training.threads)
         step_s = training.step.total_s
         evaluation_s = (
             evaluation.step.total_s if evaluation is not None else training.step.forward_s
@@ -178,7 +178,7 @@ class _Forecast:
                 " the forecast; dlperf calibrate adds them"
             )
             return None
-        return LoaderCosts(machine, threads, machine.unrest(threads) * self.mean)
+        return LoaderCosts(machine, threads, machine.contention_slowdown(threads) * self.mean)
 
     def steps_s(self) -> float:
         """An epoch's steps: forward and backward of every batch, the optimizer every `accumulate`."""

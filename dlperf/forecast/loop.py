@@ -61,7 +61,9 @@ def _cost_s(prediction: Prediction, name: str, asked: bool) -> float:
             f"{machine.path or 'machine'}: holds no cost of {name.split('_')[0]!r}; dlperf"
             f" calibrate{where} adds it"
         )
-    return machine.unrest(prediction.threads) * machine.cost_s(f"loop/{name}", prediction.threads)
+    return machine.contention_slowdown(prediction.threads) * machine.cost_s(
+        f"loop/{name}", prediction.threads
+    )
 
 
 def parameters_of(prediction: Prediction) -> list[TensorSpec]:
@@ -111,7 +113,7 @@ def accumulation_s(prediction: Prediction) -> float:
             else 3 * spec.nbytes / rate[prediction.machine.level_of(3 * spec.nbytes)]
             + book.cost_s("native_call")
         )
-    return prediction.machine.unrest(prediction.threads) * seconds
+    return prediction.machine.contention_slowdown(prediction.threads) * seconds
 
 
 def pause_s(prediction: Prediction, loop: Loop) -> float:
@@ -141,7 +143,7 @@ def first_step_s(prediction: Prediction) -> float | None:
     )
     own_bytes = sum(footprint.n_bytes for footprint in machine.footprints)
     touched_bytes = max(0, (prediction.step.peak_memory_bytes or 0) - own_bytes)
-    fault_s = machine.unrest(threads) * machine.cost_s("page_fault", threads, 0.0)
+    fault_s = machine.contention_slowdown(threads) * machine.cost_s("page_fault", threads, 0.0)
     made_s = n_convolutions * _cost_s(prediction, "first_convolution", asked=True)
     return (
         _cost_s(prediction, "first_step", asked=True)

@@ -19,7 +19,13 @@ import numpy as np
 
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import EXACT, FRAMEWORK_UNREST, MEMORY_UNREST, RETENTION, Machine
+from dlperf.core.machine import (
+    CACHE_RESIDENCY,
+    CONTENTION_FRAMEWORK,
+    CONTENTION_MEMORY,
+    EXACT,
+    Machine,
+)
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.roofs import LEVELS
@@ -67,7 +73,7 @@ class Calibrated:
             )
         book, analysis = book_of(machine, threads), analyse(trace, malloc)
         priced = _Priced(trace, book, analysis, measured_threads=book.threads == threads)
-        unrest = machine.unrest(book.threads)
+        unrest = machine.contention_slowdown(book.threads)
         if unrest > _QUIET_UNREST:
             priced.notes.add(
                 f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} %"
@@ -76,12 +82,12 @@ class Calibrated:
         # A target's own operations were measured at a moment of their own; what the framework does
         # suffers more from neighbours than kernels do.
         own, long = (
-            machine.unrest(book.threads, f"{own_operations(trace)} "),
-            machine.long_unrest(book.threads),
+            machine.contention_slowdown(book.threads, f"{own_operations(trace)} "),
+            machine.long_call_slowdown(book.threads),
         )
-        framework = machine.cost_s(FRAMEWORK_UNREST, book.threads, unrest)
+        framework = machine.cost_s(CONTENTION_FRAMEWORK, book.threads, unrest)
         left = min(1.0, (long - 1.0) / (unrest - 1.0)) if unrest > 1.0 else 1.0
-        memory = machine.cost_s(MEMORY_UNREST, book.threads, unrest)
+        memory = machine.cost_s(CONTENTION_MEMORY, book.threads, unrest)
 
         def restless_s(item: Item) -> float:
             if item.bound == BOUND:
@@ -143,7 +149,7 @@ def pause_factors(
     their part of the shared cache, as the machine file's ``retention`` and ``retention_page`` have
     it. 1 where neither was measured.
     """
-    if not any(cost.name.startswith(RETENTION) for cost in machine.costs):
+    if not any(cost.name.startswith(CACHE_RESIDENCY) for cost in machine.costs):
         return tuple(1.0 for _ in pauses_s)
     priced = _Priced(
         trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True

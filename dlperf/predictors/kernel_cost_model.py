@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from dlperf.core.code_footprint import code_of
 from dlperf.core.machine import (
-    COLD_COSTS,
+    CACHE_MISS_COSTS,
+    CACHE_RESIDENCY,
+    COLD_START_COSTS,
     EXACT,
-    FAR_COSTS,
-    PAGE_RETENTION,
-    RETENTION,
+    PAGE_RESIDENCY,
     Curve,
     Kernel,
     Machine,
@@ -54,7 +54,7 @@ _KEPT, _DESCRIBED = "_books", "_described_kernels"
 @dataclass(frozen=True)
 class Passed:
     """What passed since some code last ran: bytes touched, those of them on new pages, code that
-    operators ran (:func:`dlperf.core.code_footprint.size_of`), seconds.
+    operators ran (:func:`dlperf.core.code_footprint.relative_footprint`), seconds.
     """
 
     n_bytes: float = 0.0
@@ -323,11 +323,11 @@ class Book:
     @cached_property
     def _retention(self) -> tuple[Array, Array]:
         """Milliseconds and factors, both rising; 1 throughout where nothing was measured."""
-        return self._pauses(RETENTION)
+        return self._pauses(CACHE_RESIDENCY)
 
     @cached_property
     def _page_retention(self) -> tuple[Array, Array]:
-        return self._pauses(PAGE_RETENTION)
+        return self._pauses(PAGE_RESIDENCY)
 
     def page_factor(self, seconds: float) -> float:
         """How many times as long a page's first touch takes so long after it was given back, as at
@@ -369,7 +369,10 @@ class Book:
     def _cold_curves(self) -> dict[str, tuple[list[float], list[float]]]:
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs:
-            if cost.name.startswith((*COLD_COSTS, FAR_COSTS)) and cost.threads == self.threads:
+            if (
+                cost.name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS))
+                and cost.threads == self.threads
+            ):
                 kind, what, amount = cost.name.split("/")
                 found[f"{kind}/{what}"].append((_cold_place(kind, float(amount)), cost.seconds))
         curves = {}

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, size_of
+from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, relative_footprint
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
@@ -133,7 +133,9 @@ def distances(trace: Trace, replay: simulation.Replay, n_bytes: Sequence[int]) -
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
-    return Distances(tuple(operands), tuple(code), recency.since(0), sum(map(size_of, recent)))
+    return Distances(
+        tuple(operands), tuple(code), recency.since(0), sum(map(relative_footprint, recent))
+    )
 
 
 def _put_last(recent: list[str], name: str) -> None:

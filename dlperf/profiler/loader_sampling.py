@@ -108,8 +108,8 @@ def sample_loader(
                 waited.append(1.0 - (processor_s() - used) / (end - begin) if end > begin else 0.0)
                 pairs.append((end - begin, clock.switches() != before))
                 first = batch if first is None else first
-                if pairs[-1][1] and clock.rest is not None:
-                    clock.rest()
+                if pairs[-1][1] and clock.back_off is not None:
+                    clock.back_off()
     except WorkFailed:
         raise
     except Exception as error:

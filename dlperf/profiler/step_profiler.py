@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from dlperf.core import host
-from dlperf.core.clock import SLOW, Clock, Pace, Samples, minor_faults, undisturbed
+from dlperf.core.clock import SLOW, Clock, CoreSpeed, Samples, minor_faults, undisturbed
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type
 from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
@@ -286,16 +286,16 @@ def measure_target(
 ) -> Measurement:
     """Build a target on real tensors and measure it; see :func:`measure`.
 
-    The core's pace (:class:`dlperf.core.clock.Pace`) is looked at around every step, and a note
+    The core's speed (:class:`dlperf.core.clock.CoreSpeed`) is looked at around every step, and a note
     says so where it was slow. Steps on a slow core count like all others: who trains there sees
     them.
     """
-    pace = Pace()
-    pace.settle(_SETTLE_S)
+    speed = CoreSpeed()
+    speed.settle(_SETTLE_S)
 
     def switches() -> int:
-        pace.look()
-        return pace.switches()
+        speed.sample()
+        return speed.switches()
 
     built = target.build()
     found = measure(
@@ -309,10 +309,10 @@ def measure_target(
         batch_size=target.batch_size,
         with_layers=with_layers,
         with_trace=with_trace,
-        clock=Clock(pace.now, switches),
+        clock=Clock(speed.now, switches),
         threads=torch.get_num_threads(),
     )
-    ratio = pace.usual_s / pace.best_s
+    ratio = speed.mean_s / speed.best_s
     slow = (
         (
             (
@@ -323,7 +323,7 @@ def measure_target(
         if ratio > SLOW
         else ()
     )
-    return replace(found, noise={**found.noise, "pace": ratio}, notes=(*found.notes, *slow))
+    return replace(found, noise={**found.noise, "core_speed": ratio}, notes=(*found.notes, *slow))
 
 
 def batch_size_of(inputs: Any) -> int:
@@ -562,10 +562,10 @@ def _why_apart(layered_faults: float, plain_faults: float) -> str:
     step of each.
 
     >>> _why_apart(147, 148)
-    'the machine changed its pace between the two passes'
+    'the machine changed its speed between the two passes'
     """
     if abs(layered_faults - plain_faults) <= _SAME_FAULTS * max(layered_faults, plain_faults):
-        return "the machine changed its pace between the two passes"
+        return "the machine changed its speed between the two passes"
     states = (
         f"({layered_faults:.0f} page faults a step in the layers' pass, {plain_faults:.0f} in the"
         " step's)"

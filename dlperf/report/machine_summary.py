@@ -12,12 +12,12 @@ from typing import Any
 
 from dlperf.core.co_run import PREPARATION
 from dlperf.core.machine import (
-    FAR_COSTS,
-    PACE,
-    PAGE_RETENTION,
-    RETENTION,
+    CACHE_MISS_COSTS,
+    CACHE_RESIDENCY,
+    CONTENTION,
+    CORE_SPEED,
+    PAGE_RESIDENCY,
     STREAM_BYTES_PER_ELEMENT,
-    UNREST,
     Cpu,
     Machine,
 )
@@ -399,7 +399,8 @@ def summarize(machine: Machine) -> Summary:
     costs = [
         c
         for c in ordered
-        if not c.name.startswith((CEILING, UNREST, RETENTION, FAR_COSTS)) and c.name != PACE
+        if not c.name.startswith((CEILING, CONTENTION, CACHE_RESIDENCY, CACHE_MISS_COSTS))
+        and c.name != CORE_SPEED
     ]
     with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
@@ -450,16 +451,20 @@ def summarize(machine: Machine) -> Summary:
             for roof in found.bandwidths
         ),
         tuple(
-            (_pause(c.name), c.threads, c.seconds) for c in ordered if c.name.startswith(RETENTION)
+            (_pause(c.name), c.threads, c.seconds)
+            for c in ordered
+            if c.name.startswith(CACHE_RESIDENCY)
         ),
-        tuple((c.name, c.threads, c.seconds) for c in ordered if c.name.startswith(FAR_COSTS)),
+        tuple(
+            (c.name, c.threads, c.seconds) for c in ordered if c.name.startswith(CACHE_MISS_COSTS)
+        ),
     )
 
 
 def _pause(name: str) -> str:
     """The pause of a factor for people, and of what it is."""
     what, _, ms = name.partition("/")
-    return f"{ms} ms, pages" if what == PAGE_RETENTION else f"{ms} ms"
+    return f"{ms} ms, pages" if what == PAGE_RESIDENCY else f"{ms} ms"
 
 
 # -- check -----------------------------------------------------------------------------------------
@@ -788,6 +793,6 @@ def _readable(name: str) -> str:
     start, _, last = name.rpartition("/")
     return (
         f"{start} after {format_bytes(int(last))}"
-        if name.startswith(("cold/", "churn/", FAR_COSTS)) and last.isdigit()
+        if name.startswith(("cold/", "churn/", CACHE_MISS_COSTS)) and last.isdigit()
         else name
     )

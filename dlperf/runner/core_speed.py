@@ -1,6 +1,6 @@
 """How fast the core is while a training is watched, and how fast it usually is.
 
-Neighbours slow a core down for seconds at a stretch (:class:`dlperf.core.clock.Pace`), so a few
+Neighbours slow a core down for seconds at a stretch (:class:`dlperf.core.clock.CoreSpeed`), so a few
 steps see one state of it, and an epoch several. SpeedSamples are cheap: a fixed piece of work, some 60 us
 in all, at the start of the program, when torch has been imported, and after each watched step.
 """
@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlperf.core.clock import SLOW, Pace
-from dlperf.core.machine import PACE, UNREST, Machine
+from dlperf.core.clock import SLOW, CoreSpeed
+from dlperf.core.machine import CONTENTION, CORE_SPEED, Machine
 from dlperf.core.variation import Z90, initial_state_frac, machine_log_sigma
 
 _ELASTICITY = 0.65
@@ -23,7 +23,7 @@ times as long where the piece of work took 1.5 times as long: ln 1.28 / ln 1.5 =
 1.5 = 0.79. The lower of them, nearly: a correction that goes too far errs on both sides.
 """
 _FILE_SECONDS = 2.0
-"""What the machine file says of the usual pace weighs as much as so many seconds with a look."""
+"""What the machine file says of the usual speed weighs as much as so many seconds with a look."""
 _UNSURE_FRAC = 0.5
 """By so much of what things usually take beyond the best may 20 s of steps differ from the usual
 (90 %): 0.17 of 0.24 and 0.16 of 0.32 in two such series, rounded down as the file's spread is
@@ -34,7 +34,7 @@ _GOES = 4
 
 @dataclass(frozen=True)
 class UsualSpeed:
-    """What a machine file says of its machine's pace: the least time of the piece of work, how many
+    """What a machine file says of its machine's speed: the least time of the piece of work, how many
     times as long as at best things usually took while it was measured, and the standard deviation
     of that over the groups, some seconds each.
     """
@@ -45,13 +45,13 @@ class UsualSpeed:
 
 
 def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
-    """The pace of a machine as its file has it."""
-    best_s = machine.cost_s(PACE, threads, math.inf)
-    if not any(cost.name.startswith(f"{UNREST}/") for cost in machine.costs):
+    """The speed of a machine as its file has it."""
+    best_s = machine.cost_s(CORE_SPEED, threads, math.inf)
+    if not any(cost.name.startswith(f"{CONTENTION}/") for cost in machine.costs):
         return UsualSpeed(best_s)
     return UsualSpeed(
         best_s,
-        machine.unrest(threads) * machine.mean_factor(threads),
+        machine.contention_slowdown(threads) * machine.mean_slowdown(threads),
         machine_log_sigma(machine, threads),
     )
 
@@ -91,18 +91,18 @@ class CoreState:
 
 
 class SpeedSamples:
-    """SpeedSamples at the pace of the core, in seconds of a fixed piece of work, each with its time."""
+    """Speed samples of the core, in seconds of a fixed piece of work, each with its time."""
 
-    def __init__(self, pace: Pace | None = None) -> None:
-        self._pace = Pace() if pace is None else pace
+    def __init__(self, speed: CoreSpeed | None = None) -> None:
+        self._speed = CoreSpeed() if speed is None else speed
         self._taken: list[tuple[float, float]] = []
 
     def take(self) -> float:
         """Look; the least that the piece of work took. The first go after other code meets cold
         caches, and what costs one go time is no state of the core.
         """
-        took = min(self._pace.look() for _ in range(_GOES))
-        self._taken.append((self._pace.now(), took))
+        took = min(self._speed.sample() for _ in range(_GOES))
+        self._taken.append((self._speed.now(), took))
         return took
 
     def moment(self, watched: Sequence[float], usual: UsualSpeed = UsualSpeed()) -> CoreState:

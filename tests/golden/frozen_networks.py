@@ -28,8 +28,8 @@ TARGETS = {
     "dlrm-bottom-16": "networks.targets:dlrm_bottom",
     "dlrm-top-128": "networks.targets:dlrm_top",
     "fc4096-8": "networks.targets:fc4096",
-    "click-predictor-16": "networks.seldom:click_predictor",
-    "segmenter-4": "networks.seldom:segmenter",
+    "click-predictor-16": "networks.uncommon:click_predictor",
+    "segmenter-4": "networks.uncommon:segmenter",
     "recurrent-8": "frozen_networks:recurrent",
     "attention-8": "frozen_networks:attention",
     "norms-8": "frozen_networks:norms",
@@ -42,7 +42,7 @@ TARGETS = {
     "losses-16": "frozen_networks:losses",
     "sorting-16": "frozen_networks:sorting",
     "unpriced-16": "frozen_networks:unpriced",
-    "encoder-inference-4": "networks.seldom:encoder",
+    "encoder-inference-4": "networks.uncommon:encoder",
     "large-batch-512": "frozen_networks:large_batch",
 }
 """Trace -> target; the number is the batch size."""

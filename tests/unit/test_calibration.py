@@ -133,10 +133,10 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
     path = tmp_path / "m.json"
     worker.seconds, worker.wholes_s, worker.unsteady = 1e-4, (1.0e-4, 1.2e-4, 1.4e-4, 5e-4), 1
     machine = suite.calibrate(path, mode="quick")
-    assert machine.unrest(1) == pytest.approx(
+    assert machine.contention_slowdown(1) == pytest.approx(
         (1.0 + 1.2 + 1.4 + 2.5) / 4
     )  # in the last one the core was taken away
-    assert machine.mean_factor(1) == pytest.approx(
+    assert machine.mean_slowdown(1) == pytest.approx(
         (1.0 + 1.2 + 1.4 + 5.0) / (1.0 + 1.2 + 1.4 + 2.5)
     )
     # A target that is added at a quieter moment says nothing of what was measured before ...
@@ -146,10 +146,10 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
     )  # a single sample, held against itself, says nothing
     machine = suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     assert len([cost for cost in machine.costs if cost.name.startswith("unrest/")]) == 4
-    assert machine.unrest(1) == pytest.approx(6.1 / 4)
+    assert machine.contention_slowdown(1) == pytest.approx(6.1 / 4)
     # ... and a second look at a busy group holds its usual time against the least of both looks.
     worker.seconds, worker.wholes_s = 2e-4, (2e-4,)
-    assert suite.calibrate(path, mode="quick").unrest(1) == pytest.approx(2.0)
+    assert suite.calibrate(path, mode="quick").contention_slowdown(1) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_long_calls_have_an_unrest_of_their_own(
 ) -> None:
     worker.seconds, worker.wholes_s, worker.unsteady = seconds, (1.25 * seconds, 1.75 * seconds), 1
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
-    assert (machine.unrest(1), machine.long_unrest(1)) == (
+    assert (machine.contention_slowdown(1), machine.long_call_slowdown(1)) == (
         pytest.approx(short),
         pytest.approx(long),
     )  # in between counts as neither
@@ -457,7 +457,7 @@ def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(
     path = tmp_path / "m.json"
     worker.unsteady = 1
     busy = suite.calibrate(path, mode="quick")
-    assert sum("never had the core's full pace" in note for note in busy.notes) == 3
+    assert sum("never had the core's full speed" in note for note in busy.notes) == 3
     worker.unsteady = 0
     suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     assert measured(worker)[1][1] != list(GROUPS)  # adding a target measures that alone

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlperf.core.clock import (
     PART_S,
     Clock,
-    Pace,
+    CoreSpeed,
     Repeats,
     Sampler,
     Samples,
@@ -172,7 +172,7 @@ def test_a_raw_sample_goes_on_until_two_parts_are_undisturbed_but_not_for_ever(
         n_calls=8,
     )
     begun = fake.n_calls
-    sampler.take(patience=24.001 / 7.999)
+    sampler.take(extension=24.001 / 7.999)
     assert fake.n_calls - begun == 8 + n_more
     assert sampler.pairs == ((pytest.approx(PART_S), disturbed),)
 
@@ -204,11 +204,11 @@ def test_single_calls_are_prepared_and_retried() -> None:
     assert (found.n_disturbed, prepared) == (1, [0, 1, 2, 3])
 
 
-# -- the core's pace -------------------------------------------------------------------------------
+# -- the core's speed -------------------------------------------------------------------------------
 
 
 class Core:
-    """A clock on which a look at the pace takes what `paces` says next, in seconds."""
+    """A clock on which a look at the speed takes what `paces` says next, in seconds."""
 
     def __init__(self, *paces: float) -> None:
         self.paces, self.time_s, self.slept_s, self.looking = iter(paces), 0.0, 0.0, False
@@ -219,29 +219,29 @@ class Core:
             self.time_s += next(self.paces)
         return self.time_s
 
-    def pace(self, **options: float) -> Pace:
-        return Pace(now=self.now, switches=lambda: 7, sleep=self.sleep, **options)
+    def speed(self, **options: float) -> CoreSpeed:
+        return CoreSpeed(now=self.now, switches=lambda: 7, sleep=self.sleep, **options)
 
     def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
 
 
 def test_a_core_is_slow_beside_its_best() -> None:
-    pace = Core(2.0, 2.4, 2.6, 1.0, 2.0).pace()
-    assert [pace.slow() for _ in range(5)] == [
+    speed = Core(2.0, 2.4, 2.6, 1.0, 2.0).speed()
+    assert [speed.slow() for _ in range(5)] == [
         False,
         False,
         True,
         False,
         True,
     ]  # 2.5 is the line, then 1.25
-    assert pace.best_s == 1.0
+    assert speed.best_s == 1.0
 
 
 def test_the_usual_pace_is_an_average_over_time() -> None:
     core = Core(1e-5, 2e-5, 2e-5, 1e-5, 1e-5, 1e-3)
-    pace = core.pace()
-    assert pace.usual_s == math.inf  # never looked at
+    speed = core.speed()
+    assert speed.mean_s == math.inf  # never looked at
     for gap_s in (
         0.0,
         1e-4,
@@ -251,15 +251,15 @@ def test_the_usual_pace_is_an_average_over_time() -> None:
         1e-3,
     ):  # whoever waits for a fast core looks often while it is slow
         core.time_s += gap_s
-        pace.look()
-    assert pace.usual_s == pytest.approx(
+        speed.sample()
+    assert speed.mean_s == pytest.approx(
         (2e-4 * 2e-5 + (8e-4 + 0.05) * 1e-5 + 1e-3 * 2.5e-5) / (2e-4 + 8e-4 + 0.05 + 1e-3)
     )
 
 
 def test_an_interval_that_begins_or_ends_slowly_is_disturbed() -> None:
-    pace = Core(1.0, 1.0, 2.0, 1.0, 1.0).pace(best_s=1.0)
-    counts = [pace() for _ in range(5)]
+    speed = Core(1.0, 1.0, 2.0, 1.0, 1.0).speed(best_s=1.0)
+    counts = [speed() for _ in range(5)]
     assert [after - before for before, after in itertools.pairwise(counts)] == [0, 1, 1, 0]
     assert counts[0] == 7  # the lost cores that the system counts
 

@@ -17,7 +17,7 @@ from calibrated_cases import trace as trace_of
 from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import SPELLS, Cost, Cpu, Machine
+from dlperf.core.machine import INTERFERENCE, Cost, Cpu, Machine
 from dlperf.core.variation import sigma_over
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS, SampledLoader
 from dlperf.forecast.prediction import Prediction
@@ -281,7 +281,7 @@ def test_workers_wait_for_the_slowest_of_them() -> None:
     values = tuple(
         math.exp(0.1 * statistics.NormalDist().inv_cdf((place + 0.5) / 101)) for place in range(101)
     )
-    restless = replace(steady, costs=(*steady.costs, Cost(SPELLS, 1, Samples(values))))
+    restless = replace(steady, costs=(*steady.costs, Cost(INTERFERENCE, 1, Samples(values))))
     n = 12_500  # epochs of 6,250 steps of 6.5 ms
     one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, restless))
     assert one.waiting_s == 0.0

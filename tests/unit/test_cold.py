@@ -9,7 +9,7 @@ import torch
 from calibrated_cases import relu
 
 from dlperf.core import code_footprint
-from dlperf.core.clock import Clock, Pace, Repeats, Samples
+from dlperf.core.clock import Clock, CoreSpeed, Repeats, Samples
 from dlperf.core.machine import Bandwidth, Cost, Machine
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench import cold_start, framework, stream, worker
@@ -149,7 +149,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(
     )
     monkeypatch.setattr(stream, "measure", sweeps)
     monkeypatch.setattr(
-        stream, "measure_retention", lambda *_: [Cost("retention/2", 1, measured("retention"))]
+        stream, "measure_residency", lambda *_: [Cost("retention/2", 1, measured("retention"))]
     )
     monkeypatch.setattr(cold_start, "measure", lambda *_: {"cold/next/1048576": measured("cold")})
     few = Group(
@@ -158,7 +158,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         Repeats(sample_s=1e-5, n_samples=3),
     )
     monkeypatch.setattr(worker, "planned_groups", lambda *_: [few])
-    monkeypatch.setattr(worker, "settled_pace", lambda *_: Pace(best_s=1.0))
+    monkeypatch.setattr(worker, "settled_core_speed", lambda *_: CoreSpeed(best_s=1.0))
     monkeypatch.setattr(worker, "AGAIN", {"full": 1})
     said: list[dict[str, Any]] = []
     job = {
@@ -166,7 +166,7 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         "mode": "full",
         "groups": ["framework", "stream", "few"],
         "traces": [],
-        "pace_s": 1.0,
+        "core_speed_s": 1.0,
         "asks": False,
         "measured": {},
     }

@@ -1,4 +1,4 @@
-"""The pace of the core while steps are watched, and forecasts of trainings whose pace is that of a
+"""The speed of the core while steps are watched, and forecasts of trainings whose speed is that of a
 noisy machine: all on a clock held in the hand.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dlperf.core.clock import Clock, Pace, Samples
+from dlperf.core.clock import Clock, CoreSpeed, Samples
 from dlperf.core.machine import Cost, Cpu, Machine
 from dlperf.core.variation import log_sigma
 from dlperf.runner.core_speed import CoreState, SpeedSamples, UsualSpeed, slowdown, usual_speed
@@ -33,8 +33,8 @@ class Hand:
     def looks(self) -> SpeedSamples:
         hand = self
 
-        class Seen(Pace):
-            def look(self) -> float:
+        class Seen(CoreSpeed):
+            def sample(self) -> float:
                 return 1e-5 * hand.slow(hand.now)
 
         return SpeedSamples(Seen(now=lambda: self.now))

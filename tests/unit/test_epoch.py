@@ -11,7 +11,7 @@ from test_loading import IN_PROCESS, WORKERS
 
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import MEAN, UNREST, Cost
+from dlperf.core.machine import CONTENTION, CONTENTION_MEAN, Cost
 from dlperf.forecast.epoch import last_batch_size
 from dlperf.forecast.loading import SampledLoader, pipeline_s
 from dlperf.forecast.prediction import Prediction
@@ -242,9 +242,9 @@ def test_unknown_words_are_named() -> None:
 def test_epochs_sum_means_of_a_restless_machine() -> None:
     # steps carry the unrest already; what lies around them takes 1.1 x as long as at best, and
     # everything 1.2 x on average
-    found = with_costs(training(), EVERYTHING | {f"{UNREST}/gemm": 1.1, f"{MEAN}/gemm": 1.2}).epoch(
-        320
-    )
+    found = with_costs(
+        training(), EVERYTHING | {f"{CONTENTION}/gemm": 1.1, f"{CONTENTION_MEAN}/gemm": 1.2}
+    ).epoch(320)
     plain = full().epoch(320)
     assert found.steps_s == pytest.approx(1.2 * plain.steps_s)
     assert found.loop_s == pytest.approx(1.2 * 1.1 * plain.loop_s)

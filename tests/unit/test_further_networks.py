@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from networks import further, seldom
+from networks import further, uncommon
 
 
 def train_a_step(built: further.Built) -> torch.Tensor:
@@ -22,7 +22,7 @@ def train_a_step(built: further.Built) -> torch.Tensor:
     return value
 
 
-MODULES = {"further": further, "seldom": seldom}
+MODULES = {"further": further, "uncommon": uncommon}
 BUILDERS = [(module, name) for module, found in MODULES.items() for name in found.NAMES]
 
 

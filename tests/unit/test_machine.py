@@ -399,8 +399,11 @@ def test_factors_of_a_restless_machine() -> None:
         Cost(f"unrest_mean/{group}", 1, Samples((mean,))) for group, (_, mean) in above.items()
     ]
     machine = Machine(Cpu("x", 2), costs=(*costs, Cost("unrest/a", 4, Samples((9.0,)))))
-    assert (machine.unrest(2), machine.mean_factor(2)) == (1.2, 1.05)
-    assert (Machine(Cpu("x", 2)).unrest(1), Machine(Cpu("x", 2)).mean_factor(1)) == (1.0, 1.0)
+    assert (machine.contention_slowdown(2), machine.mean_slowdown(2)) == (1.2, 1.05)
+    assert (Machine(Cpu("x", 2)).contention_slowdown(1), Machine(Cpu("x", 2)).mean_slowdown(1)) == (
+        1.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -206,13 +206,13 @@ def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
         last_end[0] = now[0]
 
     clock = Clock(now=lambda: pass_time(1e-4), switches=lambda: 0)
-    found = stream.measure_retention(1, "quick", (2**15, 2**20, 2**25), clock, sweep)
+    found = stream.measure_residency(1, "quick", (2**15, 2**20, 2**25), clock, sweep)
     assert [cost.name for cost in found] == [f"retention/{ms}" for ms in stream.PAUSES_MS["quick"]]
     assert [round(cost.seconds, 1) for cost in found] == [2.0, 2.0]
     assert (
-        stream.measure_retention(1, "quick", (2**15, 2**20, 2**20), clock, sweep) == []
+        stream.measure_residency(1, "quick", (2**15, 2**20, 2**20), clock, sweep) == []
     )  # no cache beyond a core's own
-    assert stream.measure_retention(1, "quick", (0, 0, 0), clock, sweep) == []
+    assert stream.measure_residency(1, "quick", (0, 0, 0), clock, sweep) == []
 
 
 def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(
@@ -603,7 +603,7 @@ def test_pages_that_the_cache_forgot_take_longer(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(memory, "_touch", touch)
     monkeypatch.setattr(memory, "computing", lambda _clock: lambda _ms: paused.__setitem__(0, True))
-    found = memory.measure_retention(1, "quick")
+    found = memory.measure_residency(1, "quick")
     assert [(cost.name, cost.seconds) for cost in found] == [
         (f"retention_page/{ms}", 2.0) for ms in stream.PAUSES_MS["quick"]
     ]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dlperf.core import host
-from dlperf.core.clock import Clock, Pace, Samples
+from dlperf.core.clock import Clock, CoreSpeed, Samples
 from dlperf.core.machine import Cost, Cpu, Machine
 from dlperf.core.trace import Op
 from dlperf.microbench import (
@@ -38,13 +38,13 @@ BUDGET_S = worker.BUDGET_S["quick"]
 
 @dataclass
 class Simulation:
-    """Time passes in kernels: `call_s` each and `byte_s` for each byte of their operands; `pace`
+    """Time passes in kernels: `call_s` each and `byte_s` for each byte of their operands; `speed`
     says how many times as long at a moment.
     """
 
     call_s: float = 2e-6
     byte_s: float = 1e-10
-    pace: Callable[[float], float] = lambda _: 1.0
+    speed: Callable[[float], float] = lambda _: 1.0
     time_s: float = 0.0
     slept_s: float = 0.0
 
@@ -53,7 +53,7 @@ class Simulation:
         return self.time_s + self.slept_s
 
     def spend(self, seconds: float) -> None:
-        self.time_s += seconds * self.pace(self.time_s)
+        self.time_s += seconds * self.speed(self.time_s)
 
     def build(self, op: Op, grad: bool = False) -> Callable[[], object]:
         n_bytes = sum(spec.numel * spec.item_bytes for spec in op.inputs)
@@ -95,8 +95,8 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(host, "this_cpu", lambda: CPU)
     for module in (framework, memory, threads, loop, ddp):
         monkeypatch.setattr(module, "measure", lambda *arguments: greedy(arguments[-1]))
-    monkeypatch.setattr(memory, "measure_retention", lambda *arguments: [])
-    monkeypatch.setattr(stream, "measure_retention", lambda *arguments: [])
+    monkeypatch.setattr(memory, "measure_residency", lambda *arguments: [])
+    monkeypatch.setattr(stream, "measure_residency", lambda *arguments: [])
     monkeypatch.setattr(stream, "measure", lambda *arguments: ([], greedy(arguments[-1])))
     monkeypatch.setattr(ceilings, "measure", lambda *arguments: ([], greedy(arguments[-1])))
     monkeypatch.setattr(loader, "measure", lambda *arguments: (greedy(arguments[-1]), []))
@@ -109,12 +109,14 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
         "mode": "quick",
         "groups": [*worker.SYSTEM_GROUPS, *groups],
         "traces": [],
-        "pace_s": math.inf,
+        "core_speed_s": math.inf,
         "asks": False,
         "measured": {},
     }
     told = Told()
-    worker.run(job, told.say, Pace(simulation.now, lambda: 0, lambda seconds: None, best_s=1e-6))
+    worker.run(
+        job, told.say, CoreSpeed(simulation.now, lambda: 0, lambda seconds: None, best_s=1e-6)
+    )
     return told
 
 
@@ -173,7 +175,7 @@ def test_a_machine_that_takes_ten_times_as_long_for_everything(
 
 @pytest.mark.parametrize("when_s", [1.0, 3.0, 5.0])
 def test_a_core_that_slows_down(monkeypatch: pytest.MonkeyPatch, when_s: float) -> None:
-    simulation = Simulation(pace=lambda time_s: 1.13 if time_s > when_s else 1.0)
+    simulation = Simulation(speed=lambda time_s: 1.13 if time_s > when_s else 1.0)
     told = calibrate(simulation, monkeypatch)
     assert_balanced(told, simulation)
     assert simulation.now() < 1.2 * BUDGET_S
@@ -183,12 +185,12 @@ def test_a_core_that_slows_down(monkeypatch: pytest.MonkeyPatch, when_s: float) 
 def test_a_clock_that_jumps(monkeypatch: pytest.MonkeyPatch, when_s: float) -> None:
     simulation = Simulation()
 
-    def pace(time_s: float) -> float:
+    def speed(time_s: float) -> float:
         if time_s > when_s:
             simulation.slept_s = 2.0  # the machine stood still
         return 1.0
 
-    simulation.pace = pace
+    simulation.speed = speed
     told = calibrate(simulation, monkeypatch)
     assert simulation.slept_s
     assert_balanced(told, simulation)

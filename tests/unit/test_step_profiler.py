@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dlperf.profiler.step_profiler as step_profiler
-from dlperf.core.clock import Clock, Pace
+from dlperf.core.clock import Clock, CoreSpeed
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.measurement import Measurement
 from dlperf.profiler.probe import HookOverhead, LayerProbe, attribute
@@ -659,11 +659,11 @@ def test_no_backward_without_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_steps_on_a_slow_core_count_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Shared(Pace):
+    class Shared(CoreSpeed):
         def settle(self, seconds: float) -> None:
             self.best_s = 1e-12  # of a core that was quicker than this one ever is
 
-    monkeypatch.setattr("dlperf.profiler.step_profiler.Pace", Shared)
+    monkeypatch.setattr("dlperf.profiler.step_profiler.CoreSpeed", Shared)
     found = measure_target(resolve("mlp", 4), seconds=0.2)
-    assert found.noise["pace"] == pytest.approx(2.5)
+    assert found.noise["core_speed"] == pytest.approx(2.5)
     assert any("2.50 times its best" in note for note in found.notes)

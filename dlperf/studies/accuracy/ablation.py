@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from dlperf.core.machine import COLD_COSTS, FAR_COSTS, RETENTION, UNREST, Machine
+from dlperf.core.machine import (
+    CACHE_MISS_COSTS,
+    CACHE_RESIDENCY,
+    COLD_START_COSTS,
+    CONTENTION,
+    Machine,
+)
 from dlperf.forecast.prediction import Prediction
 from dlperf.predictors import registry
 from dlperf.predictors.base import Item
@@ -71,7 +77,9 @@ def near_operands(machine: Machine) -> Machine:
     return _with(
         machine,
         costs=tuple(
-            cost for cost in machine.costs if not cost.name.startswith((FAR_COSTS, "cold/operand/"))
+            cost
+            for cost in machine.costs
+            if not cost.name.startswith((CACHE_MISS_COSTS, "cold/operand/"))
         ),
     )
 
@@ -79,7 +87,8 @@ def near_operands(machine: Machine) -> Machine:
 def warm_code(machine: Machine) -> Machine:
     """No call finds its code and the interpreter's data cold."""
     return _with(
-        machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(COLD_COSTS))
+        machine,
+        costs=tuple(cost for cost in machine.costs if not cost.name.startswith(COLD_START_COSTS)),
     )
 
 
@@ -87,7 +96,7 @@ def free_framework(machine: Machine) -> Machine:
     """No cost of dispatch, autograd, modules, optimizers; page faults stay, and what is no cost but
     a factor.
     """
-    kept = ("malloc", UNREST, RETENTION)
+    kept = ("malloc", CONTENTION, CACHE_RESIDENCY)
     return _with(
         machine,
         costs=tuple(
@@ -99,7 +108,8 @@ def free_framework(machine: Machine) -> Machine:
 def undisturbed_cache(machine: Machine) -> Machine:
     """Nobody takes the shared cache's room while a step computes."""
     return _with(
-        machine, costs=tuple(cost for cost in machine.costs if not cost.name.startswith(RETENTION))
+        machine,
+        costs=tuple(cost for cost in machine.costs if not cost.name.startswith(CACHE_RESIDENCY)),
     )
 
 

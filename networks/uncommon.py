@@ -1,7 +1,7 @@
 """Builders of networks that use what few others do: bags, weight and local response norms, smooth
 upsampling, pixel shuffling, padding by reflection.
 
-Named one by one (``dlperf validate networks.seldom:segmenter``), not part of ``validate all``.
+Named one by one (``dlperf validate networks.uncommon:segmenter``), not part of ``validate all``.
 Nothing is fitted on them. Each takes a batch size and returns ``(model, inputs, loss, optimizer)``.
 """
 
