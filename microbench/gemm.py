@@ -58,7 +58,7 @@ def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tup
     for index, (u, v, w) in enumerate(design(3, start)):
         if len(filling) >= count:
             break
-        # A third are skinny; layers seldom are.
+        # A third are skinny; layers rarely are.
         least = 1 if turn(index, 3) == 0 else 12
         shape = (log_pick(u, least, 4096), log_pick(v, least, 4096), log_pick(w, least, 4096))
         # Every other point has the multiples of 16 that people choose; the rest falls where it

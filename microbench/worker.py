@@ -210,7 +210,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     time, then the other kernels; so whenever the time is over, or somebody ends it, every family
     has a curve over its whole range. All kernels are then sampled again and again, as long as they
     lack samples and time is left: a neighbour who had the core, or the shared cache, during one
-    pass is seldom still there half a minute later. What code and operands cost that left the caches
+    pass is rarely still there half a minute later. What code and operands cost that left the caches
     is measured in several passes, too. A group of kernels tells its results after each of its first
     samples, and once more in the end. Before the passes a job that `asks` wants to know which
     further points to take: the answer is a line on stdin, places by group. Points that the job's

@@ -57,7 +57,7 @@ _SPREAD_COSTS = (
 _PAIRED = ("ddp/", "retention/", "retention_page/")
 CORE_SPEED = "pace"
 """The cost that tells how fast the core ran when nobody shared it
-(:class:`dlperf.core.clock.Pace`).
+(:class:`dlperf.core.clock.CoreSpeed`).
 """
 CONTENTION, CONTENTION_LONG, CONTENTION_FRAMEWORK, CONTENTION_MEMORY, INTERFERENCE = (
     "unrest",
