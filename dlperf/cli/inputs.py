@@ -151,12 +151,12 @@ def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
     """
     from dlperf.ops import counts
     from dlperf.predictors.families import describe
-    from dlperf.predictors.sub_kernels import parts
+    from dlperf.predictors.sub_kernels import sub_kernels
 
     def check(op: Op) -> None:
         counts.op_flops(op)
         counts.op_bytes(op)
-        for part in parts(op):
+        for part in sub_kernels(op):
             describe(part)
 
     for number, op in enumerate(trace.ops):
@@ -270,7 +270,7 @@ def run_calibration(
     """
     from dlperf.core.files import one_writer
     from dlperf.microbench.suite import calibrate, what_is_kept
-    from dlperf.predictors.adaptive_sampling import where_curves_err
+    from dlperf.predictors.adaptive_sampling import least_certain
     from dlperf.predictors.kernel_cost_model import learn
     from dlperf.studies import self_test
 
@@ -286,7 +286,7 @@ def run_calibration(
                 traces=tuple(traces),
                 workers=tuple(workers),
                 force=force,
-                choose=where_curves_err,
+                choose=least_certain,
                 refused=lambda file: any(
                     self_test.has_failed(file.self_tests_of(count)) for count in file.threads
                 ),

@@ -256,7 +256,7 @@ def _time_ops(
     """
     from dlperf.cli.op_timing import time_ops_apart
     from dlperf.microbench.progress import progress_of
-    from dlperf.predictors.kernel_cost_model import book_of
+    from dlperf.predictors.kernel_cost_model import cost_model_of
     from dlperf.studies.accuracy.single_ops import draw_ops, kernel_s, score_ops
 
     known = {kernel.op.signature for kernel in machine.kernels}
@@ -279,11 +279,11 @@ def _time_ops(
             refused.update(notes)
     for note in sorted(refused):
         warn(f"not timed: {note}")
-    book = book_of(machine, threads)
+    cost_model = cost_model_of(machine, threads)
     far = is_cross_machine(machine)
 
     def price(op: Op) -> tuple[float, str]:
-        seconds, source = kernel_s(book, op)
+        seconds, source = kernel_s(cost_model, op)
         return seconds, "extrapolated" if far and source != "unpriced" else source
 
     return score_ops(drawn, runs, price, threads), len(runs)

@@ -205,7 +205,7 @@ class Curve:
     another, found once at the end of a calibration.
 
     `scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of logarithms) are what
-    :class:`dlperf.predictors.kernel_model.Smoothness` says. `held_out_fracs` are |predicted / measured - 1| of every kernel,
+    :class:`dlperf.predictors.kernel_model.Hyperparameters` says. `held_out_fracs` are |predicted / measured - 1| of every kernel,
     predicted from all the others.
     """
 

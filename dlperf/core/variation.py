@@ -9,12 +9,12 @@ from dlperf.core.clock import Samples, quantile
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import CONTENTION_FRAMEWORK, INTERFERENCE, Machine
 
+Z90 = 1.645
+"""Half width of a two-sided 90 % interval of a normal distribution, in standard deviations."""
 INTERFERENCE_INTERVAL_S = 5.0
 """How long a state of a core lasts whose neighbours come and go: paces of one second and the next
 were alike (correlation 0.7 to 0.9), those five seconds apart half so.
 """
-Z90 = 1.645
-"""Standard deviations on each side of the mean that hold 90 % of a normal distribution."""
 _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
 

@@ -21,7 +21,7 @@ from dlperf.models.overlap import Computation
 from dlperf.predictors.allocator.simulation import policy_of
 from dlperf.predictors.base import Item
 from dlperf.predictors.calibrated import Calibrated, pause_factors
-from dlperf.predictors.kernel_cost_model import Book, book_of
+from dlperf.predictors.kernel_cost_model import KernelCostModel, cost_model_of
 
 DDP_CALL, DDP_SYNC, DDP_HOOK = "ddp/call", "ddp/sync", "ddp/hook"
 """Costs in a machine file: DDP's wrapper around a forward, what a step that synchronises takes
@@ -125,16 +125,16 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
             f"predictor {prediction.predictor!r} predicts no whole step, so no scaling; use"
             " calibrated or roofline"
         )
-    book, unrest = (
-        book_of(prediction.machine, prediction.threads),
+    cost_model, slowdown = (
+        cost_model_of(prediction.machine, prediction.threads),
         prediction.machine.contention_slowdown(prediction.threads),
     )
     arrivals = _arrivals_s(prediction)
     specs = [parameter.spec for parameter in trace.parameters if parameter.trained]
     total_bytes = float(sum(spec.nbytes for spec in specs))
-    copy_in, copy_out = _copies_s(book, specs, total_bytes)
+    copy_in, copy_out = _copies_s(cost_model, specs, total_bytes)
     more_s = (options.accumulate - 1) * (
-        step.forward_s + step.backward_s + unrest * book.cost_s(DDP_CALL)
+        step.forward_s + step.backward_s + slowdown * cost_model.cost_s(DDP_CALL)
     )
     if (
         options.accumulate > 1
@@ -142,14 +142,14 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
         more_s += (options.accumulate - 1) * accumulation_s(prediction)
     zero_s = step.zero_grad_s or 0.0
     computation = Computation(
-        unrest * book.cost_s(DDP_CALL) + zero_s + more_s + step.forward_s,
+        slowdown * cost_model.cost_s(DDP_CALL) + zero_s + more_s + step.forward_s,
         arrivals,
         step.backward_s,
         step.optimizer_s,
-        tuple(unrest * s for s in copy_in),
-        tuple(0.0 if options.gradient_as_bucket_view else unrest * s for s in copy_out),
-        unrest * book.cost_s(DDP_HOOK),
-        unrest * book.cost_s(DDP_SYNC),
+        tuple(slowdown * s for s in copy_in),
+        tuple(0.0 if options.gradient_as_bucket_view else slowdown * s for s in copy_out),
+        slowdown * cost_model.cost_s(DDP_HOOK),
+        slowdown * cost_model.cost_s(DDP_SYNC),
     )
     bounds: dict[str, float] = defaultdict(float)
     backward: dict[bool, float] = defaultdict(float)
@@ -232,7 +232,7 @@ def _arrivals_s(prediction: Prediction) -> tuple[tuple[float, int], ...]:
 
 
 def _copies_s(
-    book: Book, specs: Sequence[TensorSpec], total_bytes: float
+    cost_model: KernelCostModel, specs: Sequence[TensorSpec], total_bytes: float
 ) -> tuple[list[float], list[float]]:
     """Seconds of dividing each gradient into its bucket and of copying the sum back.
 
@@ -245,12 +245,12 @@ def _copies_s(
     for spec in specs:
         flat = TensorSpec.contiguous(spec.numel, dtype=spec.dtype)
         if flat not in known:
-            near, far = book.far_seconds_per_byte(
+            near, far = cost_model.caches.miss_s_per_byte(
                 "aten.copy_", np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes])
             )
             extra_s = flat.nbytes * max(0.0, float(far - near))
-            divide = _kernel_s(book, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
-            copy = _kernel_s(book, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))
+            divide = _kernel_s(cost_model, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
+            copy = _kernel_s(cost_model, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))
             known[flat] = divide + extra_s, copy + 2 * extra_s
         divide_s, copy_s = known[flat]
         in_s.append(divide_s)
@@ -258,14 +258,14 @@ def _copies_s(
     return in_s, out_s
 
 
-def _kernel_s(book: Book, op: Op) -> float:
-    priced = book.kernel_s(op)
+def _kernel_s(cost_model: KernelCostModel, op: Op) -> float:
+    priced = cost_model.kernel_s(op)
     n_bytes = 2.0 * op.outputs[0].nbytes
     return (
         priced[0]
         if priced is not None
-        else n_bytes * float(book.seconds_per_byte(np.array([n_bytes]))[0])
-        + book.cost_s("native_call")
+        else n_bytes * float(cost_model.caches.seconds_per_byte(np.array([n_bytes]))[0])
+        + cost_model.cost_s("native_call")
     )
 
 

@@ -14,7 +14,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.forecast.prediction import Prediction
 from dlperf.predictors.base import Item
-from dlperf.predictors.kernel_cost_model import book_of
+from dlperf.predictors.kernel_cost_model import cost_model_of
 
 NAMES = ("flops", "memory_bandwidth", "link_bandwidth", "link_latency")
 _MEMORY = ("DRAM",)
@@ -70,9 +70,12 @@ class WhatIf:
         """
         if self.flops == self.memory_bandwidth == 1.0:
             return prediction
-        book = book_of(prediction.machine, prediction.threads)
-        peak = max(book.peak_flops_per_s.values(), default=math.inf)
-        cache_bytes, rate = max(prediction.machine.cpu.caches_bytes), book.bytes_per_s["DRAM"]
+        cost_model = cost_model_of(prediction.machine, prediction.threads)
+        peak = max(cost_model.peak_flops_per_s.values(), default=math.inf)
+        cache_bytes, rate = (
+            max(prediction.machine.cpu.caches_bytes),
+            cost_model.caches.bytes_per_s["DRAM"],
+        )
         table = prediction.ops
         flops, n_bytes = (
             np.asarray(table["flops"], dtype=float),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.predictors.kernel_cost_model import book_of
+from dlperf.predictors.kernel_cost_model import cost_model_of
 
 if TYPE_CHECKING:
     from dlperf.forecast.prediction import Prediction
@@ -101,17 +101,17 @@ def accumulation_s(prediction: Prediction) -> float:
     """Seconds that a backward takes more where gradients are there already: each is added to
     instead of put in place.
     """
-    book = book_of(prediction.machine, prediction.threads)
-    rate = book.bytes_per_s
+    cost_model = cost_model_of(prediction.machine, prediction.threads)
+    rate = cost_model.caches.bytes_per_s
     seconds = 0.0
     for spec in parameters_of(prediction):
-        priced = book.kernel_s(Op("aten.add_.Tensor", (spec, spec)))
+        priced = cost_model.kernel_s(Op("aten.add_.Tensor", (spec, spec)))
         # two gradients read, one written
         seconds += (
             priced[0]
             if priced is not None
             else 3 * spec.nbytes / rate[prediction.machine.level_of(3 * spec.nbytes)]
-            + book.cost_s("native_call")
+            + cost_model.cost_s("native_call")
         )
     return prediction.machine.contention_slowdown(prediction.threads) * seconds
 

@@ -1,4 +1,4 @@
-"""Where a calibration should measure more: at the operations that its curves would miss by most."""
+"""Adaptive sampling: the operations that a calibration measures after its planned points."""
 
 from __future__ import annotations
 
@@ -11,54 +11,57 @@ import numpy as np
 
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Op
-from dlperf.predictors.families import Description, describe
-from dlperf.predictors.features import stacked
-from dlperf.predictors.kernel_cost_model import Book
-from dlperf.predictors.kernel_model import Surface, find_smoothness, one_blas_thread
+from dlperf.predictors.families import describe
+from dlperf.predictors.kernel_cost_model import KernelCostModel
+from dlperf.predictors.kernel_description import KernelDescription, stacked
+from dlperf.predictors.kernel_model import KernelModel, fit_hyperparameters, one_blas_thread
 
 _UNKNOWN = 1.0
-"""What is assumed of a curve with too few points to hold any out: they come first."""
+"""Standard deviation of ln t of a variant with fewer than three points; these come first."""
 
 
 @one_blas_thread
-def where_curves_err(
+def least_certain(
     machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int
 ) -> dict[str, list[int]]:
-    """The places, by group, of the `n_ops` operations of a `pool` that the curves are likely to
-    miss by most.
+    """Indices, by group, of the `n_ops` operations of a `pool` with the largest expected errors.
 
-    By the standard deviation of the curve's Gaussian process there (MacKay 1992, sec. 3), made as
-    wide as its held-out points ask for: where their errors are large, and where points are far.
+    Active learning by variance (MacKay 1992, sec. 3): the posterior standard deviation of each
+    kernel model, times its interval calibration factor.
 
     >>> from dlperf.core.machine import Cpu
-    >>> where_curves_err(Machine(Cpu("", 1)), 1, {"one": ()}, 5)
+    >>> least_certain(Machine(Cpu("", 1)), 1, {"one": ()}, 5)
     {}
     """
-    book = Book(replace(machine, curves=()), threads)
-    members: dict[tuple[str, ...], list[tuple[str, int, Description]]] = defaultdict(list)
+    cost_model = KernelCostModel(replace(machine, curves=()), threads)
+    members: dict[tuple[str, ...], list[tuple[str, int, KernelDescription]]] = defaultdict(list)
     for name, ops in pool.items():
-        for place, op in enumerate(ops):
+        for index, op in enumerate(ops):
             if (description := describe(op, threads)) is not None:
-                members[description.key].append((name, place, description))
+                members[description.variant].append((name, index, description))
     scored = [
-        (score, name, place)
-        for key, rows in members.items()
-        for score, (name, place, _) in zip(
-            _errors(book, key, [description for _, _, description in rows]), rows
+        (score, name, index)
+        for variant, rows in members.items()
+        for score, (name, index, _) in zip(
+            _errors(cost_model, variant, [description for _, _, description in rows]), rows
         )
     ]
     found: dict[str, list[int]] = defaultdict(list)
-    for _, name, place in heapq.nlargest(n_ops, scored):
-        found[name].append(place)
-    return {name: sorted(places) for name, places in found.items()}
+    for _, name, index in heapq.nlargest(n_ops, scored):
+        found[name].append(index)
+    return {name: sorted(indices) for name, indices in found.items()}
 
 
-def _errors(book: Book, key: tuple[str, ...], descriptions: Sequence[Description]) -> list[float]:
-    """Standard deviation of the logarithm of what a curve says at each place."""
-    if key not in book.kernels:
+def _errors(
+    cost_model: KernelCostModel, variant: tuple[str, ...], descriptions: Sequence[KernelDescription]
+) -> list[float]:
+    """Standard deviations of ln t at descriptions of one variant."""
+    if variant not in cost_model.kernels:
         return [_UNKNOWN] * len(descriptions)
-    points, most_call_s = book.points(key), book.most_call_s(key)
-    surface = Surface.fit(*points, find_smoothness(*points, most_call_s), most_call_s)
-    if not len(surface.held_out):
+    points, max_call_s = cost_model.points(variant), cost_model.max_call_s(variant)
+    kernel_model = KernelModel.fit(*points, fit_hyperparameters(*points, max_call_s), max_call_s)
+    if not len(kernel_model.leave_one_out):
         return [_UNKNOWN] * len(descriptions)
-    return [float(value) for value in np.sqrt(np.diag(surface.covariance(*stacked(descriptions))))]
+    return [
+        float(value) for value in np.sqrt(np.diag(kernel_model.covariance(*stacked(descriptions))))
+    ]

@@ -4,35 +4,39 @@ operands are, what malloc does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dlperf.core.caching import cached_by_identity
 from dlperf.core.trace import Op, Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
-from dlperf.predictors.families import Description, describe
+from dlperf.predictors.families import describe
+from dlperf.predictors.kernel_description import KernelDescription
 from dlperf.predictors.onednn import workspace_bytes
 from dlperf.predictors.reuse_distance import distances
-from dlperf.predictors.sub_kernels import parts, scratch
+from dlperf.predictors.sub_kernels import scratch, sub_kernels
 from dlperf.predictors.zeros import roots_of_zero
-
-_KEPT = "_analysis"
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Per op, aligned with ``trace.ops``: FLOP, bytes, whether it is the first op of its autograd
-    node.
+    """Arrays per op, aligned with ``trace.ops``, and per operand of an op.
 
-    `code_distance[i]` is how many bytes the step touched, and `code_since[i]` how much code it ran, since op `code_ran[i]` last ran the same
-    code, `bytes_before[i]` how many bytes the op before it touched; `step_bytes` are all that the step touches, each counted once, `step_code` the
-    size of its operators' code (:mod:`dlperf.predictors.reuse_distance`).
-    Operands stand flat: of op `operand_op[j]`, `operand_bytes[j]` large, and `operand_distance[j]` bytes of the step away, which is what
-    went by since that memory was last touched (infinite if it never was), by op `operand_touched[j]`. These ops are counted through two steps: op i of the
-    second is number len(ops) + i. `working_bytes[i]` are all of op i's, `farthest[i]` the largest distance. `replay` is malloc's view, `roots_of_zero` as
-    :func:`~dlperf.predictors.zeros.roots_of_zero` tells.
+    Per op i: `flops`, `n_bytes`, whether it is the `first_of_node` of its autograd node,
+    `working_bytes` of all its operands, the `farthest` reuse distance among them in bytes,
+    `bytes_before`, the working bytes of op i - 1. The reuse distance of its code is `code_distance`
+    in bytes and `code_since` in relative code footprint, since op `code_ran` ran the same code.
+
+    Per operand j: op `operand_op`, `operand_bytes`, `operand_distance` in bytes (infinite at the
+    first use) since op `operand_touched` used the same memory.
+
+    Op numbers in `code_ran` and `operand_touched` run over two steps: op i of the second one is
+    len(ops) + i. `step_bytes` is the memory that a step touches, each byte once, `step_code` the
+    code footprint of its operators. `replay` is the allocator simulation, `roots_of_zero` as
+    :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
     """
 
     ops: tuple[Op, ...]
@@ -53,35 +57,19 @@ class Analysis:
     step_code: int
     replay: simulation.Replay
     roots_of_zero: dict[int, float]
-    _described: dict[bool, tuple[tuple[Description | None, ...], ...]] = field(
-        default_factory=dict, repr=False
-    )
 
-    def descriptions(self, threads: int) -> tuple[tuple[Description | None, ...], ...]:
-        """The descriptions of the ops' parts (:mod:`dlperf.predictors.sub_kernels`) where `threads`
-        run them; None for a part that no family knows. Made once for one thread and once for
-        several.
-        """
-        if (threads > 1) not in self._described:
-            shared: dict[str, tuple[Description | None, ...]] = {}
-            for op in self.ops:
-                if op.signature not in shared:
-                    shared[op.signature] = tuple(describe(part, threads) for part in parts(op))
-            self._described[threads > 1] = tuple(shared[op.signature] for op in self.ops)
-        return self._described[threads > 1]
+    def descriptions(self, threads: int) -> tuple[tuple[KernelDescription | None, ...], ...]:
+        """Descriptions of the ops' sub-kernels on `threads` threads; None for an unknown operator."""
+        shared: dict[str, tuple[KernelDescription | None, ...]] = {}
+        for op in self.ops:
+            if op.signature not in shared:
+                shared[op.signature] = tuple(describe(one, threads) for one in sub_kernels(op))
+        return tuple(shared[op.signature] for op in self.ops)
 
 
+@cached_by_identity
 def analyse(trace: Trace, malloc: str = "default") -> Analysis:
-    """The analysis of a trace under a policy of malloc; made once and kept with it."""
-    kept: dict[str, Analysis] = trace.__dict__.setdefault(
-        _KEPT, {}
-    )  # as functools.cached_property does; the trace's own fields stay untouched
-    if malloc not in kept:
-        kept[malloc] = _analyse(trace, malloc)
-    return kept[malloc]
-
-
-def _analyse(trace: Trace, malloc: str) -> Analysis:
+    """Analysis of a trace under an allocator policy."""
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
     replay = simulation.replay(trace, scratch, malloc, kept)
     flops, n_bytes = counts.totals(trace)

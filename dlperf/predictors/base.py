@@ -73,20 +73,20 @@ class Predictor(Protocol):
         ...
 
 
-_REGISTRY: dict[str, type[Predictor]] = {}
+_DESCRIPTIONS: dict[str, type[Predictor]] = {}
 
 
 def register(cls: type[Predictor]) -> type[Predictor]:
     """Class decorator: make a predictor known under its name. A name taken twice is an error."""
-    if cls.name in _REGISTRY:
+    if cls.name in _DESCRIPTIONS:
         raise DlperfError(f"predictor {cls.name!r} is registered twice")
-    _REGISTRY[cls.name] = cls
+    _DESCRIPTIONS[cls.name] = cls
     return cls
 
 
 def names() -> Iterable[str]:
     """The known predictors."""
-    return tuple(sorted(_REGISTRY))
+    return tuple(sorted(_DESCRIPTIONS))
 
 
 def get(name: str, point: Measurement | None = None) -> Predictor:
@@ -95,23 +95,23 @@ def get(name: str, point: Measurement | None = None) -> Predictor:
 
     Raises DlperfError that lists the known ones, or those that take a point.
     """
-    if name not in _REGISTRY:
+    if name not in _DESCRIPTIONS:
         raise DlperfError(f"predictor {name!r} is unknown; known are {', '.join(names())}")
     if point is None:
-        return _REGISTRY[name]()
-    if not _takes_point(_REGISTRY[name]):
+        return _DESCRIPTIONS[name]()
+    if not _takes_point(_DESCRIPTIONS[name]):
         raise DlperfError(
             f"predictor {name!r} takes no measured point; those that do are"
-            f" {', '.join(n for n in names() if _takes_point(_REGISTRY[n]))}"
+            f" {', '.join(n for n in names() if _takes_point(_DESCRIPTIONS[n]))}"
         )
-    return _REGISTRY[name](point=point)  # type: ignore[call-arg]
+    return _DESCRIPTIONS[name](point=point)  # type: ignore[call-arg]
 
 
 def evaluates_by_forward(name: str) -> bool:
     """Whether validation and tests take the training step's forward, as this predictor's authors
     have it, and no pass of their own.
     """
-    return bool(getattr(_REGISTRY.get(name), "evaluates_by_forward", False))
+    return bool(getattr(_DESCRIPTIONS.get(name), "evaluates_by_forward", False))
 
 
 def _takes_point(cls: type[Predictor]) -> bool:

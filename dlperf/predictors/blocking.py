@@ -133,8 +133,8 @@ _MATRICES = {
 
 
 def _matrix_product(op: Op) -> tuple[Product, ...]:
-    place = _MATRICES[op.packet]
-    left, right = op.args[place], op.args[place + 1]
+    first = _MATRICES[op.packet]
+    left, right = op.args[first], op.args[first + 1]
     if not (
         isinstance(left, TensorSpec)
         and isinstance(right, TensorSpec)

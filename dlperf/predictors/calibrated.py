@@ -1,11 +1,12 @@
-"""dlperf's own predictor: op by op from the machine file, with the framework's costs, the caches
-and malloc.
+"""The calibrated predictor: time of a step from the measurements of a machine file.
 
-The time of a step is the sum of
-- each op's kernel, measured at this very shape or interpolated over its family's surface,
-- what its operands cost for lying farther away than in the micro-benchmark (by reuse distance, as operators were measured to take more),
-- the framework: recording for autograd, running nodes, module calls, parameter look-ups, the optimizer's loop,
-- page faults, by replaying malloc on the trace's allocations.
+    t(step) = sum over ops of kernel + cache-miss and cold-start penalties
+            + framework overhead (autograd, module calls, parameter look-ups, optimizer)
+            + page faults
+
+Kernels: :mod:`dlperf.predictors.kernel_cost_model`. Penalties: :mod:`dlperf.predictors.cache_model`
+by the reuse distances of :mod:`dlperf.predictors.analysis`. Page faults: the allocator simulation.
+All times are slowed by the contention that the calibration met.
 """
 
 from __future__ import annotations
@@ -19,44 +20,38 @@ import numpy as np
 
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import (
-    CACHE_RESIDENCY,
-    CONTENTION_FRAMEWORK,
-    CONTENTION_MEMORY,
-    EXACT,
-    Machine,
-)
+from dlperf.core.machine import EXACT, CONTENTION_FRAMEWORK, CONTENTION_MEMORY, CACHE_RESIDENCY, Machine
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
-from dlperf.predictors.features import Description, stacked
-from dlperf.predictors.kernel_cost_model import Book, Passed, PricedKernel, book_of
+from dlperf.predictors.cache_model import ReuseDistance
+from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel, cost_model_of
+from dlperf.predictors.kernel_description import KernelDescription, stacked
 from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.page_faults import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
 
 _LEAST_KERNEL_S = 2e-7
 _SMALL_S = 1e-5
-"""An op that takes longer is limited by its kernel, however little of the peak it reaches."""
-_QUIET_UNREST = 1.06
-"""Up to so much every machine is restless."""
+"""Time above which an op counts as bound by its kernel, whatever fraction of the peak it has."""
+_QUIET_SLOWDOWN = 1.06
+"""Contention slowdown up to which a machine counts as quiet."""
 PROCESS_SPREAD = 0.05
-"""Standard deviation, as a fraction, of one step's median from process to process where nothing
-else is known.
-"""
+"""Relative standard deviation of a step's median between processes."""
 HOUR_SPREAD = 0.064
-"""Standard deviation, as a fraction, of the machine's pace from the hour of its calibration to
-another: medians over the same 5,000 to 12,000 kernels in six calibrations of one day, on a virtual
-machine that shares its host, varied by 4.5 %; times the root of two.
+"""Relative standard deviation of the machine's speed between two hours.
+
+Medians over the same 5,000 to 12,000 kernels in six calibrations of one day, on a virtual machine
+with co-tenants, varied by 4.5 %; times sqrt(2).
 """
 
 
 @register
 class Calibrated:
-    """Prices every op of a trace from a machine file; see the module."""
+    """Calibrated predictor; see the module."""
 
     name = "calibrated"
 
@@ -64,35 +59,35 @@ class Calibrated:
     def price(
         self, trace: Trace, machine: Machine, threads: int, malloc: str = "default"
     ) -> Prices:
-        """The price list. Raises DlperfError where the file holds no kernels or no memory
-        bandwidth.
-        """
+        """Priced items of a step. Raises DlperfError for a file without kernels or bandwidths."""
         if not machine.kernels:
             raise DlperfError(
                 f"{machine.path or 'machine'}: holds no kernels; run dlperf calibrate"
             )
-        book, analysis = book_of(machine, threads), analyse(trace, malloc)
-        priced = _Priced(trace, book, analysis, measured_threads=book.threads == threads)
-        unrest = machine.contention_slowdown(book.threads)
-        if unrest > _QUIET_UNREST:
-            priced.notes.add(
-                f"while it was calibrated the machine usually took {100 * (unrest - 1):.0f} %"
-                " longer than at best (neighbours); so do predictions"
-            )
-        # A target's own operations were measured at a moment of their own; what the framework does
-        # suffers more from neighbours than kernels do.
-        own, long = (
-            machine.contention_slowdown(book.threads, f"{own_operations(trace)} "),
-            machine.long_call_slowdown(book.threads),
+        cost_model, analysis = cost_model_of(machine, threads), analyse(trace, malloc)
+        priced = _Priced(
+            trace, cost_model, analysis, measured_threads=cost_model.threads == threads
         )
-        framework = machine.cost_s(CONTENTION_FRAMEWORK, book.threads, unrest)
-        left = min(1.0, (long - 1.0) / (unrest - 1.0)) if unrest > 1.0 else 1.0
-        memory = machine.cost_s(CONTENTION_MEMORY, book.threads, unrest)
+        slowdown = machine.contention_slowdown(cost_model.threads)
+        if slowdown > _QUIET_SLOWDOWN:
+            priced.notes.add(
+                f"contention during the calibration: slowdown {slowdown:.2f} of usual over best times;"
+                " predictions contain it"
+            )
+        # A target's own operations have the slowdown of their own measurement. Contention slows the
+        # framework more than kernels.
+        own, long = (
+            machine.contention_slowdown(cost_model.threads, f"{own_operations(trace)} "),
+            machine.long_call_slowdown(cost_model.threads),
+        )
+        framework = machine.cost_s(CONTENTION_FRAMEWORK, cost_model.threads, slowdown)
+        left = min(1.0, (long - 1.0) / (slowdown - 1.0)) if slowdown > 1.0 else 1.0
+        memory = machine.cost_s(CONTENTION_MEMORY, cost_model.threads, slowdown)
 
-        def restless_s(item: Item) -> float:
+        def slowed_s(item: Item) -> float:
             if item.bound == BOUND:
                 return memory * item.seconds
-            short = own if item.op in priced.exact else unrest
+            short = own if item.op in priced.exact else slowdown
             usual = 1.0 + (short - 1.0) * (1.0 - (1.0 - left) * _length(priced.kernel_s[item.op]))
             called_s, waited_s = (
                 item.share * priced.overheads_s[item.op],
@@ -104,16 +99,16 @@ class Calibrated:
 
         kernels, calls = priced.items()
         quiet = kernels + calls
-        items = [replace(item, seconds=restless_s(item)) for item in kernels]
+        items = [replace(item, seconds=slowed_s(item)) for item in kernels]
         items += [replace(item, seconds=framework * item.seconds) for item in calls]
         total = math.fsum(item.seconds for item in items)
         low, high = _interval(
             items,
             priced.priced,
             analysis,
-            book,
+            cost_model,
             total,
-            total / math.fsum(item.seconds for item in quiet) if total else unrest,
+            total / math.fsum(item.seconds for item in quiet) if total else slowdown,
         )
         notes = tuple(sorted(priced.notes))
         peak = peak_memory_bytes(trace, machine, analysis.replay)
@@ -128,8 +123,8 @@ class Calibrated:
 
 
 def _length(seconds: float) -> float:
-    """From 0, a call that a neighbour is there for or not, to 1, one whose best samples had him for
-    a part of their time.
+    """Position of a time between a short call (0: each sample is disturbed or not) and a long one
+    (1: even the best sample is disturbed in part), on a logarithmic scale.
     """
     return min(
         1.0,
@@ -144,15 +139,15 @@ def _length(seconds: float) -> float:
 def pause_factors(
     trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]
 ) -> tuple[float, ...]:
-    """How many times as long a step computes if it stands still for so many seconds between its
-    backward and its optimizer, as a rank does that waits for others: meanwhile neighbours take
-    their part of the shared cache, as the machine file's ``retention`` and ``retention_page`` have
-    it. 1 where neither was measured.
+    """Slowdowns of a step's computation by pauses in seconds between backward and optimizer.
+
+    A rank that waits for others pauses there; co-tenants evict part of the shared cache meanwhile.
+    1 where the file holds no cache residency.
     """
     if not any(cost.name.startswith(CACHE_RESIDENCY) for cost in machine.costs):
         return tuple(1.0 for _ in pauses_s)
     priced = _Priced(
-        trace, book_of(machine, threads), analyse(trace, malloc), measured_threads=True
+        trace, cost_model_of(machine, threads), analyse(trace, malloc), measured_threads=True
     )
 
     def step_s(pause_s: float) -> float:
@@ -164,7 +159,7 @@ def pause_factors(
 
 
 def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
-    """One line on the costs that the file does not hold, which count as nothing."""
+    """A warning that names the costs that the file lacks; they count as 0."""
     names = [name for names in machine.missing_costs(trace.inference).values() for name in names]
     if trace.optimizer is None:
         names = [name for name in names if not name.startswith("optimizer_")]
@@ -180,79 +175,74 @@ def _missing(machine: Machine, trace: Trace) -> tuple[str, ...]:
 
 
 class _Priced:
-    """The items of one trace on one machine."""
+    """Items of one trace on one machine."""
 
     def __init__(
-        self, trace: Trace, book: Book, analysis: Analysis, measured_threads: bool
+        self, trace: Trace, cost_model: KernelCostModel, analysis: Analysis, measured_threads: bool
     ) -> None:
-        self.trace, self.book, self.analysis = trace, book, analysis
+        self.trace, self.cost_model, self.analysis = trace, cost_model, analysis
         self.measured_threads = measured_threads
         self.cost_source = "measured" if measured_threads else "extrapolated"
         self.notes: set[str] = set()
         self.exact: set[int] = set()
         self.overheads_s: list[float] = []
-        """Of each op's item: what its call adds to its kernel; known once the kernels' items are.
-        So are `distances_s`, what its operands' distance adds.
+        """Overhead of each op's call; :meth:`kernels` fills it and `distances_s`, the cache-miss
+        penalties.
         """
         self.distances_s: list[float] = []
         self.optimizer: OptimizerCosts | None = (
-            None if trace.optimizer is None else optimizer_costs(trace, book)
+            None if trace.optimizer is None else optimizer_costs(trace, cost_model)
         )
-        self.priced = self._from_curves()
+        self.priced = self._price_kernels()
         self.kernel_s, self.source = self._kernel_times()
         self.stand_still(0.0)
 
     def stand_still(self, seconds: float) -> None:
-        """The step stands still for so long between its backward and its optimizer. Two steps' ops
-        begin and end accordingly, as far as their kernels go.
-        """
+        """Set the pause between backward and optimizer: begin and end of each kernel over two steps."""
         n = len(self.trace.ops)
         took_s = np.tile(np.maximum(self.kernel_s, _LEAST_KERNEL_S), 2)
         first = next(
             (index for index, op in enumerate(self.trace.ops) if op.phase == "optimizer"), n
         )
         after_s = np.zeros(2 * n)
-        after_s[[place for place in (first, n + first) if place < 2 * n]] = seconds
+        after_s[[index for index in (first, n + first) if index < 2 * n]] = seconds
         self.end_s = np.cumsum(took_s + after_s)
         self.begin_s = self.end_s - took_s
 
     def items(self) -> tuple[list[Item], list[Item]]:
-        """What runs kernels and touches memory, and what calls them."""
+        """Items of kernels and page faults, and items of calls."""
         kernels, calls = list(self.kernels()), [*self.modules(), *self.calls()]
         others: dict[tuple[str, str], float] = defaultdict(float)
         for item in (*kernels, *calls):
             others[item.layer, item.phase] += item.seconds
         return [*kernels, *self.page_faults(others)], calls
 
-    def _from_curves(self) -> list[PricedKernel | None]:
-        """What the curves say of each op."""
-        descriptions = self.analysis.descriptions(self.book.threads)
-        distinct = {op.signature: parts for op, parts in zip(self.trace.ops, descriptions)}
-        priced = dict(zip(distinct, self.book.curves_s(list(distinct.values()))))
+    def _price_kernels(self) -> list[PricedKernel | None]:
+        """Modelled time of each op."""
+        descriptions = self.analysis.descriptions(self.cost_model.threads)
+        distinct = {op.signature: found for op, found in zip(self.trace.ops, descriptions)}
+        priced = dict(zip(distinct, self.cost_model.kernels_s(list(distinct.values()))))
         return [priced[op.signature] for op in self.trace.ops]
 
     def _kernel_times(self) -> tuple[list[float], list[str]]:
-        """Seconds of each op as torch.ops calls it with warm caches, and where the number comes
-        from.
-        """
+        """Seconds of each op with warm caches, and their source."""
         ops = self.trace.ops
         seconds, source = [0.0] * len(ops), ["unpriced"] * len(ops)
         for index, (op, priced) in enumerate(zip(ops, self.priced)):
-            exact = self.book.machine.exact(op.signature, self.book.threads)
+            exact = self.cost_model.machine.exact(op.signature, self.cost_model.threads)
             if exact is not None:
                 seconds[index], source[index] = exact.samples.minimum, "measured"
                 if exact.family == EXACT:
                     self.exact.add(index)
             elif priced is None:
                 self.notes.add(
-                    f"{op.packet} has no curve: priced by its roofline + dispatch, which is a lower"
-                    " bound"
+                    f"{op.packet} has no kernel model: priced by its roofline + dispatch, a lower bound"
                 )
-                seconds[index] = self.book.unpriced_s(
+                seconds[index] = self.cost_model.unpriced_s(
                     float(self.analysis.flops[index]), float(self.analysis.n_bytes[index])
                 )
             else:
-                self._note_stand_in(op, priced)
+                self._note_substitute(op, priced)
                 seconds[index], source[index] = priced.seconds, priced.source
         if not self.measured_threads:
             source = [
@@ -260,61 +250,66 @@ class _Priced:
             ]
         return seconds, source
 
-    def _note_stand_in(self, op: Op, priced: PricedKernel) -> None:
-        """Says so where an op is priced by a curve of another number format, or a convolution by
-        one of another kind.
-        """
-        for part in priced.parts:
-            wanted, key = part.description.key, part.key
-            if wanted == key:
+    def _note_substitute(self, op: Op, priced: PricedKernel) -> None:
+        """Note an op that the model of another dtype or kind of convolution prices."""
+        for one in priced.sub_kernels:
+            wanted, variant = one.description.variant, one.variant
+            if wanted == variant:
                 continue
             formats = [
-                next((word for word in names if word in ITEM_BYTES), "") for names in (wanted, key)
+                next((word for word in names if word in ITEM_BYTES), "")
+                for names in (wanted, variant)
             ]
             if "float" in formats[0] and formats[0] != formats[1]:
                 self.notes.add(
-                    f"{op.packet} in {formats[0]} has no curve: priced as in {formats[1]}, which"
+                    f"{op.packet} in {formats[0]} has no kernel model: priced as in {formats[1]}, which"
                     " may be far off"
                 )
-            elif wanted[0].startswith("conv") and wanted[2:3] != key[2:3]:
+            elif wanted[0].startswith("conv") and wanted[2:3] != variant[2:3]:
                 self.notes.add(
-                    f"{op.packet} of kind {wanted[2]} in {formats[0]} has no curve: priced as"
-                    f" {key[2]}, which may be far off"
+                    f"{op.packet} of kind {wanted[2]} in {formats[0]} has no kernel model: priced as"
+                    f" {variant[2]}, which may be far off"
                 )
 
     def _overhead_s(self, op: Op, index: int) -> float:
-        """What the call adds, in its place in a step, to the kernel as the micro-benchmark called
-        it.
+        """Overhead of op `index` in a step, beyond its kernel in the micro-benchmark.
 
-        What all operators share (interpreter, dispatcher, allocator) has left the caches as far as
-        the op before drove it out, or, of the first of a step, the backward and the optimizer
-        before; what is the operator's own as far as all that happened since it last ran.
+        Cold-start penalties of the shared code (interpreter, dispatcher, allocator) by the op
+        before, of the operator's own code since it last ran, and autograd.
         """
-        before = Passed(self.analysis.bytes_before[index]) if index else self._whole_step
-        shared = max(0.0, self.book.cold_s("first", before) - self.book.cold_s("next", before))
+        before = ReuseDistance(self.analysis.bytes_before[index]) if index else self._whole_step
+        shared = max(
+            0.0,
+            self.cost_model.caches.cold_start_s("first", before)
+            - self.cost_model.caches.cold_start_s("next", before),
+        )
         called = (
             shared
-            + self.book.cold_operator_s(op.packet, self._since(index))
-            - self.book.cost_s("boxed_call")
+            + self.cost_model.caches.operator_cold_start_s(op.packet, self._since(index))
+            - self.cost_model.cost_s("boxed_call")
         )
         if op.phase == "backward":
             return called + (
-                self.book.cost_s("autograd_node") if self.analysis.first_of_node[index] else 0.0
+                self.cost_model.cost_s("autograd_node")
+                if self.analysis.first_of_node[index]
+                else 0.0
             )
-        return called + (self.book.cost_s("autograd_record") if op.grad else 0.0)
+        return called + (self.cost_model.cost_s("autograd_record") if op.grad else 0.0)
 
-    def _since(self, index: int) -> Passed:
-        """What passed since an op's code last ran."""
+    def _since(self, index: int) -> ReuseDistance:
+        """Reuse distance of an op's code."""
         seconds = float(
             self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]]
         )
-        return Passed(self.analysis.code_distance[index], self.analysis.code_since[index], seconds)
+        return ReuseDistance(
+            self.analysis.code_distance[index], self.analysis.code_since[index], seconds
+        )
 
     @property
-    def _whole_step(self) -> Passed:
-        """What passes from step to step."""
+    def _whole_step(self) -> ReuseDistance:
+        """Reuse distance of a whole step."""
         step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
-        return Passed(
+        return ReuseDistance(
             self.analysis.step_bytes,
             self.analysis.step_code,
             step_s,
@@ -322,34 +317,35 @@ class _Priced:
         )
 
     def _distance_s(self) -> list[float]:
-        """Seconds, by op, for operands that lie farther away than the op's own working set does
-        when it is repeated, or were long not touched.
-        """
-        analysis, book, n = self.analysis, self.book, len(self.trace.ops)
+        """Cache-miss penalty of each op's operands in seconds, beyond that of its own working set."""
+        analysis, cost_model, n = self.analysis, self.cost_model, len(self.trace.ops)
         untouched_s = np.maximum(
             self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0
         )
         extra_s = np.array(
-            [book.cold_s("operand", Passed(distance)) for distance in analysis.operand_distance]
+            [
+                cost_model.caches.cold_start_s("operand", ReuseDistance(distance))
+                for distance in analysis.operand_distance
+            ]
         )
         packets = np.array([op.packet for op in self.trace.ops])[analysis.operand_op]
         for packet in set(packets.tolist()):
             which = packets == packet
-            near = book.far_seconds_per_byte(
+            near = cost_model.caches.miss_s_per_byte(
                 packet, analysis.working_bytes[analysis.operand_op[which]]
             )
-            far = book.far_seconds_per_byte(
+            far = cost_model.caches.miss_s_per_byte(
                 packet, analysis.operand_distance[which], untouched_s[which]
             )
             extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
         return np.bincount(analysis.operand_op, extra_s, minlength=n).tolist()  # type: ignore[no-any-return]
 
     def _bounds(self, seconds: list[float]) -> list[str]:
-        """What limits each op: its call, the memory that its bytes come from, or computing."""
-        analysis, book = self.analysis, self.book
-        levels = book.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
-        memory_s = analysis.n_bytes / book.level_rates[levels]
-        peaks = book.peak_flops_per_s
+        """Bound of each op: overhead, a level of the memory, or compute."""
+        analysis, cost_model = self.analysis, self.cost_model
+        levels = cost_model.caches.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
+        memory_s = analysis.n_bytes / cost_model.caches.level_rates[levels]
+        peaks = cost_model.peak_flops_per_s
         highest = max(peaks.values(), default=math.inf)
         compute_s = analysis.flops / np.array(
             [
@@ -366,10 +362,10 @@ class _Priced:
         ]
 
     def kernels(self) -> Iterator[Item]:
-        """One item an op (several where it serves several layers)."""
+        """Items of the ops, one for each layer that shares an op."""
         if not self.trace.ops:
             return
-        root_s = self.book.cost_s("optimizer_zero_root")
+        root_s = self.cost_model.cost_s("optimizer_zero_root")
         seconds = []
         self.overheads_s, self.distances_s = [], self._distance_s()
         for index, op in enumerate(self.trace.ops):
@@ -398,22 +394,22 @@ class _Priced:
                 )
 
     def page_faults(self, others: Seconds) -> Iterator[Item]:
-        """First touches of memory that malloc got anew from the system, and giving it back."""
+        """Items of page faults and of the release of pages."""
         replay = self.analysis.replay
-        faults = cold_faults(replay, self.begin_s.tolist(), self.book.page_factor)
+        faults = cold_faults(replay, self.begin_s.tolist(), self.cost_model.caches.page_slowdown)
         yield from page_items(
             self.trace,
             replay,
             faults,
-            self.book.cost_s,
+            self.cost_model.cost_s,
             "interpolated" if self.measured_threads else "extrapolated",
             others,
         )
 
     def modules(self) -> Iterator[Item]:
-        """Calls of modules (their callers'), look-ups of parameters, gradients put into parameters."""
+        """Items of module calls (their callers'), parameter look-ups and gradient accumulation."""
         names = ("module_call", "module_body", "parameter_lookup", "accumulate_grad")
-        call_s, body_s, lookup_s, accumulate_s = (self.book.cost_s(name) for name in names)
+        call_s, body_s, lookup_s, accumulate_s = (self.cost_model.cost_s(name) for name in names)
         worked = {op.layer for op in self.trace.ops if op.phase == "backward"}
         root = self.trace.layers[0].name if self.trace.layers else ""
         last = self._code_of_layers()
@@ -421,7 +417,8 @@ class _Priced:
             yield Item(
                 LOSS,
                 "forward",
-                body_s + self.book.cold_s("module", last.get(LOSS, Passed())),
+                body_s
+                + self.cost_model.caches.cold_start_s("module", last.get(LOSS, ReuseDistance())),
                 "overhead",
                 self.cost_source,
                 "module body",
@@ -437,11 +434,13 @@ class _Priced:
                     "module call",
                 )
             if layer.is_leaf and layer.n_calls:
-                cold_s = self.book.cold_s("module", last.get(layer.name, Passed()))
+                penalty_s = self.cost_model.caches.cold_start_s(
+                    "module", last.get(layer.name, ReuseDistance())
+                )
                 yield Item(
                     layer.name,
                     "forward",
-                    layer.n_calls * body_s + cold_s,
+                    layer.n_calls * body_s + penalty_s,
                     "overhead",
                     self.cost_source,
                     "module body",
@@ -465,40 +464,38 @@ class _Priced:
                         "gradient accumulation",
                     )
 
-    def _code_of_layers(self) -> dict[str, Passed]:
-        """What passed, by layer, since a module of its kind last ran: of its forward's operators,
-        since that which ran last.
-        """
-        found: dict[str, Passed] = {}
+    def _code_of_layers(self) -> dict[str, ReuseDistance]:
+        """Smallest reuse distance of a forward operator's code, by layer."""
+        found: dict[str, ReuseDistance] = {}
         for index, op in enumerate(self.trace.ops):
             if op.phase == "forward":
                 since = self._since(index)
                 found[op.layer] = min(
                     found.get(op.layer, since),
                     since,
-                    key=lambda passed: (passed.n_bytes, passed.seconds),
+                    key=lambda distance: (distance.n_bytes, distance.seconds),
                 )
         return found
 
     def calls(self) -> Iterator[Item]:
-        """What comes once a step: the calls of backward, of the optimizer and its loop, of
-        zero_grad.
-        """
+        """Items of the calls of backward, optimizer and zero_grad."""
         if self.trace.inference:
             return
         passed = self._whole_step
-        backward_s = self.book.cost_s("backward_call") + self.book.cold_s("backward", passed)
+        backward_s = self.cost_model.cost_s("backward_call") + self.cost_model.caches.cold_start_s(
+            "backward", passed
+        )
         yield Item(LOSS, "backward", backward_s, "overhead", self.cost_source, "backward call")
         if self.optimizer is None or self.trace.optimizer is None:
             return
         n_tensors = self.trace.optimizer.n_tensors
         zero_s = (
-            self.book.cost_s("zero_grad_call")
-            + n_tensors * self.book.cost_s("zero_grad_tensor")
-            + self.book.cold_s("zero_grad", passed)
+            self.cost_model.cost_s("zero_grad_call")
+            + n_tensors * self.cost_model.cost_s("zero_grad_tensor")
+            + self.cost_model.caches.cold_start_s("zero_grad", passed)
         )
         yield Item(LOSS, "zero_grad", zero_s, "overhead", self.cost_source, "zero_grad")
-        called_s = self.optimizer.call_s + self.book.cold_s("optimizer", passed)
+        called_s = self.optimizer.call_s + self.cost_model.caches.cold_start_s("optimizer", passed)
         loop_s = called_s + n_tensors * self.optimizer.tensor_s
         owners = [
             (layer.name, len(layer.parameters)) for layer in self.trace.layers if layer.parameters
@@ -515,22 +512,20 @@ def _interval(
     items: list[Item],
     kernels: Sequence[PricedKernel | None],
     analysis: Analysis,
-    book: Book,
+    cost_model: KernelCostModel,
     total: float,
-    unrest: float,
+    slowdown: float,
 ) -> tuple[float, float]:
-    """Factors of the 90 % interval, from what may go wrong independently.
+    """Factors of the 90 % interval: independent errors, added in quadrature.
 
-    The error of each curve is that of its Gaussian process, made as wide as its held-out points ask
-    for: ops of near places err alike, ops of far places and of different curves each by themselves.
-    An extrapolated op counts twice its standard deviation, an unpriced one 100 %. Added in
-    quadrature: the spread of processes and of hours, the steps that malloc may come to, and seconds
-    in which the core is as fast or as slow as one of twenty was during the calibration. All errors
-    of curves are wider by the file's interval calibration factor, which its self-test gives.
+    Kernel models: posterior covariance times the interval calibration factor; twice the standard
+    deviation for an extrapolated op, 100 % for an unpriced one; all wider by the factor of the
+    file's self-test. Then the variation between processes and between hours, the range of page
+    faults, and the 5 % to 95 % range of the core's speed during the calibration.
     """
     if total <= 0:
         return 1.0, 1.0
-    by_curve: dict[tuple[str, ...], dict[Description, float]] = defaultdict(
+    by_variant: dict[tuple[str, ...], dict[KernelDescription, float]] = defaultdict(
         lambda: defaultdict(float)
     )
     unpriced_s = 0.0
@@ -544,25 +539,30 @@ def _interval(
         weight = (2.0 if item.source == "extrapolated" else 1.0) / max(
             kernel.seconds, _LEAST_KERNEL_S
         )
-        for piece in kernel.parts:
-            by_curve[piece.key][piece.description] += item.seconds * weight * piece.seconds
+        for piece in kernel.sub_kernels:
+            by_variant[piece.variant][piece.description] += item.seconds * weight * piece.seconds
     variance_s2 = unpriced_s**2 + (PROCESS_SPREAD**2 + HOUR_SPREAD**2) * total**2
-    for key, members in by_curve.items():
+    for variant, members in by_variant.items():
         seconds = np.array(list(members.values()))
         variance_s2 += float(
-            seconds @ book.surface(key).covariance(*stacked(list(members))) @ seconds
+            seconds @ cost_model.kernel_model(variant).covariance(*stacked(list(members))) @ seconds
         )
-    half = book.machine.interval_factor(book.threads) * Z90 * math.sqrt(variance_s2) / total
+    half = (
+        cost_model.machine.interval_factor(cost_model.threads)
+        * Z90
+        * math.sqrt(variance_s2)
+        / total
+    )
     replay = analysis.replay
-    fault_s = unrest * (book.cost_s("page_fault") + book.cost_s("page_release"))
+    fault_s = slowdown * (cost_model.cost_s("page_fault") + cost_model.cost_s("page_release"))
     now = sum(replay.faults)
     fewer, more = (
         max(0.0, faults) * fault_s / total
         for faults in (now - replay.fewest_faults, replay.most_faults - now)
     )
     spells, part = (
-        core_speed_samples(book.machine, book.threads),
-        kernel_sensitivity_frac(book.machine, book.threads, unrest),
+        core_speed_samples(cost_model.machine, cost_model.threads),
+        kernel_sensitivity_frac(cost_model.machine, cost_model.threads, slowdown),
     )
     fast, slow = (
         (quantile(spells.values, 0.05), quantile(spells.values, 0.95)) if spells else (1.0, 1.0)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.features import Description, family, family_by_threads, ints, log2, tensor
+from dlperf.predictors.kernel_description import (
+    KernelDescription,
+    family,
+    family_by_threads,
+    ints,
+    log2,
+    tensor,
+)
 from dlperf.predictors.onednn import (
     BLOCK,
     Convolution,
@@ -32,7 +39,7 @@ def _transposed(spec: TensorSpec) -> bool:
     return columns != 1 and rows == 1 and spec.shape[-1] > 1
 
 
-def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> Description:
+def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> KernelDescription:
     """A product, whatever the order of its operands in memory, which is a coordinate of its own.
 
     Where one operand is a vector BLAS takes other kernels (GEMV), which have a curve of their own;
@@ -57,7 +64,7 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
         ),
     )
     # Below a tile every size is a case of its own: there the coordinates are three times as long.
-    place = (
+    features = (
         log2(m),
         log2(n),
         log2(k),
@@ -69,41 +76,41 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
         float(with_bias),
         log2(batch),
     )
-    regimes: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)
+    implementations: tuple[str, ...] = ("vector", "matrix") if min(m, n) == 1 else ("matrix",)
     if kind == "bmm" and m * n * k < _LOOPS:
-        regimes = ("loops", *regimes)
+        implementations = ("loops", *implementations)
     kinds = (kind, "bmm" if kind == "gemm" else "gemm")
-    keys = [
-        (name, dtype, regime)
+    variants = [
+        (name, dtype, implementation)
         for dtype in dict.fromkeys((a.dtype, "float32"))
         for name in kinds
-        for regime in regimes
+        for implementation in implementations
     ]
-    return Description(keys[0], place, terms, tuple(keys[1:]))
+    return KernelDescription(variants[0], features, terms, tuple(variants[1:]))
 
 
 @family("aten.mm")
-def _mm(op: Op) -> Description:
+def _mm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[0]), tensor(op.args[1]), "gemm")
 
 
 @family("aten.addmm", "aten._addmm_activation")
-def _addmm(op: Op) -> Description:
+def _addmm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[1]), tensor(op.args[2]), "gemm", with_bias=True)
 
 
 @family("aten.bmm")
-def _bmm(op: Op) -> Description:
+def _bmm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[0]), tensor(op.args[1]), "bmm")
 
 
 @family("aten.baddbmm")
-def _baddbmm(op: Op) -> Description:
+def _baddbmm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[1]), tensor(op.args[2]), "bmm", with_bias=True)
 
 
 @family("aten.mv", "aten.addmv", "aten.dot", "aten.vdot")
-def _mv(op: Op) -> Description:
+def _mv(op: Op) -> KernelDescription:
     a, v = op.inputs[-2:]
     if len(a.shape) == 1:
         a = TensorSpec((1, *a.shape), (a.numel, *a.strides), a.dtype)
@@ -129,7 +136,7 @@ def _convolution(
     output: tuple[int, ...],
     threads: int,
     needs: tuple[bool, bool] | None = None,
-) -> Description:
+) -> KernelDescription:
     """A convolution, or a pass of its backward where `needs` says whether it is that for the
     gradient of the input or of the weight.
 
@@ -156,24 +163,31 @@ def _convolution(
         kind = f"1x1 {planar}" if window.is_point else f"dense{planar}"
     onednn = takes_onednn(image, weight, window.stride, window.dilation, groups, threads)
     (way,) = ways_of(bool(transposed), needs) or ("weight",)
-    regime = Convolution(c_in_g, c_out_g, groups, window).regime(way) if onednn else "native"
+    implementation = (
+        Convolution(c_in_g, c_out_g, groups, window).implementation(way) if onednn else "native"
+    )
     # oneDNN computes on whole blocks of channels: what counts are padded channels, but for the
     # first layers' kernels and products along channels.
     whole = groups == 1 and onednn
     wide_in, wide_out = (padded(c_in_g), padded(c_out_g)) if whole else (c_in_g, c_out_g)
     lanes = padded(c_in) / c_in if groups > 1 and onednn else 1.0
 
-    is_product = regime in ("gemm", "native")
+    is_product = implementation in ("gemm", "native")
     # Multiplications and additions, those on padding included where the kernels do them.
     if is_product:
         products = float(n * out * kernel * groups * c_in_g * c_out_g)
     else:
         products = (
-            n * window.taps * groups * (c_in_g if regime == "first" else wide_in) * wide_out * lanes
+            n
+            * window.taps
+            * groups
+            * (c_in_g if implementation == "first" else wide_in)
+            * wide_out
+            * lanes
         )
-    place = (
+    features = (
         log2(n),
-        log2(c_in_g if regime == "first" else wide_in),
+        log2(c_in_g if implementation == "first" else wide_in),
         log2(wide_out),
         log2(kernel),
         log2(out),
@@ -183,16 +197,16 @@ def _convolution(
         0.5 * (c_out % BLOCK != 0),
         float(window.is_dilated),
         float(d == 1),
-        2.0 * (regime == "strided" and window.fits_stride),
+        2.0 * (implementation == "strided" and window.fits_stride),
     )
     # brgconv_strided stores its blocks of results place by place, much more slowly where the kernel
     # is no multiple of the stride.
-    stores = float(n * math.prod(before) * groups * wide_in) if regime == "strided" else 0.0
+    stores = float(n * math.prod(before) * groups * wide_in) if implementation == "strided" else 0.0
     n_in, n_out = float(n * c_in * math.prod(before)), float(n * c_out * out)
     # What is put into blocks of channels and back; where the last block is partly empty, by slower
     # code.
     moved_in, moved_out = (
-        0.0 if is_product or regime == "first" else n_in,
+        0.0 if is_product or implementation == "first" else n_in,
         0.0 if is_product else n_out,
     )
     odd_in, odd_out = c_in % BLOCK != 0, c_out % BLOCK != 0
@@ -214,13 +228,13 @@ def _convolution(
     what = "conv" if needs is None else "conv_input" if needs[0] else "conv_weight"
     dtype = image.dtype
     # In channels_last nothing is converted on the way in and out.
-    regimes = tuple(dict.fromkeys((regime, "blocked", "first", "native")))
-    keys: list[tuple[str, ...]] = (
-        [(what, dtype, kind, name, "channels_last") for name in regimes[:2]]
+    implementations = tuple(dict.fromkeys((implementation, "blocked", "first", "native")))
+    variants: list[tuple[str, ...]] = (
+        [(what, dtype, kind, name, "channels_last") for name in implementations[:2]]
         if _is_channels_last(image)
         else []
     )
-    keys += [(what, dtype, kind, name) for name in regimes]
+    variants += [(what, dtype, kind, name) for name in implementations]
     similar = {
         "grouped": f"depthwise{planar}",
         "1x1 ": f"dense{planar}",
@@ -228,20 +242,25 @@ def _convolution(
     }
     for start, alternative in similar.items():
         if kind.startswith(start):
-            keys += [(what, dtype, alternative, regime), (what, dtype, alternative, "blocked")]
+            variants += [
+                (what, dtype, alternative, implementation),
+                (what, dtype, alternative, "blocked"),
+            ]
     if d == 3:
-        keys += [(what, dtype, kind.replace("3d", "2d"), name) for name in (regime, "blocked")]
-    keys += [
+        variants += [
+            (what, dtype, kind.replace("3d", "2d"), name) for name in (implementation, "blocked")
+        ]
+    variants += [
         (what, dtype, "dense2d", "blocked"),
-        (what, "float32", kind, regime),
+        (what, "float32", kind, implementation),
         (what, "float32", kind, "blocked"),
         (what, "float32", "dense2d", "blocked"),
     ]
-    return Description(keys[0], place, terms, tuple(dict.fromkeys(keys[1:])))
+    return KernelDescription(variants[0], features, terms, tuple(dict.fromkeys(variants[1:])))
 
 
 @family_by_threads("aten.convolution")
-def _conv_forward(op: Op, threads: int) -> Description:
+def _conv_forward(op: Op, threads: int) -> KernelDescription:
     image, weight = tensor(op.args[0]), tensor(op.args[1])
     return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], threads)
 
@@ -277,7 +296,7 @@ def output_shape(op: Op) -> tuple[int, ...]:
 
 
 @family_by_threads("aten.convolution_backward")
-def _conv_backward(op: Op, threads: int) -> Description | None:
+def _conv_backward(op: Op, threads: int) -> KernelDescription | None:
     """One pass of a backward; both at once have no curve
     (:func:`dlperf.predictors.sub_kernels.parts`).
     """

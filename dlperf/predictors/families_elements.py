@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.features import Description, family, ints, log2, tensor
+from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
 
 # -- views: no kernel at all -----------------------------------------------------------------------
 
@@ -21,9 +21,9 @@ VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
 
 
 @family(*VIEWS)
-def _view(op: Op) -> Description:
+def _view(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
-    return Description(("view", name), (), (1.0,), (("view", "view"),))
+    return KernelDescription(("view", name), (), (1.0,), (("view", "view"),))
 
 
 # -- elementwise -----------------------------------------------------------------------------------
@@ -77,10 +77,10 @@ def _run(full: list[TensorSpec]) -> int:
     into one loop.
     """
     run = 1
-    for place in reversed(range(len(full[0].shape))):
-        if any(spec.shape[place] != 1 and spec.strides[place] != run for spec in full):
+    for axis in reversed(range(len(full[0].shape))):
+        if any(spec.shape[axis] != 1 and spec.strides[axis] != run for spec in full):
             break
-        run *= full[0].shape[place]
+        run *= full[0].shape[axis]
     return run
 
 
@@ -143,9 +143,9 @@ def _powers(exponent: Argument) -> tuple[str, ...]:
     )  # type: ignore[arg-type]
 
 
-def elementwise(op: Op) -> Description:
+def elementwise(op: Op) -> KernelDescription:
     """Kernels that pass once over their operands: by operator, number of full-sized operands, dtype
-    and access pattern; place is log2 of the elements.
+    and access pattern; feature is log2 of the elements.
     """
     name = op.packet.removeprefix("aten.")
     tensors = op.inputs
@@ -181,21 +181,21 @@ def elementwise(op: Op) -> Description:
     if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
         exponent = op.args[1]
         if exponent not in _OTHERWISE:
-            keys = [
+            variants = [
                 (kernel, "1", precision, p)
                 for kernel in _powers(exponent)
                 for precision in dict.fromkeys((dtype, "float32"))
                 for p in (pattern, "flat")
             ]
-            return Description(
-                keys[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(keys[1:]))
+            return KernelDescription(
+                variants[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(variants[1:]))
             )
         name = _OTHERWISE[exponent]  # type: ignore[index]
     kind = f"cast {tensors[0].dtype}" if name == "_to_copy" and tensors else dtype
     arity = str(len(full))
-    keys = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
+    variants = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
     twin = name.rstrip("_") if name.endswith("_") else name + "_"
-    keys += [
+    variants += [
         (twin, arity, kind, pattern),
         (twin, arity, kind, "flat"),
         (name, str(len(whole)), kind, "flat"),
@@ -203,13 +203,16 @@ def elementwise(op: Op) -> Description:
     if (
         dict(op.kwargs).get("approximate") == "tanh"
     ):  # of gelu: the curve of the error function's where this has none
-        keys[:0] = [(f"{name} tanh", arity, kind, pattern), (f"{name} tanh", arity, kind, "flat")]
+        variants[:0] = [
+            (f"{name} tanh", arity, kind, pattern),
+            (f"{name} tanh", arity, kind, "flat"),
+        ]
     if name in _COMPARISONS:
-        keys += [("eq", arity, dtype, "flat"), ("eq", "1", dtype, "flat")]
+        variants += [("eq", arity, dtype, "flat"), ("eq", "1", dtype, "flat")]
     if pattern in ("runs", "strided", "broadcast"):
-        keys.insert(1, ("clone", "1", dtype, pattern))
+        variants.insert(1, ("clone", "1", dtype, pattern))
     if pattern in ("row", "column"):
-        keys[1:1] = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
+        variants[1:1] = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
     base = name.rstrip("_")
     proxy = (
         {"0": "zeros_like", "1": "relu", "2": "add", "3": "addcmul"}.get(arity, "addcmul")
@@ -222,31 +225,33 @@ def elementwise(op: Op) -> Description:
         else ("1" if proxy == "sigmoid" else "2")
     )
     for precision in dict.fromkeys((dtype, "float32")):
-        keys += [
+        variants += [
             (name, str(len(full)), precision, "flat"),
             (twin, str(len(full)), precision, "flat"),
             (proxy, arity, precision, "flat"),
             (proxy, "1", precision, "flat"),
         ]
-    keys += [("add", "2", "float32", "flat"), ("clone", "1", "float32", "flat")]
-    return Description(keys[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(keys[1:])))
+    variants += [("add", "2", "float32", "flat"), ("clone", "1", "float32", "flat")]
+    return KernelDescription(
+        variants[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(variants[1:]))
+    )
 
 
 family(*_ELEMENTWISE)(elementwise)
 
 
 @family("aten.repeat")
-def _repeat(op: Op) -> Description:
+def _repeat(op: Op) -> KernelDescription:
     spec = tensor(op.args[0])
     numel = spec.numel * math.prod(ints(op.args[1]))
     clones = tuple(
         ("clone", "1", dtype, "flat") for dtype in dict.fromkeys((spec.dtype, "float32"))
     )
-    return Description(("repeat", "float32"), (log2(numel),), (1.0, float(numel)), clones)
+    return KernelDescription(("repeat", "float32"), (log2(numel),), (1.0, float(numel)), clones)
 
 
 @family(*(f"aten.{name}" for name in _FUSED), *(f"aten._foreach_{name}" for name in _FOREACH))
-def _many_tensors(op: Op) -> Description:
+def _many_tensors(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     first = op.args[0]
     specs = [
@@ -262,4 +267,6 @@ def _many_tensors(op: Op) -> Description:
         ("_foreach_add_", "2", "float32"),
         ("_foreach_mul_", "1", "float32"),
     )
-    return Description((name, str(lists), dtype), (log2(numel),), (1.0, float(numel)), fallbacks)
+    return KernelDescription(
+        (name, str(lists), dtype), (log2(numel),), (1.0, float(numel)), fallbacks
+    )

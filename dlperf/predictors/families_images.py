@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.features import Description, family, ints, log2, tensor
+from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
 
 _TAPS = {"nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}
 """Elements of the coarse image that one of the fine image is made of."""
 _SIDES = {"1d": 1, "2d": 2, "3d": 3}
 
 
-def _keys(
+def _variants(
     name: str, dtype: str, *similar: str
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """A kernel's key, and those of kernels that come nearest to it: itself in float32, then similar
+    """A kernel's variant, and those of kernels that come nearest to it: itself in float32, then similar
     ones.
     """
     first, *others = (
@@ -67,7 +67,7 @@ def _resized(image: TensorSpec, size: Argument, scales: Argument, d: int) -> int
 
 
 @family(*(f"aten.{name}" for name in _RESAMPLING))
-def _resampling(op: Op) -> Description:
+def _resampling(op: Op) -> KernelDescription:
     """Time goes by the elements of the resampled image and by how many of the other each is made of
     (aten/src/ATen/native/cpu/UpSampleKernel.cpp).
     """
@@ -88,9 +88,9 @@ def _resampling(op: Op) -> Description:
     way = "_backward" if backward else ""
     kernel = f"upsample_{form}"
     similar = _SIMILAR_RESAMPLING.get(kernel, f"upsample_{form[:-2]}2d")
-    key, others = _keys(kernel + way, first.dtype, similar + way)
+    variant, others = _variants(kernel + way, first.dtype, similar + way)
     terms = (1.0, float(fine * _TAPS[form[:-2]]), float(coarse), float(planes))
-    return Description(key, (log2(planes), log2(fine / max(planes, 1))), terms, others)
+    return KernelDescription(variant, (log2(planes), log2(fine / max(planes, 1))), terms, others)
 
 
 @family(
@@ -99,14 +99,14 @@ def _resampling(op: Op) -> Description:
     "aten.grid_sampler_3d",
     "aten.grid_sampler_3d_backward",
 )
-def _grid_sampler(op: Op) -> Description:
+def _grid_sampler(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     image, grid = (tensor(argument) for argument in op.args[int(backward) : int(backward) + 2])
     points, channels = grid.numel // max(grid.shape[-1], 1), image.shape[1]
     name = op.packet.removeprefix("aten.")
-    key, others = _keys(name, image.dtype, name.replace("3d", "2d"))
+    variant, others = _variants(name, image.dtype, name.replace("3d", "2d"))
     terms = (1.0, float(points * channels), float(points), float(image.numel))
-    return Description(key, (log2(points), log2(channels)), terms, others)
+    return KernelDescription(variant, (log2(points), log2(channels)), terms, others)
 
 
 # -- padding ---------------------------------------------------------------------------------------
@@ -120,27 +120,27 @@ def _grid_sampler(op: Op) -> Description:
         for way in ("", "_backward")
     )
 )
-def _padding(op: Op) -> Description:
+def _padding(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     image = tensor(op.args[1 if backward else 0])
     pads = ints(op.args[2 if backward else 1])
     sides = [
-        size + sum(pads[2 * place : 2 * place + 2])
-        for place, size in enumerate(reversed(image.shape))
-        if 2 * place < len(pads)
+        size + sum(pads[2 * axis : 2 * axis + 2])
+        for axis, size in enumerate(reversed(image.shape))
+        if 2 * axis < len(pads)
     ]
     planes = math.prod(image.shape[: len(image.shape) - len(sides)])
     padded = planes * math.prod(sides)
     name = op.packet.removeprefix("aten.")
     d = name[name.index("pad") + 3 :][:2]
-    key, others = _keys(
+    variant, others = _variants(
         name,
         image.dtype,
         name.replace("replication", "reflection"),
         name.replace("replication", "reflection").replace(d, "2d"),
     )
-    return Description(
-        key,
+    return KernelDescription(
+        variant,
         (log2(planes), log2(padded / max(planes, 1))),
         (1.0, float(padded), float(padded // max(sides[0], 1)), float(planes)),
         others,
@@ -151,7 +151,7 @@ def _padding(op: Op) -> Description:
 
 
 @family("aten.im2col", "aten.col2im")
-def _columns(op: Op) -> Description:
+def _columns(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
     window = ints(op.args[1 if name == "im2col" else 2])
@@ -168,9 +168,9 @@ def _columns(op: Op) -> Description:
             )
         )
         columns = math.prod(given.shape[:-2]) * math.prod(window) * math.prod(steps)
-    key, others = _keys(name, given.dtype)
-    return Description(
-        key,
+    variant, others = _variants(name, given.dtype)
+    return KernelDescription(
+        variant,
         (log2(columns), log2(math.prod(window))),
         (1.0, float(columns), float(columns // max(math.prod(window), 1))),
         others,
@@ -178,10 +178,12 @@ def _columns(op: Op) -> Description:
 
 
 @family("aten.max_unpool2d", "aten.max_unpool3d")
-def _unpooling(op: Op) -> Description:
+def _unpooling(op: Op) -> KernelDescription:
     pooled = tensor(op.args[0])
     sides = ints(op.args[2])
     planes = math.prod(pooled.shape[: len(pooled.shape) - len(sides)])
     whole = planes * math.prod(sides)
-    key, others = _keys("max_unpool2d", pooled.dtype)
-    return Description(key, (log2(whole),), (1.0, float(whole), float(pooled.numel)), others)
+    variant, others = _variants("max_unpool2d", pooled.dtype)
+    return KernelDescription(
+        variant, (log2(whole),), (1.0, float(whole), float(pooled.numel)), others
+    )

@@ -7,7 +7,7 @@ import math
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.ops.registry import argument
 from dlperf.predictors.families_elements import elementwise
-from dlperf.predictors.features import Description, family, ints, log2, tensor
+from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
 from dlperf.predictors.sub_kernels import contiguous_clone
 
 LANES = 16
@@ -36,7 +36,7 @@ def _tails(rows: int, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]
     "aten._batch_norm_with_update",
     "aten.batch_norm_backward",
 )
-def _batch_norm(op: Op) -> Description:
+def _batch_norm(op: Op) -> KernelDescription:
     backward = "backward" in op.packet
     image = tensor(op.args[1 if backward else 0])
     flags = [a for a in op.args if isinstance(a, bool)]
@@ -45,12 +45,16 @@ def _batch_norm(op: Op) -> Description:
     inner = math.prod(image.shape[2:])
     kind = "batch_norm_backward" if backward else "batch_norm"
     terms = (1.0, float(n * c * inner), float(n * c), float(c))
-    key = (kind, image.dtype, "training" if training else "evaluation")
-    return Description(
-        key,
+    variant = (kind, image.dtype, "training" if training else "evaluation")
+    return KernelDescription(
+        variant,
         (log2(n), log2(c), log2(inner)),
         terms,
-        ((kind, image.dtype, "training"), (kind, "float32", key[2]), (kind, "float32", "training")),
+        (
+            (kind, image.dtype, "training"),
+            (kind, "float32", variant[2]),
+            (kind, "float32", "training"),
+        ),
     )
 
 
@@ -60,28 +64,28 @@ def _batch_norm(op: Op) -> Description:
     "aten._fused_rms_norm",
     "aten._fused_rms_norm_backward",
 )
-def _layer_norm(op: Op) -> Description:
+def _layer_norm(op: Op) -> KernelDescription:
     backward = "backward" in op.packet
     spec = tensor(op.args[1 if backward else 0])
     width = math.prod(ints(op.args[2 if backward else 1]))
     rows = spec.numel // max(width, 1)
     kind = "layer_norm_backward" if backward else "layer_norm"
-    tails, place = _tails(rows, width)
-    return Description(
+    tails, tail_features = _tails(rows, width)
+    return KernelDescription(
         (kind, spec.dtype),
-        (log2(rows), log2(width), *place),
+        (log2(rows), log2(width), *tail_features),
         (1.0, float(spec.numel), float(rows), float(width), *tails),
         ((kind, "float32"),),
     )
 
 
 @family("aten.native_group_norm", "aten.native_group_norm_backward")
-def _group_norm(op: Op) -> Description:
+def _group_norm(op: Op) -> KernelDescription:
     backward = "backward" in op.packet
     spec = tensor(op.args[1 if backward else 0])
     n, c, inner = (int(a) for a in (op.args[5:8] if backward else op.args[3:6]))  # type: ignore[arg-type]
     kind = "group_norm_backward" if backward else "group_norm"
-    return Description(
+    return KernelDescription(
         (kind, spec.dtype),
         (log2(n), log2(c), log2(inner)),
         (1.0, float(n * c * inner), float(n * c)),
@@ -99,21 +103,21 @@ def _group_norm(op: Op) -> Description:
     "aten.avg_pool3d",
     "aten.avg_pool3d_backward",
 )
-def _pool(op: Op) -> Description:
+def _pool(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     image = tensor(op.args[1 if backward else 0])
-    place = 2 if backward else 1
-    window = ints(op.args[place])
+    window_at = 2 if backward else 1
+    window = ints(op.args[window_at])
     d = 3 if "3d" in op.packet else 2
     window = window * d if len(window) == 1 else window
-    stride = ints(op.args[place + 1]) if len(op.args) > place + 1 else window
+    stride = ints(op.args[window_at + 1]) if len(op.args) > window_at + 1 else window
     stride = (stride or window) * d if len(stride or window) == 1 else (stride or window)
     if backward:
         out = tensor(op.args[0]).numel
     elif op.outputs:
         out = op.outputs[0].numel
     else:
-        padding = ints(op.args[place + 2]) if len(op.args) > place + 2 else (0,)
+        padding = ints(op.args[window_at + 2]) if len(op.args) > window_at + 2 else (0,)
         padding = padding * d if len(padding) == 1 else padding
         out = math.prod(image.shape[:-d])
         for size, side, step, pad in zip(image.shape[-d:], window, stride, padding):
@@ -122,9 +126,9 @@ def _pool(op: Op) -> Description:
     area = math.prod(window)
     name = op.packet.removeprefix("aten.").replace("3d", "2d")
     terms = (1.0, float(out), float(out * area), float(image.numel), float(planes))
-    key = (name, image.dtype)
-    return Description(
-        key, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),)
+    variant = (name, image.dtype)
+    return KernelDescription(
+        variant, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),)
     )
 
 
@@ -136,17 +140,17 @@ def _pool(op: Op) -> Description:
         for way in ("", "_backward")
     )
 )
-def _adaptive_pool(op: Op) -> Description:
+def _adaptive_pool(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     image = tensor(op.args[1 if backward else 0])
     d = 3 if "3d" in op.packet else 2
     planes = math.prod(image.shape[:-d])
     out = tensor(op.args[0]).numel if backward else planes * math.prod(ints(op.args[1]))
     name = op.packet.removeprefix("aten.").replace("3d", "2d")
-    place = (log2(planes), log2(image.numel / max(planes, 1)), log2(out / max(planes, 1)))
-    return Description(
+    features = (log2(planes), log2(image.numel / max(planes, 1)), log2(out / max(planes, 1)))
+    return KernelDescription(
         (name, image.dtype),
-        place,
+        features,
         (1.0, float(image.numel), float(out), float(planes)),
         ((name, "float32"),),
     )
@@ -176,11 +180,11 @@ _SIMILAR_ROWS = {
 """What comes before the same operator along another side."""
 
 
-def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> Description:
+def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> KernelDescription:
     side = "last" if inner == 1 else "first"
-    tails, place = _tails(outer if inner == 1 else 0, reduced)
+    tails, tail_features = _tails(outer if inner == 1 else 0, reduced)
     terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer), *tails)
-    key = (name, spec.dtype, side)
+    variant = (name, spec.dtype, side)
     similar = (
         [(_SIMILAR_ROWS[name], dtype, side) for dtype in (spec.dtype, "float32")]
         if name in _SIMILAR_ROWS
@@ -192,7 +196,9 @@ def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> 
         (name, "float32", side),
         (name, "float32", "last"),
     )
-    return Description(key, (log2(outer), log2(reduced), log2(inner), *place), terms, others)
+    return KernelDescription(
+        variant, (log2(outer), log2(reduced), log2(inner), *tail_features), terms, others
+    )
 
 
 @family(
@@ -202,7 +208,7 @@ def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> 
     "aten._softmax_backward_data",
     "aten._safe_softmax",
 )
-def _softmax(op: Op) -> Description:
+def _softmax(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward_data")
     spec = tensor(op.args[0])
     dims = ints(op.args[2 if backward else 1])
@@ -244,7 +250,7 @@ _REDUCTIONS = {
 
 
 @family(*_REDUCTIONS)
-def _reduction(op: Op) -> Description:
+def _reduction(op: Op) -> KernelDescription:
     spec = tensor(op.args[0])
     if (
         len(op.args) > 1 and isinstance(op.args[1], TensorSpec) and op.packet != "aten.equal"
@@ -284,7 +290,7 @@ def _reduction(op: Op) -> Description:
     "aten.nanmedian",
     "aten.mode",
 )
-def _ordering(op: Op) -> Description:
+def _ordering(op: Op) -> KernelDescription:
     """Sorting: n log2 n along a dimension; picking the largest: n."""
     name = op.packet.removeprefix("aten.")
     spec = tensor(op.args[0])
@@ -295,7 +301,7 @@ def _ordering(op: Op) -> Description:
     kernel = "sort" if name in ("sort", "argsort", "mode") else "topk"
     terms = (1.0, float(spec.numel), spec.numel * log2(length), float(outer * inner))
     side = "last" if inner == 1 else "first"
-    return Description(
+    return KernelDescription(
         (kernel, "float32", side),
         (log2(outer * inner), log2(length)),
         terms,
@@ -309,12 +315,12 @@ def _ordering(op: Op) -> Description:
     "aten.nll_loss2d_forward",
     "aten.nll_loss2d_backward",
 )
-def _nll(op: Op) -> Description:
+def _nll(op: Op) -> KernelDescription:
     backward = "backward" in op.packet
     spec = tensor(op.args[1 if backward else 0])
     classes = spec.shape[1] if len(spec.shape) > 1 else spec.numel
     rows = spec.numel // max(classes, 1)
-    return Description(
+    return KernelDescription(
         ("nll_backward" if backward else "nll", "float32"),
         (log2(rows), log2(classes)),
         (1.0, float(rows), float(spec.numel) if backward else 0.0),
@@ -348,7 +354,7 @@ _LIKE_GATHERS = {
 
 
 @family(*(f"aten.{name}" for name in (*_GATHERS, *_LIKE_GATHERS)))
-def _gather(op: Op) -> Description:
+def _gather(op: Op) -> KernelDescription:
     packet = op.packet.removeprefix("aten.")
     name = _LIKE_GATHERS.get(packet, packet)
     if name == "embedding_dense_backward":
@@ -363,23 +369,23 @@ def _gather(op: Op) -> Description:
         picked = max((spec.numel for spec in indices), default=1)
         moved = picked if name == "gather" else picked * width
     rows = moved // max(width, 1)
-    place = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
+    features = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
     filled = name == "embedding_dense_backward" or packet in (
         "index_put",
         "index_add",
         "index_copy",
-    )  # out of place: a copy of all first
+    )  # out-of-place: a copy of all first
     terms = (1.0, float(rows), float(moved), float(whole) if filled else 0.0)
-    return Description(
+    return KernelDescription(
         (name, "float32"),
-        place,
+        features,
         terms,
         (("index_select", "float32"),) if name in ("index", "index_put", "index_add") else (),
     )
 
 
 @family("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten._embedding_bag_backward")
-def _embedding_bag(op: Op) -> Description:
+def _embedding_bag(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     first, tokens, offsets = (tensor(argument) for argument in op.args[:3])
     width = first.shape[-1]
@@ -389,7 +395,7 @@ def _embedding_bag(op: Op) -> Description:
     )
     rows = tokens.numel
     form = ("sum", "mean", "max")[int(mode)]  # type: ignore[arg-type]
-    place = (log2(rows), log2(width), log2(table) * 0.5)
+    features = (log2(rows), log2(width), log2(table) * 0.5)
     terms = (
         1.0,
         float(rows),
@@ -398,11 +404,11 @@ def _embedding_bag(op: Op) -> Description:
         float(offsets.numel * width),
     )
     name = f"embedding_bag{'_backward' if backward else ''}"
-    return Description((name, form), place, terms, ((name, "mean"), (name, "sum")))
+    return KernelDescription((name, form), features, terms, ((name, "mean"), (name, "sum")))
 
 
 @family("aten.cat", "aten.stack")
-def _join(op: Op) -> Description:
+def _join(op: Op) -> KernelDescription:
     parts = op.args[0]
     assert isinstance(parts, tuple)
     specs = [tensor(part) for part in parts]
@@ -415,7 +421,7 @@ def _join(op: Op) -> Description:
         else math.prod(specs[0].shape[dim if dim >= 0 else rank + 1 + dim :])
     )
     runs = numel / max(run, 1)
-    return Description(
+    return KernelDescription(
         ("join", specs[0].dtype),
         (log2(numel), log2(run)),
         (1.0, float(numel), runs, float(len(specs))),
@@ -431,7 +437,7 @@ def _join(op: Op) -> Description:
     "aten.as_strided_scatter",
     "aten.diagonal_backward",
 )
-def _scatter_into_zeros(op: Op) -> Description:
+def _scatter_into_zeros(op: Op) -> KernelDescription:
     """The whole is filled, and runs of elements that lie side by side are copied into it."""
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
@@ -457,8 +463,8 @@ def _scatter_into_zeros(op: Op) -> Description:
     return _filled(kernel, math.prod(sizes), moved, run)
 
 
-def _filled(kernel: str, whole: int, moved: int, run: int) -> Description:
-    return Description(
+def _filled(kernel: str, whole: int, moved: int, run: int) -> KernelDescription:
+    return KernelDescription(
         (kernel, "float32"),
         (log2(whole), log2(run)),
         (1.0, float(whole), float(moved), moved / max(run, 1)),
@@ -466,19 +472,19 @@ def _filled(kernel: str, whole: int, moved: int, run: int) -> Description:
 
 
 @family("aten.constant_pad_nd")
-def _constant_padding(op: Op) -> Description:
+def _constant_padding(op: Op) -> KernelDescription:
     """As :func:`_scatter_into_zeros`; for a negative padding, a copy of what is left."""
     given, pads = tensor(op.args[0]), ints(op.args[1])
     sides = [
-        (size, size + sum(pads[2 * place : 2 * place + 2]))
-        for place, size in enumerate(reversed(given.shape))
+        (size, size + sum(pads[2 * axis : 2 * axis + 2]))
+        for axis, size in enumerate(reversed(given.shape))
     ]  # before and after, the last first
     sizes = tuple(after for _, after in reversed(sides))
     if min(pads, default=0) < 0:
         return elementwise(contiguous_clone(TensorSpec(sizes, given.strides, given.dtype)))
     # Dimensions up to the first that changes its size lie side by side.
     changed = next(
-        (place for place, (before, after) in enumerate(sides) if before != after), len(sides) - 1
+        (axis for axis, (before, after) in enumerate(sides) if before != after), len(sides) - 1
     )
     run = math.prod(min(pair) for pair in sides[: changed + 1])
     return _filled("constant_pad_nd", math.prod(sizes), min(given.numel, math.prod(sizes)), run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Op
-from dlperf.predictors.features import Description, family, ints, log2, tensor
+from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
 
 
 @family(
@@ -17,14 +17,14 @@ from dlperf.predictors.features import Description, family, ints, log2, tensor
     "aten._pdist_forward",
     "aten._pdist_backward",
 )
-def _distances(op: Op) -> Description:
+def _distances(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.").replace("pdist", "cdist")
     backward = name.endswith("backward")
     one = tensor(op.args[int(backward)])
     other = one if "pdist" in op.packet else tensor(op.args[int(backward) + 1])
     rows, columns, width = one.shape[-2], other.shape[-2], one.shape[-1]
     pairs = math.prod(one.shape[:-2]) * rows * columns // (2 if "pdist" in op.packet else 1)
-    return Description(
+    return KernelDescription(
         (name, "float32"),
         (log2(pairs), log2(width)),
         (1.0, float(pairs * width), float(pairs)),
@@ -33,13 +33,13 @@ def _distances(op: Op) -> Description:
 
 
 @family("aten._trilinear")
-def _bilinear_form(op: Op) -> Description:
+def _bilinear_form(op: Op) -> KernelDescription:
     """The products of a bilinear layer's two inputs and its weight, before they are summed
     (ATen/native/Linear.cpp).
     """
     one, weight, other = (tensor(argument) for argument in op.args[:3])
     products = one.numel * weight.numel // max(one.shape[-1], 1)
-    return Description(
+    return KernelDescription(
         ("trilinear", "float32"),
         (log2(products),),
         (1.0, float(products), float(weight.shape[0]), float(one.numel + other.numel)),
@@ -57,7 +57,7 @@ def _bilinear_form(op: Op) -> Description:
         )
     )
 )
-def _margin_loss(op: Op) -> Description:
+def _margin_loss(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     scores = max(op.inputs, key=lambda spec: (spec.numel, spec.dtype == "float32"))
     others = (
@@ -68,20 +68,22 @@ def _margin_loss(op: Op) -> Description:
             "flat",
         ),
     )
-    return Description((name, "float32"), (log2(scores.numel),), (1.0, float(scores.numel)), others)
+    return KernelDescription(
+        (name, "float32"), (log2(scores.numel),), (1.0, float(scores.numel)), others
+    )
 
 
 @family("aten._weight_norm_interface", "aten._weight_norm_interface_backward")
-def _weight_norm(op: Op) -> Description:
+def _weight_norm(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     weight, scale = tensor(op.args[0]), tensor(op.args[2 if name.endswith("backward") else 1])
-    return Description(
+    return KernelDescription(
         (name, "float32"), (log2(weight.numel),), (1.0, float(weight.numel), float(scale.numel))
     )
 
 
 @family("aten._ctc_loss", "aten._ctc_loss_backward")
-def _ctc(op: Op) -> Description:
+def _ctc(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     scores, targets = (tensor(argument) for argument in op.args[int(backward) : int(backward) + 2])
     steps, batch, classes = (
@@ -90,7 +92,7 @@ def _ctc(op: Op) -> Description:
     labels = targets.numel // max(batch, 1)
     states = steps * batch * (2 * labels + 1)
     name = "ctc_loss_backward" if backward else "ctc_loss"
-    return Description(
+    return KernelDescription(
         (name, "float32"),
         (log2(states), log2(classes)),
         (1.0, float(states), float(steps * batch * classes)),
@@ -98,7 +100,7 @@ def _ctc(op: Op) -> Description:
 
 
 @family("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r")
-def _fourier(op: Op) -> Description:
+def _fourier(op: Op) -> KernelDescription:
     """n log2 n along the transformed dimensions."""
     spec = tensor(op.args[0])
     name = op.packet.removeprefix("aten.")
@@ -110,7 +112,7 @@ def _fourier(op: Op) -> Description:
     length = max(math.prod(lengths), 1)
     last = "last" if dims[-1] % len(spec.shape) == len(spec.shape) - 1 else "first"
     terms = (1.0, numel * log2(length), float(numel), float(numel // length))
-    return Description(
+    return KernelDescription(
         (name, last),
         (log2(numel), log2(length)),
         terms,

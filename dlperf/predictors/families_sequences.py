@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlperf.core.trace import Op
 from dlperf.ops.registry import argument
-from dlperf.predictors.features import Description, family, log2, tensor
+from dlperf.predictors.kernel_description import KernelDescription, family, log2, tensor
 from dlperf.predictors.onednn import BLOCK, padded, remainders
 
 _KEYS = 512
@@ -56,7 +56,7 @@ def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[_Block]:
     "aten._scaled_dot_product_flash_attention_for_cpu",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward",
 )
-def _attention(op: Op) -> Description:
+def _attention(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     query, key = (tensor(a) for a in (op.args[1:3] if backward else op.args[:2]))
     batch, n_heads, n_queries, width = query.shape
@@ -87,7 +87,7 @@ def _attention(op: Op) -> Description:
         sum(block.unused for block in blocks),
         scores * masked,
     )
-    place = (
+    features = (
         log2(heads),
         log2(n_queries),
         log2(n_keys),
@@ -99,16 +99,16 @@ def _attention(op: Op) -> Description:
         float(query.strides[2] != width),
     )
     name = "attention_backward" if backward else "attention"
-    return Description(
+    return KernelDescription(
         (name, query.dtype),
-        place,
+        features,
         (1.0, *(float(heads * amount) for amount in per_head)),
         ((name, "float32"),),
     )
 
 
 @family("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
-def _recurrent(op: Op) -> Description:
+def _recurrent(op: Op) -> KernelDescription:
     x, w_input = tensor(op.args[0]), tensor(op.args[1])
     hidden = tensor(op.args[2]).shape[1]
     gates = w_input.shape[0] // max(hidden, 1)
@@ -127,7 +127,7 @@ def _recurrent(op: Op) -> Description:
         t * weights,
         t * b * (gates * hidden + inputs),
     )
-    place = (
+    features = (
         log2(t),
         log2(b),
         log2(inputs),
@@ -135,9 +135,9 @@ def _recurrent(op: Op) -> Description:
         0.35 * remainders(hidden),
         0.35 * remainders(inputs),
     )
-    return Description(
+    return KernelDescription(
         (name, x.dtype, str(gates)),
-        place,
+        features,
         (1.0, *(float(amount) for amount in amounts)),
         ((name, x.dtype, "4"), (name, "float32", "4")),
     )

@@ -49,10 +49,10 @@ def gemm_size(op: Op) -> GemmSize | None:
 
     A linear layer on more than two dimensions contracts the last one; the others together are m.
     """
-    place = _FIRST_MATRIX.get(op.packet)
-    if place is None or len(op.args) < place + 2:
+    first = _FIRST_MATRIX.get(op.packet)
+    if first is None or len(op.args) < first + 2:
         return None
-    left, right = op.args[place], op.args[place + 1]
+    left, right = op.args[first], op.args[first + 1]
     if (
         not isinstance(left, TensorSpec)
         or not isinstance(right, TensorSpec)

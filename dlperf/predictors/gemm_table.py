@@ -53,8 +53,8 @@ class GemmTable:
         though the network has one.
         """
         forward = [
-            (place, op)
-            for place, op in enumerate(trace.ops)
+            (index, op)
+            for index, op in enumerate(trace.ops)
             if op.phase == "forward" and not _is_free(op)
         ]
         unsupported = tuple(
@@ -65,10 +65,10 @@ class GemmTable:
             )
         )
         bandwidth = machine.dram_bytes_per_s(threads)
-        priced = [(place, op) for place, op in forward if op.layer not in unsupported]
+        priced = [(index, op) for index, op in forward if op.layer not in unsupported]
         table = GemmRates(machine, threads) if any(gemm_size(op) for _, op in priced) else None
         items, notes = [], set()
-        for place, op in priced:
+        for index, op in priced:
             size = gemm_size(op)
             if size is None:
                 seconds, bound, source = (
@@ -87,15 +87,15 @@ class GemmTable:
                         f" {table.fallback} stands for it"
                     )
                 seconds, bound = fully_connected_s(size, rate, bandwidth)
-            items.append(Item(op.layer, "forward", seconds, bound, source, op=place))
+            items.append(Item(op.layer, "forward", seconds, bound, source, op=index))
         spoken = {item.layer for item in items}
-        for place, op in enumerate(
+        for index, op in enumerate(
             trace.ops
         ):  # a layer that only reshapes has its row, and takes no time
             if op.phase == "forward" and op.layer not in spoken and op.layer not in unsupported:
                 spoken.add(op.layer)
                 items.append(
-                    Item(op.layer, "forward", 0.0, "DRAM", "interpolated", what="reshape", op=place)
+                    Item(op.layer, "forward", 0.0, "DRAM", "interpolated", what="reshape", op=index)
                 )
         return Prices(
             tuple(items), phases=("forward",), unsupported=unsupported, notes=tuple(sorted(notes))

@@ -1,12 +1,17 @@
-"""A time as a function of shape, learnt from the kernels of one family: a physical first
-approximation, corrected by a Gaussian process.
+"""Kernel model: time of a kernel variant as a function of features and regression terms.
+
+    t(x, f) = (f . w) exp(g(x, log2(f . w)))
+
+f are the regression terms (q,), w >= 0 their weights in seconds, x the features (d,) in octaves,
+g the posterior mean of a Gaussian process with a Matern-3/2 kernel over the logarithmic residuals
+(Rasmussen and Williams 2006).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,46 +22,41 @@ from scipy.optimize import nnls
 from threadpoolctl import threadpool_limits
 
 from dlperf.core.variation import Z90
-from dlperf.predictors.features import Description
+from dlperf.predictors.kernel_description import KernelDescription
 
 Array = npt.NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def one_blas_thread(function: F) -> F:
-    """A function that fits curves, with one thread of BLAS meanwhile: on matrices this small a team
-    waits for itself, twenty times as long on two cores.
-    """
+    """`function` with one BLAS thread: on matrices this small a team of threads waits for itself."""
     limited: F = threadpool_limits.wrap(limits=1, user_api="blas")(function)
     return limited
 
 
 REACH = 1.5
-"""How far, in octaves, a point may lie outside the measured range of a coordinate and still count
-as interpolated.
+"""Distance in octaves outside the measured range of a feature up to which a prediction counts as
+interpolated.
 """
 _SCALES = (0.7, 1.5, 3.0, 6.0, 15.0, 60.0)
 _NOISES = (0.02, 0.05, 0.1, 0.2)
 _TUNED_POINTS = 400
-"""Points that the search for the smoothness looks at, spread over the order of measuring."""
+"""Points that the hyperparameter search uses, spread over the order of measurement."""
 _LEVEL = 1.0
-"""Variance of the correction's level: large, so that it is learnt from the points."""
+"""Prior variance of the level of the correction; large, so that the points determine it."""
 _LEAST_SIGNAL = 0.05
 _SURPRISE = 2.0
-"""Standard deviations beyond which a point's own noise is held to be larger."""
-_WANTED = 0.9
-"""Share of the points that lie within 1.645 standard deviations of what the others predict."""
+"""Leave-one-out residual, in standard deviations, above which the noise of a point is raised."""
 _LEAST_POINTS = 10
-"""Fewer held-out points say nothing of how wide their distribution is."""
+"""Points below which the interval calibration factor is unknown."""
 _UNKNOWN = 0.2
-"""Standard deviation of the logarithm of a time where too few points were measured to know."""
+"""Standard deviation of ln t where the interval calibration factor is unknown."""
 
 
 @dataclass(frozen=True)
-class Smoothness:
-    """How the correction may vary: `scales` (d,) in the units of the coordinates over which it
-    changes, `signal` by how much, and the `noise` of one measurement; the latter two are standard
-    deviations of logarithms.
+class Hyperparameters:
+    """GP hyperparameters: length `scales` (d,) in the units of the features, standard deviation
+    `signal` of the correction and `noise` of one measurement, both of ln t.
     """
 
     scales: tuple[float, ...]
@@ -64,7 +64,7 @@ class Smoothness:
     noise: float
 
     def covariance(self, a: Array, b: Array) -> Array:
-        """Covariance (n, m) of the correction between places (n, d) and (m, d): Matern 3/2."""
+        """Prior covariance (n, m) between features (n, d) and (m, d), Matern 3/2."""
         a, b = a / np.array(self.scales), b / np.array(self.scales)
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
         distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
@@ -73,248 +73,213 @@ class Smoothness:
 
 
 @dataclass(frozen=True)
-class Surface:
-    """t(place, terms) = (terms . weights) x exp(correction(place, log2(terms . weights))).
+class KernelModel:
+    """Fitted model of one kernel variant; equation in the module's docstring.
 
-    The weights are non-negative (each term costs time) and fitted to relative errors; the
-    correction is the mean of a Gaussian process through the points' logarithmic residuals
-    (Rasmussen and Williams 2006, eq. 2.25), which takes part of a residual for noise. What the
-    terms say of the time is a coordinate like those of the place: kernels of like length err alike.
-    Far outside the measured points it fades to its level, so that an extrapolation follows the
-    physical terms.
+    The weights minimise relative errors (non-negative least squares). The correction is the
+    posterior mean (ibid., eq. 2.25); f . w is one of its features, since kernels of like length err
+    alike. Far from the measured points it tends to its level, so an extrapolation follows the
+    regression terms.
     """
 
-    places: Array
+    features: Array
     weights: Array
-    smoothness: Smoothness
+    hyperparameters: Hyperparameters
     coefficients: Array
-    """The process's weights of the points: K^-1 residuals."""
-    held_out: Array
-    """ln(predicted / measured) of each point, predicted from all the others (ibid., eq. 5.12);
-    empty for fewer than three points.
+    """K^-1 residuals (n,)."""
+    leave_one_out: Array
+    """ln(predicted / measured) of each point, predicted from all others (ibid., eq. 5.12); empty
+    for fewer than three points.
     """
     factor: tuple[Array, bool]
-    """The covariance of the points with their noise, as scipy.linalg.cho_factor gives it."""
-    sharpness: float
-    """The factor on the process's standard deviations under which 90 % of the held-out points lie
-    in their 90 % intervals; NaN where too few points were measured to know.
+    """Cholesky factor of K, the covariance of the points with their noise."""
+    interval_calibration: float
+    """Interval calibration factor: scales the standard deviations so that 90 % of the points lie in
+    their leave-one-out 90 % intervals; NaN for fewer than ten points.
     """
     least_s: float = 0.0
-    """The shortest time measured: what an op costs that has none of the work the terms count (an
-    empty tensor).
-    """
-    most_correction: float = math.inf
-    """The largest logarithmic residual of a point: nothing is slower than its terms say by more
-    than what was measured was.
-    """
+    """Shortest measured time: the time of a call without work (an empty tensor)."""
+    max_correction: float = math.inf
+    """Largest logarithmic residual of a point: an upper bound of the correction."""
 
     @classmethod
     def fit(
         cls,
-        places: Array,
+        features: Array,
         terms: Array,
         times_s: Array,
-        smoothness: Smoothness | None = None,
-        most_call_s: float = math.inf,
-    ) -> Surface:
-        """Fit to points: places (n, d) in octaves, terms (n, q) non-negative, times (n,) in
-        seconds, positive.
+        hyperparameters: Hyperparameters | None = None,
+        max_call_s: float = math.inf,
+    ) -> KernelModel:
+        """Fit to features (n, d) in octaves, terms (n, q) >= 0 and times (n,) > 0 in seconds.
 
-        `most_call_s` bounds the weight of the first term, the call, in seconds.
+        `max_call_s` bounds the weight of the first term, the call, in seconds.
         """
-        weights, residuals = _first_approximation(terms, times_s, most_call_s)
-        places = _with_length(places, terms, weights)
-        smooth = (
-            smoothness
-            if smoothness is not None and len(smoothness.scales) == places.shape[1]
-            else default_smoothness(places, residuals)
-        )
-        covariance = smooth.covariance(places, places)
-        factor, coefficients, spread = _solve(
-            covariance, residuals, np.full(len(residuals), smooth.noise)
-        )
-        if len(times_s) < 3:
-            return cls(
-                places,
-                weights,
-                smooth,
-                coefficients,
-                np.zeros(0),
-                factor,
-                float("nan"),
-                float(times_s.min()),
-                float(residuals.max()),
-            )
-        # A point that the others contradict was disturbed while it was measured: it counts with as
-        # much noise as it seems to have.
-        surprise = np.abs(coefficients) * np.sqrt(spread)
-        noise = smooth.noise * np.maximum(1.0, surprise / _SURPRISE)
-        factor, coefficients, spread = _solve(covariance, residuals, noise)
-        sharpness = float("nan")
+        weights, residuals = _fit_weights(terms, times_s, max_call_s)
+        features = _with_length(features, terms, weights)
+        if hyperparameters is None or len(hyperparameters.scales) != features.shape[1]:
+            hyperparameters = default_hyperparameters(features, residuals)
+        usual = hyperparameters.noise
+        covariance = hyperparameters.covariance(features, features)
+        noise = np.full(len(residuals), usual)
+        factor, coefficients, variance = _solve(covariance, residuals, noise)
+        leave_one_out, calibration = np.zeros(0), math.nan
+        if len(times_s) >= 3:
+            # A point that the others contradict was disturbed: its noise is raised to its residual.
+            surprise = np.abs(coefficients) * np.sqrt(variance)
+            noise = usual * np.maximum(1.0, surprise / _SURPRISE)
+            factor, coefficients, variance = _solve(covariance, residuals, noise)
+            leave_one_out = -coefficients * variance
         if len(times_s) >= _LEAST_POINTS:
-            # A disturbed point is no less an error of the curve: it counts with the noise of the
-            # others.
-            usual = spread - noise**2 + smooth.noise**2
-            ordered = np.sort(
-                np.abs(coefficients * spread) / np.sqrt(np.maximum(usual, smooth.noise**2))
-            )
-            # Of n + 1 exchangeable points a new one lies below the k-th of the others with
+            # A disturbed point counts as an error of the model, with the noise of the others.
+            deviation = np.sqrt(np.maximum(variance - noise**2 + usual**2, usual**2))
+            ordered = np.sort(np.abs(leave_one_out) / deviation)
+            # A new one of n + 1 exchangeable points lies below the k-th of the others with
             # probability k / (n + 1) (Vovk et al. 2005).
-            sharpness = (
-                float(ordered[min(len(ordered), math.ceil(_WANTED * (len(ordered) + 1))) - 1]) / Z90
-            )
+            k = min(len(ordered), math.ceil(0.9 * (len(ordered) + 1)))
+            calibration = float(ordered[k - 1]) / Z90
         return cls(
-            places,
+            features,
             weights,
-            smooth,
+            hyperparameters,
             coefficients,
-            -coefficients * spread,
+            leave_one_out,
             factor,
-            sharpness,
+            calibration,
             float(times_s.min()),
             float(residuals.max()),
         )
 
-    def covariance(self, places: Array, terms: Array) -> Array:
-        """Covariance (m, m) of the errors of ln t at different places (m, d) with their terms (m,
-        q): the process's own given the points (ibid., eq. 2.26) and, for each place by itself, the
-        noise of one; both times `sharpness` squared. Near places err alike, far ones each by
-        themselves.
+    def covariance(self, features: Array, terms: Array) -> Array:
+        """Covariance (m, m) of the errors of ln t at distinct features (m, d) with terms (m, q).
+
+        Posterior covariance (ibid., eq. 2.26) plus the noise of one measurement on the diagonal,
+        times `interval_calibration` squared.
         """
-        if np.isnan(self.sharpness):
-            # Nothing is known of how errors hang together: the same for all.
-            return np.full((len(places), len(places)), _UNKNOWN**2)
-        places = _with_length(places, terms, self.weights)
-        across = self.smoothness.covariance(places, self.places)
-        found: Array = self.smoothness.covariance(places, places) - across @ cho_solve(
+        if np.isnan(self.interval_calibration):
+            # Unknown correlation: all errors are one.
+            return np.full((len(features), len(features)), _UNKNOWN**2)
+        features = _with_length(features, terms, self.weights)
+        across = self.hyperparameters.covariance(features, self.features)
+        found: Array = self.hyperparameters.covariance(features, features) - across @ cho_solve(
             self.factor, across.T
         )
-        return self.sharpness**2 * (found + self.smoothness.noise**2 * np.eye(len(places)))
+        return self.interval_calibration**2 * (
+            found + self.hyperparameters.noise**2 * np.eye(len(features))
+        )
 
     @property
-    def held_out_error(self) -> float:
-        """Median |t / t_measured - 1| of points predicted from all the others; NaN for fewer than
-        three.
-        """
+    def leave_one_out_error(self) -> float:
+        """Median |t / t_measured - 1| of the leave-one-out predictions; NaN without any."""
         return (
-            float(np.median(np.abs(np.expm1(self.held_out))))
-            if len(self.held_out)
+            float(np.median(np.abs(np.expm1(self.leave_one_out))))
+            if len(self.leave_one_out)
             else float("nan")
         )
 
-    def fits(self, description: Description) -> bool:
-        """Whether a place and terms have as many numbers as this surface's: a curve that stands in
-        for another may have others.
+    def fits(self, description: KernelDescription) -> bool:
+        """Whether a description has the model's number of features and terms, which a fallback's may
+        differ in.
         """
-        return len(description.place) == self.places.shape[1] - 1 and len(description.terms) == len(
-            self.weights
-        )
+        return len(description.features) == self.features.shape[1] - 1 and len(
+            description.terms
+        ) == len(self.weights)
 
-    def predict(self, places: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Times (m,) in seconds, and whether each place lies within the measured range.
-
-        A time is at most what the terms say times the slowness that was measured, wherever the
-        place lies.
+    def predict(self, features: Array, terms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Times (m,) in seconds at features (m, d) and terms (m, q), and whether each lies within
+        the measured range.
         """
         base = terms @ self.weights
         correction = (
-            self.smoothness.covariance(_with_length(places, terms, self.weights), self.places)
+            self.hyperparameters.covariance(
+                _with_length(features, terms, self.weights), self.features
+            )
             @ self.coefficients
         )
         times = np.where(
-            base > 0, base * np.exp(np.minimum(correction, self.most_correction)), self.least_s
+            base > 0, base * np.exp(np.minimum(correction, self.max_correction)), self.least_s
         )
-        measured = self.places[:, :-1]
+        measured = self.features[:, :-1]
         inside: npt.NDArray[np.bool_] = np.all(
-            (places >= measured.min(axis=0) - REACH) & (places <= measured.max(axis=0) + REACH),
+            (features >= measured.min(axis=0) - REACH) & (features <= measured.max(axis=0) + REACH),
             axis=1,
         )
         return times, inside
 
 
-def _with_length(places: Array, terms: Array, weights: Array) -> Array:
-    """The places with one more coordinate: octaves of what the terms say; of what has no work at
-    all, 0 s counts as a picosecond.
-    """
-    return np.hstack([places, np.log2(np.maximum(terms @ weights, 1e-12))[:, None]])
+def _with_length(features: Array, terms: Array, weights: Array) -> Array:
+    """Features (n, d + 1) with log2(terms . weights) appended; 0 s counts as 1 ps."""
+    return np.hstack([features, np.log2(np.maximum(terms @ weights, 1e-12))[:, None]])
 
 
-def _first_approximation(terms: Array, times_s: Array, most_call_s: float) -> tuple[Array, Array]:
-    """Weights of the terms (q,), that of the call at most `most_call_s`, and what they leave: ln(t
-    / (terms . weights)) (n,).
+def _fit_weights(terms: Array, times_s: Array, max_call_s: float) -> tuple[Array, Array]:
+    """Weights (q,) of the terms, that of the call at most `max_call_s`, and the residuals
+    ln(t / (terms . weights)) (n,).
     """
     scale = np.maximum(terms.max(axis=0), 1e-300)
     scaled, wanted = terms / scale / times_s[:, None], np.ones(len(times_s))
     weights, _ = nnls(scaled, wanted)
     weights = weights / scale
-    if weights[0] > most_call_s and len(weights) > 1:
-        work, _ = nnls(scaled[:, 1:], np.maximum(wanted - most_call_s / times_s, 0.0))
-        weights = np.array([most_call_s, *(work / scale[1:])])
+    if weights[0] > max_call_s and len(weights) > 1:
+        work, _ = nnls(scaled[:, 1:], np.maximum(wanted - max_call_s / times_s, 0.0))
+        weights = np.array([max_call_s, *(work / scale[1:])])
     base = terms @ weights
-    # A point that no term explains (all its weights came out 0) stands for itself.
+    # The residual of a point without a term of positive weight is 0.
     return weights, np.log(times_s / np.where(base > 0, base, times_s))
 
 
 def _solve(
     covariance: Array, residuals: Array, noise: Array
 ) -> tuple[tuple[Array, bool], Array, Array]:
-    """(K's factor, K^-1 residuals, 1 / diag K^-1), the latter the variance of each point as the
-    others predict it (Rasmussen and Williams, eq. 5.12).
+    """Cholesky factor of K, K^-1 residuals, and the leave-one-out variances 1 / diag K^-1 (ibid.,
+    eq. 5.12).
     """
     factor = cho_factor(covariance + np.diag(noise**2), lower=True)
     inverse, _ = dpotri(factor[0], lower=True)
     return factor, cho_solve(factor, residuals), 1.0 / np.diag(inverse)
 
 
-def _noisy(smoothness: Smoothness, places: Array) -> Array:
-    return smoothness.covariance(places, places) + smoothness.noise**2 * np.eye(len(places))
+def default_hyperparameters(features: Array, residuals: Array) -> Hyperparameters:
+    """Hyperparameters without a search: length scales of 3 octaves, 7 % noise."""
+    return Hyperparameters(
+        (3.0,) * features.shape[1], max(_LEAST_SIGNAL, float(np.std(residuals))), 0.07
+    )
 
 
-def default_smoothness(places: Array, residuals: Array) -> Smoothness:
-    """What is assumed of a curve whose smoothness nobody has looked for: changes over some octaves,
-    7 % noise.
+def fit_hyperparameters(
+    features: Array, terms: Array, times_s: Array, max_call_s: float = math.inf
+) -> Hyperparameters:
+    """Hyperparameters of the least mean absolute leave-one-out error.
+
+    Two passes of coordinate search; a value changes only where the error falls by 1 % or more.
     """
-    return Smoothness((3.0,) * places.shape[1], max(_LEAST_SIGNAL, float(np.std(residuals))), 0.07)
-
-
-def find_smoothness(
-    places: Array, terms: Array, times_s: Array, most_call_s: float = math.inf
-) -> Smoothness:
-    """The smoothness under which the points are predicted best from one another: least mean
-    absolute held-out error.
-
-    A coordinate at a time, twice around; a scale is left as it is where another makes no difference
-    of a hundredth.
-    """
-    weights, residuals = _first_approximation(terms, times_s, most_call_s)
-    places = _with_length(places, terms, weights)
-    best = default_smoothness(places, residuals)
+    weights, residuals = _fit_weights(terms, times_s, max_call_s)
+    features = _with_length(features, terms, weights)
+    best = default_hyperparameters(features, residuals)
     if len(times_s) < 6:
         return best
     chosen = np.unique(
         np.linspace(0, len(times_s) - 1, min(len(times_s), _TUNED_POINTS)).astype(int)
     )
-    places, residuals = places[chosen], residuals[chosen]
+    features, residuals = features[chosen], residuals[chosen]
 
-    def loss(smoothness: Smoothness) -> float:
-        inverse = np.linalg.inv(_noisy(smoothness, places))
+    def error(tried: Hyperparameters) -> float:
+        noise = tried.noise**2 * np.eye(len(features))
+        inverse = np.linalg.inv(tried.covariance(features, features) + noise)
         return float(np.mean(np.abs(inverse @ residuals / np.diag(inverse))))
 
-    least = loss(best)
+    least = error(best)
+    varying = [axis for axis in range(len(best.scales)) if np.ptp(features[:, axis]) > 0.0]
     for _ in range(2):
-        for place in range(len(best.scales)):
-            if np.ptp(places[:, place]) == 0.0:
-                continue
-            for scale in _SCALES:
-                tried = Smoothness(
-                    (*best.scales[:place], scale, *best.scales[place + 1 :]),
-                    best.signal,
-                    best.noise,
-                )
-                if (found := loss(tried)) < 0.99 * least:
-                    best, least = tried, found
-        for noise in _NOISES:
-            tried = Smoothness(best.scales, best.signal, noise)
-            if (found := loss(tried)) < 0.99 * least:
+        changes = [
+            *((axis, scale) for axis in varying for scale in _SCALES),
+            *((None, noise) for noise in _NOISES),
+        ]
+        for axis, value in changes:
+            if axis is None:
+                tried = replace(best, noise=value)
+            else:
+                tried = replace(best, scales=(*best.scales[:axis], value, *best.scales[axis + 1 :]))
+            if (found := error(tried)) < 0.99 * least:
                 best, least = tried, found
     return best

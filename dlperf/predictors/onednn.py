@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.features import ints
+from dlperf.predictors.kernel_description import ints
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
@@ -63,14 +63,14 @@ class Window:
 
     @property
     def taps(self) -> int:
-        """Taps that lie inside the image, summed over all places: kernels skip the others.
+        """Taps that lie inside the image, summed over all positions: kernels skip the others.
 
-        >>> Window((3,), (1,), (1,), (1,), (4,)).taps  # the first and the last place miss one each
+        >>> Window((3,), (1,), (1,), (1,), (4,)).taps  # the first and the last position miss one each
         10
         """
         return math.prod(
-            sum(_places_inside(tap * reach - pad, step, size, places) for tap in range(side))
-            for side, step, pad, reach, size, places in zip(
+            sum(_positions_inside(tap * reach - pad, step, size, positions) for tap in range(side))
+            for side, step, pad, reach, size, positions in zip(
                 self.kernel, self.stride, self.padding, self.dilation, self.image, self.out
             )
         )
@@ -113,9 +113,9 @@ class Window:
         )
 
 
-def _places_inside(first: int, step: int, size: int, places: int) -> int:
-    """How many of `first`, `first` + `step`, ... (`places` of them) lie in [0, `size`)."""
-    return max(0, min(places, (size - 1 - first) // step + 1) - max(0, -(first // step)))
+def _positions_inside(first: int, step: int, size: int, positions: int) -> int:
+    """How many of `first`, `first` + `step`, ... (`positions` of them) lie in [0, `size`)."""
+    return max(0, min(positions, (size - 1 - first) // step + 1) - max(0, -(first // step)))
 
 
 def window_of(
@@ -135,7 +135,7 @@ def window_of(
     return Window(tuple(weight.shape[2:]), stride, padding, dilation, image)
 
 
-def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
+def forward_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the forward takes, `c_in` and `c_out` counted in a group: ``first``,
     ``blocked`` or ``gemm``.
 
@@ -145,9 +145,9 @@ def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     image, by im2col and a product.
 
     >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
-    >>> forward_regime(3, 32, 1, window), forward_regime(32, 32, 1, window), forward_regime(6, 6, 4, window)
+    >>> forward_implementation(3, 32, 1, window), forward_implementation(32, 32, 1, window), forward_implementation(6, 6, 4, window)
     ('first', 'blocked', 'gemm')
-    >>> [forward_regime(3, 32, 1, Window((1, 1), (step, step), (0, 0), (1, 1), (14, 14))) for step in (1, 2)]
+    >>> [forward_implementation(3, 32, 1, Window((1, 1), (step, step), (0, 0), (1, 1), (14, 14))) for step in (1, 2)]
     ['blocked', 'first']
     """
     if groups > 1 and c_in == c_out == 1:
@@ -159,7 +159,7 @@ def forward_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     return "blocked" if c_in >= BLOCK or window.is_point else "first"
 
 
-def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
+def weight_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the gradient of the weight takes: ``first``, ``blocked``, ``half`` (blocks of 8
     channels, jit:avx2) or ``gemm``.
 
@@ -169,7 +169,7 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     image in 3d; those of 256 know no padding in 3d and no kernel longer than the image.
 
     >>> near, far = (Window((side, side), (1, 1), (side // 2, side // 2), (1, 1), (14, 14)) for side in (3, 5))
-    >>> weight_regime(1, 1, 32, near), weight_regime(1, 1, 32, far), weight_regime(3, 32, 1, far), weight_regime(12, 32, 1, near)
+    >>> weight_implementation(1, 1, 32, near), weight_implementation(1, 1, 32, far), weight_implementation(3, 32, 1, far), weight_implementation(12, 32, 1, near)
     ('blocked', 'gemm', 'first', 'half')
     """
     d = len(window.kernel)
@@ -206,7 +206,7 @@ def weight_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
     )
 
 
-def input_regime(c_in: int, c_out: int, groups: int, window: Window) -> str:
+def input_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
     """Which kernels the gradient of the input takes: ``blocked``, ``strided`` (brgconv_strided, in
     channels_last) or ``gemm`` (ONEDNN_VERBOSE, v3.12).
     """
@@ -314,18 +314,18 @@ class Convolution:
     groups: int
     window: Window
 
-    def regime(self, way: str) -> str:
+    def implementation(self, way: str) -> str:
         """Which kernels it takes to compute its output, the gradient of its input or that of its
         weight: `way` is ``output``, ``input`` or ``weight``.
         """
-        return {"output": forward_regime, "input": input_regime, "weight": weight_regime}[way](
+        return {"output": forward_implementation, "input": input_implementation, "weight": weight_implementation}[way](
             self.c_in, self.c_out, self.groups, self.window
         )
 
 
 def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:
     """What a forward computes (`needs` is None), or a backward that wants gradients of the input, of the weight or of both, in the words of
-    :meth:`Convolution.regime`.
+    :meth:`Convolution.implementation`.
 
     >>> ways_of(False, (True, True)), ways_of(True, (True, True)), ways_of(True, None)
     (('input', 'weight'), ('output', 'weight'), ('input',))
@@ -375,17 +375,17 @@ def _stage(
     convolution: Convolution, way: str, before: TensorSpec, after: TensorSpec, weight: TensorSpec
 ) -> tuple[int, ...]:
     """Bytes allocated within one of the ways of a convolution of `before` to `after`."""
-    regime = convolution.regime(way)
-    if regime == "gemm":
+    implementation = convolution.implementation(way)
+    if implementation == "gemm":
         return (
             convolution.c_in
             * math.prod(convolution.window.kernel)
             * math.prod(after.shape[2:])
             * after.item_bytes,
         )
-    if regime == "strided":
+    if implementation == "strided":
         return (after.nbytes, _blocked_weight(weight), before.nbytes)
-    incoming = () if regime == "first" else (_blocked(before),)
+    incoming = () if implementation == "first" else (_blocked(before),)
     if way == "output":
         return (*incoming, _blocked_weight(weight), _blocked(after))
     return (

@@ -9,7 +9,7 @@ import numpy as np
 
 from dlperf.core.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
 from dlperf.predictors.families import describe
-from dlperf.predictors.kernel_cost_model import Book
+from dlperf.predictors.kernel_cost_model import KernelCostModel
 
 _TINY = 16
 
@@ -23,7 +23,7 @@ class OptimizerCosts:
     call_s: float
     tensor_s: float
     source: str
-    book: Book
+    cost_model: KernelCostModel
     known: dict[tuple[str, int, int, str], float] = field(default_factory=dict)
 
     def floor_s(self, op: Op) -> float:
@@ -40,11 +40,11 @@ class OptimizerCosts:
                 tuple(_shrink(value) for value in op.args),
                 tuple((name, _shrink(value)) for name, value in op.kwargs),
             )
-            (priced,) = self.book.curves_s([(describe(tiny),)])
+            (priced,) = self.cost_model.kernels_s([(describe(tiny),)])
             self.known[signature] = (
                 priced.seconds
                 if priced is not None
-                else self.book.cost_s("native_call") + self.book.cost_s("boxed_call")
+                else self.cost_model.cost_s("native_call") + self.cost_model.cost_s("boxed_call")
             )
         return self.known[signature]
 
@@ -59,7 +59,7 @@ def _shrink(argument: Argument) -> Argument:
     return argument
 
 
-def optimizer_costs(trace: Trace, book: Book) -> OptimizerCosts:
+def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts:
     """The costs of the trace's optimizer: measured for its class and loop, else from a line through
     the measured ones over ops a tensor.
     """
@@ -67,13 +67,13 @@ def optimizer_costs(trace: Trace, book: Book) -> OptimizerCosts:
     assert info is not None
     n_ops = sum(op.phase == "optimizer" for op in trace.ops)
     per_tensor = n_ops / max(info.n_tensors, 1) if info.implementation == "for-loop" else n_ops
-    measured = _measured(book)
+    measured = _measured(cost_model)
     own = {
         ops: seconds
         for (kind, implementation, ops), seconds in measured.items()
         if (kind, implementation) == (info.type, info.implementation)
     }
-    call_s = _call_s(info, book)
+    call_s = _call_s(info, cost_model)
     if own:
         nearest = min(own, key=lambda ops: abs(ops - per_tensor))
         # Another variant of the same class (weight decay, amsgrad) has a few ops more or less.
@@ -81,7 +81,7 @@ def optimizer_costs(trace: Trace, book: Book) -> OptimizerCosts:
             call_s,
             max(0.0, own[nearest] + (per_tensor - nearest) * _slope(measured, info)),
             "measured",
-            book,
+            cost_model,
         )
     alike = [
         (ops, seconds)
@@ -89,20 +89,22 @@ def optimizer_costs(trace: Trace, book: Book) -> OptimizerCosts:
         if implementation == info.implementation
     ]
     if not alike:
-        return OptimizerCosts(call_s, per_tensor * book.cost_s("native_call"), "extrapolated", book)
+        return OptimizerCosts(
+            call_s, per_tensor * cost_model.cost_s("native_call"), "extrapolated", cost_model
+        )
     return OptimizerCosts(
         call_s,
         float(np.median([seconds / max(ops, 1) for ops, seconds in alike])) * per_tensor,
         "interpolated",
-        book,
+        cost_model,
     )
 
 
-def _measured(book: Book) -> dict[tuple[str, str, int], float]:
+def _measured(cost_model: KernelCostModel) -> dict[tuple[str, str, int], float]:
     found = {}
-    for cost in book.machine.costs:
+    for cost in cost_model.machine.costs:
         match = re.fullmatch(r"optimizer_tensor/([^/]+)/([^/]+)/(\d+)", cost.name)
-        if match and cost.threads == book.threads:
+        if match and cost.threads == cost_model.threads:
             found[match.group(1), match.group(2), int(match.group(3))] = cost.seconds
     return found
 
@@ -121,13 +123,13 @@ def _slope(measured: dict[tuple[str, str, int], float], info: OptimizerInfo) -> 
     return float(np.median([seconds / max(ops, 1) for ops, seconds in points]))
 
 
-def _call_s(info: OptimizerInfo, book: Book) -> float:
-    own = book.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
+def _call_s(info: OptimizerInfo, cost_model: KernelCostModel) -> float:
+    own = cost_model.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
     if own:
         return own
     calls = [
         cost.seconds
-        for cost in book.machine.costs
-        if cost.name.startswith("optimizer_call/") and cost.threads == book.threads
+        for cost in cost_model.machine.costs
+        if cost.name.startswith("optimizer_call/") and cost.threads == cost_model.threads
     ]
     return float(np.median(calls)) if calls else 0.0

@@ -48,7 +48,7 @@ def contiguous_clone(spec: TensorSpec) -> Op:
     return Op("aten.clone.default", (spec,), (_FORMAT,))
 
 
-def parts(op: Op) -> tuple[Op, ...]:
+def sub_kernels(op: Op) -> tuple[Op, ...]:
     """The operators whose times add up to an op's: mostly itself.
 
     An operator that cannot use an operand as it lies copies it first. A convolution's backward
@@ -57,9 +57,9 @@ def parts(op: Op) -> tuple[Op, ...]:
     each with kernels of its own.
 
     >>> turned = TensorSpec((8, 4), (1, 8))
-    >>> [part.name for part in parts(Op("aten._softmax.default", (turned, -1, False)))]
+    >>> [part.name for part in sub_kernels(Op("aten._softmax.default", (turned, -1, False)))]
     ['aten._softmax.default', 'aten.clone.default']
-    >>> parts(Op("aten.relu.default", (turned,))) == (Op("aten.relu.default", (turned,)),)
+    >>> sub_kernels(Op("aten.relu.default", (turned,))) == (Op("aten.relu.default", (turned,)),)
     True
     """
     copies = tuple(contiguous_clone(spec) for spec in _copied(op))

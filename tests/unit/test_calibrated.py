@@ -20,8 +20,8 @@ from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors.allocator.simulation import Replay
 from dlperf.predictors.analysis import analyse
 from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_factors
-from dlperf.predictors.kernel_cost_model import book_of, learn
-from dlperf.predictors.kernel_model import Smoothness, Surface, find_smoothness
+from dlperf.predictors.kernel_cost_model import cost_model_of, learn
+from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
 from dlperf.predictors.page_faults import cold_faults
 
 FAULT_S = 1e-6
@@ -100,7 +100,7 @@ def test_an_unknown_op_enters_with_its_bytes_and_a_dispatch() -> None:
     assert found.unpriced == {"mine.mystery": 1}
     assert found.priced_time_frac == 0.0
     assert found.prices.notes == (
-        "mine.mystery has no curve: priced by its roofline + dispatch, which is a lower bound",
+        "mine.mystery has no kernel model: priced by its roofline + dispatch, a lower bound",
     )
 
 
@@ -257,11 +257,11 @@ def test_a_copy_within_an_operator_is_paid() -> None:
         Kernel(Op("aten._softmax.default", (T(n, 32), -1, False)), "rows", 1, Samples((1e-9 * n,)))
         for n in (16, 256, 4096)
     )
-    book = machine(extra=rows)
+    cost_model = machine(extra=rows)
     plain, copied = (
-        kernels(priced(trace(Op("aten._softmax.default", (spec, -1, False), layer="act")), book))[
-            0
-        ]["seconds"]
+        kernels(
+            priced(trace(Op("aten._softmax.default", (spec, -1, False), layer="act")), cost_model)
+        )[0]["seconds"]
         for spec in (T(48, 32), turned)
     )
     clone = Op(
@@ -270,7 +270,7 @@ def test_a_copy_within_an_operator_is_paid() -> None:
         (("memory_format", Symbol("memory_format", "contiguous_format")),),
     )
     assert copied - plain == pytest.approx(
-        kernels(priced(trace(clone), book))[0]["seconds"], rel=0.2
+        kernels(priced(trace(clone), cost_model))[0]["seconds"], rel=0.2
     )
 
 
@@ -286,7 +286,7 @@ def test_a_backward_of_a_convolution_is_the_sum_of_its_passes_and_one_call() -> 
         for n in sizes
         for wanted, factor in (((True, False), 1e-6), ((False, True), 3e-6))
     ]
-    found = book_of(machine({"native_call": 5e-7}, extra=tuple(passes)), 1).kernel_s(
+    found = cost_model_of(machine({"native_call": 5e-7}, extra=tuple(passes)), 1).kernel_s(
         backward_of(convolution(16, 16, 16, (8, 8), (3, 3)))
     )
     assert found is not None
@@ -478,16 +478,16 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
 
 def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
     plain = machine()
-    on = book_of(replace(plain, costs=retention({"1": 1.0, "2": 3.0, "4": 1.2, "8": 2.0})), 1)
-    assert on._retention[1].tolist() == pytest.approx([1.0, 1.0, 2.1, 2.1, 2.5])
+    on = cost_model_of(replace(plain, costs=retention({"1": 1.0, "2": 3.0, "4": 1.2, "8": 2.0})), 1)
+    assert on.caches._data_residency[1].tolist() == pytest.approx([1.0, 1.0, 2.1, 2.1, 2.5])
     small, *others = plain.bandwidths
     slow = replace(
         plain, bandwidths=(replace(small, samples=Samples((100 * small.samples.minimum,))), *others)
     )
     sizes = np.array([16.0, 512.0, 8192.0]) * KIB
-    found = book_of(slow, 1).seconds_per_byte(sizes)
+    found = cost_model_of(slow, 1).caches.seconds_per_byte(sizes)
     assert found[1:].tolist() == pytest.approx(
-        book_of(plain, 1).seconds_per_byte(sizes)[1:].tolist()
+        cost_model_of(plain, 1).caches.seconds_per_byte(sizes)[1:].tolist()
     )
     assert found[0] == found[1]  # no more than a larger set
 
@@ -505,7 +505,8 @@ def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
     cold = {"cold/next/1048576": 1e-6, "cold/next/4194304": 2e-6, "cold/next/67108864": 9e-6}
     plain = machine(cold, extra=(product,))
     four_times = (
-        plain.dram_bytes_per_s(1) * book_of(plain, 1).seconds_per_byte(np.array([8.0 * MIB]))[0]
+        plain.dram_bytes_per_s(1)
+        * cost_model_of(plain, 1).caches.seconds_per_byte(np.array([8.0 * MIB]))[0]
     )  # all of the way to memory
     found = []
     for factors in (
@@ -542,11 +543,11 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     at_once_s = priced(step, on).step.total_s
     assert at_once_s is not None
     sizes, between = np.array([4.0, 8.0]) * n, np.array([8.0, 4.0]) * n
-    warm = book_of(on, 1).far_seconds_per_byte("aten.relu_", sizes)
+    warm = cost_model_of(on, 1).caches.miss_s_per_byte("aten.relu_", sizes)
     extra_s = [
         sizes
         @ np.maximum(
-            book_of(on, 1).far_seconds_per_byte("aten.relu_", between, pause_s) - warm, 0.0
+            cost_model_of(on, 1).caches.miss_s_per_byte("aten.relu_", between, pause_s) - warm, 0.0
         )
         for pause_s in (0.0, 0.01)
     ]
@@ -843,7 +844,7 @@ def test_steps_of_few_and_of_many_faults_lie_inside() -> None:
     mib = tuple(Storage(size * MIB, index, 8 - index) for index, size in enumerate((2, 3, 1, 4)))
     ops = tuple(relu(2**20, "a", "forward" if i < 4 else "backward") for i in range(8))
     found = priced(trace(*ops, storages=mib, inference=False), machine({"page_fault": FAULT_S}))
-    replay = found.trace.__dict__["_analysis"]["default"].replay
+    replay = analyse(found.trace, "default").replay
     rest = found.step.total_s - sum(replay.faults) * FAULT_S  # type: ignore[operator]
     assert (
         found.step.low_s
@@ -859,29 +860,29 @@ def test_steps_of_few_and_of_many_faults_lie_inside() -> None:
 def test_a_surface_finds_the_law() -> None:
     n = np.array([64.0, 1024.0, 2**15])
     terms = np.stack([np.ones(3), n], axis=1)
-    surface = Surface.fit(np.log2(n)[:, None], terms, CALL_S + n * 1e-9)
-    assert surface.weights == pytest.approx([CALL_S, 1e-9])
-    assert surface.held_out_error == pytest.approx(0.0, abs=1e-9)
+    kernel_model = KernelModel.fit(np.log2(n)[:, None], terms, CALL_S + n * 1e-9)
+    assert kernel_model.weights == pytest.approx([CALL_S, 1e-9])
+    assert kernel_model.leave_one_out_error == pytest.approx(0.0, abs=1e-9)
 
 
-def of_surface(smoothness: Smoothness) -> Smoothness:
+def of_surface(hyperparameters: Hyperparameters) -> Hyperparameters:
     """The same, with a scale for the coordinate that a surface adds; where the terms are constant
     it tells nothing apart.
     """
-    return replace(smoothness, scales=(*smoothness.scales, 60.0))
+    return replace(hyperparameters, scales=(*hyperparameters.scales, 60.0))
 
 
 def test_a_surface_passes_near_its_points_by_as_much_as_they_are_noisy() -> None:
     n, t = np.array([4.0, 64.0, 1024.0, 4096.0]), np.array([1e-6, 5e-6, 6e-6, 5e-5])
     terms = np.stack([np.ones(4), n], axis=1)
     places = np.log2(n)[:, None]
-    exact = Surface.fit(places, terms, t, of_surface(Smoothness((1.5,), 1.0, 1e-6)))
+    exact = KernelModel.fit(places, terms, t, of_surface(Hyperparameters((1.5,), 1.0, 1e-6)))
     found, inside = exact.predict(places, terms)
     assert found == pytest.approx(t, rel=1e-6)
     assert inside.all()
-    noisy, _ = Surface.fit(places, terms, t, of_surface(Smoothness((1.5,), 1.0, 0.3))).predict(
-        places, terms
-    )
+    noisy, _ = KernelModel.fit(
+        places, terms, t, of_surface(Hyperparameters((1.5,), 1.0, 0.3))
+    ).predict(places, terms)
     base = terms @ exact.weights
     assert np.all(np.abs(np.log(noisy / base)) < np.abs(np.log(t / base)) + 0.1)
 
@@ -890,29 +891,33 @@ def test_held_out_residuals_are_those_of_fits_without_the_point() -> None:
     # the closed form against leaving each point out by hand, with the same first approximation
     rng = np.random.default_rng(1)
     places, residuals = rng.uniform(0, 8, (9, 2)), rng.normal(0, 0.1, 9)
-    smoothness = Smoothness((2.0, 3.0), 0.4, 0.2)  # noise enough for no point to be surprising
+    hyperparameters = Hyperparameters(
+        (2.0, 3.0), 0.4, 0.2
+    )  # noise enough for no point to be surprising
     ones = np.ones((9, 1))
-    found = Surface.fit(places, ones, np.exp(residuals), of_surface(smoothness))
+    found = KernelModel.fit(places, ones, np.exp(residuals), of_surface(hyperparameters))
     level = math.log(float(found.weights[0]))
     for place in range(9):
         rest = np.delete(np.arange(9), place)
-        covariance = smoothness.covariance(places[rest], places[rest]) + 0.04 * np.eye(8)
-        expected = smoothness.covariance(places[[place]], places[rest]) @ np.linalg.solve(
+        covariance = hyperparameters.covariance(places[rest], places[rest]) + 0.04 * np.eye(8)
+        expected = hyperparameters.covariance(places[[place]], places[rest]) @ np.linalg.solve(
             covariance, residuals[rest] - level
         )
-        assert found.held_out[place] == pytest.approx(
+        assert found.leave_one_out[place] == pytest.approx(
             float(expected[0]) - (residuals[place] - level), abs=1e-9
         )
 
 
 def drawn(
-    places: npt.NDArray[np.float64], smoothness: Smoothness, scale: float, seed: int
+    places: npt.NDArray[np.float64], hyperparameters: Hyperparameters, scale: float, seed: int
 ) -> npt.NDArray[np.float64]:
-    """Logarithms of times at the places, of a process `scale` times as restless as `smoothness`
+    """Logarithms of times at the places, of a process `scale` times as restless as `hyperparameters`
     says, noise included.
     """
     covariance = (
-        smoothness.covariance(places, places) - 1.0 + smoothness.noise**2 * np.eye(len(places))
+        hyperparameters.covariance(places, places)
+        - 1.0
+        + hyperparameters.noise**2 * np.eye(len(places))
     )
     return scale * np.random.default_rng(seed).multivariate_normal(
         np.zeros(len(places)), covariance
@@ -922,17 +927,20 @@ def drawn(
 def test_errors_of_a_surface_covary_as_a_process_given_its_points_does() -> None:
     rng = np.random.default_rng(3)
     places, asked = rng.uniform(0, 8, (12, 2)), rng.uniform(0, 8, (4, 2))
-    smoothness = Smoothness((2.0, 3.0), 0.4, 0.2)
-    surface = Surface.fit(
-        places, np.ones((12, 1)), np.exp(drawn(places, smoothness, 0.1, 4)), of_surface(smoothness)
+    hyperparameters = Hyperparameters((2.0, 3.0), 0.4, 0.2)
+    kernel_model = KernelModel.fit(
+        places,
+        np.ones((12, 1)),
+        np.exp(drawn(places, hyperparameters, 0.1, 4)),
+        of_surface(hyperparameters),
     )  # nothing surprising
     both = np.concatenate([places, asked])
-    joint = smoothness.covariance(both, both) + 0.04 * np.eye(16)
+    joint = hyperparameters.covariance(both, both) + 0.04 * np.eye(16)
     # what is left of a normal law of 16 numbers when 12 are known is the inverse of the other
     # four's block of the precision
     expected = np.linalg.inv(np.linalg.inv(joint)[12:, 12:])
-    assert surface.covariance(asked, np.ones((4, 1))) == pytest.approx(
-        surface.sharpness**2 * expected, rel=1e-6, abs=1e-12
+    assert kernel_model.covariance(asked, np.ones((4, 1))) == pytest.approx(
+        kernel_model.interval_calibration**2 * expected, rel=1e-6, abs=1e-12
     )
 
 
@@ -940,18 +948,18 @@ def test_errors_of_a_surface_covary_as_a_process_given_its_points_does() -> None
 def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_to_be(
     scale: float,
 ) -> None:
-    smoothness = Smoothness((2.0,), 0.3, 0.05)
+    hyperparameters = Hyperparameters((2.0,), 0.3, 0.05)
     inside = []
     for seed in range(40):
         places = np.random.default_rng(seed).uniform(0, 20, (50, 1))
-        logs = drawn(places, smoothness, scale, seed)
-        surface = Surface.fit(
-            places[:40], np.ones((40, 1)), np.exp(logs[:40]), of_surface(smoothness)
+        logs = drawn(places, hyperparameters, scale, seed)
+        kernel_model = KernelModel.fit(
+            places[:40], np.ones((40, 1)), np.exp(logs[:40]), of_surface(hyperparameters)
         )
-        found, _ = surface.predict(places[40:], np.ones((10, 1)))
+        found, _ = kernel_model.predict(places[40:], np.ones((10, 1)))
         inside += list(
             np.abs(np.log(found) - logs[40:])
-            < 1.645 * np.sqrt(np.diag(surface.covariance(places[40:], np.ones((10, 1)))))
+            < 1.645 * np.sqrt(np.diag(kernel_model.covariance(places[40:], np.ones((10, 1)))))
         )
     assert (
         0.8 < np.mean(inside) < 0.95
@@ -959,29 +967,34 @@ def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_t
 
 
 def test_near_places_err_alike_and_far_ones_each_by_themselves() -> None:
-    smoothness = Smoothness((2.0,), 0.3, 0.001)
+    hyperparameters = Hyperparameters((2.0,), 0.3, 0.001)
     places = np.arange(0.0, 60.0, 5.0)[:, None]
-    surface = Surface.fit(
-        places, np.ones((12, 1)), np.exp(drawn(places, smoothness, 1.0, 5)), of_surface(smoothness)
+    kernel_model = KernelModel.fit(
+        places,
+        np.ones((12, 1)),
+        np.exp(drawn(places, hyperparameters, 1.0, 5)),
+        of_surface(hyperparameters),
     )
-    covariance = surface.covariance(np.array([[12.5], [12.6], [42.5]]), np.ones((3, 1)))
+    covariance = kernel_model.covariance(np.array([[12.5], [12.6], [42.5]]), np.ones((3, 1)))
     assert covariance[0, 1] > 0.95 * covariance[0, 0]
     assert abs(covariance[0, 2]) < 0.05 * covariance[0, 0]
-    few = Surface.fit(places[:4], np.ones((4, 1)), np.ones(4))
+    few = KernelModel.fit(places[:4], np.ones((4, 1)), np.ones(4))
     assert few.covariance(places[:2], np.ones((2, 1))) == pytest.approx(np.full((2, 2), 0.04))
 
 
 def test_a_disturbed_point_moves_its_neighbours_little() -> None:
     places = np.linspace(0, 8, 9)[:, None]
     ones, times = np.ones((9, 1)), np.ones(9)
-    smoothness = Smoothness((3.0,), 0.3, 0.05)
-    straight = Surface.fit(places, ones, times, of_surface(smoothness)).predict(places, ones)[0]
+    hyperparameters = Hyperparameters((3.0,), 0.3, 0.05)
+    straight = KernelModel.fit(places, ones, times, of_surface(hyperparameters)).predict(
+        places, ones
+    )[0]
     times[4] = 3.0
-    bent = Surface.fit(places, ones, times, of_surface(smoothness))
+    bent = KernelModel.fit(places, ones, times, of_surface(hyperparameters))
     assert np.delete(bent.predict(places, ones)[0] / straight, 4) == pytest.approx(
         np.ones(8), rel=0.12
     )
-    assert bent.held_out[4] == pytest.approx(math.log(1 / 3), rel=0.1)
+    assert bent.leave_one_out[4] == pytest.approx(math.log(1 / 3), rel=0.1)
 
 
 def test_the_smoothness_found_is_no_worse_than_the_default() -> None:
@@ -990,19 +1003,19 @@ def test_the_smoothness_found_is_no_worse_than_the_default() -> None:
     places = rng.uniform(0, 8, (60, 2))
     times = np.exp(0.5 * np.sin(3.0 * places[:, 0]))
     ones = np.ones((60, 1))
-    found = find_smoothness(places, ones, times)
+    found = fit_hyperparameters(places, ones, times)
     assert found.scales[0] < found.scales[1]
     errors = [
-        np.mean(np.abs(Surface.fit(places, ones, times, smooth).held_out))
+        np.mean(np.abs(KernelModel.fit(places, ones, times, smooth).leave_one_out))
         for smooth in (None, found)
     ]
     assert errors[1] < 0.7 * errors[0]
 
 
 def test_a_surface_of_one_point_and_of_none_to_choose_from() -> None:
-    surface = Surface.fit(np.array([[5.0]]), np.array([[1.0, 32.0]]), np.array([1e-6]))
-    assert math.isnan(surface.held_out_error)
-    flat = Surface.fit(np.zeros((4, 0)), np.ones((4, 1)), np.array([1e-6, 2e-6, 3e-6, 9e-6]))
+    kernel_model = KernelModel.fit(np.array([[5.0]]), np.array([[1.0, 32.0]]), np.array([1e-6]))
+    assert math.isnan(kernel_model.leave_one_out_error)
+    flat = KernelModel.fit(np.zeros((4, 0)), np.ones((4, 1)), np.array([1e-6, 2e-6, 3e-6, 9e-6]))
     found, inside = flat.predict(np.zeros((2, 0)), np.ones((2, 1)))
     assert inside.all()
     assert (found > 0).all()
@@ -1012,12 +1025,12 @@ def test_held_out_errors_are_those_of_the_families() -> None:
     assert machine().held_out_errors(1) == {}
     errors = learn(machine()).held_out_errors(1)
     assert errors == pytest.approx({"gemm": 0.0}, abs=1e-6)  # 27 products; four relu say nothing
-    assert book_of(machine(), 3).threads == 1
+    assert cost_model_of(machine(), 3).threads == 1
 
 
 def test_a_book_is_made_once_a_machine() -> None:
     on = machine()
-    assert book_of(on, 1) is book_of(on, 1) is book_of(on, 7)
-    assert book_of(replace(on), 1) is not book_of(on, 1)
+    assert cost_model_of(on, 1) is cost_model_of(on, 1) is cost_model_of(on, 7)
+    assert cost_model_of(replace(on), 1) is not cost_model_of(on, 1)
     assert on == machine()  # what is kept with a machine is no part of it
     assert TensorSpec.contiguous(1) == T(1)

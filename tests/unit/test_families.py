@@ -22,15 +22,15 @@ from dlperf.microbench.plan import MODES
 from dlperf.microbench.worker import planned_groups
 from dlperf.predictors.families import describe, known
 from dlperf.predictors.families_contractions import output_shape
-from dlperf.predictors.features import Description, family
+from dlperf.predictors.kernel_description import KernelDescription, family
 from dlperf.predictors.onednn import takes_onednn
-from dlperf.predictors.sub_kernels import parts, scratch
+from dlperf.predictors.sub_kernels import scratch, sub_kernels
 from dlperf.recorder.recording import record
 
 T = TensorSpec.contiguous
 
 
-def described(name: str, *args: Any, **kwargs: Any) -> Description:
+def described(name: str, *args: Any, **kwargs: Any) -> KernelDescription:
     found = describe(Op(name, args, tuple(kwargs.items())))
     assert found is not None
     return found
@@ -48,10 +48,10 @@ def spec(tensor: torch.Tensor) -> TensorSpec:
 def test_a_linear_layer() -> None:
     # (8 x 16)(16 x 4) with the transposed weight of nn.Linear
     found = described("aten.addmm.default", T(4), T(8, 16), TensorSpec((16, 4), (1, 16)))
-    assert found.key == ("gemm", "float32", "matrix")
+    assert found.variant == ("gemm", "float32", "matrix")
     # octaves; 8 and 4 are one part of a block of 16 each, 16 is whole; the weight is transposed;
     # there is a bias; one product
-    assert found.place == (3.0, 2.0, 4.0, 6.0, 4.0, 0.35, 0.35, 0.0, 0.0, 1.0, 1.0, 0.0)
+    assert found.features == (3.0, 2.0, 4.0, 6.0, 4.0, 0.35, 0.35, 0.0, 0.0, 1.0, 1.0, 0.0)
     # the products; whole tiles of 8 x 16, 4 x 24 and 8 x 48 and the same turned; the parts of a
     # side for each of the other two sides' products
     tiles = (8 * 16, 16 * 8, 8 * 24, 24 * 4, 8 * 48, 48 * 8)
@@ -71,23 +71,23 @@ def test_a_linear_layer() -> None:
 
 def test_batched_products_and_vectors() -> None:
     found = described("aten.bmm.default", T(2, 8, 16), T(2, 16, 4))
-    assert (found.key, found.place[:3], found.place[-1], found.terms[2]) == (
+    assert (found.variant, found.features[:3], found.features[-1], found.terms[2]) == (
         ("bmm", "float32", "matrix"),
         (3.0, 2.0, 4.0),
         1.0,
         2 * 8 * 4 * 16,
     )
     found = described("aten.mv.default", T(8, 16), T(16))
-    assert (found.key, found.place[:3]) == (("gemm", "float32", "vector"), (3.0, 0.0, 4.0))
+    assert (found.variant, found.features[:3]) == (("gemm", "float32", "vector"), (3.0, 0.0, 4.0))
     assert found.fallbacks[0] == ("gemm", "float32", "matrix")
-    assert described("aten.dot.default", T(16), T(16)).place[:3] == (0.0, 0.0, 4.0)
+    assert described("aten.dot.default", T(16), T(16)).features[:3] == (0.0, 0.0, 4.0)
 
 
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
 def test_the_order_of_the_operands_in_memory(transposed: tuple[bool, bool]) -> None:
     left = torch.empty(6, 4).t() if transposed[0] else torch.empty(4, 6)
     right = torch.empty(5, 6).t() if transposed[1] else torch.empty(6, 5)
-    assert described("aten.mm.default", spec(left), spec(right)).place[8:10] == tuple(
+    assert described("aten.mm.default", spec(left), spec(right)).features[8:10] == tuple(
         map(float, transposed)
     )
 
@@ -97,9 +97,9 @@ def test_tiny_products_of_a_batch_ask_no_blas() -> None:
     no such limit.
     """
     below = described("aten.bmm.default", T(5, 3, 19), T(5, 19, 7))
-    assert below.key == ("bmm", "float32", "loops")
+    assert below.variant == ("bmm", "float32", "loops")
     assert below.fallbacks[0] == ("bmm", "float32", "matrix")
-    assert described("aten.bmm.default", T(5, 4, 20), T(5, 20, 5)).key == (
+    assert described("aten.bmm.default", T(5, 4, 20), T(5, 20, 5)).variant == (
         "bmm",
         "float32",
         "matrix",
@@ -109,11 +109,11 @@ def test_tiny_products_of_a_batch_ask_no_blas() -> None:
         "float32",
         "vector",
     )
-    assert described("aten.mm.default", T(3, 19), T(19, 7)).key == ("gemm", "float32", "matrix")
+    assert described("aten.mm.default", T(3, 19), T(19, 7)).variant == ("gemm", "float32", "matrix")
 
 
 def test_a_matrix_of_one_column_is_row_major() -> None:
-    assert described("aten.mm.default", TensorSpec((4, 1), (1, 4)), T(1, 3)).place[8:10] == (
+    assert described("aten.mm.default", TensorSpec((4, 1), (1, 4)), T(1, 3)).features[8:10] == (
         0.0,
         0.0,
     )
@@ -123,7 +123,7 @@ def test_a_convolution_by_one_thread_or_several() -> None:
     # a 1x1 convolution of few images stays with torch's own code unless several threads run it
     # (takes_onednn)
     op = convolution(2, 16, 16, (8, 8), (1, 1))
-    keys = [found.key for threads in (1, 2) if (found := describe(op, threads)) is not None]
+    keys = [found.variant for threads in (1, 2) if (found := describe(op, threads)) is not None]
     assert keys == [
         ("conv", "float32", "1x1 2d", "native"),
         ("conv", "float32", "1x1 2d", "blocked"),
@@ -132,7 +132,7 @@ def test_a_convolution_by_one_thread_or_several() -> None:
 
 def test_elementwise_by_access_pattern() -> None:
     def key(a: TensorSpec, b: TensorSpec) -> tuple[str, ...]:
-        return described("aten.add.Tensor", a, b).key
+        return described("aten.add.Tensor", a, b).variant
 
     assert key(T(8, 8), T(8, 8)) == ("add", "2", "float32", "flat")
     assert key(TensorSpec((8, 8), (1, 8)), TensorSpec((8, 8), (1, 8))) == (
@@ -145,8 +145,8 @@ def test_elementwise_by_access_pattern() -> None:
     assert key(T(8, 8), T(8)) == ("add", "1", "float32", "row")
     assert key(T(8, 8), T(8, 1)) == ("add", "1", "float32", "column")
     assert key(T(8, 8), T()) == ("add", "1", "float32", "flat")
-    assert described("aten.clone.default", TensorSpec((8, 8), (1, 0))).key[-1] == "broadcast"
-    assert described("aten.add.Tensor", T(8, 16), T(8, 16)).place == (7.0,)
+    assert described("aten.clone.default", TensorSpec((8, 8), (1, 0))).variant[-1] == "broadcast"
+    assert described("aten.add.Tensor", T(8, 16), T(8, 16)).features == (7.0,)
     assert described("aten.add.Tensor", T(8, 16), T(8, 16)).terms == (1.0, 128.0)
 
 
@@ -154,7 +154,7 @@ def test_gaps_between_long_runs_cost_nothing_and_short_runs_a_little() -> None:
     def pattern(*operands: TensorSpec, **options: object) -> str:
         return described(
             "aten.add.Tensor" if len(operands) > 1 else "aten.clone.default", *operands, **options
-        ).key[-1]
+        ).variant[-1]
 
     whole = T(4, 6, 32, 32)
     sliced = TensorSpec(
@@ -175,14 +175,14 @@ def test_gaps_between_long_runs_cost_nothing_and_short_runs_a_little() -> None:
 
 def test_powers_differ() -> None:
     assert (
-        described("aten.pow.Tensor_Scalar", T(8), 2).key
-        != described("aten.pow.Tensor_Scalar", T(8), 3).key
+        described("aten.pow.Tensor_Scalar", T(8), 2).variant
+        != described("aten.pow.Tensor_Scalar", T(8), 3).variant
     )
 
 
 def test_casts_name_both_dtypes() -> None:
     kinds = {
-        described("aten._to_copy.default", T(8, dtype=d), dtype=Symbol("dtype", "float32")).key
+        described("aten._to_copy.default", T(8, dtype=d), dtype=Symbol("dtype", "float32")).variant
         for d in ("bfloat16", "float64")
     }
     assert len(kinds) == 2
@@ -193,19 +193,19 @@ def test_reductions() -> None:
         described("aten.sum.dim_IntList", T(8, 32), (1,)),
         described("aten.sum.dim_IntList", T(8, 32), (0,), True),
     )
-    assert (last.key, last.place, last.terms) == (
+    assert (last.variant, last.features, last.terms) == (
         ("sum", "float32", "last"),
         (3.0, 5.0, 0.0, 0.0, 0.0),
         (1.0, 256.0, 8.0, 8.0, 0.0, 0.0, 0.0),
     )
-    assert (first.key, first.place, first.terms) == (
+    assert (first.variant, first.features, first.terms) == (
         ("sum", "float32", "first"),
         (0.0, 3.0, 5.0, 0.0, 0.0),
         (1.0, 256.0, 32.0, 1.0, 0.0, 0.0, 0.0),
     )
-    assert described("aten.sum.default", T(8, 32)).place[:3] == (0.0, 8.0, 0.0)
-    assert described("aten.mean.dim", T(4, 2, 8, 8), (-1, -2), True).place[:3] == (3.0, 6.0, 0.0)
-    assert described("aten.max.other", T(8), T(8)).key[0] == "max"
+    assert described("aten.sum.default", T(8, 32)).features[:3] == (0.0, 8.0, 0.0)
+    assert described("aten.mean.dim", T(4, 2, 8, 8), (-1, -2), True).features[:3] == (3.0, 6.0, 0.0)
+    assert described("aten.max.other", T(8), T(8)).variant[0] == "max"
 
 
 def test_rows_that_are_no_whole_vectors_have_work_of_their_own() -> None:
@@ -215,7 +215,7 @@ def test_rows_that_are_no_whole_vectors_have_work_of_their_own() -> None:
     assert whole.terms[4:] == (0.0, 160.0, 0.0)  # three vectors: one is left over of pairs
     assert left.terms[4:] == (50.0, 210.0, 0.0)
     assert short.terms[4:] == (120.0, 120.0, 120.0)
-    assert len({whole.place[3:], left.place[3:], short.place[3:]}) == 3
+    assert len({whole.features[3:], left.features[3:], short.features[3:]}) == 3
     assert described("aten._softmax.default", T(10, 53), 0, False).terms[4:] == (
         0.0,
         0.0,
@@ -224,19 +224,23 @@ def test_rows_that_are_no_whole_vectors_have_work_of_their_own() -> None:
 
 
 def test_softmax_pools_norms_and_moves() -> None:
-    assert described("aten._log_softmax.default", T(8, 32), 1, False).place[:3] == (3.0, 5.0, 0.0)
+    assert described("aten._log_softmax.default", T(8, 32), 1, False).features[:3] == (
+        3.0,
+        5.0,
+        0.0,
+    )
     pool = described("aten.max_pool2d_with_indices.default", T(2, 4, 8, 8), (2, 2), (2, 2), (0, 0))
-    assert (pool.place, pool.terms) == (
+    assert (pool.features, pool.terms) == (
         (3.0, 4.0, 2.0),
         (1.0, 128.0, 512.0, 512.0, 8.0),
     )  # 8 planes, 4 x 4 outputs of 2 x 2
     norm = described(
         "aten.native_batch_norm.default", T(2, 4, 8, 8), T(4), T(4), T(4), T(4), False, 0.1, 1e-5
     )
-    assert (norm.key[-1], norm.place) == ("evaluation", (1.0, 2.0, 6.0))
+    assert (norm.variant[-1], norm.features) == ("evaluation", (1.0, 2.0, 6.0))
     rows = described("aten.embedding.default", T(1024, 16), T(8, dtype="int64"))
-    assert (rows.place, rows.terms[2]) == ((3.0, 4.0, 5.0), 128.0)
-    assert described("aten.cat.default", (T(8, 4), T(8, 4)), 1).place == (6.0, 2.0)
+    assert (rows.features, rows.terms[2]) == ((3.0, 4.0, 5.0), 128.0)
+    assert described("aten.cat.default", (T(8, 4), T(8, 4)), 1).features == (6.0, 2.0)
     assert described("aten.view.default", T(8), (8,)).terms == (1.0,)
 
 
@@ -266,7 +270,7 @@ def test_attention_takes_blocks_of_keys_as_a_whole(
         0.0,
         causal,
     )
-    assert (again.terms, again.place) == (found.terms, found.place)
+    assert (again.terms, again.features) == (found.terms, found.features)
 
 
 def test_a_masked_attention_has_a_place_of_its_own() -> None:
@@ -277,8 +281,8 @@ def test_a_masked_attention_has_a_place_of_its_own() -> None:
     )
     assert plain is not None
     assert masked is not None
-    assert plain.key == masked.key
-    assert plain.place != masked.place
+    assert plain.variant == masked.variant
+    assert plain.features != masked.features
     assert (plain.terms[-1], masked.terms[-1]) == (0, 2 * 4 * 16 * 16)
 
 
@@ -294,13 +298,13 @@ def test_convolutions() -> None:
     found = described(
         "aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), 1, 1).args
     )
-    assert found.key[:3] == ("conv", "float32", "dense2d")
-    assert found.key[3] != "native"
+    assert found.variant[:3] == ("conv", "float32", "dense2d")
+    assert found.variant[3] != "native"
     assert (
         described(
             "aten.convolution.default",
             *convolution(2, 16, 32, (8, 8), (3, 3), dtype="float64").args,
-        ).key[3]
+        ).variant[3]
         == "native"
     )
     assert (
@@ -309,20 +313,20 @@ def test_convolutions() -> None:
     assert (
         described(
             "aten.convolution.default", *convolution(2, 16, 16, (8, 8), (3, 3), groups=16).args
-        ).key[2]
+        ).variant[2]
         == "depthwise2d"
     )
     assert described(
         "aten.convolution.default", *convolution(2, 16, 32, (8, 8), (3, 3), groups=16).args
-    ).key[2:4] == ("grouped2d", "gemm")
+    ).variant[2:4] == ("grouped2d", "gemm")
     assert (
-        described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).key[2]
+        described("aten.convolution.default", *convolution(2, 16, 32, (8,), (1,)).args).variant[2]
         == "1x1 2d"
     )
     up = described(
         "aten.convolution.default", *convolution(2, 16, 32, (8, 8), (2, 2), 2, transposed=True).args
     )
-    assert (up.key[2:4], up.terms[1]) == (("transposed2d", "strided"), 2 * 64 * 16 * 32 * 4)
+    assert (up.variant[2:4], up.terms[1]) == (("transposed2d", "strided"), 2 * 64 * 16 * 32 * 4)
     down = describe(backward_of(convolution(2, 32, 16, (16, 16), (2, 2), 2), (True, False)))
     assert down is not None
     assert down.terms == up.terms  # the same gradient of the same input
@@ -332,17 +336,17 @@ def test_a_convolutions_backward_is_two_passes_with_curves_of_their_own() -> Non
     forward = convolution(2, 16, 32, (8, 8), (3, 3), 1, 1)
     both = backward_of(forward)
     assert describe(both) is None
-    by_input, by_weight = parts(both)
+    by_input, by_weight = sub_kernels(both)
     assert (by_input, by_weight) == (
         backward_of(forward, (True, False)),
         backward_of(forward, (False, True)),
     )
     assert by_weight.args[10] == (False, True, True)  # with the gradient of the bias
-    assert parts(by_weight) == (by_weight,)
+    assert sub_kernels(by_weight) == (by_weight,)
     of_input, of_weight = describe(by_input), describe(by_weight)
     assert of_input is not None
     assert of_weight is not None
-    assert (of_input.key[0], of_weight.key[0]) == ("conv_input", "conv_weight")
+    assert (of_input.variant[0], of_weight.variant[0]) == ("conv_input", "conv_weight")
     assert (
         of_input.terms[1] == of_weight.terms[1]
     )  # as many products for the input as for the weight
@@ -352,16 +356,16 @@ def test_operands_that_lie_otherwise_are_copied_first() -> None:
     backward = backward_of(convolution(2, 16, 32, (8, 8), (3, 3), 1, 1))
     gap = TensorSpec((2, 32, 8, 8), (4096, 64, 8, 1))  # half of the channels of a larger image
     strided = replace(backward, args=(gap, *backward.args[1:]))
-    assert [part.name for part in parts(strided)] == [
-        *(part.name for part in parts(backward)),
+    assert [part.name for part in sub_kernels(strided)] == [
+        *(part.name for part in sub_kernels(backward)),
         "aten.clone.default",
     ]
     assert [stage[0] for stage in scratch(strided)] == [2 * 32 * 64 * 4] * 2
     last = TensorSpec((2, 32, 8, 8), (2048, 1, 256, 32))
     turned = replace(backward, args=(last, *backward.args[1:]))
-    assert len(parts(turned)) == 3  # the image is in NCHW, so the gradient has to be
+    assert len(sub_kernels(turned)) == 3  # the image is in NCHW, so the gradient has to be
     all_last = backward_of(convolution(2, 16, 32, (8, 8), (3, 3), 1, 1, channels_last=True))
-    assert len(parts(all_last)) == 2
+    assert len(sub_kernels(all_last)) == 2
 
 
 def test_batch_norm_makes_its_gradient_twice() -> None:
@@ -392,8 +396,8 @@ def test_what_the_gradient_of_a_weight_takes_names_its_curve() -> None:
     )
     assert near is not None
     assert far is not None
-    assert (near.key[3], far.key[3]) == ("blocked", "gemm")
-    assert near.key in far.fallbacks
+    assert (near.variant[3], far.variant[3]) == ("blocked", "gemm")
+    assert near.variant in far.fallbacks
 
 
 # -- torch as oracle -------------------------------------------------------------------------------
@@ -496,13 +500,13 @@ def test_every_kernel_of_the_plan_is_described(mode: str) -> None:
             found = describe(point.op)
             assert found is not None, point.op.signature
             assert all(
-                math.isfinite(value) and value >= 0 for value in (*found.place, *found.terms)
+                math.isfinite(value) and value >= 0 for value in (*found.features, *found.terms)
             ), point.op.signature
             assert found.terms[0] == 1.0
             assert len(set(found.fallbacks)) < 40
             # One curve has one set of coordinates and terms.
-            assert shapes.setdefault(found.key, (len(found.place), len(found.terms))) == (
-                len(found.place),
+            assert shapes.setdefault(found.variant, (len(found.features), len(found.terms))) == (
+                len(found.features),
                 len(found.terms),
             ), point.op.signature
 
@@ -568,7 +572,9 @@ def test_every_op_of_an_ordinary_step_is_described(type_name: str) -> None:
         loss=lambda y: F.cross_entropy(y, torch.zeros(2, dtype=torch.long)),
         optimizer=optimizer,
     )
-    assert [part.name for op in trace.ops for part in parts(op) if describe(part) is None] == []
+    assert [
+        part.name for op in trace.ops for part in sub_kernels(op) if describe(part) is None
+    ] == []
 
 
 def test_an_operator_is_described_once() -> None:
@@ -583,7 +589,7 @@ def test_a_channels_last_convolution_has_a_curve_of_its_own() -> None:
         convolution(4, 16, 16, (8, 8), (3, 3), channels_last=flag) for flag in (False, True)
     )
     keys = [
-        found.key
+        found.variant
         for op in (plain, last, backward_of(last, (False, True)))
         if (found := describe(op)) is not None
     ]

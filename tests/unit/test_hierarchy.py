@@ -19,7 +19,7 @@ from dlperf.core.machine import Bandwidth, Cost, Cpu
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.blocking import Product, bound_bytes, products_of
-from dlperf.predictors.kernel_cost_model import book_of
+from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.layer_traffic import layer_traffic
 from dlperf.predictors.traffic import register_bytes, traffic_of
 
@@ -347,14 +347,19 @@ def test_predictors_and_plots_rest_on_the_same_roofs() -> None:
     sets = ((16 * KIB, 150e9), (512 * KIB, 120e9), (8 * MIB, 60e9), (256 * MIB, 9e9))
     sums = tuple(Bandwidth("sum", 1, size, size, Samples((size / rate,))) for size, rate in sets)
     measured = replace(machine(), bandwidths=(*machine().bandwidths, *sums))
-    roofs, book = roofs_of(measured, 1), book_of(measured, 1)
-    assert book.bytes_per_s == {roof.level: roof.bytes_per_s for roof in roofs.bandwidths}
-    assert book.bytes_per_s["L1"] == pytest.approx(150e9)  # not STREAM's 200
-    assert book.peak_flops_per_s == {"float32": roofs.ceilings[0].fma_flops_per_s}
+    roofs, cost_model = roofs_of(measured, 1), cost_model_of(measured, 1)
+    assert cost_model.caches.bytes_per_s == {
+        roof.level: roof.bytes_per_s for roof in roofs.bandwidths
+    }
+    assert cost_model.caches.bytes_per_s["L1"] == pytest.approx(150e9)  # not STREAM's 200
+    assert cost_model.peak_flops_per_s == {"float32": roofs.ceilings[0].fma_flops_per_s}
     unknown = replace(
         measured, cpu=replace(measured.cpu, caches_bytes=(0, 0, 0))
     )  # nothing lies well inside a cache of unknown size
-    assert book_of(unknown, 1).bytes_per_s["L1"] == book_of(unknown, 1).bytes_per_s["DRAM"]
+    assert (
+        cost_model_of(unknown, 1).caches.bytes_per_s["L1"]
+        == cost_model_of(unknown, 1).caches.bytes_per_s["DRAM"]
+    )
 
 
 def test_no_level_is_slower_than_the_next_one_outwards() -> None:

@@ -112,7 +112,7 @@ def _word(implementation: str) -> str:
 
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="the regimes are those of 512-bit vectors",
+    reason="the implementations are those of 512-bit vectors",
 )
 def test_kernels_are_those_that_onednn_takes() -> None:
     asked = cases(160)
@@ -141,8 +141,8 @@ def test_kernels_are_those_that_onednn_takes() -> None:
             "backward_weights": ("weight",),
         }
         for name, implementation in implementations.items():
-            regime = ours.regime(ways[name][0])
-            expected = regime if regime in n_seen else "own"
+            predicted = ours.implementation(ways[name][0])
+            expected = predicted if predicted in n_seen else "own"
             n_seen[expected] += 1
             n_transposed += transposed
             if _word(implementation) != expected:

@@ -13,21 +13,23 @@ from calibrated_cases import CALL_S, ELEMENTS_PER_S, MIB, T, machine, relu, relu
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Kernel
 from dlperf.core.trace import Op
-from dlperf.predictors.kernel_cost_model import Book
-from dlperf.predictors.kernel_model import Surface
+from dlperf.predictors.kernel_cost_model import KernelCostModel
+from dlperf.predictors.kernel_model import KernelModel
 
 
 def gradient(n: int) -> Op:
     return Op("aten.threshold_backward.default", (T(n), T(n), 0), outputs=(T(n),))
 
 
-def book_with(sizes: Sequence[int], seconds: Sequence[float], op: object = gradient) -> Book:
+def book_with(
+    sizes: Sequence[int], seconds: Sequence[float], op: object = gradient
+) -> KernelCostModel:
     extra = tuple(Kernel(op(n), "pointwise", 1, Samples((s,))) for n, s in zip(sizes, seconds))  # type: ignore[operator]
-    return Book(machine({"boxed_call": 0.5e-6, "native_call": 0.5e-6}, extra=extra), 1)
+    return KernelCostModel(machine({"boxed_call": 0.5e-6, "native_call": 0.5e-6}, extra=extra), 1)
 
 
-def price(book: Book, op: Op) -> float:
-    found = book.kernel_s(op)
+def price(cost_model: KernelCostModel, op: Op) -> float:
+    found = cost_model.kernel_s(op)
     assert found is not None
     return found[0]
 
@@ -38,11 +40,11 @@ def test_what_was_measured_at_one_size_alone_is_not_priced_flat_below_it(n_point
     many points of about that size there are.
     """
     sizes = [MIB + 4096 * place for place in range(n_points)]
-    book = book_with(sizes, [2e-4 * n / MIB for n in sizes])
+    cost_model = book_with(sizes, [2e-4 * n / MIB for n in sizes])
     for n in (1, 64, 4096, 2**16):
-        assert price(book, gradient(n)) <= 4 * relu_s(64) + 1.3 * 2e-4 * n / MIB
-    assert price(book, gradient(MIB)) == pytest.approx(2e-4, rel=0.05)
-    assert price(book, gradient(4 * MIB)) == pytest.approx(8e-4, rel=0.1)
+        assert price(cost_model, gradient(n)) <= 4 * relu_s(64) + 1.3 * 2e-4 * n / MIB
+    assert price(cost_model, gradient(MIB)) == pytest.approx(2e-4, rel=0.05)
+    assert price(cost_model, gradient(4 * MIB)) == pytest.approx(8e-4, rel=0.1)
 
 
 def test_what_was_measured_at_tiny_sizes_alone_says_nothing_of_large_ones() -> None:
@@ -53,7 +55,7 @@ def test_what_was_measured_at_tiny_sizes_alone_says_nothing_of_large_ones() -> N
         Kernel(Op("aten.add.Tensor", (T(n), T(n))), "pointwise", 1, Samples((relu_s(n),)))
         for n in (64, 4096, MIB)
     )
-    book = Book(
+    cost_model = KernelCostModel(
         machine(
             extra=(
                 *sums,
@@ -65,10 +67,10 @@ def test_what_was_measured_at_tiny_sizes_alone_says_nothing_of_large_ones() -> N
         ),
         1,
     )
-    assert price(book, gradient(MIB)) == pytest.approx(
+    assert price(cost_model, gradient(MIB)) == pytest.approx(
         relu_s(MIB), rel=0.1
     )  # as a sum, not 50 ns an element
-    assert price(book, gradient(100)) == pytest.approx(5e-6, rel=0.4)
+    assert price(cost_model, gradient(100)) == pytest.approx(5e-6, rel=0.4)
 
 
 def test_no_price_is_above_the_law_at_the_slowness_that_was_measured() -> None:
@@ -80,27 +82,34 @@ def test_no_price_is_above_the_law_at_the_slowness_that_was_measured() -> None:
         n = 2.0 ** generator.uniform(6, 22, 9)
         terms = np.stack([np.ones_like(n), n], axis=1)
         times = (CALL_S + n / ELEMENTS_PER_S) * np.exp(generator.normal(0.0, 0.4, len(n)))
-        surface = Surface.fit(np.log2(n)[:, None], terms, times)
+        kernel_model = KernelModel.fit(np.log2(n)[:, None], terms, times)
         asked = 2.0 ** np.linspace(0, 34, 200)
         asked_terms = np.stack([np.ones_like(asked), asked], axis=1)
-        predicted, _ = surface.predict(np.log2(asked)[:, None], asked_terms)
-        slowness = np.max(times / (terms @ surface.weights))
-        assert np.all(predicted <= asked_terms @ surface.weights * slowness * (1 + 1e-9))
+        predicted, _ = kernel_model.predict(np.log2(asked)[:, None], asked_terms)
+        slowness = np.max(times / (terms @ kernel_model.weights))
+        assert np.all(predicted <= asked_terms @ kernel_model.weights * slowness * (1 + 1e-9))
         assert np.all(predicted > 0)
 
 
 def test_a_call_is_bounded_by_the_shortest_kernel_and_work_carries_the_rest() -> None:
     terms = np.array([[1.0, 1000.0], [1.0, 1100.0]])
-    surface = Surface.fit(np.log2(terms[:, 1:]), terms, np.array([1e-3, 1.1e-3]), most_call_s=2e-6)
-    assert surface.weights == pytest.approx([2e-6, 0.998e-6], rel=0.01) or surface.weights[0] == 0.0
-    small, _ = surface.predict(np.array([[0.0]]), np.array([[1.0, 1.0]]))
+    kernel_model = KernelModel.fit(
+        np.log2(terms[:, 1:]), terms, np.array([1e-3, 1.1e-3]), max_call_s=2e-6
+    )
+    assert (
+        kernel_model.weights == pytest.approx([2e-6, 0.998e-6], rel=0.01)
+        or kernel_model.weights[0] == 0.0
+    )
+    small, _ = kernel_model.predict(np.array([[0.0]]), np.array([[1.0, 1.0]]))
     assert small[0] < 5e-6
 
 
 def test_a_whole_curve_is_what_it_was() -> None:
-    book = book_with(
+    cost_model = book_with(
         [64, 1024, 2**15, MIB], [CALL_S + n / ELEMENTS_PER_S for n in (64, 1024, 2**15, MIB)]
     )
     for n in (64, 500, 9000, 2**18, 4 * MIB):
-        assert price(book, gradient(n)) == pytest.approx(CALL_S + n / ELEMENTS_PER_S, rel=0.02)
-        assert price(book, relu(n)) == pytest.approx(CALL_S + n / ELEMENTS_PER_S, rel=0.02)
+        assert price(cost_model, gradient(n)) == pytest.approx(
+            CALL_S + n / ELEMENTS_PER_S, rel=0.02
+        )
+        assert price(cost_model, relu(n)) == pytest.approx(CALL_S + n / ELEMENTS_PER_S, rel=0.02)

@@ -9,7 +9,7 @@ from calibrated_cases import machine, mm, mm_s, relu
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Kernel
 from dlperf.core.trace import Op
-from dlperf.predictors.adaptive_sampling import where_curves_err
+from dlperf.predictors.adaptive_sampling import least_certain
 
 
 def uneven() -> list[Kernel]:
@@ -25,13 +25,13 @@ def test_more_is_measured_of_the_kind_whose_points_miss_one_another() -> None:
     made = machine()
     kernels = tuple(kernel for kernel in made.kernels if kernel.family != "gemm")
     pool = {"products": (mm(100, 32, 48),), "elementwise": (relu(3000),)}
-    assert where_curves_err(replace(made, kernels=(*kernels, *uneven())), 1, pool, 1) == {
+    assert least_certain(replace(made, kernels=(*kernels, *uneven())), 1, pool, 1) == {
         "products": [0]
     }
 
 
 def test_more_is_measured_far_from_what_is_known() -> None:
-    assert where_curves_err(machine(), 1, {"products": (mm(60, 60, 60), mm(1, 9000, 3))}, 1) == {
+    assert least_certain(machine(), 1, {"products": (mm(60, 60, 60), mm(1, 9000, 3))}, 1) == {
         "products": [1]
     }
 
@@ -50,9 +50,9 @@ def test_a_kind_without_points_comes_first() -> None:
             ),
         ),
     }
-    assert where_curves_err(machine(), 1, pool, 1) == {"batched": [0]}
-    assert where_curves_err(machine(), 1, pool, 9) == {"products": [0], "batched": [0]}
+    assert least_certain(machine(), 1, pool, 1) == {"batched": [0]}
+    assert least_certain(machine(), 1, pool, 9) == {"products": [0], "batched": [0]}
 
 
 def test_what_no_curve_describes_is_not_asked_for() -> None:
-    assert where_curves_err(machine(), 1, {"some": (Op("aten.no_such.default", ()),)}, 3) == {}
+    assert least_certain(machine(), 1, {"some": (Op("aten.no_such.default", ()),)}, 3) == {}

@@ -18,7 +18,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Kernel
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench.operator_benchmark import build
-from dlperf.predictors.kernel_cost_model import book_of
+from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.studies.accuracy.random_ops import MAX_ELEMENTS, MAX_FLOP, log_uniform, size
 from dlperf.studies.accuracy.single_ops import PLAN, Drawn, draw_ops, kernel_s, op_groups, score_ops
 
@@ -122,19 +122,19 @@ def test_a_senseless_number_of_ops_is_refused(n_ops: object, message: str) -> No
 
 
 def test_one_op_is_priced_by_its_curve() -> None:
-    book = book_of(law_machine(), 1)
-    assert kernel_s(book, relu(1024)) == (pytest.approx(relu_s(1024)), "measured")
-    seconds, source = kernel_s(book, relu(5000))
+    cost_model = cost_model_of(law_machine(), 1)
+    assert kernel_s(cost_model, relu(1024)) == (pytest.approx(relu_s(1024)), "measured")
+    seconds, source = kernel_s(cost_model, relu(5000))
     assert (seconds, source) == (pytest.approx(relu_s(5000), rel=1e-6), "interpolated")
-    seconds, source = kernel_s(book, law_mm(100, 30, 200))
+    seconds, source = kernel_s(cost_model, law_mm(100, 30, 200))
     assert (seconds, source) == (pytest.approx(mm_s(100, 30, 200), rel=1e-3), "interpolated")
     assert mm_s(100, 30, 200) > 2 * 100 * 30 * 200 / PEAK_FLOPS_PER_S
 
 
 def test_an_op_without_a_curve_is_unpriced_but_never_free() -> None:
-    book = book_of(law_machine({"native_call": 1e-6, "boxed_call": 2e-6}), 1)
+    cost_model = cost_model_of(law_machine({"native_call": 1e-6, "boxed_call": 2e-6}), 1)
     spec = TensorSpec.contiguous(2**20)
-    seconds, source = kernel_s(book, Op("mine.mystery.default", (spec,), outputs=(spec,)))
+    seconds, source = kernel_s(cost_model, Op("mine.mystery.default", (spec,), outputs=(spec,)))
     assert source == "unpriced"
     assert seconds == pytest.approx(
         3e-6 + 2 * 2**22 / 4e10

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.predictors.families import describe
-from dlperf.predictors.features import Description
+from dlperf.predictors.kernel_description import KernelDescription
 from dlperf.recorder.recording import record
 
 T = TensorSpec.contiguous
 
 
-def described(name: str, *args: Any, **kwargs: Any) -> Description:
+def described(name: str, *args: Any, **kwargs: Any) -> KernelDescription:
     found = describe(Op(name, args, tuple(kwargs.items())))
     assert found is not None
     return found
@@ -31,8 +31,8 @@ def described(name: str, *args: Any, **kwargs: Any) -> Description:
 
 def test_a_resampled_image_counts_what_each_of_its_elements_is_made_of() -> None:
     found = described("aten.upsample_bilinear2d.default", T(2, 4, 8, 8), (16, 16), False, 2.0, 2.0)
-    assert found.key == ("upsample_bilinear2d", "float32")
-    assert found.place == (3.0, 8.0)  # eight planes of 256
+    assert found.variant == ("upsample_bilinear2d", "float32")
+    assert found.features == (3.0, 8.0)  # eight planes of 256
     assert found.terms == (1.0, 4 * 2 * 4 * 256, 2 * 4 * 64, 8.0)
     backward = described(
         "aten.upsample_bilinear2d_backward.default",
@@ -43,29 +43,31 @@ def test_a_resampled_image_counts_what_each_of_its_elements_is_made_of() -> None
         2.0,
         2.0,
     )
-    assert backward.key == ("upsample_bilinear2d_backward", "float32")
-    assert (backward.place, backward.terms) == (found.place, found.terms)
+    assert backward.variant == ("upsample_bilinear2d_backward", "float32")
+    assert (backward.features, backward.terms) == (found.features, found.terms)
 
 
 def test_sizes_come_from_scale_factors_where_none_is_given() -> None:
     by_size = described("aten.upsample_nearest2d.default", T(2, 4, 8, 8), (16, 16), 2.0, 2.0)
     by_factor = described("aten.upsample_nearest2d.vec", T(2, 4, 8, 8), None, (2.0, 2.0))
-    assert (by_factor.key, by_factor.place, by_factor.terms) == (
-        by_size.key,
-        by_size.place,
+    assert (by_factor.variant, by_factor.features, by_factor.terms) == (
+        by_size.variant,
+        by_size.features,
         by_size.terms,
     )
 
 
 def test_exact_and_antialiased_forms_take_the_curve_of_the_plain_ones() -> None:
     assert (
-        described("aten._upsample_nearest_exact2d.default", T(1, 1, 4, 4), (8, 8), 2.0, 2.0).key[0]
+        described(
+            "aten._upsample_nearest_exact2d.default", T(1, 1, 4, 4), (8, 8), 2.0, 2.0
+        ).variant[0]
         == "upsample_nearest2d"
     )
     assert (
         described(
             "aten._upsample_bilinear2d_aa.default", T(1, 1, 4, 4), (8, 8), False, 2.0, 2.0
-        ).key[0]
+        ).variant[0]
         == "upsample_bilinear2d"
     )
     assert ("upsample_bilinear2d", "float32") in described(
@@ -75,7 +77,7 @@ def test_exact_and_antialiased_forms_take_the_curve_of_the_plain_ones() -> None:
 
 def test_a_padded_image() -> None:
     found = described("aten.reflection_pad2d.default", T(2, 4, 6, 8), (1, 3, 1, 1))
-    assert (found.key, found.place[0], found.terms) == (
+    assert (found.variant, found.features[0], found.terms) == (
         ("reflection_pad2d", "float32"),
         3.0,
         (1.0, 8 * 8 * 12, 8 * 8, 8.0),
@@ -100,14 +102,17 @@ def test_windows_as_columns() -> None:
 
 def test_zeros_around_an_image_are_copied_in_runs() -> None:
     rows = described("aten.constant_pad_nd.default", T(2, 3, 8, 8), (1, 1, 1, 1), 0.0)
-    assert (rows.place[1], rows.terms) == (
+    assert (rows.features[1], rows.terms) == (
         3.0,
         (1.0, 2 * 3 * 100, 2 * 3 * 64, 2 * 3 * 8),
     )  # row by row
     planes = described("aten.constant_pad_nd.default", T(2, 3, 8, 8), (0, 0, 0, 0, 1, 1), 0.0)
-    assert planes.place[1] == pytest.approx(7.585, abs=1e-3)  # the three planes of an image at once
+    assert planes.features[1] == pytest.approx(
+        7.585, abs=1e-3
+    )  # the three planes of an image at once
     assert (
-        described("aten.constant_pad_nd.default", T(2, 3, 8, 8), (-1, -1, -1, -1)).key[0] == "clone"
+        described("aten.constant_pad_nd.default", T(2, 3, 8, 8), (-1, -1, -1, -1)).variant[0]
+        == "clone"
     )  # what is left, copied
 
 
@@ -116,7 +121,12 @@ def test_zeros_around_an_image_are_copied_in_runs() -> None:
 
 def test_one_element_everywhere_is_read_like_a_number() -> None:
     expanded = TensorSpec((8, 16), (0, 0))
-    assert described("aten.mul.Tensor", expanded, T(8, 16)).key == ("mul", "1", "float32", "flat")
+    assert described("aten.mul.Tensor", expanded, T(8, 16)).variant == (
+        "mul",
+        "1",
+        "float32",
+        "flat",
+    )
     assert ("gelu_backward", "2", "float32", "flat") in described(
         "aten.gelu_backward.default", expanded, T(8, 16)
     ).fallbacks
@@ -124,7 +134,7 @@ def test_one_element_everywhere_is_read_like_a_number() -> None:
 
 def test_an_expanded_column_is_read_like_a_column() -> None:
     column = described("aten.div.Tensor", T(8, 16), TensorSpec((8, 16), (1, 0)))
-    assert column.key == described("aten.div.Tensor", T(8, 16), T(8, 1)).key
+    assert column.variant == described("aten.div.Tensor", T(8, 16), T(8, 1)).variant
 
 
 POWERS = [
@@ -140,13 +150,13 @@ POWERS = [
 
 @pytest.mark.parametrize(("exponent", "key"), POWERS)
 def test_powers_by_the_kernel_that_computes_them(exponent: float, key: str) -> None:
-    assert described("aten.pow.Tensor_Scalar", T(8), exponent).key[0] == key
+    assert described("aten.pow.Tensor_Scalar", T(8), exponent).variant[0] == key
 
 
 def test_comparisons_and_the_two_kinds_of_gelu() -> None:
     assert ("eq", "1", "float32", "flat") in described("aten.ne.Scalar", T(8), 1.0).fallbacks
     tanh = described("aten.gelu.default", T(8), approximate="tanh")
-    assert tanh.key == ("gelu tanh", "1", "float32", "flat")
+    assert tanh.variant == ("gelu tanh", "1", "float32", "flat")
     assert ("gelu", "1", "float32", "flat") in tanh.fallbacks
 
 
@@ -158,14 +168,14 @@ def test_sorting_takes_longer_than_linearly() -> None:
         512.0 * 6,
         8.0,
     )
-    assert described("aten.topk.default", T(8, 64), 3).key[0] == "topk"
-    assert described("aten.median.dim", T(64, 8), 0).place == (3.0, 6.0)
+    assert described("aten.topk.default", T(8, 64), 3).variant[0] == "topk"
+    assert described("aten.median.dim", T(64, 8), 0).features == (3.0, 6.0)
 
 
 def test_a_variance_of_all_has_a_curve_of_its_own() -> None:
-    assert described("aten.std.correction", T(8, 64)).key[0] == "var_all"
+    assert described("aten.std.correction", T(8, 64)).variant[0] == "var_all"
     assert (
-        described("aten.var.correction", T(8, 64), (1,), correction=Symbol("x", "1")).key[0]
+        described("aten.var.correction", T(8, 64), (1,), correction=Symbol("x", "1")).variant[0]
         == "var"
     )
 
@@ -175,7 +185,7 @@ def test_bags_of_an_embedding() -> None:
     forward = described(
         "aten._embedding_bag.default", T(32, 16), tokens, bags, False, 1, False, None
     )
-    assert (forward.key, forward.terms) == (
+    assert (forward.variant, forward.terms) == (
         ("embedding_bag", "mean"),
         (1.0, 24.0, 24 * 16, 0.0, 4 * 16),
     )
@@ -193,7 +203,7 @@ def test_bags_of_an_embedding() -> None:
         False,
         None,
     )
-    assert (backward.key, backward.terms[3]) == (
+    assert (backward.variant, backward.terms[3]) == (
         ("embedding_bag_backward", "sum"),
         32 * 16,
     )  # the table's gradient is filled

@@ -15,7 +15,7 @@ from dlperf.core.errors import DlperfError, check_count
 from dlperf.core.machine import Kernel
 from dlperf.core.trace import Op
 from dlperf.ops import counts as work
-from dlperf.predictors.kernel_cost_model import Book
+from dlperf.predictors.kernel_cost_model import KernelCostModel
 from dlperf.studies.accuracy.cases import spread_frac
 from dlperf.studies.accuracy.random_layers import REST
 from dlperf.studies.accuracy.random_ops import CONVOLUTION_BACKWARDS, CONVOLUTIONS, PRODUCTS, Draw
@@ -132,16 +132,16 @@ class OpGroup:
     n_unpriced: int
 
 
-def kernel_s(book: Book, op: Op) -> tuple[float, str]:
+def kernel_s(cost_model: KernelCostModel, op: Op) -> tuple[float, str]:
     """Seconds of one op as the calibrated predictor prices it, without anything around it, and
     where the price comes from.
 
     The one place that knows how a book is asked.
     """
-    priced = book.kernel_s(op)
+    priced = cost_model.kernel_s(op)
     if priced is not None:
         return priced
-    return book.unpriced_s(work.op_flops(op) or 0, work.op_bytes(op)), "unpriced"
+    return cost_model.unpriced_s(work.op_flops(op) or 0, work.op_bytes(op)), "unpriced"
 
 
 def score_ops(

@@ -1,0 +1,222 @@
+"""Cache model: penalties of operands and code by reuse distance, and bandwidth by working set.
+
+All quantities are interpolated between the costs of a machine file, which the micro-benchmarks of
+``microbench/cold_start.py`` and ``microbench/stream.py`` measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from dlperf.core.code_footprint import code_of
+from dlperf.core.machine import COLD_START_COSTS, CACHE_MISS_COSTS, PAGE_RESIDENCY, CACHE_RESIDENCY, Machine
+from dlperf.ops.roofs import LEVELS, Roofs
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ReuseDistance:
+    """What a step touches between two uses of the same code or data.
+
+    Bytes touched, the relative code footprint that ran (:mod:`dlperf.core.code_footprint`), time in
+    seconds, and the bytes touched on new pages.
+    """
+
+    n_bytes: float = 0.0
+    code_size: int = 0
+    seconds: float = 0.0
+    fresh_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class CacheModel:
+    """Cache penalties of one machine at one measured thread count."""
+
+    machine: Machine
+    threads: int
+    roofs: Roofs
+
+    @cached_property
+    def bytes_per_s(self) -> dict[str, float]:
+        """Bandwidth by level of the memory hierarchy; a level without a measurement has that of
+        the next outer one.
+
+        Raises DlperfError where the file holds no memory measurement.
+        """
+        measured = {roof.level: roof.bytes_per_s for roof in self.roofs.bandwidths}
+        outer = measured.get("DRAM") or self.machine.dram_bytes_per_s(self.threads)
+        found: dict[str, float] = {}
+        for level in reversed(LEVELS):
+            outer = found[level] = measured.get(level, outer)
+        return found
+
+    @cached_property
+    def level_rates(self) -> Array:
+        """Bandwidths in bytes per second, in the order of LEVELS."""
+        return np.array([self.bytes_per_s[level] for level in LEVELS])
+
+    def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
+        """Indices in LEVELS of the innermost level that holds `n_bytes` (n,)."""
+        sizes = self.machine.cpu.caches_bytes
+        number = np.full(len(n_bytes), len(LEVELS) - 1)
+        for index in reversed(range(len(sizes))):
+            if sizes[index]:
+                number[n_bytes <= sizes[index]] = index
+        return number
+
+    @cached_property
+    def _sweep(self) -> tuple[Array, Array]:
+        """log2 of working sets, and seconds per byte of STREAM triad over them, non-decreasing."""
+        points = self.machine.bandwidth_curve("triad", self.threads)
+        if not points:
+            return np.zeros(1), np.full(1, 1.0 / self.bytes_per_s["DRAM"])
+        # Interference only adds: a smaller working set takes at most what a larger one takes.
+        costs = np.minimum.accumulate(
+            [1.0 / point.median_bytes_per_s for point in reversed(points)]
+        )[::-1]
+        return np.log2([point.working_set_bytes for point in points]), costs
+
+    def seconds_per_byte(self, n_bytes: Array) -> Array:
+        """Seconds per byte at working sets `n_bytes` (n,), by the STREAM triad sweep, linear in the
+        logarithm.
+        """
+        found: Array = np.interp(_log2(n_bytes), *self._sweep)
+        return found
+
+    @property
+    def private_bytes(self) -> float:
+        """Size of the caches that no other core shares, in bytes; 0 where unknown."""
+        return float(self.threads * max(self.machine.cpu.caches_bytes[:2]))
+
+    @cached_property
+    def _penalties(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Coordinates and penalties in seconds, by kind and code, non-decreasing."""
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for cost in self.machine.costs:
+            if cost.name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS)) and cost.threads == self.threads:
+                kind, code, amount = cost.name.split("/")
+                coordinate = _penalty_coordinate(kind, float(amount))
+                found[f"{kind}/{code}"].append((coordinate, cost.seconds))
+        curves = {}
+        for name, points in found.items():
+            coordinates, seconds = zip(*sorted(points))
+            # A quarter of the smallest measured amount of bytes evicts nothing of a call's own
+            # code; neither does no other operator.
+            origin = 0.0 if name.startswith("varied/") else coordinates[0] - 2.0
+            rising = _rising(np.array(seconds)).tolist()
+            curves[name] = [origin, *coordinates], [0.0, *rising]
+        return curves
+
+    def miss_s_per_byte(self, packet: str, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
+        """Cache-miss penalty of an operator's operands, in seconds per byte.
+
+        `n_bytes` (n,) is the reuse distance in bytes, `seconds` (n,) in time: co-tenants evict part
+        of a shared cache meanwhile. An operator whose code was not measured has the penalty of an
+        elementwise one.
+        """
+        curve = self._penalties.get(f"far/{code_of(packet)}", self._penalties.get("far/next"))
+        if curve is None:
+            return np.zeros(len(n_bytes))
+        found = np.interp(_log2(n_bytes), *curve)
+        evicted = np.where(
+            n_bytes > self.private_bytes,
+            self._evicted_frac(np.broadcast_to(seconds, len(n_bytes))),
+            0.0,
+        )
+        farther: Array = found + evicted * (curve[1][-1] - found)
+        return farther
+
+    def operator_cold_start_s(self, packet: str, since: ReuseDistance) -> float:
+        """Cold-start penalty of an operator's own code, in seconds; that of an elementwise operator
+        where its code was not measured.
+        """
+        code = code_of(packet)
+        return self.cold_start_s(code if f"cold/{code}" in self._penalties else "next", since)
+
+    def cold_start_s(self, code: str, since: ReuseDistance) -> float:
+        """Cold-start penalty in seconds of some code: an operator (``first`` of a step, ``next``,
+        ``aten.NAME``), a ``module``, ``optimizer``, ``backward`` or ``zero_grad``.
+
+        The largest of the penalties by bytes touched, by page-allocation eviction and by
+        instruction-cache pressure.
+        """
+        largest = 0.0
+        for kind, amount in (
+            ("cold", since.n_bytes),
+            ("churn", since.fresh_bytes),
+            ("varied", since.code_size),
+        ):
+            curve = self._penalties.get(f"{kind}/{code}")
+            if curve is None or amount <= 0:
+                continue
+            found = float(np.interp(_penalty_coordinate(kind, amount), *curve))
+            if kind == "cold" and amount > self.private_bytes:
+                evicted = float(self._evicted_frac(np.array([since.seconds]))[0])
+                found += evicted * (curve[1][-1] - found)
+            largest = max(largest, found)
+        return largest
+
+    def _residency(self, name: str) -> tuple[Array, Array]:
+        """Pauses in milliseconds and slowdowns after them, both rising; 1 without measurements."""
+        found = sorted(
+            (float(cost.name.partition("/")[2]), cost.seconds)
+            for cost in self.machine.costs
+            if cost.name.startswith(f"{name}/") and cost.threads == self.threads
+        )
+        pauses, slowdowns = np.array([(0.0, 1.0), *found]).T
+        return pauses, _rising(slowdowns)
+
+    @cached_property
+    def _page_residency(self) -> tuple[Array, Array]:
+        return self._residency(PAGE_RESIDENCY)
+
+    @cached_property
+    def _data_residency(self) -> tuple[Array, Array]:
+        return self._residency(CACHE_RESIDENCY)
+
+    def page_slowdown(self, seconds: float) -> float:
+        """Slowdown of the first touch of a page that was given back `seconds` ago."""
+        return float(np.interp(1e3 * seconds, *self._page_residency))
+
+    def _evicted_frac(self, seconds: Array) -> Array:
+        """Fraction of data in the shared cache that co-tenants evict within `seconds` (n,)."""
+        slowdown = np.interp(1e3 * seconds, *self._data_residency)
+        found: Array = np.minimum(1.0, self._evicted_frac_at_2 * (slowdown - 1.0))
+        return found
+
+    @cached_property
+    def _evicted_frac_at_2(self) -> float:
+        """Evicted fraction of data whose sweep takes twice the time of the shared cache; 0 where
+        DRAM is as fast.
+        """
+        dram_s = self._sweep[1][-1]
+        shared_s = self.seconds_per_byte(np.array([8 * self.private_bytes]))[0]
+        return float(shared_s / (dram_s - shared_s)) if dram_s > shared_s else 0.0
+
+
+def _log2(n_bytes: Array) -> Array:
+    found: Array = np.log2(np.clip(n_bytes, 1.0, 2.0**60))
+    return found
+
+
+def _rising(values: Array) -> Array:
+    """Mean of the upper and the lower non-decreasing envelope: an outlier raises no other value as
+    far.
+
+    >>> [float(value) for value in _rising(np.array([1.0, 4.0, 2.0, 8.0]))]
+    [1.0, 3.0, 3.0, 8.0]
+    """
+    halfway: Array = (np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]) / 2
+    return halfway
+
+
+def _penalty_coordinate(kind: str, amount: float) -> float:
+    """Coordinate of a penalty: the code footprint itself, log2 of bytes."""
+    return amount if kind == "varied" else math.log2(amount)

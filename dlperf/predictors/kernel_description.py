@@ -1,0 +1,94 @@
+"""Kernel descriptions: the variant of kernel that an operator runs, and the features of its call.
+
+A registered function per operator turns an op into a :class:`KernelDescription`. The kernels of a
+machine file and the ops of a trace go through the same functions. To add an operator, register one
+function in a ``families_*`` module, and add a micro-benchmark if the operator has a kernel of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dlperf.core.trace import Argument, Op, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDescription:
+    """Variant, features and regression terms of one kernel call.
+
+    `variant` identifies the kernel model: operator, dtype, implementation. `features` are the
+    coordinates of the Gaussian process, logarithms to base 2. `terms` are the non-negative
+    regression terms: 1 for the call, then amounts of work (multiply-adds, elements moved, ...).
+    `fallbacks` are the variants to use, in order, where the machine file lacks `variant`.
+    """
+
+    variant: tuple[str, ...]
+    features: tuple[float, ...]
+    terms: tuple[float, ...]
+    fallbacks: tuple[tuple[str, ...], ...] = ()
+
+
+def stacked(
+    descriptions: Sequence[KernelDescription],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Features (n, d) and regression terms (n, q) of calls of one variant."""
+    n = len(descriptions)
+    return np.array([one.features for one in descriptions], dtype=float).reshape(n, -1), np.array(
+        [one.terms for one in descriptions], dtype=float
+    ).reshape(n, -1)
+
+
+Describe = Callable[[Op], "KernelDescription | None"]
+DescribeByThreads = Callable[[Op, int], "KernelDescription | None"]
+DESCRIPTIONS: dict[str, DescribeByThreads] = {}
+"""Description function of each operator, by packet name."""
+
+
+def family_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeByThreads]:
+    """Register a description function of an op and a thread count, for operators by packet name.
+
+    Raises ValueError for an operator that is already described.
+    """
+
+    def register(function: DescribeByThreads) -> DescribeByThreads:
+        for packet in packets:
+            if packet in DESCRIPTIONS:
+                raise ValueError(f"{packet} is described twice")
+            DESCRIPTIONS[packet] = function
+        return function
+
+    return register
+
+
+def family(*packets: str) -> Callable[[Describe], Describe]:
+    """Register a description function of an op; see :func:`family_by_threads`."""
+
+    def register(function: Describe) -> Describe:
+        family_by_threads(*packets)(lambda op, _threads: function(op))
+        return function
+
+    return register
+
+
+def log2(value: float) -> float:
+    """Logarithm to base 2 of the larger of `value` and 1."""
+    return math.log2(max(value, 1.0))
+
+
+def tensor(argument: Argument) -> TensorSpec:
+    """`argument` as a tensor, for type checkers."""
+    assert isinstance(argument, TensorSpec)
+    return argument
+
+
+def ints(argument: Argument) -> tuple[int, ...]:
+    """`argument` as a tuple of ints."""
+    if isinstance(argument, int):
+        return (int(argument),)
+    return tuple(int(a) for a in argument) if isinstance(argument, tuple) else ()  # type: ignore[arg-type]
