@@ -318,9 +318,11 @@ class Convolution:
         """Which kernels it takes to compute its output, the gradient of its input or that of its
         weight: `way` is ``output``, ``input`` or ``weight``.
         """
-        return {"output": forward_implementation, "input": input_implementation, "weight": weight_implementation}[way](
-            self.c_in, self.c_out, self.groups, self.window
-        )
+        return {
+            "output": forward_implementation,
+            "input": input_implementation,
+            "weight": weight_implementation,
+        }[way](self.c_in, self.c_out, self.groups, self.window)
 
 
 def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:

@@ -734,8 +734,8 @@ def test_the_machines_unrest_is_in_every_time() -> None:
     assert list(restless.ops["seconds"]) == pytest.approx(
         [1.25 * seconds for seconds in quiet.ops["seconds"]]
     )
-    assert any("25 %" in note for note in restless.prices.notes)
-    assert not any("usually" in note for note in quiet.prices.notes)
+    assert any("slowdown 1.25" in note for note in restless.prices.notes)
+    assert not any("contention" in note for note in quiet.prices.notes)
 
 
 @pytest.mark.parametrize(("n", "factor"), [(64, 1.4), (2**19, 1.4), (2**22, 1.306), (2**25, 1.2)])
