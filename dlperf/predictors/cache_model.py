@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.code_footprint import code_of
-from dlperf.core.machine import COLD_START_COSTS, CACHE_MISS_COSTS, PAGE_RESIDENCY, CACHE_RESIDENCY, Machine
+from dlperf.core.machine import (
+    CACHE_MISS_COSTS,
+    CACHE_RESIDENCY,
+    COLD_START_COSTS,
+    PAGE_RESIDENCY,
+    Machine,
+)
 from dlperf.ops.roofs import LEVELS, Roofs
 
 Array = npt.NDArray[np.float64]
@@ -100,7 +106,10 @@ class CacheModel:
         """Coordinates and penalties in seconds, by kind and code, non-decreasing."""
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs:
-            if cost.name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS)) and cost.threads == self.threads:
+            if (
+                cost.name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS))
+                and cost.threads == self.threads
+            ):
                 kind, code, amount = cost.name.split("/")
                 coordinate = _penalty_coordinate(kind, float(amount))
                 found[f"{kind}/{code}"].append((coordinate, cost.seconds))

@@ -20,7 +20,13 @@ import numpy as np
 
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import EXACT, CONTENTION_FRAMEWORK, CONTENTION_MEMORY, CACHE_RESIDENCY, Machine
+from dlperf.core.machine import (
+    CACHE_RESIDENCY,
+    CONTENTION_FRAMEWORK,
+    CONTENTION_MEMORY,
+    EXACT,
+    Machine,
+)
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.roofs import LEVELS
