@@ -10,10 +10,11 @@ from functools import cached_property
 
 from dlperf.advice.grid import Configuration, Pace
 from dlperf.core.errors import DlperfError
+from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Trace
 from dlperf.core.variation import machine_log_sigma
-from dlperf.forecast.loading import LoaderCosts, SampledLoader, has_costs, period, sample_bytes
+from dlperf.forecast.loading import LoaderCosts, has_costs, period, sample_bytes
 from dlperf.forecast.loop import Loop, visit_s
 from dlperf.forecast.prediction import Prediction, predict
 from dlperf.forecast.worker_processes import averaging_s, predict_co_run

@@ -10,8 +10,8 @@ from dlperf.cli.inputs import is_trace, resolve
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
+    from dlperf.core.loader_sample import SampledLoader
     from dlperf.forecast.epoch import Epoch
-    from dlperf.forecast.loading import SampledLoader
     from dlperf.forecast.prediction import Prediction
 
 

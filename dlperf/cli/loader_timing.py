@@ -20,8 +20,8 @@ from dataclasses import asdict
 
 from dlperf.core.child_process import end_with_parent, read_job
 from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import CORE_SPEED, Machine
-from dlperf.forecast.loading import SampledLoader
 
 _BACK_OFF_S = 3.0
 """How long the sampling may wait, in all, for a core that others slow down."""

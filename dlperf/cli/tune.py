@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from dlperf.advice.rates import Forecaster
     from dlperf.advice.tuning import Tuning
     from dlperf.advice.tuning_trials import Contest
+    from dlperf.core.loader_sample import SampledLoader
     from dlperf.core.machine import Machine
     from dlperf.core.trace import Trace
-    from dlperf.forecast.loading import SampledLoader
 
 BEST, RUNS, SECONDS = 3, 3, 3.0
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)

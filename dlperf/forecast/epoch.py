@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError, check_count
+from dlperf.core.loader_sample import SampledLoader
 from dlperf.forecast.loading import (
     LoaderCosts,
-    SampledLoader,
     has_costs,
     period,
     pipeline_s,

@@ -143,29 +143,6 @@ def pipeline_s(
 
 
 @dataclass(frozen=True)
-class SampledLoader:
-    """What a user's own dataset and collation take, sampled in one process.
-
-    `batch_s` is the mean time of fetching a batch of `batch_size` (the sampler's, the dataset's and
-    the collation's), `waiting_frac` the part of it in which no processor was needed, `tensor_bytes`
-    the sizes of the tensors in it. `n_batches` is the loader's length, None for one without. The
-    rest is how the loader was set up.
-    """
-
-    name: str
-    batch_size: int
-    batch_s: float
-    tensor_bytes: tuple[int, ...]
-    n_sampled: int
-    n_batches: int | None = None
-    n_samples: int | None = None
-    drop_last: bool = False
-    persistent_workers: bool = False
-    notes: tuple[str, ...] = ()
-    waiting_frac: float = 0.0
-
-
-@dataclass(frozen=True)
 class Batches:
     """A batch: `fetch_s` to make it, in the process that wants it or in a worker, `waiting_frac` of
     it without need of a core; `hand_over_s` of a worker beyond that, `take_over_s` of the training.

@@ -25,10 +25,10 @@ from dlperf.predictors.base import Prices
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
 
 if TYPE_CHECKING:
+    from dlperf.core.loader_sample import SampledLoader
     from dlperf.core.measurement import Measurement
     from dlperf.forecast.allocator_recommendations import PageFaults
     from dlperf.forecast.epoch import Epoch
-    from dlperf.forecast.loading import SampledLoader
 
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _PHASES = ("forward", "backward", "optimizer")

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
+from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Cost, Cpu, Machine
 from dlperf.core.trace import Trace
 from dlperf.core.variation import machine_log_sigma, waiting_s
 from dlperf.forecast.epoch import Epoch, forecast
-from dlperf.forecast.loading import SampledLoader
 from dlperf.forecast.loop import Loop, parameters_of
 from dlperf.models.threads import HardwareThreads, check_workers, least_squares_line
 

@@ -1,10 +1,9 @@
-"""A few batches of a user's own data loader, timed in this process: what its dataset and collation
-take. No model runs.
-"""
+"""Samples of a user's own data loader: the cost of dataset and collation, in this process."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import sys
@@ -17,35 +16,29 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dlperf.core.clock import Clock, quantile, undisturbed
-from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.forecast.loading import SampledLoader
+from dlperf.core.errors import DlperfError, WorkFailed, one_line
+from dlperf.core.loader_sample import SampledLoader
 from dlperf.recorder.targets import find_callable
 from dlperf.recorder.tensors import tensors_of
 
 _WARM_UP, _MOST_BATCHES = 2, 40
 LONGEST_S = 5.0
-"""How long a loader is sampled."""
 LONGEST_BATCH_S = 30.0
-"""A batch that takes longer is given up."""
-_LEAST_WAITING_FRAC = 0.05
-"""Less is the resolution of the clocks."""
+_LEAST_WAITING_FRAC = 0.05  # less is the resolution of the clocks
 
 
 def load(spec: str, batch_size: int, n_workers: int, clock: Clock = Clock()) -> SampledLoader:
-    """The loader of :func:`make_loader`, sampled. Raises as that does, and WorkFailed where its
-    data raise.
-    """
+    """The sample of the loader that :func:`make_loader` makes."""
     return sample_loader(
         make_loader(spec, batch_size, n_workers), batch_size, name=spec, clock=clock
     )
 
 
 def make_loader(spec: str, batch_size: int, n_workers: int) -> DataLoader[Any]:
-    """The loader that ``FILE.py:CALLABLE`` makes, called as CALLABLE(batch_size, num_workers); a
-    dataset gets a shuffled one.
+    """The loader that ``FILE.py:CALLABLE`` returns for (batch_size, num_workers).
 
-    Raises DlperfError where it cannot be called or returns neither a DataLoader nor a Dataset,
-    WorkFailed where it raises.
+    A dataset becomes a shuffled loader. Raises DlperfError where the function cannot be called or
+    returns neither a DataLoader nor a Dataset, WorkFailed where it raises.
     """
     try:
         make = find_callable(spec, (batch_size, n_workers), "CALLABLE(batch_size, num_workers)")
@@ -55,7 +48,7 @@ def make_loader(spec: str, batch_size: int, n_workers: int) -> DataLoader[Any]:
         with contextlib.redirect_stdout(sys.stderr):
             made = make(batch_size, n_workers)
     except Exception as error:
-        raise WorkFailed(f"loader {spec}: raises {_said(error)}") from error
+        raise WorkFailed(f"loader {spec}: raises {one_line(error)}") from error
     except SystemExit as error:
         raise WorkFailed(f"loader {spec}: called sys.exit({error.code!r})") from error
     if isinstance(made, Dataset):
@@ -79,12 +72,11 @@ def sample_loader(
     longest_s: float = LONGEST_S,
     processor_s: Callable[[], float] = time.process_time,
 ) -> SampledLoader:
-    """Time some batches of a loader in this process, whatever its number of workers: two to warm
-    up, then up to 40 or for `longest_s`.
+    """Mean time of a loader's batches in this process, whatever its number of workers.
 
-    An endless loader is left where it is; one without a length is taken as it comes. Raises
-    WorkFailed where it raises, gives nothing, or a batch takes more than half a minute; DlperfError
-    for batches of another size than `batch_size`.
+    Two batches warm up; up to 40 are timed, for at most `longest_s`. Raises WorkFailed where the
+    loader raises, is empty, or a batch takes more than half a minute; DlperfError for batches of
+    another size than `batch_size`.
     """
     pairs: list[tuple[float, bool]] = []
     ended = False
@@ -113,7 +105,7 @@ def sample_loader(
     except WorkFailed:
         raise
     except Exception as error:
-        raise WorkFailed(f"loader {name}: raises {_said(error)}") from error
+        raise WorkFailed(f"loader {name}: raises {one_line(error)}") from error
     if first is None:
         raise WorkFailed(f"loader {name}: is empty; nothing can be trained with it")
     samples = undisturbed(pairs[_WARM_UP:] or pairs, least_frac=0.1)
@@ -147,8 +139,9 @@ def sample_loader(
 
 
 def _waiting_frac(waited: list[float]) -> float:
-    """The part of a batch's time that needs no processor: the lower quartile, since other processes
-    that take the core away look the same.
+    """The part of a batch's time without need of a processor: the lower quartile of its samples.
+
+    Other processes that take the core away raise it.
     """
     found = quantile(waited, 0.25)
     return min(1.0, found) if found > _LEAST_WAITING_FRAC else 0.0
@@ -175,20 +168,14 @@ def _length(sized: Any) -> int | None:
         return None
 
 
-def _said(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240] if lines else '(no message)'}"
-
-
 @contextlib.contextmanager
-def _limit(seconds: float, name: str) -> Iterator[Callable[[], None]]:
-    """Raises WorkFailed `seconds` after the last call of what it gives; nothing where there are no
-    alarms (another thread, another system).
+def _limit(seconds: float, name: str) -> Iterator[Callable[[], object]]:
+    """Raises WorkFailed `seconds` after the last call of the function that it yields.
+
+    No effect where there are no alarms (another thread, another system).
     """
-    if (
-        not hasattr(signal, "setitimer")
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and hasattr(signal, "setitimer")):
         yield lambda: None
         return
 
@@ -198,12 +185,8 @@ def _limit(seconds: float, name: str) -> Iterator[Callable[[], None]]:
         )
 
     before = signal.signal(signal.SIGALRM, give_up)
-
-    def renew() -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
     try:
-        yield renew
+        yield functools.partial(signal.setitimer, signal.ITIMER_REAL, seconds)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

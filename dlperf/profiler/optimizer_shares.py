@@ -1,9 +1,9 @@
-"""How an optimizer's step is shared out over the layers that own the parameters.
+"""The layers' shares of an optimizer's step.
 
-An optimizer steps over all parameters in one call, in an order and grouping of its own. Its hooks
-fire once a step, and anything finer (a dispatch mode, a step a group) would time the instrument. So
-each layer's share is found by stepping the real optimizer with only that layer's gradients present,
-which every torch optimizer skips the others for, less a step without any gradient; the shares then
+An optimizer steps all parameters in one call, in its own order and groups. Its hooks run once a
+step, and anything finer (a dispatch mode, a step per group) would time the instrument. So the real
+optimizer steps with the gradients of one layer alone: torch's optimizers skip parameters without
+gradient. A layer's weight is the time of that step less a step without any gradient. The shares
 divide the uninstrumented step's time.
 """
 
@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from dlperf.core.clock import Clock, undisturbed
-from dlperf.profiler.probe import OUTSIDE
+from dlperf.profiler.layer_times import OUTSIDE
 
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 50
 ESTIMATE_NOTE = (
     "the optimizer's time is divided over the layers by the bytes of their parameters and state, an"
     " estimate"
@@ -28,8 +29,9 @@ ESTIMATE_NOTE = (
 
 @dataclass(frozen=True)
 class OptimizerShares:
-    """Fractions of the optimizer's step by layer index (they add up to 1; empty if it steps
-    nothing), and how they were found if not by timing.
+    """Fractions of the optimizer's step by layer index; their sum is 1, or 0 without parameters.
+
+    `note`: how they were found, if not by timing.
     """
 
     fractions: Mapping[int, float]
@@ -37,9 +39,7 @@ class OptimizerShares:
 
 
 def parameter_owners(model: nn.Module) -> dict[int, int]:
-    """The index (in ``named_modules`` order) of the module that owns each parameter, by the
-    parameter's id; a shared one belongs to the first.
-    """
+    """The index (in ``modules()``) of the first module that owns each parameter, by its id."""
     owners: dict[int, int] = {}
     for index, module in enumerate(model.modules()):
         for parameter in module._parameters.values():
@@ -55,8 +55,9 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 def shares_by_bytes(
     optimizer: Any, owners: Mapping[int, int], only: set[int] | None = None
 ) -> OptimizerShares:
-    """Shares in proportion to the bytes of parameters and state; `only` are the ids of the
-    parameters that are stepped.
+    """Shares in proportion to the bytes of parameters and state.
+
+    `only`: the ids of the parameters that are stepped.
     """
     n_bytes: dict[int, float] = {}
     for parameter in _parameters(optimizer):
@@ -79,14 +80,13 @@ def shares_by_timing(
     owners: Mapping[int, int],
     clock: Clock = Clock(),
     seconds: float = 0.5,
-    n_rounds: int = 5,
 ) -> OptimizerShares:
-    """Shares found by stepping each layer alone, with the gradients that the parameters hold now.
+    """Shares found by stepping each layer alone, with the present gradients of the parameters.
 
-    This changes parameters and state: keep them before
-    (:class:`dlperf.profiler.snapshot.Snapshot`). Rounds go over all layers in turn, so that a
-    layer's data is as cold as in a real step: at least `n_rounds`, more while `seconds` last. Where
-    the optimizer cannot step without some gradients, the answer is :func:`shares_by_bytes`.
+    This changes parameters and state (:class:`dlperf.profiler.snapshot.Snapshot` saves them).
+    Rounds go over all layers in turn, so that a layer's data is as cold as in a real step: at least
+    5, up to 50 within `seconds`. :func:`shares_by_bytes` replaces an optimizer that cannot step
+    without some gradients.
     """
     gradients = [
         (parameter, parameter.grad)
@@ -98,13 +98,17 @@ def shares_by_timing(
         by_layer.setdefault(owners.get(id(parameter), OUTSIDE), []).append((parameter, gradient))
     if len(by_layer) < 2:
         return OptimizerShares(dict.fromkeys(by_layer, 1.0))
+
+    def by_bytes() -> OptimizerShares:
+        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
+
     taken: dict[int | None, list[tuple[float, bool]]] = {layer: [] for layer in (*by_layer, None)}
     for parameter, _ in gradients:
         parameter.grad = None
     begin = clock.now()
     try:
         n_done = 0
-        while n_done < n_rounds or (n_done < 50 and clock.now() - begin < seconds):
+        while n_done < _LEAST_ROUNDS or (n_done < _MOST_ROUNDS and clock.now() - begin < seconds):
             for layer, samples in taken.items():
                 present = by_layer.get(layer, ()) if layer is not None else ()
                 for parameter, gradient in present:
@@ -113,8 +117,8 @@ def shares_by_timing(
                 for parameter, _ in present:
                     parameter.grad = None
             n_done += 1
-    except Exception:  # whatever a foreign optimizer says to missing gradients
-        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
+    except Exception:  # an optimizer that needs all gradients
+        return by_bytes()
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
@@ -124,9 +128,7 @@ def shares_by_timing(
         for layer, samples in taken.items()
         if layer is not None
     }
-    if not any(alone.values()):
-        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
-    return OptimizerShares(_normalised(alone))
+    return OptimizerShares(_normalised(alone)) if any(alone.values()) else by_bytes()
 
 
 def _time_step(optimizer: Any, clock: Clock) -> tuple[float, bool]:

@@ -1,18 +1,26 @@
-"""The most memory that a step takes, measured: in a fresh process, whose memory nothing else has
-touched. The counterpart of ``Step.peak_memory_bytes``.
+"""Peak resident memory of a step, measured in a fresh process.
+
+The counterpart of ``Step.peak_memory_bytes``. The process is this module, started as ``python -m``:
+it reads a job as JSON from stdin and writes bytes to stdout. It imports little but torch, so that
+the memory of torch's first step counts as it does in a user's process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from dlperf.core import child_process
+from dlperf.core.errors import DlperfError
 
 N_STEPS = 3
+_STATUS = Path("/proc/self/status")
 
 
 def measure_peak_memory(
@@ -24,37 +32,78 @@ def measure_peak_memory(
     input_shape: tuple[int, ...] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """The most resident memory, in bytes, that building a target and N_STEPS of its steps add to a
-    fresh process that has imported torch (and the target's module), and built nothing yet.
+    """Peak resident memory, in bytes, of building a target and of N_STEPS of its steps.
 
-    The system counts it (VmHWM of Linux, set back before building; where that is not allowed,
-    ru_maxrss, which errs high by what importing took for a moment). A busy machine does not change
-    it; processes differ by what the system's random addresses make of the heap, some 1 %.
-    `environment` is the process's own; this one's where none is given.
+    The base is a process that has imported torch and the target's module, and built nothing. The
+    system counts it (Linux: VmHWM, reset before building; where a reset is not allowed, it errs
+    high by what importing took for a moment). A busy machine does not change it. Processes differ
+    by some 1 %: random addresses change the heap. `environment` is the process's (default: this
+    one's).
 
     Raises DlperfError where the target is unusable or the system does not tell, WorkFailed where
     its step fails.
     """
-    order = {
+    job = {
         "spec": target,
         "batch_size": batch_size,
         "threads": threads,
         "inference": inference,
-        "input": list(input_shape) if input_shape else None,
+        "input_shape": input_shape,
     }
+    environment = os.environ if environment is None else environment
     done = subprocess.run(
-        [sys.executable, "-m", "dlperf.profiler.peak_memory_process"],
-        input=json.dumps(order),
+        [sys.executable, "-m", "dlperf.profiler.peak_memory"],
+        input=json.dumps(job),
         capture_output=True,
         text=True,
         errors="replace",
-        env={
-            **(os.environ if environment is None else environment),
-            "OMP_NUM_THREADS": str(threads),
-        },
+        env={**environment, "OMP_NUM_THREADS": str(threads)},
     )
     if done.returncode:
         raise child_process.failure(
             done.returncode, done.stderr, f"target {target}: the process that measures its memory"
         )
     return int(done.stdout)
+
+
+def _peak_memory(
+    spec: str,
+    batch_size: int,
+    threads: int,
+    inference: bool,
+    input_shape: list[int] | None,
+) -> int:
+    """Bytes that building and stepping a target add to this process."""
+    import torch
+
+    from dlperf.recorder.targets import resolve
+
+    torch.set_num_threads(threads)
+    shape = None if input_shape is None else tuple(input_shape)
+    target = resolve(spec, batch_size, inference=inference, input_shape=shape)
+    if not _STATUS.exists():
+        raise DlperfError(
+            "memory cannot be measured here: /proc/self/status is missing (Linux has it)"
+        )
+    before, peak_before = _field_bytes("VmRSS"), _field_bytes("VmHWM")
+    with contextlib.suppress(OSError):  # a container may not allow the reset of VmHWM
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        peak_before = _field_bytes("VmHWM")
+    built = target.build()
+    built.model.train(not inference)
+    with torch.set_grad_enabled(not inference):
+        for _ in range(N_STEPS):
+            built.step()
+    peak = _field_bytes("VmHWM")
+    return peak - before if peak > peak_before else 0
+
+
+def _field_bytes(name: str) -> int:
+    """A field of this process's status, in bytes."""
+    with _STATUS.open(encoding="ascii", errors="replace") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
+
+
+if __name__ == "__main__":
+    job: dict[str, Any] = json.load(sys.stdin)
+    sys.exit(child_process.run(lambda: str(_peak_memory(**job))))

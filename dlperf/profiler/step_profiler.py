@@ -1,11 +1,9 @@
-"""Measure a training step: the whole step without instruments, then its layers with them, then the
-whole step again.
+"""Measures a training step: the whole step without hooks, its layers with hooks, the whole again.
 
-The step is zero_grad, forward with loss, backward, optimizer; its median over undisturbed steps is
-what a prediction is held against. The layers come from :mod:`dlperf.profiler.probe`, the
-optimizer's division over them from :mod:`dlperf.profiler.optimizer_shares`. The model, the
-optimizer and the random states are afterwards what they were before, to the bit
-(:mod:`dlperf.profiler.snapshot`).
+The step is zero_grad, forward with loss, backward, optimizer. The median of undisturbed steps is
+the reference for a prediction. :mod:`dlperf.profiler.probe` times the layers,
+:mod:`dlperf.profiler.optimizer_shares` divides the optimizer's time over them. Model, optimizer and
+random states are restored to the bit (:mod:`dlperf.profiler.snapshot`).
 """
 
 from __future__ import annotations
@@ -22,103 +20,96 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from dlperf.core import host
-from dlperf.core.clock import SLOW, Clock, CoreSpeed, Samples, minor_faults, undisturbed
-from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type
+from dlperf.core.clock import SLOW, Clock, CoreSpeed, minor_faults, undisturbed
+from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, one_line
 from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
 from dlperf.core.measurement import LayerTimes, Measurement
-from dlperf.core.trace import LOSS
+from dlperf.profiler.layer_times import (
+    StepTimes,
+    layer_rows,
+    overhead_factors,
+    sum_of_rows_s,
+)
 from dlperf.profiler.optimizer_shares import (
     OptimizerShares,
     parameter_owners,
     shares_by_bytes,
     shares_by_timing,
 )
-from dlperf.profiler.probe import OUTSIDE, LayerProbe, StepTimes, measure_hook_overhead
+from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.profiler.snapshot import Snapshot
-from dlperf.recorder.targets import check_device
+from dlperf.recorder.isolation import without_garbage_collection
+from dlperf.recorder.targets import (
+    Built,
+    as_built,
+    check_built,
+    check_loss,
+    check_needs_no_closure,
+    default_optimizer,
+    first_batch_size,
+    mean_of_output,
+)
+from dlperf.recorder.tensors import tensors_of
 
 if TYPE_CHECKING:
     from dlperf.recorder.targets import Target
 
-_PUT_BACK_EVERY = 25  # steps; a network that has learnt its one batch has gradients of denormal numbers, which slow kernels tens of times
+_PUT_BACK_EVERY = 25
+"""Steps. A network that has learnt its batch has denormal gradients, which slow its kernels."""
 _MOST_STEPS = 20_000
 _BUSY_FRAC = 0.2
 _SETTLE_S = 0.5
-_MOST_COLD = 2.0
 _SAME_FAULTS = 0.1
-"""Page faults a step of two passes that differ by less, of the larger number, leave the passes'
-difference to the machine.
-"""
+"""Page faults per step of two passes, alike within this fraction of the larger number."""
 _APART_FRAC = 0.15
 
 
 @dataclass(frozen=True)
-class _Timed:
-    """One uninstrumented step: seconds by phase, page faults, and whether the core was lost
-    meanwhile.
-    """
+class _PlainStep:
+    """One step without hooks: seconds by phase, page faults, and whether the core was lost."""
 
     seconds: Mapping[str, float]
     faults: int
     disturbed: bool
 
 
-class _Step:
-    """A model, its inputs, loss and optimizer, ready to be stepped with or without instruments."""
+@dataclass(frozen=True)
+class _Stepper:
+    """Steps a model with or without hooks; None as the loss: inference."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        loss: Callable[[Any], Any],
-        optimizer: Any,
-        inference: bool,
-        clock: Clock,
-    ) -> None:
-        self.model, self.loss, self.optimizer, self.inference, self.clock = (
-            model,
-            loss,
-            optimizer,
-            inference,
-            clock,
-        )
-        self._args: Sequence[Any] = (
-            ()
-            if isinstance(inputs, Mapping)
-            else tuple(inputs)
-            if isinstance(inputs, (tuple, list))
-            else (inputs,)
-        )
-        self._kwargs: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+    built: Built
+    clock: Clock
+    snapshot: Snapshot
+    name: str
 
     def _now(self) -> float:
         if self.clock.synchronize is not None:
             self.clock.synchronize()
         return self.clock.now()
 
-    def plain(self) -> _Timed:
-        """A step with nothing but time stamps between its phases."""
-        now, switches = self._now, self.clock.switches
+    def plain(self) -> _PlainStep:
+        """A step with time stamps between its phases."""
+        built, now, switches = self.built, self._now, self.clock.switches
+        optimizer: Any = built.optimizer
         faults, before = minor_faults(), switches()
         t0 = now()
-        if self.inference:
-            output = self.model(*self._args, **self._kwargs)
+        if built.loss is None:
+            output = built.forward()
             t1 = now()
             seconds = {"forward": t1 - t0, "total": t1 - t0}
             del output
         else:
-            self.optimizer.zero_grad()
+            optimizer.zero_grad()
             t1 = now()
-            output = self.model(*self._args, **self._kwargs)
-            scalar = self.loss(output)
+            output = built.forward()
+            scalar = built.loss(output)
             t2 = now()
-            scalar.backward()
+            scalar.backward()  # type: ignore[no-untyped-call]
             t3 = now()
-            self.optimizer.step()
+            optimizer.step()
             t4 = now()
             seconds = {
                 "zero_grad": t1 - t0,
@@ -127,61 +118,56 @@ class _Step:
                 "optimizer": t4 - t3,
                 "total": t4 - t0,
             }
-        return _Timed(seconds, minor_faults() - faults, switches() != before)
-
-    def check(self) -> None:
-        """A first step that looks at what it is given. Raises DlperfError where the loss is no
-        scalar that can be differentiated.
-        """
-        output = self.model(*self._args, **self._kwargs)
-        if self.inference:
-            return
-        scalar = self.loss(output)
-        if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
-            what = (
-                f"a tensor of shape {tuple(scalar.shape)}"
-                if isinstance(scalar, torch.Tensor)
-                else type(scalar).__name__
-            )
-            raise DlperfError(f"the loss is {what}; it must be a scalar tensor")
-        if not scalar.requires_grad:
-            raise DlperfError(
-                "the loss does not depend on anything that requires grad; measure with inference,"
-                " or unfreeze parameters"
-            )
+        return _PlainStep(seconds, minor_faults() - faults, switches() != before)
 
     def layered(self, probe: LayerProbe) -> StepTimes:
-        """A step whose forward and backward go through the probe's hooks."""
-        if self.inference:
+        """A step whose forward and backward run under the probe's hooks."""
+        built, optimizer = self.built, self.built.optimizer
+        if built.loss is None or optimizer is None:
             probe.start()
-            output = self.model(*self._args, **self._kwargs)
+            output = built.forward()
             probe.stop()
             del output
             return probe.finish()
-        self.optimizer.zero_grad()
+        optimizer.zero_grad()
         probe.start()
-        output = self.model(*self._args, **self._kwargs)
-        scalar = self.loss(output)
-        scalar.backward()
+        output = built.forward()
+        scalar = built.loss(output)
+        scalar.backward()  # type: ignore[no-untyped-call]
         probe.stop()
-        self.optimizer.step()
-        # tensors are freed in the same order as in plain(), else malloc's heap would be in another
-        # state
+        optimizer.step()
+        # tensors are freed in the order of plain(), else malloc's heap is in another state
         return probe.finish()
 
+    def warm_up(self, seconds: float) -> None:
+        """First steps, which make gradients and optimizer state. Raises as :func:`check_loss`."""
+        output = self.built.forward()
+        if self.built.loss is not None:
+            check_loss(self.name, self.built.loss(output))
+        del output
+        for _ in range(3):
+            self.plain()
+        self.snapshot.settle()
+        self.repeat(self.plain, seconds, 3)
 
-def default_loss(output: Any) -> torch.Tensor:
-    """The mean of the output; of several floating-point tensors the sum of their means."""
-    means = [
-        tensor.mean()
-        for tensor in pytree.tree_leaves(output)
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-    ]
-    if not means:
-        raise DlperfError(
-            "the model returns no floating-point tensor to take a mean of; give a loss"
-        )
-    return torch.stack(means).sum() if len(means) > 1 else means[0]
+    def plain_steps(self, seconds: float, least: int) -> list[_PlainStep]:
+        """Steps without hooks, from the initial state on, the first one left out."""
+        self.snapshot.put_back()
+        self.plain()
+        return self.repeat(self.plain, seconds, least)
+
+    def repeat(self, once: Callable[[], Any], seconds: float, least: int) -> list[Any]:
+        """The results of at least `least` calls, and as many as begin within `seconds`."""
+        taken: list[Any] = []
+        begin = self.clock.now()
+        while len(taken) < least or (
+            self.clock.now() - begin < seconds and len(taken) < _MOST_STEPS
+        ):
+            if taken and len(taken) % _PUT_BACK_EVERY == 0:
+                self.snapshot.put_back()
+                once()  # finds cold caches after the copies; it is not kept
+            taken.append(once())
+        return taken
 
 
 def measure(
@@ -199,79 +185,93 @@ def measure(
     with_trace: bool = True,
     threads: int | None = None,
 ) -> Measurement:
-    """Time one training step of a model, or its forward, as a whole and, unless `with_layers` is
-    false, layer by layer.
+    """Time one training step of a model, or with `inference` its forward, layer by layer.
 
-    `inputs` is a tuple of positional or a dict of keyword arguments; `loss` maps the output to a
-    scalar (default: its mean), `optimizer` defaults to SGD(lr=0.01). `seconds` is what the
-    measuring takes for steps that are short beside it; a few steps of each kind are always taken.
-    The samples are of steps (layers: summed over a layer's calls in a step), those during which the
-    core was lost are dropped (:func:`dlperf.core.clock.undisturbed`), and the hooks' own cost is
-    subtracted from the layers. With `with_trace` the step is recorded afterwards, under fake
-    tensors, into the measurement's trace; where that fails, a note contains the reason. Rows of
-    layers add up to the step less zero_grad, but for noise and for what overlaps with the clock.
+    `inputs` is a tuple of positional or a dict of keyword arguments. `loss` maps the output to a
+    scalar (default: the mean of the first floating tensor of the output), `optimizer` defaults to
+    SGD(lr=0.01). `seconds` is the duration of the measurement where steps are short; a few steps of
+    each kind are always measured. `with_layers=False` measures the whole step only.
+
+    The samples are of steps; a layer's are summed over its calls in a step. Samples during which
+    the core was lost are dropped (:func:`dlperf.core.clock.undisturbed`). The hooks' own overhead
+    is subtracted from the layers. The layers add up to the step less zero_grad, but for noise and
+    for what overlaps with the clock. `with_trace` records the step afterwards, under fake tensors,
+    into the measurement's trace; where that fails, a note contains the reason.
 
     `threads` is torch's thread count meanwhile; by default the one that :func:`dlperf.predict`
     takes with this machine's file, torch's own without a file. Parameters, buffers, gradients,
-    optimizer state, random states, flags and attributes are afterwards as before, the thread count
-    too.
+    optimizer state, random states, flags, attributes and the thread count are restored.
 
     Raises DlperfError for an argument of another type, where there is nothing to train or the loss
     is no scalar, WorkFailed where the model raises.
     """
-    _check_arguments(model, inputs, loss, optimizer, seconds, target)
-    if batch_size is None:
-        batch_size = batch_size_of(inputs)
+    check_type("measure", "model", model, nn.Module, "an instance, not its class or its name")
+    check_type("measure", "target", target, str, "a name for reports")
+    name = target or type(model).__name__
+    _check_seconds(seconds)
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    given = as_built(model, inputs, loss or mean_of_output, optimizer, inference)
+    _check_measurable(name, given, inference)
+    batch_size = first_batch_size(given.inputs) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
-    if threads is None:
-        threads = usual_threads_of_file(default_path())
+    threads = usual_threads_of_file(default_path()) if threads is None else threads
     check_count("threads", threads)
-    check_device(target or type(model).__name__, model, inputs)
-    if any(
-        leaf.device.type == "meta"
-        for leaf in (*model.parameters(), *pytree.tree_leaves(inputs))
-        if isinstance(leaf, torch.Tensor)
-    ):
-        raise DlperfError(
-            f"{target or type(model).__name__} lies on the meta device, which has no data to"
-            " compute with; build it on the CPU to measure it"
-        )
-    if not inference:
-        _check_trainable(model, optimizer)
-    loss, own_optimizer = loss or default_loss, optimizer
     snapshot = Snapshot(model, optimizer, loss, inputs)
     try:
         if model.training == inference:
             model.train(not inference)
+        built = given
         if optimizer is None and not inference:
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            snapshot.adopt(optimizer)
-        step = _Step(model, inputs, loss, optimizer, inference, clock)
-        with (
-            _threads(threads),
-            torch.set_grad_enabled(not inference),
-            _failures(target or type(model).__name__),
-        ):
-            found = (_measure if with_layers else _measure_whole)(
-                step, snapshot, seconds, target or type(model).__name__, batch_size
-            )
+            built = replace(given, optimizer=default_optimizer(model))
+        stepper = _Stepper(built, clock, snapshot, name)
+        with _torch_threads(threads), torch.set_grad_enabled(not inference), _failures(name):
+            found = _measure(stepper, seconds, batch_size, with_layers)
     finally:
         snapshot.restore()
-    return _with_trace(found, model, inputs, loss, own_optimizer) if with_trace else found
+    return _with_trace(found, given) if with_trace else found
 
 
-def _with_trace(
-    found: Measurement, model: nn.Module, inputs: Any, loss: Callable[[Any], Any], optimizer: Any
-) -> Measurement:
-    """The measurement with the trace of its step; with a note where the step cannot be recorded."""
+def _check_seconds(seconds: object) -> None:
+    if not isinstance(seconds, Real) or isinstance(seconds, bool):
+        raise DlperfError(
+            f"seconds is {seconds!r:.60} (of type {type(seconds).__name__}); it must be a number of"
+            " more than 0"
+        )
+    if not 0 < float(seconds) < math.inf:
+        raise DlperfError(f"seconds is {seconds}; it must be more than 0 and finite")
+
+
+def _check_measurable(name: str, built: Built, inference: bool) -> None:
+    """Raise DlperfError for parts of a step that cannot be measured.
+
+    An optimizer of another kind needs no more than step and zero_grad.
+    """
+    foreign = not isinstance(built.optimizer, (type, torch.optim.Optimizer)) and all(
+        callable(getattr(built.optimizer, method, None)) for method in ("step", "zero_grad")
+    )
+    check_built(name, replace(built, optimizer=None) if foreign else built, inference)
+    if not inference and any(is_lazy(parameter) for parameter in built.model.parameters()):
+        raise DlperfError(f"{name}: has lazy parameters; call the model once on a batch first")
+    if built.optimizer is not None and not foreign:
+        check_needs_no_closure(name, built.optimizer)
+    tensors = (*built.model.parameters(), *tensors_of(built.inputs))
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        raise DlperfError(
+            f"{name} lies on the meta device, which has no data to compute with; build it on the"
+            " CPU to measure it"
+        )
+
+
+def _with_trace(found: Measurement, built: Built) -> Measurement:
+    """The measurement with the trace of its step, or with a note where recording fails."""
     from dlperf.recorder.recording import record  # here: a wrapped script must not wait for it
 
     try:
         trace = record(
-            model,
-            inputs,
-            loss=loss,
-            optimizer=optimizer,
+            built.model,
+            built.inputs,
+            loss=built.loss,
+            optimizer=built.optimizer,
             inference=found.inference,
             target=found.target,
             batch_size=found.batch_size,
@@ -286,9 +286,8 @@ def measure_target(
 ) -> Measurement:
     """Build a target on real tensors and measure it; see :func:`measure`.
 
-    The core's speed (:class:`dlperf.core.clock.CoreSpeed`) is looked at around every step, and a note
-    says so where it was slow. Steps on a slow core count like all others: who trains there sees
-    them.
+    The core speed (:class:`dlperf.core.clock.CoreSpeed`) is sampled around every step. A slow core gives
+    a note; steps on it count like all others, since a training there meets it, too.
     """
     speed = CoreSpeed()
     speed.settle(_SETTLE_S)
@@ -312,86 +311,17 @@ def measure_target(
         clock=Clock(speed.now, switches),
         threads=torch.get_num_threads(),
     )
-    ratio = speed.mean_s / speed.best_s
-    slow = (
-        (
-            (
-                f"the core took {ratio:.2f} times its best for a fixed piece of work, on average:"
-                " others used it, too"
-            ),
-        )
-        if ratio > SLOW
-        else ()
+    slowdown = speed.mean_s / speed.best_s
+    note = (
+        f"the core took {slowdown:.2f} times its best for a fixed piece of work, on average: others"
+        " used it, too"
     )
-    return replace(found, noise={**found.noise, "core_speed": ratio}, notes=(*found.notes, *slow))
-
-
-def batch_size_of(inputs: Any) -> int:
-    """The first dimension of the first tensor that has one; 1 where there is none."""
-    for leaf in pytree.tree_leaves(inputs):
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0]:
-            return int(leaf.shape[0])
-    return 1
-
-
-def _check_arguments(
-    model: object, inputs: object, loss: object, optimizer: object, seconds: object, target: object
-) -> None:
-    """What would otherwise fail somewhere inside, or be blamed on the model."""
-    check_type("measure", "model", model, nn.Module, "an instance, not its class or its name")
-    check_type("measure", "target", target, str, "a name for reports")
-    if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
-        what = "None" if inputs is None else f"of type {type(inputs).__name__}"
-        raise DlperfError(
-            f"measure: the inputs are {what}; expected a tuple of positional or a dict of keyword"
-            " arguments"
-        )
-    if not isinstance(seconds, Real) or isinstance(seconds, bool):
-        raise DlperfError(
-            f"seconds is {seconds!r:.60} (of type {type(seconds).__name__}); it must be a number of"
-            " more than 0"
-        )
-    if not 0 < float(seconds) < math.inf:
-        raise DlperfError(f"seconds is {seconds}; it must be more than 0 and finite")
-    if loss is not None and not callable(loss):
-        raise DlperfError(
-            f"measure: the loss is of type {type(loss).__name__}; expected a function from the"
-            " model's output to a scalar tensor"
-        )
-    if optimizer is not None and (
-        isinstance(optimizer, type)
-        or not all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad"))
-    ):
-        what = (
-            f"the class {optimizer.__name__}"
-            if isinstance(optimizer, type)
-            else f"of type {type(optimizer).__name__}"
-        )
-        raise DlperfError(
-            f"measure: the optimizer is {what}; expected an optimizer with step and zero_grad, such"
-            " as torch.optim.SGD(model.parameters())"
-        )
-
-
-def _check_trainable(model: nn.Module, optimizer: Any) -> None:
-    if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise DlperfError(
-            f"{type(model).__name__} has lazy parameters; call it once on a batch first"
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise DlperfError(
-            f"{type(model).__name__} has no parameter that requires grad; measure its inference, or"
-            " unfreeze some"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise DlperfError(
-            "LBFGS steps with a closure, which holds several forward and backward passes; choose an"
-            " optimizer that steps without one"
-        )
+    notes = (*found.notes, note) if slowdown > SLOW else found.notes
+    return replace(found, noise={**found.noise, "core_slowdown": slowdown}, notes=notes)
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _torch_threads(count: int) -> Iterator[None]:
     """torch computes with `count` threads."""
     own = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -403,291 +333,149 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failures(target: str) -> Iterator[None]:
+    """An error of the model becomes WorkFailed."""
     try:
         yield
     except DlperfError:
         raise
     except Exception as error:
-        raise WorkFailed(f"{target}: {type(error).__name__}: {first_line(error)}") from error
+        raise WorkFailed(f"{target}: {one_line(error)}") from error
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says anything."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """The probe's own lists would bring collections on that the user's steps do not have."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _measure_whole(
-    step: _Step, snapshot: Snapshot, seconds: float, target: str, batch_size: int
-) -> Measurement:
-    """The step alone, without instruments: a fifth of the time settles it, the rest is counted."""
-    step.check()
-    for _ in range(3):
-        step.plain()
-    snapshot.settle()
-    _repeat(step.plain, 0.2 * seconds, 3, snapshot, step.clock)
-    snapshot.put_back()
-    step.plain()
-    timed = _repeat(step.plain, 0.8 * seconds, 8, snapshot, step.clock)
+def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bool) -> Measurement:
+    """The whole step: a part of the time warms up, the rest is measured."""
+    warm_up_frac, measured_frac = (0.12, 0.35) if with_layers else (0.2, 0.8)
+    stepper.warm_up(warm_up_frac * seconds)
+    timed = stepper.plain_steps(measured_frac * seconds, 8)
     phases = {
-        name: undisturbed([(t.seconds[name], t.disturbed) for t in timed])
+        name: undisturbed([(step.seconds[name], step.disturbed) for step in timed])
         for name in timed[0].seconds
     }
     noise = {
         "steps": float(len(timed)),
-        "page_faults_per_step": float(median(t.faults for t in timed)),
+        "page_faults_per_step": float(median(step.faults for step in timed)),
         "spread_frac": phases["total"].spread_frac,
     }
-    return Measurement(
-        target=target,
+    found = Measurement(
+        target=stepper.name,
         batch_size=batch_size,
         threads=torch.get_num_threads(),
         step=phases,
         layers=(),
-        inference=step.inference,
+        inference=stepper.built.loss is None,
         noise=noise,
         versions=host.versions(),
         machine=host.this_cpu().model,
     )
+    return _with_layers(found, stepper, timed, seconds) if with_layers else found
 
 
-def _measure(
-    step: _Step, snapshot: Snapshot, seconds: float, target: str, batch_size: int
+def _with_layers(
+    found: Measurement, stepper: _Stepper, timed: Sequence[_PlainStep], seconds: float
 ) -> Measurement:
-    clock = step.clock
-    step.check()
-    for _ in range(3):
-        step.plain()
-    snapshot.settle()
-    _repeat(step.plain, 0.12 * seconds, 3, snapshot, clock)
-    snapshot.put_back()
-    step.plain()
-    timed = _repeat(step.plain, 0.35 * seconds, 8, snapshot, clock)
-    costs = measure_hook_overhead(clock)
-    probe = LayerProbe(step.model, clock, costs)
+    """The measurement with the layers' times, and the whole step once more."""
+    clock, snapshot = stepper.clock, stepper.snapshot
+    overhead = measure_hook_overhead(clock)
+    probe = LayerProbe(stepper.built.model, clock, overhead)
 
-    def pair() -> tuple[_Timed, StepTimes]:
-        # side by side, so that what the hooks take in this very step shows in the difference
-        plain = step.plain()
+    def pair() -> tuple[_PlainStep, StepTimes]:
+        # side by side: the difference is the hooks' overhead in this very step
+        plain = stepper.plain()
         with probe:
-            return plain, step.layered(probe)
+            return plain, stepper.layered(probe)
 
     snapshot.put_back()
-    with _no_garbage_collection():
+    gc.collect()
+    with without_garbage_collection():  # the probe's lists would bring collections on
         pair()
-        pairs = _repeat(pair, 0.35 * seconds, 6, snapshot, clock)
+        pairs = stepper.repeat(pair, 0.35 * seconds, 6)
     layered = [times for _, times in pairs]
-    factors = cost_factors(
-        [
-            (plain.seconds["forward"], plain.seconds.get("backward", 0.0), times)
-            for plain, times in pairs
-        ]
-    )
-    shares = (
-        OptimizerShares({}) if step.inference else _optimizer_shares(step, snapshot, 0.05 * seconds)
-    )
-    snapshot.put_back()
-    step.plain()
-    again = _repeat(step.plain, 0.18 * seconds, 4, snapshot, clock)
+    factors = overhead_factors([(plain.seconds, times) for plain, times in pairs])
+    shares = _optimizer_shares(stepper, 0.05 * seconds)
+    again = stepper.plain_steps(0.18 * seconds, 4)
 
-    phases = {
-        name: undisturbed([(t.seconds[name], t.disturbed) for t in timed])
-        for name in timed[0].seconds
+    rows = layer_rows(probe.names, layered, found.step.get("optimizer"), shares.fractions, factors)
+    plain_faults = found.noise["page_faults_per_step"]
+    layered_faults = float(median(plain.faults for plain, _ in pairs))
+    totals = [step.seconds["total"] for step in timed]
+    third = max(1, len(totals) // 3)
+    disturbed_frac = sum(step.disturbed for step in timed) / len(timed)
+    noise = {
+        **found.noise,
+        "layer_steps": float(len(layered)),
+        "disturbed_frac": disturbed_frac,
+        **overhead.to_noise(factors),
+        "drift_frac": _ratio(median(totals[-third:]), median(totals[:third])) - 1,
+        "layer_sum_frac": layer_sum_frac(found, rows),
+        "page_faults_per_layer_step": layered_faults,
     }
-    layers, notes = layer_rows(
-        probe, layered, phases.get("optimizer"), shares, inference=step.inference, factors=factors
-    )
-    layered_faults, plain_faults = (
-        median(plain.faults for plain, _ in pairs),
-        median(times.faults for times in timed),
-    )
-    n_disturbed = sum(t.disturbed for t in timed)
-    if n_disturbed > _BUSY_FRAC * len(timed):
+    notes = [] if shares.note is None else [shares.note]
+    if not found.inference and any(times.backward is None for times in layered):
+        notes.append(NO_BACKWARD)
+    if disturbed_frac > _BUSY_FRAC:
+        n_disturbed = sum(step.disturbed for step in timed)
         notes.append(
             f"the machine was busy: {n_disturbed} of {len(timed)} steps lost their core to others"
         )
-    totals = [t.seconds["total"] for t in timed]
-    third = max(1, len(totals) // 3)
-    expected_s = phases["total"].median - (
-        phases["zero_grad"].median if "zero_grad" in phases else 0.0
-    )
-    sum_frac = _ratio(sum_of_rows_s(layers), expected_s)
-    if abs(sum_frac - 1) > _APART_FRAC:
-        notes.append(
-            f"the layers add up to {100 * sum_frac:.0f} % of the step:"
-            f" {_why_apart(layered_faults, plain_faults)}"
-        )
-    noise = {
-        "steps": float(len(timed)),
-        "layer_steps": float(len(layered)),
-        "disturbed_frac": n_disturbed / len(timed),
-        "page_faults_per_step": float(plain_faults),
-        "hook_inside_s": factors[0] * costs.inside_s,
-        "hook_outside_s": factors[0] * costs.outside_s,
-        "prehook_s": factors[1] * costs.node_s,
-        "spread_frac": phases["total"].spread_frac,
-        "drift_frac": _ratio(median(totals[-third:]), median(totals[:third])) - 1,
-        "layer_sum_frac": sum_frac,
-        "page_faults_per_layer_step": float(layered_faults),
-    }
-    return Measurement(
-        target=target,
-        batch_size=batch_size,
-        threads=torch.get_num_threads(),
-        step=phases,
-        layers=layers,
-        inference=step.inference,
-        repeat=undisturbed([(t.seconds["total"], t.disturbed) for t in again]),
-        noise=noise,
-        notes=tuple(notes),
-        versions=host.versions(),
-        machine=host.this_cpu().model,
-    )
+    if (note := sum_note(noise["layer_sum_frac"])) is not None:
+        notes.append(f"{note}: {_why_apart(layered_faults, plain_faults)}")
+    repeat = undisturbed([(step.seconds["total"], step.disturbed) for step in again])
+    return replace(found, layers=rows, repeat=repeat, noise=noise, notes=tuple(notes))
+
+
+NO_BACKWARD = "the backward could not be attributed to layers"
+
+
+def layer_sum_frac(measurement: Measurement, rows: Sequence[LayerTimes]) -> float:
+    """The sum of the rows over the step less zero_grad."""
+    zero_grad = measurement.step.get("zero_grad")
+    step_s = measurement.step["total"].median - (zero_grad.median if zero_grad else 0.0)
+    return _ratio(sum_of_rows_s(rows), step_s)
+
+
+def sum_note(sum_frac: float) -> str | None:
+    """A note where the layers do not add up to the step; None where they do.
+
+    >>> sum_note(1.2), sum_note(1.1)
+    ('the layers add up to 120 % of the step', None)
+    """
+    is_apart = abs(sum_frac - 1) > _APART_FRAC
+    return f"the layers add up to {100 * sum_frac:.0f} % of the step" if is_apart else None
 
 
 def _why_apart(layered_faults: float, plain_faults: float) -> str:
-    """What set the pass over the layers and the one over whole steps apart, by the page faults a
-    step of each.
+    """The cause of a difference between two passes, from the page faults per step of each.
 
     >>> _why_apart(147, 148)
-    'the machine changed its speed between the two passes'
+    'the core speed changed between the two passes'
     """
     if abs(layered_faults - plain_faults) <= _SAME_FAULTS * max(layered_faults, plain_faults):
-        return "the machine changed its speed between the two passes"
-    states = (
-        f"({layered_faults:.0f} page faults a step in the layers' pass, {plain_faults:.0f} in the"
+        return "the core speed changed between the two passes"
+    return (
+        "the two passes saw the memory allocator in different states"
+        f" ({layered_faults:.0f} page faults a step in the layers' pass, {plain_faults:.0f} in the"
         " step's)"
     )
-    return f"the two passes saw the memory allocator in different states {states}"
 
 
 def _ratio(value: float, base: float) -> float:
     return value / base if base else 1.0
 
 
-def sum_of_rows_s(layers: Sequence[LayerTimes]) -> float:
-    """The rows' medians of all phases, added up; what could not be attributed counts as nothing."""
-    return sum(
-        samples.median
-        for row in layers
-        for samples in (row.forward, row.backward, row.optimizer)
-        if samples is not None
-    )
-
-
-def _repeat(
-    once: Callable[[], Any], seconds: float, least: int, snapshot: Snapshot, clock: Clock
-) -> list[Any]:
-    taken: list[Any] = []
-    begin = clock.now()
-    while len(taken) < least or (clock.now() - begin < seconds and len(taken) < _MOST_STEPS):
-        if taken and len(taken) % _PUT_BACK_EVERY == 0:
-            snapshot.put_back()
-            once()  # the first step after the copies finds cold caches; it is not kept
-        taken.append(once())
-    return taken
-
-
-def _optimizer_shares(step: _Step, snapshot: Snapshot, seconds: float) -> OptimizerShares:
-    owners = parameter_owners(step.model)
-    if not hasattr(step.optimizer, "param_groups"):
+def _optimizer_shares(stepper: _Stepper, seconds: float) -> OptimizerShares:
+    """The layers' shares of the optimizer's step; they change parameters and state."""
+    model, optimizer = stepper.built.model, stepper.built.optimizer
+    if optimizer is None:
+        return OptimizerShares({})
+    if not hasattr(optimizer, "param_groups"):
         return OptimizerShares(
             {},
-            f"{type(step.optimizer).__name__} does not say which parameters it steps: its time"
-            " stands under no layer",
+            f"{type(optimizer).__name__} does not say which parameters it steps: its time stands"
+            " under no layer",
         )
-    snapshot.put_back()
-    step.plain()  # leaves gradients behind
+    stepper.snapshot.put_back()
+    stepper.plain()  # leaves gradients behind
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return shares_by_bytes(
-            step.optimizer, owners
-        )  # the step may hold collectives, which all ranks would have to join
-    return shares_by_timing(step.optimizer, owners, step.clock, seconds)
-
-
-def cost_factors(pairs: Sequence[tuple[float, float, StepTimes]]) -> tuple[float, float]:
-    """How many times their calibrated cost the hooks take in this step, in the forward and in the
-    backward, between 1 and 2.
-
-    The calibration runs with warm caches; after a large kernel the hooks' code is cold. `pairs`
-    hold the forward and the backward of an uninstrumented step and the instrumented one beside it;
-    their difference is what the hooks took. Where noise hides it, the hooks are too small to matter
-    and the calibrated cost (1) stands.
-    """
-    factors = []
-    for place, name in ((0, "forward"), (1, "backward")):
-        costs = [sum(getattr(pair[2], f"{name}_cost").values()) for pair in pairs]
-        extra = [
-            sum((getattr(pair[2], name) or {}).values()) - float(pair[place])  # type: ignore[arg-type]
-            for pair in pairs
-        ]
-        cost_s = median(costs) if costs else 0.0
-        factors.append(min(_MOST_COLD, max(1.0, median(extra) / cost_s)) if cost_s > 0 else 1.0)
-    return factors[0], factors[1]
-
-
-def layer_rows(
-    probe: LayerProbe,
-    steps: Sequence[StepTimes],
-    optimizer: Samples | None,
-    shares: OptimizerShares,
-    *,
-    inference: bool = False,
-    n_passes: int = 1,
-    factors: tuple[float, float] = (1.0, 1.0),
-) -> tuple[tuple[LayerTimes, ...], list[str]]:
-    """One row a module that did work, in the order of first execution, the loss last; and what is
-    to be said about them.
-
-    `optimizer` are the samples of the whole optimizer step, divided by `shares`. `n_passes`:
-    forward passes that each of `steps` holds; the rows are of one. `factors`: see
-    :func:`cost_factors`.
-    """
-    notes = [] if shares.note is None else [shares.note]
-    order = dict.fromkeys(index for times in steps for index in times.forward)
-    order.update(dict.fromkeys(index for times in steps for index in times.backward or ()))
-    order.update(dict.fromkeys(shares.fractions))
-    with_backward = not inference and all(times.backward is not None for times in steps)
-    if not inference and not with_backward:
-        notes.append("the backward could not be attributed to layers")
-    places = [index for index in order if index != OUTSIDE] + (
-        [] if inference or OUTSIDE not in order else [OUTSIDE]
-    )
-    rows = []
-    for index in places:
-        forward = undisturbed(
-            [
-                (times.net_forward_s(index, factors[0]) / n_passes, times.forward_disturbed)
-                for times in steps
-            ]
-        )
-        backward = spent = None
-        if with_backward:
-            backward = undisturbed(
-                [
-                    (times.net_backward_s(index, factors[1]) / n_passes, times.backward_disturbed)
-                    for times in steps
-                ]
-            )
-        if optimizer is not None and shares.fractions:
-            share = shares.fractions.get(index, 0.0)
-            spent = Samples(
-                tuple(share * value for value in optimizer.values), optimizer.n_disturbed
-            )
-        name, kind = (
-            (LOSS, "Loss") if index == OUTSIDE else (probe.names[index], probe.types[index])
-        )
-        rows.append(LayerTimes(name, kind, forward, backward, spent))
-    return tuple(rows), notes
+        # the step may contain collectives, which all ranks would have to join
+        return shares_by_bytes(optimizer, parameter_owners(model))
+    return shares_by_timing(optimizer, parameter_owners(model), stepper.clock, seconds)

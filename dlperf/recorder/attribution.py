@@ -9,23 +9,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from dlperf.core.trace import LOSS, Layer, Parameter, TensorSpec
-from dlperf.recorder.tensors import tensors_of
-
-if TYPE_CHECKING:
-    from dlperf.recorder.isolation import DeferredInterrupts
-    from dlperf.recorder.op_recorder import OpRecorder
+from dlperf.core.trace import LOSS, TensorSpec
 
 _UNNUMBERED = 2**63
 """AccumulateGrad nodes carry the largest unsigned number; they have no place in the sequence."""
@@ -49,7 +41,6 @@ class ModuleStack:
 
     def __init__(self, model: nn.Module) -> None:
         self.root = type(model).__name__
-        self._names = layer_names(model)
         self._stack: list[str] = []
         self._starts: list[int] = [0]
         self._layers: list[str] = [self.root]
@@ -57,13 +48,16 @@ class ModuleStack:
         self._last_node: Any = None
         self._n_nodes = 0
         self._ordinals: dict[int, int] = {}
-        self._callers: dict[str, dict[str, int]] = {}
-        self._shapes: dict[str, list[tuple[TensorSpec, ...]]] = {}
+
+    @property
+    def caller(self) -> str:
+        """The layer whose forward runs; empty where none does."""
+        return self._stack[-1] if self._stack else ""
 
     @property
     def top(self) -> str:
         """The layer whose forward runs; the root where none does."""
-        return self._stack[-1] if self._stack else self.root
+        return self.caller or self.root
 
     def enter(self, name: str) -> None:
         """The forward of `name` begins."""
@@ -126,73 +120,6 @@ class ModuleStack:
         """Drop the reference to the last node."""
         self._last_node = None
 
-    @contextlib.contextmanager
-    def watching(self, recorder: OpRecorder, interrupts: DeferredInterrupts) -> Iterator[None]:
-        """Global hooks follow every module call of this thread; the modules stay untouched."""
-        thread = threading.get_ident()
-
-        def name_of(module: nn.Module) -> str | None:
-            return self._names.get(module) if threading.get_ident() == thread else None
-
-        def before(module: nn.Module, args: Any) -> None:
-            name = name_of(module)
-            if name is None:
-                return
-            interrupts.check()
-            if recorder.phase == "forward":
-                calls = self._callers.setdefault(name, {})
-                caller = self._stack[-1] if self._stack else ""
-                calls[caller] = calls.get(caller, 0) + 1
-            self.enter(name)
-            self._shapes.setdefault(name, [])
-
-        def after(module: nn.Module, args: Any, *rest: Any) -> None:
-            *kwargs, output = rest  # torch omits the keywords where the forward raised
-            name = name_of(module)
-            if name is None:
-                return
-            self.leave(name)
-            shapes = self._shapes.get(name)
-            if shapes is None or any(shapes):
-                return
-            try:
-                self._shapes[name] = [
-                    tuple([recorder.spec(tensor) for tensor in tensors_of(value)])
-                    for value in ((args, kwargs), output)
-                ]
-            except Exception as error:
-                recorder.error = recorder.error or error
-
-        handles = [
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def layers(
-        self, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]
-    ) -> tuple[Layer, ...]:
-        """Layers in the order of first execution, then those that own parameters and did not run.
-
-        Shapes are those of a layer's first call.
-        """
-        modules = {name: module for module, name in reversed(self._names.items())}
-        names = [*self._shapes, *(name for name, rows in parameters.items() if rows)]
-        layers = []
-        for name in dict.fromkeys(names):
-            module, (inputs, outputs) = modules[name], self._shapes.get(name) or ((), ())
-            is_leaf = not any(child is not None for child in module._modules.values())
-            callers = tuple(self._callers.get(name, {}).items())
-            own = parameters.get(name, ())
-            layers.append(
-                Layer(name, type(module).__name__, is_leaf, callers, inputs, outputs, own)
-            )
-        return tuple(layers)
-
 
 def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
     """The optimizer and those that it wraps."""
@@ -206,109 +133,6 @@ def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.opt
         for value in vars(part).values():
             items = value if isinstance(value, (list, tuple)) else (value,)
             waiting += [item for item in items if isinstance(item, torch.optim.Optimizer)]
-
-
-class StepTensors:
-    """The tensors that exist before the recorded step, with their owners.
-
-    `parameters` and `buffers` stand in the order of definition, shared ones once. `rows`: each
-    layer's own parameters. `arrivals`: (index of a parameter, number of operations before) for each
-    gradient, in the order of accumulation.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        inputs: Any,
-        recorder: OpRecorder,
-    ) -> None:
-        self._recorder, self._root = recorder, type(model).__name__
-        self.notes: list[str] = []
-        self.rows: dict[str, tuple[tuple[str, TensorSpec], ...]] = {}
-        self.parameters: list[Parameter] = []
-        self.buffers: list[tuple[str, TensorSpec]] = []
-        self.arrivals: list[tuple[int, int]] = []
-        self._trained: list[tuple[int, torch.Tensor]] = []
-        self._owned: list[tuple[torch.Tensor, str]] = []
-        self._states: list[tuple[int, str]] = []
-        owner: dict[int, str] = {}
-        seen: set[int] = set()
-        for module, layer in layer_names(model).items():
-            prefix = "" if module is model else f"{layer}."
-            sparse = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-            rows = []
-            for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                recorder.set_kind(parameter, "parameter")
-                spec = recorder.spec(parameter)
-                rows.append((name, spec))
-                if id(parameter) not in owner:
-                    owner[id(parameter)] = layer
-                    if parameter.requires_grad:
-                        self._trained.append((len(self.parameters), parameter))
-                    self.parameters.append(
-                        Parameter(prefix + name, layer, spec, parameter.requires_grad, sparse)
-                    )
-                self._owned.append((parameter, owner[id(parameter)]))
-            self.rows[layer] = tuple(rows)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    recorder.set_kind(buffer, "buffer")
-                    if id(buffer) not in seen:
-                        seen.add(id(buffer))
-                        self.buffers.append((prefix + name, recorder.spec(buffer)))
-        for tensor in tensors_of(inputs):
-            recorder.set_kind(tensor, "input")
-        n_of_model = len(owner)
-        for part in optimizers_in(optimizer):
-            for group in part.param_groups:
-                for trained in group["params"]:
-                    if id(trained) not in owner:
-                        owner[id(trained)] = LOSS
-                        recorder.set_kind(trained, "parameter")
-                        self._owned.append((trained, LOSS))
-            for trained, state in part.state.items():
-                for tensor in tensors_of(state):
-                    layer = owner.get(id(trained), self._root)
-                    self._states.append((recorder.set_kind(tensor, "optimizer"), layer))
-        if len(owner) > n_of_model:
-            self.notes.append(
-                f"{len(owner) - n_of_model} parameter(s) of the optimizer are not the model's; "
-                f"their work stands under {LOSS}"
-            )
-        for trained, _ in self._owned:
-            if trained.grad is not None:
-                recorder.set_kind(trained.grad, "gradient")
-
-    def owners(self) -> OptimizerOwners:
-        """The present owners of the memory that the optimizer works on."""
-        owners = OptimizerOwners(self._root)
-        for parameter, layer in self._owned:
-            owners.add(self._recorder.spec(parameter).storage, layer)
-            if parameter.grad is not None:
-                owners.add(self._recorder.set_kind(parameter.grad, "gradient"), layer)
-        for storage, layer in self._states:
-            owners.add(storage, layer)
-        return owners
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks on the parameters note the arrivals of gradients."""
-
-        def noting(index: int) -> Any:
-            return lambda _: self.arrivals.append((index, self._recorder.n_ops))
-
-        handles = [
-            parameter.register_post_accumulate_grad_hook(noting(index))  # type: ignore[no-untyped-call]
-            for index, parameter in self._trained
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 class OptimizerOwners:

@@ -7,7 +7,6 @@ gradients and optimizer state; the second, which is like every later step, is re
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,9 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from dlperf.core import host
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, describe, one_line
 from dlperf.core.trace import LOSS, Op, OptimizerInfo, Trace
-from dlperf.recorder.attribution import ModuleStack, StepTensors, optimizers_in
+from dlperf.recorder.attribution import ModuleStack, optimizers_in
 from dlperf.recorder.isolation import DeferredInterrupts, ExternalState, preserved_environment
 from dlperf.recorder.op_recorder import OpRecorder
+from dlperf.recorder.step_contents import ModuleCalls, StepTensors
 from dlperf.recorder.substitution import (
     NotFakeable,
     Substitution,
@@ -37,6 +37,7 @@ from dlperf.recorder.targets import (
     as_built,
     check_built,
     check_loss,
+    check_needs_no_closure,
     default_optimizer,
     first_batch_size,
     mean_of_output,
@@ -195,7 +196,7 @@ class _Attempt:
             model.eval()
         else:
             built = replace(built, optimizer=built.optimizer or default_optimizer(model))
-            _check_needs_no_closure(plan.name, built.optimizer)
+            check_needs_no_closure(plan.name, built.optimizer)
         stack = ModuleStack(model)
         recorder = OpRecorder(stack, external)
         if external.real:
@@ -204,7 +205,8 @@ class _Attempt:
         with recorder:
             self._step(built, stack, recorder)  # makes gradients, optimizer state and caches
             existing = StepTensors(model, built.optimizer, built.inputs, recorder)
-            with stack.watching(recorder, self._interrupts), existing.watching():
+            calls = ModuleCalls(model, stack, recorder)
+            with calls.watching(self._interrupts), existing.watching():
                 recorder.start()
                 self._step(built, stack, recorder, existing)
         ops, storages = recorder.stop()
@@ -212,7 +214,7 @@ class _Attempt:
         return Trace(
             target=plan.name,
             batch_size=plan.batch_size,
-            layers=stack.layers(existing.rows),
+            layers=calls.layers(existing.rows),
             ops=ops,
             storages=storages,
             optimizer=None if plan.inference else _optimizer_info(built.optimizer, ops),
@@ -304,18 +306,6 @@ def _all_tensors(built: Built) -> Iterator[torch.Tensor]:
     yield from tensors_of(built.inputs)
     for part in optimizers_in(built.optimizer):
         yield from tensors_of((part.param_groups, list(part.state.values())))
-
-
-def _check_needs_no_closure(name: str, optimizer: Any) -> None:
-    kind = type(optimizer)
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if isinstance(optimizer, torch.optim.LBFGS) or (
-        closure is not None and closure.default is inspect.Parameter.empty
-    ):
-        raise DlperfError(
-            f"{name}: optimizer {kind.__name__} calls a closure to run the model several times a"
-            " step, which is not one step; choose one that steps without"
-        )
 
 
 def _optimizer_info(optimizer: torch.optim.Optimizer | None, ops: tuple[Op, ...]) -> OptimizerInfo:

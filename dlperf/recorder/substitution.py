@@ -95,7 +95,7 @@ class Substitution:
         self._alive.append(value)
         if isinstance(value, _DICTS):
             self._visit_dict(value)
-        elif kind in (list, deque, set):
+        elif isinstance(value, (list, deque, set)):
             self._visit_collection(value)
         elif isinstance(value, MethodType):
             self.visit(value.__self__)
@@ -106,7 +106,7 @@ class Substitution:
         elif isinstance(value, FunctionType):
             for cell in value.__closure__ or ():
                 self._visit_cell(cell)
-        elif not self._save_generator(value) and (
+        elif not self._save_state(value) and (
             isinstance(value, (nn.Module, torch.optim.Optimizer)) or _is_plain(value)
         ):
             self._visit_object(value)
@@ -117,8 +117,8 @@ class Substitution:
         while self._undo:
             self._undo.pop()()
 
-    def _save_generator(self, value: Any) -> bool:
-        """Save the state of a random generator; False for any other object."""
+    def _save_state(self, value: Any) -> bool:
+        """Save the state of a random generator. Returns False for any other object."""
         if isinstance(value, random.Random):
             self._undo.append(functools.partial(value.setstate, value.getstate()))
         elif isinstance(value, torch.Generator) or is_numpy(value, "RandomState"):
@@ -166,11 +166,12 @@ class Substitution:
 
     def _visit_collection(self, value: Any) -> None:
         before = list(value)
+        base: Any = next(kind for kind in (list, deque, set) if isinstance(value, kind))
 
         def write(items: list[Any]) -> None:
             if not _are_same(list(value), items):
-                value.clear()
-                (value.update if isinstance(value, set) else value.extend)(items)
+                base.clear(value)
+                (base.update if base is set else base.extend)(value, items)
 
         self._undo.append(lambda: write(before))
         if not isinstance(value, set):
@@ -181,10 +182,8 @@ class Substitution:
             before = cell.cell_contents
         except ValueError:  # empty
             return
-        if _is_foreign(before):
-            return
         self._undo.append(functools.partial(setattr, cell, "cell_contents", before))
-        after = self.visit(before)
+        after = before if _is_foreign(before) else self.visit(before)
         if after is not before:
             cell.cell_contents = after
 

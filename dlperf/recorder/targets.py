@@ -252,12 +252,13 @@ def check_built(name: str, built: Built, inference: bool) -> None:
     if not parameters:
         raise DlperfError(
             f"{name}: the model has no parameters to train; only inference can be predicted"
-            " (--inference, inference=True)"
+            " or measured (--inference, inference=True)"
         )
     if not any(parameter.requires_grad for parameter in parameters):
         what = f"none of the model's {len(parameters)} parameters requires grad"
         raise DlperfError(
-            f"{name}: {what}; only inference can be predicted (--inference, inference=True)"
+            f"{name}: {what}; only inference can be predicted or measured"
+            " (--inference, inference=True)"
         )
     if built.optimizer is None:
         return
@@ -274,6 +275,19 @@ def check_built(name: str, built: Built, inference: bool) -> None:
         raise DlperfError(
             f"{name}: the optimizer {type(built.optimizer).__name__} holds none of the model's"
             " parameters; make it from model.parameters()"
+        )
+
+
+def check_needs_no_closure(name: str, optimizer: Any) -> None:
+    """Raise DlperfError for an optimizer that runs the model itself."""
+    kind = type(optimizer)
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.LBFGS) or (
+        closure is not None and closure.default is inspect.Parameter.empty
+    ):
+        raise DlperfError(
+            f"{name}: optimizer {kind.__name__} calls a closure to run the model several times a"
+            " step, which is not one step; choose one that steps without"
         )
 
 

@@ -17,9 +17,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from dlperf.core import host, units
 from dlperf.core.clock import undisturbed
-from dlperf.core.errors import DlperfError
+from dlperf.core.errors import DlperfError, one_line
 from dlperf.core.measurement import STEP_PHASES, Measurement
 from dlperf.core.text import fit, text_width
+from dlperf.profiler.layer_times import layer_rows, overhead_factors
 from dlperf.profiler.optimizer_shares import (
     OptimizerShares,
     parameter_owners,
@@ -27,7 +28,8 @@ from dlperf.profiler.optimizer_shares import (
     shares_by_timing,
 )
 from dlperf.profiler.snapshot import Snapshot
-from dlperf.profiler.step_profiler import batch_size_of, cost_factors, first_line, layer_rows
+from dlperf.profiler.step_profiler import NO_BACKWARD
+from dlperf.recorder.targets import first_batch_size
 from dlperf.report.machine_summary import find_mismatches
 from dlperf.runner.eta import typical_s
 from dlperf.runner.training_search import is_sharded
@@ -123,7 +125,7 @@ class Findings:
     @property
     def batch_size(self) -> int:
         """Samples of one forward pass."""
-        return batch_size_of(self._watched.inputs) if self._watched.inputs is not None else 1
+        return first_batch_size(self._watched.inputs) if self._watched.inputs is not None else 1
 
     @cached_property
     def n_passes(self) -> int:
@@ -149,24 +151,25 @@ class Findings:
             for name in STEP_PHASES
         }
         layers: Sequence[Any] = ()
-        noise = {
+        noise: dict[str, float] = {
             "steps": float(len(watched.plain)),
             "layer_steps": float(len(watched.layered)),
             "spread_frac": step["total"].spread_frac,
         }
         if watched.probe is not None and watched.layered:
-            medians = (step["forward"].median, step["backward"].median)
-            factors = cost_factors([(*medians, times) for times in watched.layered])
-            layers, layer_notes = layer_rows(
-                watched.probe, watched.layered, step["optimizer"], self._shares, factors=factors
+            medians = {name: samples.median for name, samples in step.items()}
+            factors = overhead_factors([(medians, times) for times in watched.layered])
+            layers = layer_rows(
+                watched.probe.names,
+                watched.layered,
+                step["optimizer"],
+                self._shares.fractions,
+                factors,
             )
-            notes += layer_notes
-            costs = watched.probe.costs
-            noise.update(
-                hook_inside_s=factors[0] * costs.inside_s,
-                hook_outside_s=factors[0] * costs.outside_s,
-                prehook_s=factors[1] * costs.node_s,
-            )
+            notes += [] if self._shares.note is None else [self._shares.note]
+            if any(times.backward is None for times in watched.layered):
+                notes.append(NO_BACKWARD)
+            noise.update(watched.probe.overhead.to_noise(factors))
         return Measurement(
             target=self.name,
             batch_size=self.batch_size,
@@ -268,10 +271,7 @@ class Findings:
                 )
                 return trace
         except Exception as error:
-            self.notes.append(
-                f"no prediction: the step could not be recorded ({type(error).__name__}:"
-                f" {first_line(error)})"
-            )
+            self.notes.append(f"no prediction: the step could not be recorded ({one_line(error)})")
             return None
         finally:
             for module, training in flags.items():

@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from dlperf.models.buckets import ReducerOptions
-from dlperf.profiler.probe import LayerProbe, StepTimes
+from dlperf.profiler.layer_times import StepTimes
+from dlperf.profiler.probe import LayerProbe
 from dlperf.runner.epoch_log import LoaderProgress
 from dlperf.runner.recomputed_loss import RecomputedLoss
 

@@ -28,7 +28,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.core.clock import Clock
-from dlperf.profiler.probe import HookOverhead, LayerProbe, measure_hook_overhead
+from dlperf.profiler.layer_times import HookOverhead
+from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.core_speed import SpeedSamples

@@ -277,7 +277,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     replace(
         cases.cnn_measurement(),
         trace=traced,
-        noise={"core_speed": 1.0},
+        noise={"core_slowdown": 1.0},
         notes=("n",),
         peak_memory_bytes=8,
     ).save(found["measurement"])

@@ -11,9 +11,10 @@ from test_loading import IN_PROCESS, WORKERS
 
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import CONTENTION, CONTENTION_MEAN, Cost
+from dlperf.core.loader_sample import SampledLoader
+from dlperf.core.machine import Cost
 from dlperf.forecast.epoch import last_batch_size
-from dlperf.forecast.loading import SampledLoader, pipeline_s
+from dlperf.forecast.loading import pipeline_s
 from dlperf.forecast.prediction import Prediction
 
 STEP_S = 1390e-6  # 1375 us of the layers and 15 us of zero_grad

@@ -16,7 +16,8 @@ import dlperf.profiler.step_profiler as step_profiler
 from dlperf.core.clock import Clock, CoreSpeed
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.measurement import Measurement
-from dlperf.profiler.probe import HookOverhead, LayerProbe, attribute
+from dlperf.profiler.layer_times import HookOverhead, attribute
+from dlperf.profiler.probe import LayerProbe
 from dlperf.profiler.step_profiler import measure, measure_target
 from dlperf.recorder.targets import resolve
 
@@ -258,15 +259,16 @@ def test_hook_costs_are_taken_off_owner_and_caller() -> None:
         (pause, 21.0, 0, 0),
     ]
     times = attribute(events, HookOverhead(inside_s=0.5, outside_s=0.25, node_s=0.125))
-    assert times.forward == {0: 1.0 + 2.0 + 1.0, 1: 3.0, -1: 1.0}
+    assert times.backward is not None
+    assert times.forward.seconds == {0: 1.0 + 2.0 + 1.0, 1: 3.0, -1: 1.0}
     # root: its own pair inside, its own call (it has no caller) and the child's; child: its own
     # pair
-    assert times.forward_cost == {0: 0.5 + 0.25 + 0.25, 1: 0.5}
-    assert times.backward == {-1: 1.0, 0: 3.0, 1: 6.0}
-    assert times.backward_cost == {0: 0.125, 1: 0.125}
-    assert times.net_forward_s(1) == 2.5
-    assert times.net_forward_s(1, factor=2.0) == 2.0
-    assert times.net_forward_s(1, factor=20.0) == 0.0
+    assert times.forward.overhead_s == {0: 0.5 + 0.25 + 0.25, 1: 0.5}
+    assert times.backward.seconds == {-1: 1.0, 0: 3.0, 1: 6.0}
+    assert times.backward.overhead_s == {0: 0.125, 1: 0.125}
+    assert times.forward.net_s(1) == 2.5
+    assert times.forward.net_s(1, factor=2.0) == 2.0
+    assert times.forward.net_s(1, factor=20.0) == 0.0
 
 
 # -- the model is unchanged to the bit -------------------------------------------------------------
@@ -496,7 +498,7 @@ def test_an_error_in_the_forward_under_hooks_leaves_none(monkeypatch: pytest.Mon
     assert not nn.modules.module._global_forward_hooks
     assert not nn.modules.module._global_forward_pre_hooks
     probe.stop()
-    assert set(probe.finish().forward) >= {0, 1}
+    assert set(probe.finish().forward.seconds) >= {0, 1}
 
 
 # -- what can be measured --------------------------------------------------------------------------
@@ -574,10 +576,10 @@ def test_an_optimizer_that_wants_every_gradient_is_shared_by_bytes() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: measure(nn.ReLU(), (torch.ones(1),)), "no parameter"),
+        (lambda: measure(nn.ReLU(), (torch.ones(1),)), "no parameters"),
         (
             lambda: measure(nn.Linear(2, 2).requires_grad_(False), (torch.ones(1, 2),)),
-            "no parameter",
+            "requires grad",
         ),
         (
             lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), loss=lambda y: y),
@@ -665,5 +667,5 @@ def test_steps_on_a_slow_core_count_and_a_note_says_so(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("dlperf.profiler.step_profiler.CoreSpeed", Shared)
     found = measure_target(resolve("mlp", 4), seconds=0.2)
-    assert found.noise["core_speed"] == pytest.approx(2.5)
+    assert found.noise["core_slowdown"] == pytest.approx(2.5)
     assert any("2.50 times its best" in note for note in found.notes)

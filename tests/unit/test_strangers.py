@@ -69,10 +69,10 @@ TRACE, MACHINE = PREDICTION.trace, PREDICTION.machine
             lambda: dlperf.measure(nn.Linear, INPUTS),
             "expected a Module: an instance, not its class or its name",
         ),
-        (lambda: dlperf.measure(NET, None), "measure: the inputs are None; expected a tuple"),
+        (lambda: dlperf.measure(NET, None), "Linear: the inputs are None; expected a tuple"),
         (
             lambda: dlperf.measure(NET, "x.pt"),
-            "measure: the inputs are of type str; expected a tuple",
+            "Linear: the inputs are of type str; expected a tuple",
         ),
         (
             lambda: dlperf.measure(NET, INPUTS, loss=3),
@@ -80,7 +80,7 @@ TRACE, MACHINE = PREDICTION.trace, PREDICTION.machine
         ),
         (
             lambda: dlperf.measure(NET, INPUTS, optimizer="sgd"),
-            "the optimizer is of type str; expected an optimizer",
+            "the optimizer is of type str; expected a torch.optim.Optimizer",
         ),
         (
             lambda: dlperf.compare(MEASUREMENT, PREDICTION),
