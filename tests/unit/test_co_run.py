@@ -18,7 +18,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.machine import INTERFERENCE, Cost, Cpu, Machine
 from dlperf.core.variation import sigma_over
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
 from dlperf.forecast.prediction import Prediction

@@ -12,7 +12,7 @@ from test_loading import IN_PROCESS, WORKERS
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.core.machine import Cost
+from dlperf.core.machine import CONTENTION, CONTENTION_MEAN, Cost
 from dlperf.forecast.epoch import last_batch_size
 from dlperf.forecast.loading import pipeline_s
 from dlperf.forecast.prediction import Prediction
