@@ -1,8 +1,8 @@
-"""How fast the core is while a training is watched, and how fast it usually is.
+"""Core speed while a training is watched, and its usual value.
 
-Neighbours slow a core down for seconds at a stretch (:class:`dlperf.core.clock.CoreSpeed`), so a few
-steps see one state of it, and an epoch several. SpeedSamples are cheap: a fixed piece of work, some 60 us
-in all, at the start of the program, when torch has been imported, and after each watched step.
+Co-tenants slow a core down for seconds (:class:`dlperf.core.clock.CoreSpeed`): a few steps meet one
+state of it, an epoch several. A speed sample is a fixed piece of work, some 60 us in all, at the
+start of the program, after the import of torch, and after each watched step.
 """
 
 from __future__ import annotations
@@ -18,25 +18,22 @@ from dlperf.core.machine import CONTENTION, CORE_SPEED, Machine
 from dlperf.core.variation import Z90, initial_state_frac, machine_log_sigma
 
 _ELASTICITY = 0.65
-"""On a core whose neighbour came and went, steps of two convolutional networks took 1.28 and 1.38
-times as long where the piece of work took 1.5 times as long: ln 1.28 / ln 1.5 = 0.61, ln 1.38 / ln
-1.5 = 0.79. The lower of them, nearly: a correction that goes too far errs on both sides.
-"""
-_FILE_SECONDS = 2.0
-"""What the machine file says of the usual speed weighs as much as so many seconds with a look."""
+# Beside a co-tenant, steps of two convolutional networks took 1.28 and 1.38 times as long where the
+# piece of work took 1.5 times as long: ln 1.28 / ln 1.5 = 0.61, ln 1.38 / ln 1.5 = 0.79. Nearly the
+# lower one: a correction that is too large errs on both sides.
+_FILE_SECONDS = 2.0  # the weight of the machine file's usual speed, in seconds with a sample
 _UNSURE_FRAC = 0.5
-"""By so much of what things usually take beyond the best may 20 s of steps differ from the usual
-(90 %): 0.17 of 0.24 and 0.16 of 0.32 in two such series, rounded down as the file's spread is
-added.
-"""
-_GOES = 4
+# Half of a 90 % interval for 20 s of steps, over the usual slowdown beyond the best: 0.17 of 0.24
+# and 0.16 of 0.32 in two such series, rounded down since the file's spread is added.
+_REPETITIONS = 4
 
 
 @dataclass(frozen=True)
 class UsualSpeed:
-    """What a machine file says of its machine's speed: the least time of the piece of work, how many
-    times as long as at best things usually took while it was measured, and the standard deviation
-    of that over the groups, some seconds each.
+    """The core speed in a machine file.
+
+    `best_s`: the least time of the piece of work. `slowdown`: the usual time of kernels over their
+    best, None where the file has none. `sigma`: its standard deviation over groups of some seconds.
     """
 
     best_s: float = math.inf
@@ -45,20 +42,18 @@ class UsualSpeed:
 
 
 def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
-    """The speed of a machine as its file has it."""
+    """The core speed in a machine's file."""
     best_s = machine.cost_s(CORE_SPEED, threads, math.inf)
     if not any(cost.name.startswith(f"{CONTENTION}/") for cost in machine.costs):
         return UsualSpeed(best_s)
-    return UsualSpeed(
-        best_s,
-        machine.contention_slowdown(threads) * machine.mean_slowdown(threads),
-        machine_log_sigma(machine, threads),
-    )
+    slowdown = machine.contention_slowdown(threads) * machine.mean_slowdown(threads)
+    return UsualSpeed(best_s, slowdown, machine_log_sigma(machine, threads))
 
 
 def slowdown(ratio: float) -> float:
-    """How many times as long a step takes where the piece of work takes `ratio` times its best; 1
-    up to :data:`dlperf.core.clock.SLOW`.
+    """Slowdown of a step where the piece of work takes `ratio` times its best: ratio ** 0.65.
+
+    It is 1 up to :data:`dlperf.core.clock.SLOW`.
 
     >>> slowdown(1.2), round(slowdown(1.5), 2)
     (1.0, 1.3)
@@ -68,46 +63,47 @@ def slowdown(ratio: float) -> float:
 
 @dataclass(frozen=True)
 class CoreState:
-    """How slow the core was while steps were watched, and how slow it usually is, as factors over
-    its best; `half_frac` is half the width of a 90 % interval for what the former says of the
-    latter.
+    """Slowdown of the core while steps were watched, and its usual one.
+
+    `half_frac`: half the width of a 90 % interval of the usual one, given the watched one.
     """
 
-    slowed: float = 1.0
+    slowdown: float = 1.0
     usual: float = 1.0
     half_frac: float = 0.0
 
     def factor(self, seconds: float) -> float:
-        """How many times as long as when they were watched steps will take over the next `seconds`.
+        """Mean time of a step over the next `seconds`, over that of the watched steps.
 
-        The state of the core lasts a while (:func:`dlperf.core.variation.initial_state_frac`), then it
-        is the usual one.
+        The present state lasts a while (:func:`dlperf.core.variation.initial_state_frac`); then the
+        usual one follows.
 
-        >>> CoreState(slowed=1.5, usual=1.2).factor(0.0), round(CoreState(slowed=1.5, usual=1.2).factor(1e9), 6)
+        >>> state = CoreState(slowdown=1.5, usual=1.2)
+        >>> state.factor(0.0), round(state.factor(1e9), 6)
         (1.0, 0.8)
         """
         stays = initial_state_frac(seconds)
-        return (stays * self.slowed + (1.0 - stays) * self.usual) / self.slowed
+        return (stays * self.slowdown + (1.0 - stays) * self.usual) / self.slowdown
 
 
 class SpeedSamples:
-    """Speed samples of the core, in seconds of a fixed piece of work, each with its time."""
+    """Samples of the core speed: seconds of a fixed piece of work, each with its time."""
 
     def __init__(self, speed: CoreSpeed | None = None) -> None:
         self._speed = CoreSpeed() if speed is None else speed
         self._taken: list[tuple[float, float]] = []
 
     def take(self) -> float:
-        """Look; the least that the piece of work took. The first go after other code meets cold
-        caches, and what costs one go time is no state of the core.
-        """
-        took = min(self._speed.sample() for _ in range(_GOES))
+        """Take a sample: the least of some repetitions, the first of which meets cold caches."""
+        took = min(self._speed.sample() for _ in range(_REPETITIONS))
         self._taken.append((self._speed.now(), took))
         return took
 
-    def moment(self, watched: Sequence[float], usual: UsualSpeed = UsualSpeed()) -> CoreState:
-        """The state during the `watched` looks, beside the usual one: what all looks of this run
-        say, a second each, and the machine file.
+    def core_state(self, watched: Sequence[float], usual: UsualSpeed = UsualSpeed()) -> CoreState:
+        """The state in the `watched` samples, and the usual one.
+
+        The usual slowdown is the mean over the seconds of this run that have a sample, and over the
+        machine file's.
         """
         if not watched:
             return CoreState()
@@ -116,8 +112,10 @@ class SpeedSamples:
         for at, took in self._taken:
             seconds[math.floor(at)].append(slowdown(took / best_s))
         seen = [statistics.fmean(factors) for factors in seconds.values()]
-        weight = _FILE_SECONDS if usual.slowdown is not None else 0.0
-        usually = (weight * (usual.slowdown or 1.0) + math.fsum(seen)) / (weight + len(seen))
-        slowed = statistics.fmean(slowdown(took / best_s) for took in watched)
-        beyond = max(usual.slowdown or 1.0, usually) - 1.0
-        return CoreState(slowed, usually, math.hypot(Z90 * usual.sigma, _UNSURE_FRAC * beyond))
+        in_file = 1.0 if usual.slowdown is None else usual.slowdown
+        weight = 0.0 if usual.slowdown is None else _FILE_SECONDS
+        mean = (weight * in_file + math.fsum(seen)) / (weight + len(seen))
+        half_frac = math.hypot(Z90 * usual.sigma, _UNSURE_FRAC * (max(in_file, mean) - 1.0))
+        return CoreState(
+            statistics.fmean(slowdown(took / best_s) for took in watched), mean, half_frac
+        )

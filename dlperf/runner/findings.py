@@ -31,7 +31,7 @@ from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import NO_BACKWARD
 from dlperf.recorder.targets import first_batch_size
 from dlperf.report.machine_summary import find_mismatches
-from dlperf.runner.eta import typical_s
+from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep
 from dlperf.runner.watcher import Watcher
@@ -114,11 +114,6 @@ class Findings:
         self.notes += [] if team is None else team.remarks
         if live is not None:
             self.notes += live.notes
-            if live.error is not None:
-                self.notes.append(
-                    f"the live forecast failed and was given up: {type(live.error).__name__}:"
-                    f" {live.error}"
-                )
 
     # -- what was measured -------------------------------------------------------------------------
 
@@ -478,7 +473,7 @@ class Findings:
                 if self.forecast is None
                 else {
                     **self.forecast.to_json(),
-                    **((self._live.to_json() or {}) if self._live is not None else {}),
+                    **(self._live.to_json() if self._live is not None else {}),
                 }
             ),
             "ranks": None if self.team is None else self.team.to_json(),

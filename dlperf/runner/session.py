@@ -141,7 +141,7 @@ def _usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
 
 def _forecast_from(live: LiveEta, watcher: Watcher, usual: UsualSpeed) -> None:
     """The watching is over: what it saw goes to the forecast."""
-    from dlperf.runner.eta import ObservedStep
+    from dlperf.runner.step_rate import ObservedStep
 
     watched = watcher.watched
     if watched is None or not watched.plain:
@@ -162,7 +162,7 @@ def _forecast_from(live: LiveEta, watcher: Watcher, usual: UsualSpeed) -> None:
     ]
     looks = [s.pace_s for s in watched.plain if s.pace_s is not None]
     passes = round(statistics.median(step.n_passes for step in watched.plain))
-    live.begin(seen, passes, watched.root_type, lambda: watcher.looks.moment(looks, usual))
+    live.begin(seen, passes, watched.root_type, lambda: watcher.looks.core_state(looks, usual))
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

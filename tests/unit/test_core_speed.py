@@ -18,8 +18,8 @@ from dlperf.core.machine import Cost, Cpu, Machine
 from dlperf.core.variation import log_sigma
 from dlperf.runner.core_speed import CoreState, SpeedSamples, UsualSpeed, slowdown, usual_speed
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.eta import ObservedStep, rate_of
 from dlperf.runner.live_eta import LiveEta
+from dlperf.runner.step_rate import ObservedStep, rate_of
 
 CPU = Cpu("x", 2, 1)
 
@@ -47,15 +47,15 @@ def test_a_slow_core_is_told_from_the_usual_one() -> None:
         looks.take()
         hand.now += 1
     watched = [looks.take() for _ in range(8)]
-    found = looks.moment(watched)
+    found = looks.core_state(watched)
     slow = slowdown(1.6)
     assert slow == pytest.approx(1.6**0.65)
-    assert found.slowed == pytest.approx(slow)
+    assert found.slowdown == pytest.approx(slow)
     assert found.usual == pytest.approx(
         (1 + 1 + slow) / 3
     )  # a second each, however many looks were taken in it
     assert found.half_frac == pytest.approx((found.usual - 1) / 2)
-    with_file = looks.moment(watched, UsualSpeed(1e-5, 1.1, 0.05))
+    with_file = looks.core_state(watched, UsualSpeed(1e-5, 1.1, 0.05))
     assert with_file.usual == pytest.approx(
         (2 * 1.1 + 1 + 1 + slow) / 5
     )  # the file counts as two seconds
@@ -67,18 +67,16 @@ def test_a_slow_core_is_told_from_the_usual_one() -> None:
 def test_the_files_best_shows_a_core_that_was_slow_throughout() -> None:
     looks = Hand(lambda at: 1.5).looks()
     watched = [looks.take() for _ in range(8)]
-    assert looks.moment(watched).slowed == 1.0  # nothing to compare with
-    assert looks.moment(watched, UsualSpeed(1e-5, 1.0)).slowed == pytest.approx(slowdown(1.5))
-    assert looks.moment([]) == CoreState()
+    assert looks.core_state(watched).slowdown == 1.0  # nothing to compare with
+    assert looks.core_state(watched, UsualSpeed(1e-5, 1.0)).slowdown == pytest.approx(slowdown(1.5))
+    assert looks.core_state([]) == CoreState()
 
 
 def test_a_state_lasts_some_seconds() -> None:
-    moment = CoreState(slowed=1.4, usual=1.1)
-    assert moment.factor(0.0) == 1.0
-    assert moment.factor(5.0) == pytest.approx(
-        ((1 - math.exp(-1)) * 1.4 + math.exp(-1) * 1.1) / 1.4
-    )
-    assert moment.factor(1e6) == pytest.approx(1.1 / 1.4, rel=1e-4)
+    state = CoreState(slowdown=1.4, usual=1.1)
+    assert state.factor(0.0) == 1.0
+    assert state.factor(5.0) == pytest.approx(((1 - math.exp(-1)) * 1.4 + math.exp(-1) * 1.1) / 1.4)
+    assert state.factor(1e6) == pytest.approx(1.1 / 1.4, rel=1e-4)
 
 
 def test_what_a_machine_file_says() -> None:
@@ -163,7 +161,7 @@ def epoch_of(
             live.begin(
                 [ObservedStep(s) for s in intervals[11:19]],
                 1,
-                moment=functools.partial(looks.moment, watched, usual),
+                core_state=functools.partial(looks.core_state, watched, usual),
             )
         log.count(hand.now)
         if number < 19:
@@ -229,7 +227,9 @@ def _blind_s(live: LiveEta) -> float:
     return (
         first.epoch_s
         - left * first.step_s
-        + left * first.step_s / live.moment.factor(left * first.step_s / live.moment.factor(1e3))
+        + left
+        * first.step_s
+        / live.core_state.factor(left * first.step_s / live.core_state.factor(1e3))
     )
 
 

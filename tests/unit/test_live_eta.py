@@ -13,18 +13,17 @@ import pytest
 
 from dlperf.core.clock import Clock
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.eta import (
+from dlperf.runner.eta import Progress, describe, estimate_eta
+from dlperf.runner.live_eta import LiveEta, RoundLength
+from dlperf.runner.loops import enclosing_loops
+from dlperf.runner.step_rate import (
     ObservedStep,
-    Progress,
     Rate,
     StepBlock,
-    estimate_eta,
     pooled_rate,
     rate_of,
     typical_s,
 )
-from dlperf.runner.live_eta import LiveEta, RoundLength, describe
-from dlperf.runner.loops import enclosing_loops
 
 
 class Line:
@@ -458,7 +457,7 @@ def test_history_stays_small() -> None:
     assert run.live.history[-1].epoch_s == 20_000
 
 
-@pytest.mark.parametrize("broken", ["_outlook", "_show", "_add_stretch"])
+@pytest.mark.parametrize("broken", ["_eta", "_show", "_add_block"])
 def test_a_failure_inside_ends_the_forecast_alone(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
