@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import inspect
 import itertools
 import re
+import statistics
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,10 @@ def write(folder: Path) -> None:
         ("command-line", command_line()),
         ("common-options", common_options()),
         ("file-formats", file_formats()),
+        ("answers", answers()),
+        ("accuracy", accuracy()),
+        ("distributed", first_table("distributed/distributed.md", _is_shown)),
+        ("trainings", first_table("threads/training.md")),
     ):
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -148,8 +155,8 @@ def _escaped(text: str) -> str:
 _UNITS = (
     ("_bytes_per_s", "bytes/s"),
     ("_flops_per_s", "FLOP/s"),
-    ("_samples_per_s", "samples/s"),
-    ("_s_per_byte", "s/byte"),
+    ("samples_per_s", "samples/s"),
+    ("s_per_byte", "s/byte"),
     ("_flop_per_byte", "FLOP/byte"),
     ("_per_s", "1/s"),
     ("_bytes", "bytes"),
@@ -268,3 +275,175 @@ def _type(kind: Any) -> tuple[str, list[type]]:
     plain = {"IntType": "whole number", "FloatType": "number", "StrType": "text"}
     plain |= {"BoolType": "true or false", "NoneType": "null", "AnyType": "any"}
     return plain.get(type(kind).__name__, type(kind).__name__), []
+
+
+# -- answers of commands ---------------------------------------------------------------------------
+
+
+def answers() -> str:
+    """Every field of what commands write, from the frozen formats."""
+    lines = (ROOT / "tests/golden/frozen/schemas-written.txt").read_text(encoding="utf-8")
+    parts = []
+    for block in lines.split("\n\n"):
+        name, *fields = block.strip().splitlines()
+        rows = []
+        for line in fields:
+            depth = (len(line) - len(line.lstrip())) // 2 - 1
+            key, _, kind = line.strip().partition(": ")
+            rows.append([f"{'&emsp;' * depth}`{key}`", kind.replace("|", "\\|"), unit(key)])
+        parts.append(f"### {name}\n\n{table(('field', 'type', 'unit'), rows)}\n")
+    return "\n".join(parts)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+REPORTS = ROOT / "reports"
+_LEAST_LAYERS = 20
+_PHASE_SHARE_FRAC = 0.01
+Row = dict[str, str]
+
+
+def accuracy() -> str:
+    """The present accuracy study: errors by predictor, by study, by kind of operator and layer."""
+    cases = _rows("accuracy/cases.csv")
+    own = [row for row in cases if row["predictor"] == "calibrated"]
+    heads = ("predictor", "steps:", "median:", "worst:", "bias:", "layers:", "in interval:", "±:")
+    by_predictor = defaultdict(list)
+    for row in cases:
+        if not row["step_error_frac"]:
+            continue  # predicts no whole step
+        by_predictor[row["predictor"]].append(row)
+    rows = [[f"`{name}`", *_errors(group)] for name, group in by_predictor.items()]
+    rows.append(["*repeatability*", str(len(own)), _percent(_repeatability(own))] + [""] * 5)
+    return "\n\n".join(
+        (
+            _provenance(own),
+            table(heads, rows),
+            "## Other studies with the same predictor",
+            _studies(),
+            "## Single operators that no calibration sampled",
+            _operators(),
+            "## Types of layers",
+            _layer_types(),
+            "",
+        )
+    )
+
+
+def _rows(path: str) -> list[Row]:
+    with (REPORTS / path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _values(rows: Iterable[Row], column: str) -> list[float]:
+    return [float(row[column]) for row in rows if row[column]]
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{100 * value:{sign}.1f} %"
+
+
+def _repeatability(rows: Sequence[Row]) -> float:
+    return statistics.median(_values(rows, "repeatability_frac"))
+
+
+def _errors(rows: Sequence[Row]) -> list[str]:
+    """Number of steps, median, worst and median signed error, error of layers, intervals."""
+    errors = _values(rows, "step_error_frac")
+    layers = [_values(rows, f"{phase}_mape_frac") for phase in ("forward", "backward")]
+    inside = [row["inside"] == "True" for row in rows if row["inside"]]
+    widths = _values(rows, "width_frac")
+    sizes = [abs(error) for error in errors]
+    return [
+        str(len(rows)),
+        _percent(statistics.median(sizes) if sizes else None),
+        _percent(max(sizes, default=None)),
+        _percent(statistics.median(errors) if errors else None, "+"),
+        _percent(statistics.fmean(map(statistics.fmean, layers)) if all(layers) else None),
+        _percent(statistics.fmean(inside) if inside else None),
+        _percent(statistics.median(widths) if widths else None),
+    ]
+
+
+def _provenance(rows: Sequence[Row]) -> str:
+    row = rows[0]
+    return (
+        f"Measured on {row['machine']}, {row['created'][:10]}, with "
+        f"{', '.join(row['versions'].split('; '))}."
+    )
+
+
+def _studies() -> str:
+    """One line for each study below reports/accuracy."""
+    rows = []
+    for path in sorted((REPORTS / "accuracy").glob("*/cases.csv")):
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in _rows(str(path.relative_to(REPORTS))):
+            if row["predictor"].startswith("calibrated"):
+                found[row["predictor"]].append(row)
+        for name, group in found.items():
+            label = path.parent.name.replace("-", " ") + name.removeprefix("calibrated")
+            n, median, worst, _, _, inside, width = _errors(group)
+            steps = f"{group[0]['machine']}, {group[0]['created'][:10]}"
+            rows.append(
+                [label, steps, n, median, worst, _percent(_repeatability(group)), inside, width]
+            )
+    heads = (
+        "study",
+        "machine",
+        "steps:",
+        "median:",
+        "worst:",
+        "repeatability:",
+        "in interval:",
+        "±:",
+    )
+    return table(heads, rows)
+
+
+def _operators() -> str:
+    by_family = defaultdict(list)
+    for row in _rows("accuracy/ops.csv"):
+        by_family[row["family"]].append(row)
+    rows = []
+    for name, group in by_family.items():
+        errors = [abs(error) for error in _values(group, "error_frac")]
+        numbers = (statistics.median(errors), statistics.fmean(errors), _repeatability(group))
+        rows.append([name, str(len(group)), *map(_percent, numbers)])
+    return table(("family", "operators:", "median:", "mean:", "repeatability:"), rows)
+
+
+def _layer_types() -> str:
+    """Median errors of the types with many layers; layers of less than 1 % of a phase left out."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in _rows("accuracy/layers.csv"):
+        counts = row["predictor"] == "calibrated" and row["error_frac"]
+        if counts and float(row["phase_share_frac"]) >= _PHASE_SHARE_FRAC:
+            found[row["family"]][row["phase"]].append(abs(float(row["error_frac"])))
+    rows = [
+        [
+            name,
+            str(len(phases["forward"])),
+            *(
+                _percent(statistics.median(phases[phase]) if phases[phase] else None)
+                for phase in ("forward", "backward")
+            ),
+        ]
+        for name, phases in sorted(found.items(), key=lambda one: -len(one[1]["forward"]))
+        if len(phases["forward"]) >= _LEAST_LAYERS
+    ]
+    return table(("type", "layers:", "forward, median:", "backward, median:"), rows)
+
+
+def first_table(path: str, wanted: Callable[[str], bool] = lambda line: True) -> str:
+    """The provenance and the first table of a study's page."""
+    lines = (REPORTS / path).read_text(encoding="utf-8").splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
+    provenance = next(line for line in lines if "torch 2" in line)
+    return "\n".join([provenance, "", *rows[:2], *filter(wanted, rows[2:]), ""])
+
+
+def _is_shown(line: str) -> bool:
+    """Of the distributed study what was forecast from the links as calibrated."""
+    return not any(word in line for word in (" from ", "another rate (", "as they are", "none |"))

@@ -1,4 +1,4 @@
-"""What no linter checks of the rules in docs/architecture.md. Rules of imports: pyproject.toml."""
+"""What no linter checks of the rules in docs/development/architecture.md. Rules of imports: pyproject.toml."""
 
 from __future__ import annotations
 
