@@ -345,7 +345,7 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
                     env={**os.environ, **(settings or {}), "OMP_NUM_THREADS": "1"},
                 )
                 runs.append(json.loads(child.stdout))
-            replay = analyse(trace, policy).replay
+            replay = analyse(trace, policy).allocator
             huge = sum(replay.huge_faults)
             counts, of_forward, added = zip(*runs)
             forward = sum(

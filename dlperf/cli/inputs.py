@@ -150,8 +150,8 @@ def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
     that it takes.
     """
     from dlperf.ops import counts
-    from dlperf.predictors.families import describe
-    from dlperf.predictors.sub_kernels import sub_kernels
+    from dlperf.predictors.kernels.catalog import describe
+    from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
     def check(op: Op) -> None:
         counts.op_flops(op)
@@ -172,7 +172,7 @@ def naming_unfit_kernels(*machines: Machine) -> Iterator[None]:
     try:
         yield
     except _UNFIT:
-        from dlperf.predictors.families import describe
+        from dlperf.predictors.kernels.catalog import describe
 
         for machine in machines:
             for number, kernel in enumerate(machine.kernels):
@@ -271,7 +271,7 @@ def run_calibration(
     from dlperf.core.files import one_writer
     from dlperf.microbench.suite import calibrate, what_is_kept
     from dlperf.predictors.adaptive_sampling import least_certain
-    from dlperf.predictors.kernel_cost_model import learn
+    from dlperf.predictors.kernel_cost_model import fit_kernel_models
     from dlperf.studies import self_test
 
     with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
@@ -297,7 +297,7 @@ def run_calibration(
             raise Interrupted(what_is_kept(path, 0)) from None
         tested = {test.threads for test in machine.self_tests}
         try:
-            machine = learn(machine)
+            machine = fit_kernel_models(machine)
             machine.save(path)
             machine = self_test.run(
                 machine, [process for process in started if process.threads not in tested]

@@ -29,7 +29,7 @@ def cached_by_identity(
     results: OrderedDict[tuple[object, ...], tuple[T, R]] = OrderedDict()
 
     @wraps(function)
-    def cached(owner: T, *args: P.args, **options: P.kwargs) -> R:
+    def cached(owner: T, /, *args: P.args, **options: P.kwargs) -> R:
         assert not options, "cached calls take positional arguments"
         key = id(owner), *args
         if key not in results:

@@ -38,7 +38,7 @@ from dlperf.core.records.conversion import convert, refuse
 from dlperf.core.records.machine import KernelRecord, MachineRecord
 from dlperf.core.verification import Coverage, SelfTest
 
-SCHEMA, SCHEMA_VERSION, _LEAST_HELD_OUT = "dlperf.machine", 2, 20
+SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 2, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
 COLD_START_COSTS, CACHE_MISS_COSTS = ("cold/", "churn/", "varied/"), "far/"
@@ -200,22 +200,22 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Curve:
+class KernelModelFit:
     """How smooth the times of one curve's kernels are, and how well they are predicted from one
     another, found once at the end of a calibration.
 
-    `scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of logarithms) are what
-    :class:`dlperf.predictors.kernel_model.Hyperparameters` says. `held_out_fracs` are |predicted / measured - 1| of every kernel,
+    `length_scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of logarithms) are what
+    :class:`dlperf.predictors.kernel_model.Hyperparameters` says. `leave_one_out_fracs` are |predicted / measured - 1| of every kernel,
     predicted from all the others.
     """
 
-    key: tuple[str, ...]
+    variant: tuple[str, ...]
     family: str
     threads: int
-    scales: tuple[float, ...]
+    length_scales: tuple[float, ...]
     signal: float
     noise: float
-    held_out_fracs: tuple[float, ...] = ()
+    leave_one_out_fracs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     path: str = ""
-    curves: tuple[Curve, ...] = ()
+    kernel_models: tuple[KernelModelFit, ...] = ()
     footprints: tuple[Footprint, ...] = ()
     co_runs: tuple[CoRun, ...] = ()
     coverage: tuple[Coverage, ...] = ()
@@ -387,18 +387,18 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         _, nearest = min((abs(math.log(cost.threads / threads)), cost.threads) for cost in at)
         return statistics.median(cost.samples.median for cost in at if cost.threads == nearest)
 
-    def held_out_errors(self, threads: int) -> dict[str, float]:
+    def leave_one_out_errors(self, threads: int) -> dict[str, float]:
         """Mean error of every family's kernels, each predicted from the others, as fractions; a
         family of few kernels says nothing.
         """
         errors: dict[str, list[float]] = defaultdict(list)
-        for curve in self.curves:
-            if curve.threads == threads:
-                errors[curve.family].extend(curve.held_out_fracs)
+        for model in self.kernel_models:
+            if model.threads == threads:
+                errors[model.family].extend(model.leave_one_out_fracs)
         return {
             name: math.fsum(values) / len(values)
             for name, values in sorted(errors.items())
-            if len(values) >= _LEAST_HELD_OUT
+            if len(values) >= _LEAST_LEFT_OUT
         }
 
     def n_left_out(self, threads: int) -> int:
@@ -562,17 +562,19 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 {"name": c.name, "threads": c.threads, **samples_to_json(c.samples)}
                 for c in self.costs
             ],
-            "curves": [
+            "kernel_models": [
                 {
-                    "key": list(c.key),
+                    "variant": list(c.variant),
                     "family": c.family,
                     "threads": c.threads,
-                    "scales": list(c.scales),
+                    "length_scales": list(c.length_scales),
                     "signal": float(f"{c.signal:.4g}"),
                     "noise": float(f"{c.noise:.4g}"),
-                    "held_out_fracs": [float(f"{value:.4g}") for value in c.held_out_fracs],
+                    "leave_one_out_fracs": [
+                        float(f"{value:.4g}") for value in c.leave_one_out_fracs
+                    ],
                 }
-                for c in self.curves
+                for c in self.kernel_models
             ],
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
             "co_runs": [co_run_to_json(co_run) for co_run in self.co_runs],
@@ -618,17 +620,17 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             costs=tuple(
                 Cost(cost.name, cost.threads, samples_from_record(cost)) for cost in record.costs
             ),
-            curves=tuple(
-                Curve(
-                    tuple(c.key),
+            kernel_models=tuple(
+                KernelModelFit(
+                    tuple(c.variant),
                     c.family,
                     c.threads,
-                    tuple(c.scales),
+                    tuple(c.length_scales),
                     c.signal,
                     c.noise,
-                    tuple(c.held_out_fracs),
+                    tuple(c.leave_one_out_fracs),
                 )
-                for c in record.curves
+                for c in record.kernel_models
             ),
             footprints=tuple(Footprint(row.name, round(row.bytes)) for row in record.footprints),
             mode=record.mode,

@@ -20,7 +20,7 @@ from dlperf.models.buckets import Gradient, ReducerOptions
 from dlperf.models.overlap import Computation
 from dlperf.predictors.allocator.simulation import policy_of
 from dlperf.predictors.base import Item
-from dlperf.predictors.calibrated import Calibrated, pause_factors
+from dlperf.predictors.calibrated import Calibrated, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import KernelCostModel, cost_model_of
 
 DDP_CALL, DDP_SYNC, DDP_HOOK = "ddp/call", "ddp/sync", "ddp/hook"
@@ -181,7 +181,7 @@ def _pauses_of(prediction: Prediction) -> tuple[tuple[float, float], ...]:
     """Pauses and their factors; none for predictors that know no caches."""
     if prediction.predictor != Calibrated.name:
         return ((0.0, 1.0),)
-    factors = pause_factors(
+    factors = pause_slowdowns(
         prediction.trace,
         prediction.machine,
         prediction.threads,

@@ -23,7 +23,7 @@ from __future__ import annotations
 import weakref
 
 from dlperf.core.trace import Op, Trace
-from dlperf.ops import contractions, elements, layers, registry
+from dlperf.ops import contractions, elementwise, layers, registry
 from dlperf.ops.operand_bytes import bytes_read, op_bytes
 from dlperf.ops.registry import byte_formula, flop_formula
 
@@ -31,7 +31,7 @@ __all__ = [
     "byte_formula",
     "bytes_read",
     "contractions",
-    "elements",
+    "elementwise",
     "flop_formula",
     "is_view",
     "layers",
@@ -47,7 +47,7 @@ def op_flops(op: Op) -> int | None:
 
     >>> from dlperf.core.trace import TensorSpec
     >>> a, b, c = TensorSpec.contiguous(2, 3), TensorSpec.contiguous(3, 5), TensorSpec.contiguous(2, 5)
-    >>> op_flops(Op("aten.mm.default", (a, b), outputs=(c,)))  # 2 x 5 elements, 3 multiply-adds each
+    >>> op_flops(Op("aten.mm.default", (a, b), outputs=(c,)))  # 2 x 5 elementwise, 3 multiply-adds each
     60
     >>> op_flops(Op("mine.mystery.default", (a,), outputs=(a,))) is None
     True
@@ -60,7 +60,7 @@ def is_view(op: Op) -> bool:
     """Whether the op touches no element: a view, metadata, fresh memory. Copies that happened to be
     views are not told apart here.
     """
-    return any(name in elements.VIEWS for name in registry.names_of(op.packet))
+    return any(name in elementwise.VIEWS for name in registry.names_of(op.packet))
 
 
 class _Counts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dlperf.core.trace import Op, TensorSpec, tensors_in
-from dlperf.ops.elements import MAYBE_VIEWS, VIEWS
+from dlperf.ops.elementwise import MAYBE_VIEWS, VIEWS
 from dlperf.ops.registry import BYTES, argument, byte_formula, find, is_in_place, tensor
 
 _OVERWRITTEN = """

@@ -11,10 +11,10 @@ import numpy as np
 
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Op
-from dlperf.predictors.families import describe
 from dlperf.predictors.kernel_cost_model import KernelCostModel
-from dlperf.predictors.kernel_description import KernelDescription, stacked
 from dlperf.predictors.kernel_model import KernelModel, fit_hyperparameters, one_blas_thread
+from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.description import KernelDescription, stacked
 
 _UNKNOWN = 1.0
 """Standard deviation of ln t of a variant with fewer than three points; these come first."""
@@ -33,7 +33,7 @@ def least_certain(
     >>> least_certain(Machine(Cpu("", 1)), 1, {"one": ()}, 5)
     {}
     """
-    cost_model = KernelCostModel(replace(machine, curves=()), threads)
+    cost_model = KernelCostModel(replace(machine, kernel_models=()), threads)
     members: dict[tuple[str, ...], list[tuple[str, int, KernelDescription]]] = defaultdict(list)
     for name, ops in pool.items():
         for index, op in enumerate(ops):

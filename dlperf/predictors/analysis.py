@@ -13,11 +13,11 @@ from dlperf.core.caching import cached_by_identity
 from dlperf.core.trace import Op, Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
-from dlperf.predictors.families import describe
-from dlperf.predictors.kernel_description import KernelDescription
-from dlperf.predictors.onednn import workspace_bytes
-from dlperf.predictors.reuse_distance import distances
-from dlperf.predictors.sub_kernels import scratch, sub_kernels
+from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.description import KernelDescription
+from dlperf.predictors.kernels.onednn import workspace_bytes
+from dlperf.predictors.kernels.sub_kernels import scratch, sub_kernels
+from dlperf.predictors.reuse_distance import reuse_distances
 from dlperf.predictors.zeros import roots_of_zero
 
 
@@ -35,7 +35,7 @@ class Analysis:
 
     Op numbers in `code_ran` and `operand_touched` run over two steps: op i of the second one is
     len(ops) + i. `step_bytes` is the memory that a step touches, each byte once, `step_code` the
-    code footprint of its operators. `replay` is the allocator simulation, `roots_of_zero` as
+    code footprint of its operators. `allocator` is the allocator simulation, `roots_of_zero` as
     :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
     """
 
@@ -55,7 +55,7 @@ class Analysis:
     bytes_before: tuple[float, ...]
     step_bytes: float
     step_code: int
-    replay: simulation.Replay
+    allocator: simulation.AllocatorSimulation
     roots_of_zero: dict[int, float]
 
     def descriptions(self, threads: int) -> tuple[tuple[KernelDescription | None, ...], ...]:
@@ -71,14 +71,14 @@ class Analysis:
 def analyse(trace: Trace, malloc: str = "default") -> Analysis:
     """Analysis of a trace under an allocator policy."""
     kept = [found for op in trace.ops if (found := workspace_bytes(op)) is not None]
-    replay = simulation.replay(trace, scratch, malloc, kept)
+    allocator = simulation.simulate(trace, scratch, malloc, kept)
     flops, n_bytes = counts.totals(trace)
     seen_nodes: set[int] = set()
     first = []
     for op in trace.ops:
         first.append(op.node >= 0 and op.node not in seen_nodes)
         seen_nodes.add(op.node)
-    far = distances(trace, replay, n_bytes)
+    far = reuse_distances(trace, allocator, n_bytes)
     flat = [(index, *part) for index, parts in enumerate(far.operands) for part in parts]
     owner, sizes, away, touched = (
         (np.array(column) for column in zip(*flat)) if flat else np.zeros((4, 0))
@@ -103,6 +103,6 @@ def analyse(trace: Trace, malloc: str = "default") -> Analysis:
         bytes_before=(0.0, *working.tolist()[:-1]),
         step_bytes=far.step_bytes,
         step_code=far.step_code,
-        replay=replay,
+        allocator=allocator,
         roots_of_zero=roots_of_zero(trace),
     )

@@ -35,8 +35,8 @@ from dlperf.predictors.analysis import Analysis, analyse
 from dlperf.predictors.base import Item, Prices, register
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel, cost_model_of
-from dlperf.predictors.kernel_description import KernelDescription, stacked
 from dlperf.predictors.kernel_model import one_blas_thread
+from dlperf.predictors.kernels.description import KernelDescription, stacked
 from dlperf.predictors.optimizers import OptimizerCosts, optimizer_costs
 from dlperf.predictors.page_faults import BOUND, Seconds, cold_faults, page_items, peak_memory_bytes
 
@@ -117,7 +117,7 @@ class Calibrated:
             total / math.fsum(item.seconds for item in quiet) if total else slowdown,
         )
         notes = tuple(sorted(priced.notes))
-        peak = peak_memory_bytes(trace, machine, analysis.replay)
+        peak = peak_memory_bytes(trace, machine, analysis.allocator)
         return Prices(
             tuple(items),
             low_factor=low,
@@ -142,7 +142,7 @@ def _length(seconds: float) -> float:
     )
 
 
-def pause_factors(
+def pause_slowdowns(
     trace: Trace, machine: Machine, threads: int, malloc: str, pauses_s: Sequence[float]
 ) -> tuple[float, ...]:
     """Slowdowns of a step's computation by pauses in seconds between backward and optimizer.
@@ -319,7 +319,7 @@ class _Priced:
             self.analysis.step_bytes,
             self.analysis.step_code,
             step_s,
-            PAGE_BYTES * sum(self.analysis.replay.faults),
+            PAGE_BYTES * sum(self.analysis.allocator.faults),
         )
 
     def _distance_s(self) -> list[float]:
@@ -401,11 +401,11 @@ class _Priced:
 
     def page_faults(self, others: Seconds) -> Iterator[Item]:
         """Items of page faults and of the release of pages."""
-        replay = self.analysis.replay
-        faults = cold_faults(replay, self.begin_s.tolist(), self.cost_model.caches.page_slowdown)
+        simulated = self.analysis.allocator
+        faults = cold_faults(simulated, self.begin_s.tolist(), self.cost_model.caches.page_slowdown)
         yield from page_items(
             self.trace,
-            replay,
+            simulated,
             faults,
             self.cost_model.cost_s,
             "interpolated" if self.measured_threads else "extrapolated",
@@ -559,12 +559,12 @@ def _interval(
         * math.sqrt(variance_s2)
         / total
     )
-    replay = analysis.replay
+    simulated = analysis.allocator
     fault_s = slowdown * (cost_model.cost_s("page_fault") + cost_model.cost_s("page_release"))
-    now = sum(replay.faults)
+    now = sum(simulated.faults)
     fewer, more = (
         max(0.0, faults) * fault_s / total
-        for faults in (now - replay.fewest_faults, replay.most_faults - now)
+        for faults in (now - simulated.fewest_faults, simulated.most_faults - now)
     )
     spells, part = (
         core_speed_samples(cost_model.machine, cost_model.threads),

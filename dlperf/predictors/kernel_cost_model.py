@@ -1,7 +1,7 @@
 """Kernel cost model: seconds of an operator on one machine at one thread count.
 
 An op that the machine file holds exactly has its measured time. Any other op, a matrix product for
-example, is split into sub-kernels; each has a description (:mod:`dlperf.predictors.families`),
+example, is split into sub-kernels; each has a description (:mod:`dlperf.predictors.kernels.catalog`),
 whose variant selects a fitted :class:`~dlperf.predictors.kernel_model.KernelModel`.
 """
 
@@ -17,13 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from dlperf.core.caching import cached_by_identity
-from dlperf.core.machine import EXACT, Curve, Kernel, Machine
+from dlperf.core.machine import EXACT, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op
 from dlperf.models.roofline import time_s
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.cache_model import CacheModel
-from dlperf.predictors.families import describe
-from dlperf.predictors.kernel_description import KernelDescription, stacked
 from dlperf.predictors.kernel_model import (
     Array,
     Hyperparameters,
@@ -31,7 +29,9 @@ from dlperf.predictors.kernel_model import (
     fit_hyperparameters,
     one_blas_thread,
 )
-from dlperf.predictors.sub_kernels import sub_kernels
+from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.description import KernelDescription, stacked
+from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
 Variant = tuple[str, ...]
 _ENOUGH_POINTS = 3
@@ -138,7 +138,9 @@ class KernelCostModel:
         if variant not in self._models:
             curve = self._curves.get(variant)
             hyperparameters = (
-                None if curve is None else Hyperparameters(curve.scales, curve.signal, curve.noise)
+                None
+                if curve is None
+                else Hyperparameters(curve.length_scales, curve.signal, curve.noise)
             )
             self._models[variant] = KernelModel.fit(
                 *self.points(variant), hyperparameters, self.max_call_s(variant)
@@ -179,8 +181,10 @@ class KernelCostModel:
         return {family: statistics.median(values) for family, values in found.items()}
 
     @cached_property
-    def _curves(self) -> dict[Variant, Curve]:
-        return {one.key: one for one in self.machine.curves if one.threads == self.threads}
+    def _curves(self) -> dict[Variant, KernelModelFit]:
+        return {
+            one.variant: one for one in self.machine.kernel_models if one.threads == self.threads
+        }
 
     def kernel_s(self, op: Op) -> tuple[float, str] | None:
         """Seconds of a call of one op with warm caches, and their source; None without a model."""
@@ -270,7 +274,7 @@ def cost_model_of(machine: Machine, threads: int) -> KernelCostModel:
 
 
 @one_blas_thread
-def learn(machine: Machine) -> Machine:
+def fit_kernel_models(machine: Machine) -> Machine:
     """The machine with hyperparameters and leave-one-out errors of all variants, which end a
     calibration.
 
@@ -278,7 +282,7 @@ def learn(machine: Machine) -> Machine:
     """
     curves = []
     for threads in machine.threads:
-        cost_model = KernelCostModel(replace(machine, curves=()), threads)
+        cost_model = KernelCostModel(replace(machine, kernel_models=()), threads)
         for variant, rows in cost_model.kernels.items():
             points, max_call_s = cost_model.points(variant), cost_model.max_call_s(variant)
             fitted = fit_hyperparameters(*points, max_call_s)
@@ -287,14 +291,14 @@ def learn(machine: Machine) -> Machine:
             family = rows[sampled[0]][1].family if sampled else EXACT
             fracs = np.abs(np.expm1(errors))[sampled].tolist() if len(errors) else []
             curves.append(
-                Curve(
+                KernelModelFit(
                     variant,
                     family,
                     threads,
-                    fitted.scales,
+                    fitted.length_scales,
                     fitted.signal,
                     fitted.noise,
                     tuple(fracs),
                 )
             )
-    return replace(machine, curves=tuple(curves))
+    return replace(machine, kernel_models=tuple(curves))

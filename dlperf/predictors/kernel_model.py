@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 from threadpoolctl import threadpool_limits
 
 from dlperf.core.variation import Z90
-from dlperf.predictors.kernel_description import KernelDescription
+from dlperf.predictors.kernels.description import KernelDescription
 
 Array = npt.NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., object])
@@ -55,17 +55,17 @@ _UNKNOWN = 0.2
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """GP hyperparameters: length `scales` (d,) in the units of the features, standard deviation
+    """GP hyperparameters: `length_scales` (d,) in the units of the features, standard deviation
     `signal` of the correction and `noise` of one measurement, both of ln t.
     """
 
-    scales: tuple[float, ...]
+    length_scales: tuple[float, ...]
     signal: float
     noise: float
 
     def covariance(self, a: Array, b: Array) -> Array:
         """Prior covariance (n, m) between features (n, d) and (m, d), Matern 3/2."""
-        a, b = a / np.array(self.scales), b / np.array(self.scales)
+        a, b = a / np.array(self.length_scales), b / np.array(self.length_scales)
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
         distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
         found: Array = _LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance)
@@ -94,7 +94,7 @@ class KernelModel:
     factor: tuple[Array, bool]
     """Cholesky factor of K, the covariance of the points with their noise."""
     interval_calibration: float
-    """Interval calibration factor: scales the standard deviations so that 90 % of the points lie in
+    """Interval calibration factor: length_scales the standard deviations so that 90 % of the points lie in
     their leave-one-out 90 % intervals; NaN for fewer than ten points.
     """
     least_s: float = 0.0
@@ -117,7 +117,7 @@ class KernelModel:
         """
         weights, residuals = _fit_weights(terms, times_s, max_call_s)
         features = _with_length(features, terms, weights)
-        if hyperparameters is None or len(hyperparameters.scales) != features.shape[1]:
+        if hyperparameters is None or len(hyperparameters.length_scales) != features.shape[1]:
             hyperparameters = default_hyperparameters(features, residuals)
         usual = hyperparameters.noise
         covariance = hyperparameters.covariance(features, features)
@@ -269,7 +269,7 @@ def fit_hyperparameters(
         return float(np.mean(np.abs(inverse @ residuals / np.diag(inverse))))
 
     least = error(best)
-    varying = [axis for axis in range(len(best.scales)) if np.ptp(features[:, axis]) > 0.0]
+    varying = [axis for axis in range(len(best.length_scales)) if np.ptp(features[:, axis]) > 0.0]
     for _ in range(2):
         changes = [
             *((axis, scale) for axis in varying for scale in _SCALES),
@@ -279,7 +279,14 @@ def fit_hyperparameters(
             if axis is None:
                 tried = replace(best, noise=value)
             else:
-                tried = replace(best, scales=(*best.scales[:axis], value, *best.scales[axis + 1 :]))
+                tried = replace(
+                    best,
+                    length_scales=(
+                        *best.length_scales[:axis],
+                        value,
+                        *best.length_scales[axis + 1 :],
+                    ),
+                )
             if (found := error(tried)) < 0.99 * least:
                 best, least = tried, found
     return best

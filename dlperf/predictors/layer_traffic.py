@@ -13,7 +13,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.trace import Op, Trace
 from dlperf.models import memory_hierarchy as law
 from dlperf.ops.roofs import Roofs
-from dlperf.predictors.traffic import traffic_of
+from dlperf.predictors.traffic import trace_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def layer_traffic(
     """One entry per layer and phase that did work, in the order of execution; an op that serves
     several layers counts in each by its share.
     """
-    traffic = traffic_of(trace, machine.cpu, threads)
+    traffic = trace_traffic(trace, machine.cpu, threads)
     flops: dict[tuple[str, str], float] = defaultdict(float)
     fma: dict[tuple[str, str], float] = defaultdict(float)
     seconds: dict[tuple[str, str], float] = defaultdict(float)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlperf.core.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
-from dlperf.predictors.families import describe
 from dlperf.predictors.kernel_cost_model import KernelCostModel
+from dlperf.predictors.kernels.catalog import describe
 
 _TINY = 16
 

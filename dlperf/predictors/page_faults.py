@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dlperf.core.machine import Machine
 from dlperf.core.trace import LOSS, Trace
 from dlperf.predictors.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
-from dlperf.predictors.allocator.simulation import Replay
+from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.base import Item
 
 BOUND = "page-faults"
@@ -27,7 +27,7 @@ _PER_HUGE_PAGE = HUGE_PAGE_BYTES // PAGE_BYTES
 
 
 def cold_faults(
-    replay: Replay, begin_s: Sequence[float], factor: Callable[[float], float]
+    simulated: AllocatorSimulation, begin_s: Sequence[float], factor: Callable[[float], float]
 ) -> tuple[float, ...]:
     """The first touches of 4 KiB pages by op, each counted as many times as `factor` says of the
     seconds since its page was given back.
@@ -35,16 +35,16 @@ def cold_faults(
     `begin_s` are the beginnings of the ops through two steps. The system hands out first what it
     got last; what nobody of the step gave back was given back long ago.
     """
-    n = len(replay.faults)
+    n = len(simulated.faults)
     free: list[tuple[float, float]] = []  # pages, and when they were given back
     found: list[float] = []
     for step in range(2):
         found = []
         for place in range(n):
             at = float(begin_s[step * n + place])
-            if replay.released and replay.released[place]:
-                free.append((replay.released[place], at))
-            left, counted = replay.faults[place], 0.0
+            if simulated.released and simulated.released[place]:
+                free.append((simulated.released[place], at))
+            left, counted = simulated.faults[place], 0.0
             while left > 0 and free:
                 pages, since = free.pop()
                 taken = min(pages, left)
@@ -52,7 +52,7 @@ def cold_faults(
                 if pages > taken:
                     free.append((pages - taken, since))
             found.append(counted + (left * factor(math.inf) if left > 0 else 0.0))
-        last = (replay.released[n] if replay.released else 0.0) + replay.released_late
+        last = (simulated.released[n] if simulated.released else 0.0) + simulated.released_late
         if n and last:
             free.append((last, float(begin_s[step * n + n - 1])))
     return tuple(found)
@@ -66,7 +66,7 @@ Steps = npt.NDArray[np.float64]
 
 def page_items(
     trace: Trace,
-    replay: Replay,
+    simulated: AllocatorSimulation,
     faults: Sequence[float],
     cost_s: Callable[[str], float],
     source: str,
@@ -86,7 +86,7 @@ def page_items(
     their `others`' time, so that a step has its mean. So is, by those of a backward, what is given
     back as the last of its small blocks go.
     """
-    touched_s, released_s, late_s = _seconds(replay, faults, cost_s)
+    touched_s, released_s, late_s = _seconds(simulated, faults, cost_s)
     left: dict[str, float] = defaultdict(
         float, {"forward" if trace.inference else "backward": late_s}
     )
@@ -112,27 +112,27 @@ def page_items(
 
 
 def _seconds(
-    replay: Replay, faults: Sequence[float], cost_s: Callable[[str], float]
+    simulated: AllocatorSimulation, faults: Sequence[float], cost_s: Callable[[str], float]
 ) -> tuple[Steps, Steps, float]:
     """Seconds of first touches by step and op, of giving back by step and op (a column more, for
     the step's end), and of giving back late.
     """
     fault_s, release_s = cost_s("page_fault"), cost_s("page_release")
     huge_s = cost_s("huge_page_fault") or _PER_HUGE_PAGE * (fault_s + release_s)
-    n_huge, n_small = math.fsum(replay.huge_faults), math.fsum(replay.faults)
+    n_huge, n_small = math.fsum(simulated.huge_faults), math.fsum(simulated.faults)
     if n_huge:
         release_s *= n_small / (n_small + _PER_HUGE_PAGE * n_huge)
     weights = np.array(
-        [counted / mean if mean else 0.0 for counted, mean in zip(faults, replay.faults)]
+        [counted / mean if mean else 0.0 for counted, mean in zip(faults, simulated.faults)]
     )
     touched_s = (
-        np.array([step.faults for step in replay.steps]) * weights * fault_s
-        + np.array([step.huge_faults for step in replay.steps]) * huge_s
+        np.array([step.faults for step in simulated.steps]) * weights * fault_s
+        + np.array([step.huge_faults for step in simulated.steps]) * huge_s
     )
     return (
         touched_s,
-        np.array([step.released for step in replay.steps]) * release_s,
-        replay.released_late * release_s,
+        np.array([step.released for step in simulated.steps]) * release_s,
+        simulated.released_late * release_s,
     )
 
 
@@ -157,7 +157,7 @@ def _by_layer(
     return found
 
 
-def peak_memory_bytes(trace: Trace, machine: Machine, replay: Replay) -> int:
+def peak_memory_bytes(trace: Trace, machine: Machine, simulated: AllocatorSimulation) -> int:
     """The most resident memory that three steps add to a process that has imported torch and built
     nothing yet: tensors as malloc holds them, and what torch takes for itself when it first runs,
     trains, convolves, and calls further operators (0 where the machine file holds no footprints).
@@ -172,7 +172,7 @@ def peak_memory_bytes(trace: Trace, machine: Machine, replay: Replay) -> int:
         names.append("convolution")
     n_further = max(0, len({op.packet for op in trace.ops}) - N_OPERATORS)
     return (
-        replay.peak_bytes
+        simulated.peak_bytes
         + sum(machine.footprint_bytes(name) for name in names)
         + n_further * machine.footprint_bytes("operator")
     )

@@ -16,10 +16,10 @@ from dlperf.predictors.allocator import simulation
 _BLOCK = 256
 
 
-class Recency:
+class LruStack:
     """What was touched, in the order of its last touch, each with its bytes.
 
-    >>> recency = Recency()
+    >>> recency = LruStack()
     >>> recency.touch("a", 10)
     >>> after = recency.now
     >>> for name, n_bytes in (("b", 20), ("a", 10), ("b", 20)):
@@ -61,7 +61,7 @@ class Recency:
 
 
 @dataclass(frozen=True)
-class Distances:
+class ReuseDistances:
     """By op its operands, (bytes, distance, op that touched it last) each, and of its code the
     distance, the op that ran it last and how much code other operators ran since
     (:func:`dlperf.core.code_footprint.code_since`); `step_bytes` are all bytes that a step touches,
@@ -75,15 +75,17 @@ class Distances:
     step_code: int
 
 
-def distances(trace: Trace, replay: simulation.Replay, n_bytes: Sequence[int]) -> Distances:
-    """Distances in the second of two steps, so that what the first left in the caches is there;
+def reuse_distances(
+    trace: Trace, simulated: simulation.AllocatorSimulation, n_bytes: Sequence[int]
+) -> ReuseDistances:
+    """ReuseDistances in the second of two steps, so that what the first left in the caches is there;
     `n_bytes` are those that each op moves.
 
     Memory that malloc hands out again is the same memory: what was there before is forgotten. A
     view touches nothing. Between two steps there is nothing but the step, so no distance is more
     than it touches.
     """
-    recency = Recency()
+    recency = LruStack()
     last_touch: dict[
         int, tuple[int, int]
     ] = {}  # the op, and the moment when it was done with all of its operands
@@ -105,7 +107,7 @@ def distances(trace: Trace, replay: simulation.Replay, n_bytes: Sequence[int]) -
             for spec in op.outputs:
                 if spec.storage >= 0 and spec.storage not in read and spec.numel:
                     held = trace.storages[spec.storage].born < 0 or spec in op.inputs
-                    before = spec.storage if held else replay.predecessor[spec.storage]
+                    before = spec.storage if held else simulated.predecessor[spec.storage]
                     touched.append((spec.storage, spec.nbytes, before))
             far = []
             for _, size, before in touched:
@@ -133,7 +135,7 @@ def distances(trace: Trace, replay: simulation.Replay, n_bytes: Sequence[int]) -
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
-    return Distances(
+    return ReuseDistances(
         tuple(operands), tuple(code), recency.since(0), sum(map(relative_footprint, recent))
     )
 

@@ -15,7 +15,7 @@ first cache are the registers. Assumptions:
 - Scratch memory (oneDNN's reordered copies) and parameters of the framework's own code are not counted.
 - Where a trace does not know the memory of its tensors, everything comes from DRAM.
 
-Distances count bytes touched twice as two, so operands may seem farther away than they are.
+ReuseDistances count bytes touched twice as two, so operands may seem farther away than they are.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def levels_of(cpu: Cpu, threads: int) -> tuple[Level, ...]:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TraceTraffic:
     """Bytes moved by the ops of a trace: `moved_bytes[i, j]` by op i at level j; `levels` are the
     levels' names, innermost first.
 
@@ -91,7 +91,7 @@ class Traffic:
     fma_flops: npt.NDArray[np.float64]
 
 
-def traffic_of(trace: Trace, cpu: Cpu, threads: int = 1) -> Traffic:
+def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
     """The traffic of a trace on a processor with `threads` threads; see the module for what is
     assumed.
     """
@@ -121,7 +121,7 @@ def traffic_of(trace: Trace, cpu: Cpu, threads: int = 1) -> Traffic:
             share[:, place] = np.where(
                 analysis.working_bytes > 0, np.minimum(outside / analysis.working_bytes, 1.0), 1.0
             )
-    return Traffic(
+    return TraceTraffic(
         tuple(level.name for level in levels),
         crossed * share,
         flops,

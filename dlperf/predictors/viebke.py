@@ -253,4 +253,4 @@ def _bounds(trace: Trace, machine: Machine, threads: int) -> dict[tuple[str, str
 
 
 def _peak(trace: Trace, machine: Machine, malloc: str) -> int:
-    return peak_memory_bytes(trace, machine, analyse(trace, malloc).replay)
+    return peak_memory_bytes(trace, machine, analyse(trace, malloc).allocator)

@@ -35,7 +35,7 @@ worth little: other ops are as far off.
 """
 BUSY_SHARE = 0.5
 """Where more of the groups of a thread count than this were measured on a busy machine, its times
-are too long throughout; held-out errors do not show it.
+are too long throughout; leave-one-out errors do not show it.
 """
 
 
@@ -52,7 +52,7 @@ class Family:
     threads: int
     n_points: int
     spread_frac: float | None
-    held_out_frac: float | None
+    leave_one_out_frac: float | None
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,13 @@ class Summary:
                     str(f.threads),
                     str(f.n_points),
                     format_percent(f.spread_frac),
-                    format_percent(f.held_out_frac),
+                    format_percent(f.leave_one_out_frac),
                 ]
                 for f in self.families
             ]
             lines += [
                 "",
-                *_table(["kernels", "threads", "points", "spread", "held-out error"], found),
+                *_table(["kernels", "threads", "points", "spread", "leave-one-out error"], found),
             ]
         lines += self._sharing_lines
         lines += [f"note: {note}" for note in condense(machine.notes)]
@@ -253,7 +253,7 @@ class Summary:
                     "threads": f.threads,
                     "points": f.n_points,
                     "spread_frac": f.spread_frac,
-                    "held_out_frac": f.held_out_frac,
+                    "leave_one_out_frac": f.leave_one_out_frac,
                 }
                 for f in self.families
             ],
@@ -415,7 +415,7 @@ def summarize(machine: Machine) -> Summary:
     ]
     families = []
     for threads in machine.threads:
-        errors = machine.held_out_errors(threads)
+        errors = machine.leave_one_out_errors(threads)
         for name in machine.families(threads):
             kernels = machine.family(name, threads)
             spreads = [
@@ -599,7 +599,7 @@ def find_remarks(machine: Machine) -> list[str]:
         f"{family} with {threads} thread(s): predicting each kernel from the others is off by"
         f" {format_percent(error)}"
         for threads in machine.threads
-        for family, error in machine.held_out_errors(threads).items()
+        for family, error in machine.leave_one_out_errors(threads).items()
         if error > WORST_HELD_OUT_FRAC
     ]
     return [

@@ -38,7 +38,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
 from dlperf.core.co_run import CoRun
 from dlperf.core.communication import Communication, Event, Step
-from dlperf.core.machine import STEP_COSTS, Cost, Curve, Footprint
+from dlperf.core.machine import STEP_COSTS, Cost, Footprint, KernelModelFit
 from dlperf.core.trace import OptimizerInfo, Parameter, Storage, TensorSpec
 
 SEED = int(os.environ.get("DLPERF_FUZZ_SEED", "0"))
@@ -111,11 +111,13 @@ def machine() -> Any:
         for name in [*names, "unrest/a", "unrest_mean/a"]
     ]
     made = made_up_machine()
-    curves = (Curve(("gemm", "float32"), "gemm", 1, (1.0, 2.0, 3.0), 0.1, 0.01, (0.1, 0.2)),)
+    curves = (
+        KernelModelFit(("gemm", "float32"), "gemm", 1, (1.0, 2.0, 3.0), 0.1, 0.01, (0.1, 0.2)),
+    )
     return replace(
         made,
         costs=tuple(costs),
-        curves=curves,
+        kernel_models=curves,
         footprints=(Footprint("forward", 1000),),
         notes=("busy while measuring a with 1 thread(s): so",),
         co_runs=(CoRun("compute", 2, Samples((2.0, 3.0)), Samples((1.0, 2.0))),),

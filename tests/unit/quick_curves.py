@@ -6,8 +6,8 @@ import functools
 
 from dlperf.core.trace import Op
 from dlperf.microbench.worker import planned_groups
-from dlperf.predictors.families import describe
-from dlperf.predictors.sub_kernels import sub_kernels
+from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
 
 @functools.cache

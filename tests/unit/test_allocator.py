@@ -25,7 +25,7 @@ from dlperf.predictors.allocator.simulation import (
     Heap,
     allocator_of,
     policy_of,
-    replay,
+    simulate,
 )
 from dlperf.predictors.allocator.steps import N_COUNTED, Script
 
@@ -277,7 +277,7 @@ def step(*storages: Storage, n_ops: int, backward_from: int = 10**6) -> Trace:
 
 
 def test_large_activations_fault_in_every_step_where_they_are_born() -> None:
-    found = replay(step(Storage(40 * MIB, 0, 2), Storage(40 * MIB, 1, 2), n_ops=2), no_scratch)
+    found = simulate(step(Storage(40 * MIB, 0, 2), Storage(40 * MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (40 * PAGES_PER_MIB + 1,) * 2
     assert found.predecessor == (-1, -1)
     assert found.peak_bytes == 2 * (40 * MIB + PAGE_BYTES)
@@ -288,7 +288,7 @@ def test_small_activations_settle_where_no_small_blocks_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps_module.Script.run, "__defaults__", (0, NONE))
-    found = replay(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
+    found = simulate(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (0, 0)
     assert (
         found.predecessor[1] == 0
@@ -296,13 +296,13 @@ def test_small_activations_settle_where_no_small_blocks_stay(
 
 
 def test_scratch_faults_where_the_op_runs() -> None:
-    found = replay(step(n_ops=2), lambda op: ((40 * MIB,), (40 * MIB,)))
+    found = simulate(step(n_ops=2), lambda op: ((40 * MIB,), (40 * MIB,)))
     assert found.faults == (2 * (40 * PAGES_PER_MIB + 1),) * 2
     assert found.peak_bytes == 40 * MIB + PAGE_BYTES  # the stages follow one another
 
 
 def test_parameters_stay_and_count_in_the_peak() -> None:
-    found = replay(step(Storage(64 * MIB, -1, None, "parameter"), n_ops=1), no_scratch)
+    found = simulate(step(Storage(64 * MIB, -1, None, "parameter"), n_ops=1), no_scratch)
     assert found.faults == (0,)
     assert found.peak_bytes == 64 * MIB + PAGE_BYTES
 
@@ -311,7 +311,7 @@ def test_a_gradient_that_survives_takes_the_place_of_the_last_steps() -> None:
     """zero_grad frees last step's gradient (born before, dies at op 0); op 1 makes this step's,
     which outlives it.
     """
-    found = replay(
+    found = simulate(
         step(Storage(40 * MIB, -1, 0, "gradient"), Storage(40 * MIB, 1, None, "gradient"), n_ops=2),
         no_scratch,
     )
@@ -322,7 +322,7 @@ def test_a_gradient_that_survives_takes_the_place_of_the_last_steps() -> None:
 def test_optimizer_state_is_made_once() -> None:
     ops = (Op("aten.relu.default", phase="backward"), Op("aten.add_.Tensor", phase="optimizer"))
     trace = Trace("t", 1, (), ops, (Storage(40 * MIB, -1, None, "optimizer"),))
-    found = replay(trace, no_scratch)
+    found = simulate(trace, no_scratch)
     assert found.faults == (0, 0)
     assert found.peak_bytes == 40 * MIB + PAGE_BYTES
 
@@ -334,12 +334,12 @@ def test_the_mean_lies_in_the_range() -> None:
         n_ops=8,
         backward_from=4,
     )
-    found = replay(trace, no_scratch)
+    found = simulate(trace, no_scratch)
     assert found.fewest_faults <= sum(found.faults) <= found.most_faults
 
 
 def test_storages_below_a_kilobyte_are_left_out() -> None:
-    found = replay(step(Storage(1000, 0, 1), n_ops=1), no_scratch)
+    found = simulate(step(Storage(1000, 0, 1), n_ops=1), no_scratch)
     assert found.faults == (0,)
     assert found.peak_bytes == 0
 
@@ -423,14 +423,14 @@ def test_the_top_comes_before_a_mapping() -> None:
 
 def test_pages_given_back_are_counted_where_the_memory_is_freed() -> None:
     """40 MiB made by op 0 and freed before op 2: as many pages given back there as taken at op 0."""
-    found = replay(step(Storage(40 * MIB, 0, 2), n_ops=3), no_scratch)
+    found = simulate(step(Storage(40 * MIB, 0, 2), n_ops=3), no_scratch)
     assert found.faults == pytest.approx((40 * PAGES_PER_MIB + 1, 0, 0))
     assert found.released == pytest.approx((0, 0, 40 * PAGES_PER_MIB + 1, 0))
 
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(DlperfError, match=r"hoard.*default, tuned"):
-        replay(step(n_ops=1), no_scratch, "hoard")
+        simulate(step(n_ops=1), no_scratch, "hoard")
 
 
 def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
@@ -440,7 +440,7 @@ def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
         n_ops=8,
         backward_from=4,
     )
-    found = replay(trace, no_scratch)
+    found = simulate(trace, no_scratch)
     rows = [
         one.faults
         for seed in range(N_PROCESSES)
@@ -450,7 +450,7 @@ def test_the_faults_are_the_mean_of_the_steps_of_several_processes() -> None:
     assert len(set(rows)) > 1
     assert [one.faults for one in found.steps] == rows
     assert found.faults == pytest.approx([sum(column) / len(rows) for column in zip(*rows)])
-    assert replay(trace, no_scratch) == found  # the same small blocks stay in every replay
+    assert simulate(trace, no_scratch) == found  # the same small blocks stay in every replay
 
 
 LIBRARIES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}

@@ -17,10 +17,10 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.machine import STEP_COSTS, Cost, Kernel, Machine
 from dlperf.core.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
 from dlperf.microbench.conv import backward_of, convolution
-from dlperf.predictors.allocator.simulation import Replay
+from dlperf.predictors.allocator.simulation import AllocatorSimulation
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_factors
-from dlperf.predictors.kernel_cost_model import cost_model_of, learn
+from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_slowdowns
+from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
 from dlperf.predictors.page_faults import cold_faults
 
@@ -537,7 +537,7 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     )
     plain = machine(FAR)
     on = replace(plain, costs=(*plain.costs, *retention({"4": 1.0, "6": 3.0})))
-    at_once, soon, later, much_later = pause_factors(
+    at_once, soon, later, much_later = pause_slowdowns(
         step, on, 1, "default", (0.0, 0.0005, 0.01, 1.0)
     )
     at_once_s = priced(step, on).step.total_s
@@ -554,7 +554,7 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     assert (at_once, soon) == (1.0, 1.0)
     assert later == pytest.approx(1 + (extra_s[1] - extra_s[0]) / at_once_s)
     assert much_later == pytest.approx(later)  # no more was measured
-    assert pause_factors(step, machine(), 1, "default", (1.0,)) == (1.0,)
+    assert pause_slowdowns(step, machine(), 1, "default", (1.0,)) == (1.0,)
 
 
 def retention(factors: dict[str, float]) -> tuple[Cost, ...]:
@@ -589,7 +589,9 @@ def test_pages_are_handed_out_last_in_first_out() -> None:
     """100 pages are given back at 1 s and 50 at 4 s. 80 taken then are the 50 and 30 of the others;
     what is taken at 9 s is in part from the step before.
     """
-    replay = Replay((0.0, 0.0, 80.0, 90.0), (), 0, 170, 170, released=(0.0, 100.0, 50.0, 0.0, 20.0))
+    replay = AllocatorSimulation(
+        (0.0, 0.0, 80.0, 90.0), (), 0, 170, 170, released=(0.0, 100.0, 50.0, 0.0, 20.0)
+    )
     ages: list[float] = []
 
     def factor(seconds: float) -> float:
@@ -604,7 +606,7 @@ def test_pages_are_handed_out_last_in_first_out() -> None:
         8,
         10,
     ]  # released before the op that takes them; then what the end of the first step gave back
-    assert cold_faults(Replay((5.0,), (), 0, 5, 5), [0, 1], factor) == (
+    assert cold_faults(AllocatorSimulation((5.0,), (), 0, 5, 5), [0, 1], factor) == (
         10.0,
     )  # nobody gave them back in the step
 
@@ -844,7 +846,7 @@ def test_steps_of_few_and_of_many_faults_lie_inside() -> None:
     mib = tuple(Storage(size * MIB, index, 8 - index) for index, size in enumerate((2, 3, 1, 4)))
     ops = tuple(relu(2**20, "a", "forward" if i < 4 else "backward") for i in range(8))
     found = priced(trace(*ops, storages=mib, inference=False), machine({"page_fault": FAULT_S}))
-    replay = analyse(found.trace, "default").replay
+    replay = analyse(found.trace, "default").allocator
     rest = found.step.total_s - sum(replay.faults) * FAULT_S  # type: ignore[operator]
     assert (
         found.step.low_s
@@ -869,7 +871,7 @@ def of_surface(hyperparameters: Hyperparameters) -> Hyperparameters:
     """The same, with a scale for the coordinate that a surface adds; where the terms are constant
     it tells nothing apart.
     """
-    return replace(hyperparameters, scales=(*hyperparameters.scales, 60.0))
+    return replace(hyperparameters, length_scales=(*hyperparameters.length_scales, 60.0))
 
 
 def test_a_surface_passes_near_its_points_by_as_much_as_they_are_noisy() -> None:
@@ -1004,7 +1006,7 @@ def test_the_smoothness_found_is_no_worse_than_the_default() -> None:
     times = np.exp(0.5 * np.sin(3.0 * places[:, 0]))
     ones = np.ones((60, 1))
     found = fit_hyperparameters(places, ones, times)
-    assert found.scales[0] < found.scales[1]
+    assert found.length_scales[0] < found.length_scales[1]
     errors = [
         np.mean(np.abs(KernelModel.fit(places, ones, times, smooth).leave_one_out))
         for smooth in (None, found)
@@ -1022,8 +1024,8 @@ def test_a_surface_of_one_point_and_of_none_to_choose_from() -> None:
 
 
 def test_held_out_errors_are_those_of_the_families() -> None:
-    assert machine().held_out_errors(1) == {}
-    errors = learn(machine()).held_out_errors(1)
+    assert machine().leave_one_out_errors(1) == {}
+    errors = fit_kernel_models(machine()).leave_one_out_errors(1)
     assert errors == pytest.approx({"gemm": 0.0}, abs=1e-6)  # 27 products; four relu say nothing
     assert cost_model_of(machine(), 3).threads == 1
 

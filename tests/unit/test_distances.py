@@ -1,4 +1,4 @@
-"""Stack distances of operands and of code, worked out by hand."""
+"""Stack reuse_distances of operands and of code, worked out by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dlperf.core.trace import Op, Storage
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.reuse_distance import Recency
+from dlperf.predictors.reuse_distance import LruStack
 
 KB = 1000
 
@@ -20,7 +20,7 @@ def touch(name: str, place: int, n_bytes: int) -> Op:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), max_size=700))
 def test_recency_is_a_stack(touches: list[tuple[int, int]]) -> None:
-    recency, stack = Recency(), list[tuple[int, int]]()
+    recency, stack = LruStack(), list[tuple[int, int]]()
     moments: dict[int, int] = {}
     for name, n_bytes in touches:
         if name in moments:
@@ -89,7 +89,7 @@ def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
         ),
     )
     found = analyse(step, "tuned")  # no small blocks between tensors
-    assert found.replay.predecessor[2] == 1
+    assert found.allocator.predecessor[2] == 1
     assert found.step_bytes == 20 * KB  # the input, one result, the other tensor
     of_second = found.operand_distance[found.operand_op == 2].tolist()
     assert (

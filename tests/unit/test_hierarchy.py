@@ -21,7 +21,7 @@ from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.blocking import Product, bound_bytes, products_of
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.layer_traffic import layer_traffic
-from dlperf.predictors.traffic import register_bytes, traffic_of
+from dlperf.predictors.traffic import register_bytes, trace_traffic
 
 CPU = Cpu("Made-up CPU", 4, (32 * KIB, MIB, 32 * MIB), flags=("avx2",))
 LINE_BYTES = 64
@@ -85,7 +85,7 @@ def simulated_misses(steps: Trace, cache_bytes: int) -> list[int]:
 def test_streams_move_what_a_simulated_cache_misses(
     elements: list[int], steps: tuple[tuple[int, int], ...]
 ) -> None:
-    found = traffic_of(chain(elements, steps=steps), CPU).moved_bytes
+    found = trace_traffic(chain(elements, steps=steps), CPU).moved_bytes
     recorded = chain(elements, steps=steps)
     assert found[:, 0].tolist() == [
         8 * elements[x] for x, _ in steps
@@ -96,19 +96,19 @@ def test_streams_move_what_a_simulated_cache_misses(
 
 def test_threads_bring_caches_of_their_own() -> None:
     one = chain([8192, 8192], steps=((0, 1),))  # 64 KiB: twice a core's L1
-    assert traffic_of(one, CPU, threads=1).moved_bytes[0].tolist() == [65536, 65536, 0, 0]
-    assert traffic_of(one, CPU, threads=2).moved_bytes[0].tolist() == [65536, 0, 0, 0]
+    assert trace_traffic(one, CPU, threads=1).moved_bytes[0].tolist() == [65536, 65536, 0, 0]
+    assert trace_traffic(one, CPU, threads=2).moved_bytes[0].tolist() == [65536, 0, 0, 0]
 
 
 def test_where_memory_is_unknown_everything_comes_from_dram() -> None:
-    assert traffic_of(trace(relu(64)), CPU).moved_bytes.tolist() == [[512, 512, 512, 512]]
+    assert trace_traffic(trace(relu(64)), CPU).moved_bytes.tolist() == [[512, 512, 512, 512]]
 
 
 def test_levels_that_the_processor_is_not_known_to_have_are_left_out() -> None:
-    found = traffic_of(trace(relu(64)), Cpu("two levels", 1, (32 * KIB, MIB, 0)))
+    found = trace_traffic(trace(relu(64)), Cpu("two levels", 1, (32 * KIB, MIB, 0)))
     assert found.levels == ("L1", "L2", "DRAM")
     assert found.moved_bytes.shape == (1, 3)
-    assert traffic_of(trace(relu(64)), Cpu("unknown", 1)).levels == ("DRAM",)
+    assert trace_traffic(trace(relu(64)), Cpu("unknown", 1)).levels == ("DRAM",)
     assert [
         register_bytes(Cpu("x", 1, flags=flags)) for flags in (("avx2", "avx512f"), ("avx2",), ())
     ] == [2048, 512, 256]
@@ -216,7 +216,7 @@ def test_convolutions_are_products_of_their_sizes() -> None:
 
 
 def test_taps_are_loaded_anew_from_the_first_cache_alone() -> None:
-    found = traffic_of(trace(conv(1, 1, 1, 64, 3)), CPU).moved_bytes[0]
+    found = trace_traffic(trace(conv(1, 1, 1, 64, 3)), CPU).moved_bytes[0]
     once = 4 * (64 * 64 + 9 + 64 * 64)
     assert found[0] >= 4 * 9 * 64 * 64
     assert found[1:] == pytest.approx([once] * 3)
@@ -270,7 +270,9 @@ def test_never_more_bytes_farther_out(
     ops: list[Op], threads: int, caches_kib: tuple[int, int, int]
 ) -> None:
     recorded = stored(ops)
-    found = traffic_of(recorded, Cpu("any", 4, tuple(KIB * size for size in caches_kib)), threads)
+    found = trace_traffic(
+        recorded, Cpu("any", 4, tuple(KIB * size for size in caches_kib)), threads
+    )
     assert np.all(found.moved_bytes[:, :-1] >= found.moved_bytes[:, 1:] * (1 - 1e-9))
     assert np.all(found.moved_bytes >= 0)
     assert np.all(found.fma_flops <= found.flops)
@@ -281,7 +283,7 @@ def test_never_more_bytes_farther_out(
 def test_larger_caches_never_move_more(ops: list[Op]) -> None:
     recorded = stored(ops)
     small, large = (
-        traffic_of(recorded, Cpu("any", 1, sizes)).moved_bytes
+        trace_traffic(recorded, Cpu("any", 1, sizes)).moved_bytes
         for sizes in ((16 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, MIB, 64 * MIB))
     )
     assert np.all(large <= small * (1 + 1e-9))
@@ -292,7 +294,7 @@ def test_larger_caches_never_move_more(ops: list[Op]) -> None:
 def test_the_layers_add_up_to_the_trace(ops: list[Op]) -> None:
     recorded, measured = stored(ops), machine()
     found = layer_traffic(recorded, measured, 1, roofs_of(measured, 1))
-    traffic = traffic_of(recorded, measured.cpu)
+    traffic = trace_traffic(recorded, measured.cpu)
     assert sum(entry.flops for entry in found) == pytest.approx(traffic.flops.sum())
     assert np.sum([entry.level_bytes for entry in found], axis=0) == pytest.approx(
         traffic.moved_bytes.sum(axis=0)

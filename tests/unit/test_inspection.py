@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dlperf.core.clock import Samples
-from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Cpu, Curve, Kernel, Machine
+from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Cpu, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.verification import Coverage, SelfTest
 from dlperf.report.machine_summary import (
@@ -57,13 +57,13 @@ def machine_of(scale: float = 1.0, **changes: object) -> Machine:
 
 
 CURVES = (
-    Curve(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08) * 10),
-    Curve(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)),
+    KernelModelFit(("gemm", "float32", "matrix"), "gemm", 1, (3.0,), 0.1, 0.05, (0.02, 0.08) * 10),
+    KernelModelFit(("gemm",), "gemm", 2, (3.0,), 0.1, 0.05, (0.5,)),
 )
 
 
 def test_summary_holds_the_rates_of_the_samples() -> None:
-    summary = summarize(machine_of(curves=CURVES))
+    summary = summarize(machine_of(kernel_models=CURVES))
     assert summary.peaks == (("float32", 1, pytest.approx(100e9)),)
     assert [(level, rate) for level, _, rate in summary.bandwidths] == [
         (level, pytest.approx(10e9)) for level in ("L1", "L2", "L3", "DRAM")
@@ -75,12 +75,12 @@ def test_summary_holds_the_rates_of_the_samples() -> None:
         family.threads,
         family.n_points,
         family.spread_frac,
-        family.held_out_frac,
+        family.leave_one_out_frac,
     ) == ("gemm", 1, 3, 0.0, 0.05)
 
 
 def test_summary_text_names_what_it_holds() -> None:
-    text = summarize(machine_of(notes=("the machine was busy",), curves=CURVES)).to_text()
+    text = summarize(machine_of(notes=("the machine was busy",), kernel_models=CURVES)).to_text()
     for part in (
         "one.json",
         "Testor 9000, 2 cores",
@@ -148,7 +148,9 @@ def test_spread_alone_is_no_problem() -> None:
 
 def test_kernels_that_do_not_predict_one_another_are_a_remark() -> None:
     def held_out(error: float) -> list[str]:
-        found = machine_of(curves=(Curve(("gemm",), "gemm", 1, (3.0,), 0.1, 0.05, (error,) * 20),))
+        found = machine_of(
+            kernel_models=(KernelModelFit(("gemm",), "gemm", 1, (3.0,), 0.1, 0.05, (error,) * 20),)
+        )
         assert find_problems(found, CPU, VERSIONS) == []  # the self-test tells what comes of it
         return find_remarks(found)
 

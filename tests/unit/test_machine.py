@@ -14,7 +14,7 @@ import pytest
 
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import Bandwidth, Cost, Cpu, Curve, Kernel, Machine, default_path
+from dlperf.core.machine import Bandwidth, Cost, Cpu, Kernel, KernelModelFit, Machine, default_path
 from dlperf.core.records.conversion import shown
 from dlperf.core.trace import Op, Symbol, TensorSpec
 
@@ -53,8 +53,10 @@ def full_machine() -> Machine:
         ("busy",),
         {"torch": "2.13"},
         "2026-01-01T00:00:00+00:00",
-        curves=(
-            Curve(("pointwise", "float32"), "pointwise", 1, (3.0, 60.0), 0.25, 0.07, (0.01, 0.2)),
+        kernel_models=(
+            KernelModelFit(
+                ("pointwise", "float32"), "pointwise", 1, (3.0, 60.0), 0.25, 0.07, (0.01, 0.2)
+            ),
         ),
     )
 
@@ -101,7 +103,7 @@ def test_exact_ops_are_found_by_signature_and_threads() -> None:
     assert machine.exact(Op("aten.relu.default", (T(64),)).signature, 3) is None
 
 
-def test_families() -> None:
+def test_kernel_descriptions() -> None:
     machine = full_machine()
     assert machine.families(1) == ("gemm", "pointwise")
     assert machine.family("pointwise", 2) == (machine.kernels[1],)
@@ -323,8 +325,8 @@ def test_impossible_numbers_are_named(
             r"cpu.caches_bytes is 'a'; expected a list of 3 entries",
         ),
         (
-            lambda data: data["curves"][0].update(key=5),
-            r"curves\[0\].key is 5; expected a list of at least 1",
+            lambda data: data["kernel_models"][0].update(variant=5),
+            r"kernel_models\[0\].variant is 5; expected a list of at least 1",
         ),
         (
             lambda data: data["cpu"].update(n_cores=0),

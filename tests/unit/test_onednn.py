@@ -14,7 +14,7 @@ import torch
 
 from dlperf.core.trace import Op
 from dlperf.microbench.conv import backward_of, convolution, output_size
-from dlperf.predictors.onednn import Convolution, Window, scratch, ways_of
+from dlperf.predictors.kernels.onednn import Convolution, Window, scratch, ways_of
 
 RUN = """
 import json, sys, torch

@@ -357,7 +357,7 @@ def test_ranks_that_wait_compute_with_colder_caches(monkeypatch: pytest.MonkeyPa
     alone = ask(own=cluster(bandwidth=MIB / 4)).rows[1]
     assert alone.exposed_communication_s > 4.0
     monkeypatch.setattr(
-        "dlperf.distributed.step_profile.pause_factors", lambda *_: (1.0, 1.1, 1.1, 1.1, 1.1, 1.1)
+        "dlperf.distributed.step_profile.pause_slowdowns", lambda *_: (1.0, 1.1, 1.1, 1.1, 1.1, 1.1)
     )
     colder = ask(own=cluster(bandwidth=MIB / 4)).rows
     assert (colder[0].step_s, colder[1].compute_s) == (10.0, 10.0)  # waiting for nobody

@@ -29,7 +29,7 @@ from dlperf.microbench import (
     threads,
     worker,
 )
-from dlperf.predictors.kernel_cost_model import KernelCostModel, learn
+from dlperf.predictors.kernel_cost_model import KernelCostModel, fit_kernel_models
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), 2**34)
 LARGE = Cpu("Made-up CPU", 2, (2**15, 2**21, 480 * 2**20), 2**34)
@@ -130,7 +130,7 @@ def assert_balanced(told: Told, simulation: Simulation) -> None:
         measured = [point for point in least if told.machine.exact(point.op.signature, 1)]
         assert len(measured) >= min(len(least), max(12, 0.9 * len(least))), name
     assert told.machine.kernels
-    cost_model = KernelCostModel(learn(told.machine), 1)
+    cost_model = KernelCostModel(fit_kernel_models(told.machine), 1)
     for key in (("relu", "1", "float32", "flat"), ("threshold_backward", "2", "float32", "flat")):
         assert {64, 2**20} <= {kernel.op.inputs[0].numel for _, kernel in cost_model.kernels[key]}
     small = Op(

@@ -265,7 +265,7 @@ def test_views_are_what_torch_says_they_are() -> None:
         "as_strided detach diagonal expand permute select slice squeeze t transpose unfold"
         " unsqueeze view alias".split()
     )
-    assert {f"aten.{name}" for name in dispatched} <= views & counts.elements.VIEWS
+    assert {f"aten.{name}" for name in dispatched} <= views & counts.elementwise.VIEWS
 
 
 def test_a_training_step_leaves_nothing_unknown() -> None:

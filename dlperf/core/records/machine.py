@@ -51,16 +51,16 @@ class CostRecord(SamplesRecord, gc=False, kw_only=True):
     threads: Threads
 
 
-class CurveRecord(Struct, gc=False):
+class KernelModelRecord(Struct, gc=False):
     """GP hyperparameters of a kernel model, and its leave-one-out errors."""
 
-    key: Annotated[list[Text], Meta(min_length=1)]
+    variant: Annotated[list[Text], Meta(min_length=1)]
     family: Name
     threads: Threads
-    scales: list[Octaves]
+    length_scales: list[Octaves]
     signal: Octaves
     noise: Octaves
-    held_out_fracs: list[Error]
+    leave_one_out_fracs: list[Error]
 
 
 class FootprintRecord(Struct, gc=False):
@@ -119,7 +119,7 @@ class MachineRecord(Struct, gc=False):
     notes: list[Text]
     bandwidths: list[BandwidthRecord]
     costs: list[CostRecord]
-    curves: list[CurveRecord]
+    kernel_models: list[KernelModelRecord]
     footprints: list[FootprintRecord]
     kernels: list[KernelRecord]
     tensors: list[TensorRecord]

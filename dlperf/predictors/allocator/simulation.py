@@ -27,15 +27,15 @@ __all__ = [
     "N_PROCESSES",
     "PAGE_BYTES",
     "POLICIES",
+    "AllocatorSimulation",
     "Heap",
     "Jemalloc",
     "Policy",
-    "Replay",
     "Scratch",
     "StepPages",
     "allocator_of",
     "policy_of",
-    "replay",
+    "simulate",
 ]
 
 N_PROCESSES = 8
@@ -43,7 +43,7 @@ N_PROCESSES = 8
 
 
 @dataclass(frozen=True)
-class Replay:
+class AllocatorSimulation:
     """A steady step as malloc sees it.
 
     `steps` are steps of several processes. `faults` are first touches of 4 KiB pages by op, on
@@ -66,13 +66,13 @@ class Replay:
     steps: tuple[StepPages, ...] = ()
 
 
-def replay(
+def simulate(
     trace: Trace,
     scratch_bytes: Callable[[Op], Scratch],
     policy: str = "default",
     kept: Sequence[tuple[int, int]] = (),
-) -> Replay:
-    """Replay the trace's storages for some steps of some processes under one of POLICIES, and tell
+) -> AllocatorSimulation:
+    """AllocatorSimulation the trace's storages for some steps of some processes under one of POLICIES, and tell
     the last ones.
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout
@@ -95,7 +95,7 @@ def replay(
     likely = runs[totals.index(statistics.median_low(totals))]
     steps = tuple(step for run in runs for step in run.steps)
     fewest, most = np.quantile([sum(step.faults) for step in steps], (0.1, 0.9)).tolist()
-    return Replay(
+    return AllocatorSimulation(
         _means([step.faults for step in steps]),
         likely.predecessor,
         peak_bytes,

@@ -62,7 +62,7 @@ class StepPages:
 @dataclass(frozen=True)
 class Process:
     """The counted steps of one process; `predecessor` (of the last of them) and `peak_bytes` as in
-    :class:`dlperf.predictors.allocator.simulation.Replay`.
+    :class:`dlperf.predictors.allocator.simulation.AllocatorSimulation`.
     """
 
     steps: tuple[StepPages, ...]

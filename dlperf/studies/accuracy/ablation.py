@@ -118,7 +118,10 @@ def without_corrections(machine: Machine) -> Machine:
     kernels' residuals.
     """
     return _with(
-        machine, curves=tuple(replace(curve, signal=1e-6, noise=1.0) for curve in machine.curves)
+        machine,
+        kernel_models=tuple(
+            replace(model, signal=1e-6, noise=1.0) for model in machine.kernel_models
+        ),
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dlperf.core.trace import Op
 from dlperf.ops.registry import argument
-from dlperf.predictors.kernel_description import KernelDescription, family, log2, tensor
-from dlperf.predictors.onednn import BLOCK, padded, remainders
+from dlperf.predictors.kernels.description import KernelDescription, kernel_features, log2, tensor
+from dlperf.predictors.kernels.onednn import BLOCK, padded, remainders
 
 _KEYS = 512
 """Keys that flash attention on a CPU takes at once (kv_split_size in
@@ -52,7 +52,7 @@ def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[_Block]:
             yield _Block(queries, keys, unused)
 
 
-@family(
+@kernel_features(
     "aten._scaled_dot_product_flash_attention_for_cpu",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward",
 )
@@ -107,7 +107,7 @@ def _attention(op: Op) -> KernelDescription:
     )
 
 
-@family("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
+@kernel_features("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
 def _recurrent(op: Op) -> KernelDescription:
     x, w_input = tensor(op.args[0]), tensor(op.args[1])
     hidden = tensor(op.args[2]).shape[1]

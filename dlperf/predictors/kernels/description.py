@@ -2,7 +2,7 @@
 
 A registered function per operator turns an op into a :class:`KernelDescription`. The kernels of a
 machine file and the ops of a trace go through the same functions. To add an operator, register one
-function in a ``families_*`` module, and add a micro-benchmark if the operator has a kernel of its
+function in a module of :mod:`dlperf.predictors.kernels`, and add a micro-benchmark if the operator has a kernel of its
 own.
 """
 
@@ -50,7 +50,7 @@ DESCRIPTIONS: dict[str, DescribeByThreads] = {}
 """Description function of each operator, by packet name."""
 
 
-def family_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeByThreads]:
+def kernel_features_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeByThreads]:
     """Register a description function of an op and a thread count, for operators by packet name.
 
     Raises ValueError for an operator that is already described.
@@ -66,11 +66,11 @@ def family_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeBy
     return register
 
 
-def family(*packets: str) -> Callable[[Describe], Describe]:
-    """Register a description function of an op; see :func:`family_by_threads`."""
+def kernel_features(*packets: str) -> Callable[[Describe], Describe]:
+    """Register a description function of an op; see :func:`kernel_features_by_threads`."""
 
     def register(function: Describe) -> Describe:
-        family_by_threads(*packets)(lambda op, _threads: function(op))
+        kernel_features_by_threads(*packets)(lambda op, _threads: function(op))
         return function
 
     return register

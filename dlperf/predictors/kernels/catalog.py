@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dlperf.core.trace import Op
-from dlperf.predictors import (  # noqa: F401  (their import registers the descriptions)
-    families_contractions,
-    families_elements,
-    families_images,
-    families_layers,
-    families_others,
-    families_sequences,
+from dlperf.predictors.kernels import (  # noqa: F401  (their import registers the descriptions)
+    contractions,
+    elementwise,
+    images,
+    layers,
+    sequences,
+    uncommon,
 )
-from dlperf.predictors.kernel_description import DESCRIPTIONS, KernelDescription
+from dlperf.predictors.kernels.description import DESCRIPTIONS, KernelDescription
 
 
 def describe(op: Op, threads: int = 1) -> KernelDescription | None:

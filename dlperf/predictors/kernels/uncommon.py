@@ -7,10 +7,16 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Op
-from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
+from dlperf.predictors.kernels.description import (
+    KernelDescription,
+    ints,
+    kernel_features,
+    log2,
+    tensor,
+)
 
 
-@family(
+@kernel_features(
     "aten._cdist_forward",
     "aten._cdist_backward",
     "aten._euclidean_dist",
@@ -32,7 +38,7 @@ def _distances(op: Op) -> KernelDescription:
     )
 
 
-@family("aten._trilinear")
+@kernel_features("aten._trilinear")
 def _bilinear_form(op: Op) -> KernelDescription:
     """The products of a bilinear layer's two inputs and its weight, before they are summed
     (ATen/native/Linear.cpp).
@@ -46,7 +52,7 @@ def _bilinear_form(op: Op) -> KernelDescription:
     )
 
 
-@family(
+@kernel_features(
     *(
         f"aten.{name}"
         for name in (
@@ -73,7 +79,7 @@ def _margin_loss(op: Op) -> KernelDescription:
     )
 
 
-@family("aten._weight_norm_interface", "aten._weight_norm_interface_backward")
+@kernel_features("aten._weight_norm_interface", "aten._weight_norm_interface_backward")
 def _weight_norm(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     weight, scale = tensor(op.args[0]), tensor(op.args[2 if name.endswith("backward") else 1])
@@ -82,7 +88,7 @@ def _weight_norm(op: Op) -> KernelDescription:
     )
 
 
-@family("aten._ctc_loss", "aten._ctc_loss_backward")
+@kernel_features("aten._ctc_loss", "aten._ctc_loss_backward")
 def _ctc(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     scores, targets = (tensor(argument) for argument in op.args[int(backward) : int(backward) + 2])
@@ -99,7 +105,7 @@ def _ctc(op: Op) -> KernelDescription:
     )
 
 
-@family("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r")
+@kernel_features("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r")
 def _fourier(op: Op) -> KernelDescription:
     """n log2 n along the transformed dimensions."""
     spec = tensor(op.args[0])

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
+from dlperf.predictors.kernels.description import (
+    KernelDescription,
+    ints,
+    kernel_features,
+    log2,
+    tensor,
+)
 
 _TAPS = {"nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}
 """Elements of the coarse image that one of the fine image is made of."""
@@ -66,7 +72,7 @@ def _resized(image: TensorSpec, size: Argument, scales: Argument, d: int) -> int
     return found
 
 
-@family(*(f"aten.{name}" for name in _RESAMPLING))
+@kernel_features(*(f"aten.{name}" for name in _RESAMPLING))
 def _resampling(op: Op) -> KernelDescription:
     """Time goes by the elements of the resampled image and by how many of the other each is made of
     (aten/src/ATen/native/cpu/UpSampleKernel.cpp).
@@ -93,7 +99,7 @@ def _resampling(op: Op) -> KernelDescription:
     return KernelDescription(variant, (log2(planes), log2(fine / max(planes, 1))), terms, others)
 
 
-@family(
+@kernel_features(
     "aten.grid_sampler_2d",
     "aten.grid_sampler_2d_backward",
     "aten.grid_sampler_3d",
@@ -112,7 +118,7 @@ def _grid_sampler(op: Op) -> KernelDescription:
 # -- padding ---------------------------------------------------------------------------------------
 
 
-@family(
+@kernel_features(
     *(
         f"aten.{name}_pad{d}{way}"
         for name in ("reflection", "replication")
@@ -150,7 +156,7 @@ def _padding(op: Op) -> KernelDescription:
 # -- windows as columns, unpooling -----------------------------------------------------------------
 
 
-@family("aten.im2col", "aten.col2im")
+@kernel_features("aten.im2col", "aten.col2im")
 def _columns(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
@@ -177,7 +183,7 @@ def _columns(op: Op) -> KernelDescription:
     )
 
 
-@family("aten.max_unpool2d", "aten.max_unpool3d")
+@kernel_features("aten.max_unpool2d", "aten.max_unpool3d")
 def _unpooling(op: Op) -> KernelDescription:
     pooled = tensor(op.args[0])
     sides = ints(op.args[2])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlperf.core.trace import Op, Symbol, TensorSpec
-from dlperf.predictors import onednn
+from dlperf.predictors.kernels import onednn
 
 _ROWS = {
     "native_layer_norm": (0,),

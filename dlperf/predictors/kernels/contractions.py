@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.kernel_description import (
+from dlperf.predictors.kernels.description import (
     KernelDescription,
-    family,
-    family_by_threads,
     ints,
+    kernel_features,
+    kernel_features_by_threads,
     log2,
     tensor,
 )
-from dlperf.predictors.onednn import (
+from dlperf.predictors.kernels.onednn import (
     BLOCK,
     Convolution,
     padded,
@@ -89,27 +89,27 @@ def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) ->
     return KernelDescription(variants[0], features, terms, tuple(variants[1:]))
 
 
-@family("aten.mm")
+@kernel_features("aten.mm")
 def _mm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[0]), tensor(op.args[1]), "gemm")
 
 
-@family("aten.addmm", "aten._addmm_activation")
+@kernel_features("aten.addmm", "aten._addmm_activation")
 def _addmm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[1]), tensor(op.args[2]), "gemm", with_bias=True)
 
 
-@family("aten.bmm")
+@kernel_features("aten.bmm")
 def _bmm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[0]), tensor(op.args[1]), "bmm")
 
 
-@family("aten.baddbmm")
+@kernel_features("aten.baddbmm")
 def _baddbmm(op: Op) -> KernelDescription:
     return _matrix(tensor(op.args[1]), tensor(op.args[2]), "bmm", with_bias=True)
 
 
-@family("aten.mv", "aten.addmv", "aten.dot", "aten.vdot")
+@kernel_features("aten.mv", "aten.addmv", "aten.dot", "aten.vdot")
 def _mv(op: Op) -> KernelDescription:
     a, v = op.inputs[-2:]
     if len(a.shape) == 1:
@@ -259,7 +259,7 @@ def _convolution(
     return KernelDescription(variants[0], features, terms, tuple(dict.fromkeys(variants[1:])))
 
 
-@family_by_threads("aten.convolution")
+@kernel_features_by_threads("aten.convolution")
 def _conv_forward(op: Op, threads: int) -> KernelDescription:
     image, weight = tensor(op.args[0]), tensor(op.args[1])
     return _convolution(image, weight, op.args[3:9], output_shape(op)[2:], threads)
@@ -295,10 +295,10 @@ def output_shape(op: Op) -> tuple[int, ...]:
     return (image.shape[0], weight.shape[1] * groups, *sizes)
 
 
-@family_by_threads("aten.convolution_backward")
+@kernel_features_by_threads("aten.convolution_backward")
 def _conv_backward(op: Op, threads: int) -> KernelDescription | None:
     """One pass of a backward; both at once have no curve
-    (:func:`dlperf.predictors.sub_kernels.parts`).
+    (:func:`dlperf.predictors.kernels.sub_kernels.parts`).
     """
     gradient, image, weight = (tensor(a) for a in op.args[:3])
     mask = op.args[10]

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from dlperf.core.trace import Op, Symbol, TensorSpec
-from dlperf.predictors.families import describe
-from dlperf.predictors.kernel_description import KernelDescription
+from dlperf.predictors.kernels.catalog import describe
+from dlperf.predictors.kernels.description import KernelDescription
 from dlperf.recorder.recording import record
 
 T = TensorSpec.contiguous

@@ -6,9 +6,15 @@ import math
 
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.ops.registry import argument
-from dlperf.predictors.families_elements import elementwise
-from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
-from dlperf.predictors.sub_kernels import contiguous_clone
+from dlperf.predictors.kernels.description import (
+    KernelDescription,
+    ints,
+    kernel_features,
+    log2,
+    tensor,
+)
+from dlperf.predictors.kernels.elementwise import elementwise
+from dlperf.predictors.kernels.sub_kernels import contiguous_clone
 
 LANES = 16
 """Numbers of float32 in a vector of 512 bits."""
@@ -29,7 +35,7 @@ def _tails(rows: int, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]
 # -- normalisation, pooling ------------------------------------------------------------------------
 
 
-@family(
+@kernel_features(
     "aten.native_batch_norm",
     "aten.native_batch_norm_backward",
     "aten._native_batch_norm_legit",
@@ -58,7 +64,7 @@ def _batch_norm(op: Op) -> KernelDescription:
     )
 
 
-@family(
+@kernel_features(
     "aten.native_layer_norm",
     "aten.native_layer_norm_backward",
     "aten._fused_rms_norm",
@@ -79,7 +85,7 @@ def _layer_norm(op: Op) -> KernelDescription:
     )
 
 
-@family("aten.native_group_norm", "aten.native_group_norm_backward")
+@kernel_features("aten.native_group_norm", "aten.native_group_norm_backward")
 def _group_norm(op: Op) -> KernelDescription:
     backward = "backward" in op.packet
     spec = tensor(op.args[1 if backward else 0])
@@ -93,7 +99,7 @@ def _group_norm(op: Op) -> KernelDescription:
     )
 
 
-@family(
+@kernel_features(
     "aten.max_pool2d_with_indices",
     "aten.max_pool2d_with_indices_backward",
     "aten.avg_pool2d",
@@ -132,7 +138,7 @@ def _pool(op: Op) -> KernelDescription:
     )
 
 
-@family(
+@kernel_features(
     *(
         f"aten.{name}_pool{d}d{way}"
         for name in ("_adaptive_avg", "adaptive_max")
@@ -201,7 +207,7 @@ def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> 
     )
 
 
-@family(
+@kernel_features(
     "aten._log_softmax",
     "aten._softmax",
     "aten._log_softmax_backward_data",
@@ -249,7 +255,7 @@ _REDUCTIONS = {
 }
 
 
-@family(*_REDUCTIONS)
+@kernel_features(*_REDUCTIONS)
 def _reduction(op: Op) -> KernelDescription:
     spec = tensor(op.args[0])
     if (
@@ -281,7 +287,7 @@ def _reduction(op: Op) -> KernelDescription:
     )  # a variance of all has a kernel of its own
 
 
-@family(
+@kernel_features(
     "aten.sort",
     "aten.argsort",
     "aten.topk",
@@ -309,7 +315,7 @@ def _ordering(op: Op) -> KernelDescription:
     )
 
 
-@family(
+@kernel_features(
     "aten.nll_loss_forward",
     "aten.nll_loss_backward",
     "aten.nll_loss2d_forward",
@@ -353,7 +359,7 @@ _LIKE_GATHERS = {
 """Those that take another's."""
 
 
-@family(*(f"aten.{name}" for name in (*_GATHERS, *_LIKE_GATHERS)))
+@kernel_features(*(f"aten.{name}" for name in (*_GATHERS, *_LIKE_GATHERS)))
 def _gather(op: Op) -> KernelDescription:
     packet = op.packet.removeprefix("aten.")
     name = _LIKE_GATHERS.get(packet, packet)
@@ -384,7 +390,9 @@ def _gather(op: Op) -> KernelDescription:
     )
 
 
-@family("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten._embedding_bag_backward")
+@kernel_features(
+    "aten._embedding_bag", "aten._embedding_bag_forward_only", "aten._embedding_bag_backward"
+)
 def _embedding_bag(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     first, tokens, offsets = (tensor(argument) for argument in op.args[:3])
@@ -407,7 +415,7 @@ def _embedding_bag(op: Op) -> KernelDescription:
     return KernelDescription((name, form), features, terms, ((name, "mean"), (name, "sum")))
 
 
-@family("aten.cat", "aten.stack")
+@kernel_features("aten.cat", "aten.stack")
 def _join(op: Op) -> KernelDescription:
     parts = op.args[0]
     assert isinstance(parts, tuple)
@@ -429,7 +437,7 @@ def _join(op: Op) -> KernelDescription:
     )
 
 
-@family(
+@kernel_features(
     "aten.slice_backward",
     "aten.select_backward",
     "aten.slice_scatter",
@@ -471,7 +479,7 @@ def _filled(kernel: str, whole: int, moved: int, run: int) -> KernelDescription:
     )
 
 
-@family("aten.constant_pad_nd")
+@kernel_features("aten.constant_pad_nd")
 def _constant_padding(op: Op) -> KernelDescription:
     """As :func:`_scatter_into_zeros`; for a negative padding, a copy of what is left."""
     given, pads = tensor(op.args[0]), ints(op.args[1])

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.kernel_description import ints
+from dlperf.predictors.kernels.description import ints
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""

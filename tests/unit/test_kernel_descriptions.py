@@ -20,11 +20,11 @@ from dlperf.microbench.conv import backward_of, convolution
 from dlperf.microbench.layers import recurrent
 from dlperf.microbench.plan import MODES
 from dlperf.microbench.worker import planned_groups
-from dlperf.predictors.families import describe, known
-from dlperf.predictors.families_contractions import output_shape
-from dlperf.predictors.kernel_description import KernelDescription, family
-from dlperf.predictors.onednn import takes_onednn
-from dlperf.predictors.sub_kernels import scratch, sub_kernels
+from dlperf.predictors.kernels.catalog import describe, known
+from dlperf.predictors.kernels.contractions import output_shape
+from dlperf.predictors.kernels.description import KernelDescription, kernel_features
+from dlperf.predictors.kernels.onednn import takes_onednn
+from dlperf.predictors.kernels.sub_kernels import scratch, sub_kernels
 from dlperf.recorder.recording import record
 
 T = TensorSpec.contiguous
@@ -579,7 +579,7 @@ def test_every_op_of_an_ordinary_step_is_described(type_name: str) -> None:
 
 def test_an_operator_is_described_once() -> None:
     with pytest.raises(ValueError, match=r"aten.mm is described twice"):
-        family("aten.mm")(lambda op: None)
+        kernel_features("aten.mm")(lambda op: None)
     assert "aten.mm" in known()
     assert describe(Op("mine.mystery.default")) is None
 

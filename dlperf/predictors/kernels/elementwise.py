@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.kernel_description import KernelDescription, family, ints, log2, tensor
+from dlperf.predictors.kernels.description import (
+    KernelDescription,
+    ints,
+    kernel_features,
+    log2,
+    tensor,
+)
 
 # -- views: no kernel at all -----------------------------------------------------------------------
 
@@ -20,7 +26,7 @@ VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
 """Operators that make a view or read a size: a call and no kernel."""
 
 
-@family(*VIEWS)
+@kernel_features(*VIEWS)
 def _view(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     return KernelDescription(("view", name), (), (1.0,), (("view", "view"),))
@@ -237,10 +243,10 @@ def elementwise(op: Op) -> KernelDescription:
     )
 
 
-family(*_ELEMENTWISE)(elementwise)
+kernel_features(*_ELEMENTWISE)(elementwise)
 
 
-@family("aten.repeat")
+@kernel_features("aten.repeat")
 def _repeat(op: Op) -> KernelDescription:
     spec = tensor(op.args[0])
     numel = spec.numel * math.prod(ints(op.args[1]))
@@ -250,7 +256,9 @@ def _repeat(op: Op) -> KernelDescription:
     return KernelDescription(("repeat", "float32"), (log2(numel),), (1.0, float(numel)), clones)
 
 
-@family(*(f"aten.{name}" for name in _FUSED), *(f"aten._foreach_{name}" for name in _FOREACH))
+@kernel_features(
+    *(f"aten.{name}" for name in _FUSED), *(f"aten._foreach_{name}" for name in _FOREACH)
+)
 def _many_tensors(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     first = op.args[0]

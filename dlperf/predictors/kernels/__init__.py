@@ -1,0 +1,1 @@
+"""Kernel variant and features of every operator, one registered function each."""
