@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing.process
 import os
 import signal
+import sys
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -32,3 +36,70 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def renew(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--renew", default=False))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test without a marker of cost as quick."""
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("process", "network", "slow")):
+            item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """What lives by now lives on: a garbage collection then takes milliseconds, and a measured step
+    collects before it starts.
+    """
+    gc.freeze()
+
+
+# -- a test without a marker starts no process and uses no network ---------------------------------
+
+_PROCESS_EVENTS = {
+    "subprocess.Popen",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "dlperf_tests.start",
+}
+_NETWORK_EVENTS = {"socket.bind", "socket.connect"}
+_seen: set[str] = set()
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _PROCESS_EVENTS:
+        _seen.add("process")
+    elif event in _NETWORK_EVENTS and isinstance(arguments[1], tuple):  # else a socket in a folder
+        _seen.add("network")
+
+
+sys.addaudithook(_audit)
+_start = multiprocessing.process.BaseProcess.start
+
+
+def _audited_start(process: multiprocessing.process.BaseProcess) -> None:
+    """Python reports no event where multiprocessing spawns."""
+    sys.audit("dlperf_tests.start")
+    _start(process)
+
+
+multiprocessing.process.BaseProcess.start = _audited_start  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Forget what earlier tests did."""
+    _seen.clear()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Fail a test that starts a process or uses a network and does not say so by its marker."""
+    lacking = sorted(_seen - {marker.name for marker in item.iter_markers()})
+    if lacking:
+        pytest.fail(
+            f"needs a marker: {', '.join(f'@pytest.mark.{name}' for name in lacking)}",
+            pytrace=False,
+        )

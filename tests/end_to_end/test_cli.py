@@ -112,6 +112,7 @@ class Stream(torch.utils.data.IterableDataset):
 """
 
 
+@pytest.mark.process
 def test_predict_epoch_with_its_loader(
     dlperf: Callable, net: str, loading_file: Path, tmp_path: Path
 ) -> None:
@@ -371,6 +372,7 @@ def test_machine_diff(dlperf: Callable, machine_file: Path, tmp_path: Path) -> N
 # -- measure, report, reproduce --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_path: Path) -> None:
     path, folder = tmp_path / "measurement.json", tmp_path / "reports"
     measured = dlperf(
@@ -504,6 +506,7 @@ def test_what_a_model_prints_while_it_is_measured_is_no_data(
     assert "forward" in done.err
 
 
+@pytest.mark.process
 def test_report_measures_in_a_process_of_its_own(
     dlperf: Callable, net: str, machine_file: Path
 ) -> None:
@@ -553,6 +556,7 @@ def net(batch_size): ...
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_interrupted_while_importing(tmp_path: Path, machine_file: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
@@ -565,6 +569,7 @@ def test_interrupted_while_importing(tmp_path: Path, machine_file: Path) -> None
     assert err == "dlperf: interrupted\n"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("delay_s", [0.1, 0.3, 0.6, 1.0, 1.5])
 def test_interrupted_at_any_time(machine_file: Path, net: str, delay_s: float) -> None:
@@ -580,6 +585,7 @@ def test_interrupted_at_any_time(machine_file: Path, net: str, delay_s: float) -
         assert out == ""
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
 def test_a_reader_that_leaves_is_no_error(machine_file: Path) -> None:
     process = subprocess.Popen(
@@ -596,6 +602,7 @@ def test_a_reader_that_leaves_is_no_error(machine_file: Path) -> None:
     assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_stdout_is_failed_work(machine_file: Path) -> None:
     with open("/dev/full", "w") as full:

@@ -398,6 +398,7 @@ def test_debug_shows_the_traceback(
     assert "the model is tired" in done.err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "status", "names"),
     [

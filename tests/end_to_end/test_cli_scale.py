@@ -96,6 +96,7 @@ def test_scale_json_is_alone_on_stdout(
     assert row["low_s"] <= row["step_s"] <= row["high_s"]
 
 
+@pytest.mark.slow
 def test_strong_scaling_into_a_folder(
     dlperf: Callable, net: str, machine_file: Path, cluster_file: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from dlperf.core.errors import WorkFailed
 UNUSABLE = 2
 
 
+@pytest.mark.slow
 def test_explain_prints_parts_and_changes(
     dlperf: Callable, targets_file: Path, machine_file: Path
 ) -> None:
@@ -26,6 +27,7 @@ def test_explain_prints_parts_and_changes(
     assert "considering" in done.err
 
 
+@pytest.mark.slow
 def test_explain_writes_json_and_folder(
     dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_target_of_shapes_alone_is_predicted_and_said_so(
     assert "meta device" in refused.line
 
 
+@pytest.mark.process
 def test_one_trial_in_a_process_of_its_own(targets_file: Path) -> None:
     def apart(variant: Variant):
         return measure_apart(

@@ -56,6 +56,7 @@ def left_running(children: set[int], patience_s: float = 10.0) -> list[int]:
     return alive
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize(
     "command",
@@ -124,6 +125,7 @@ def test_children_end_and_nothing_is_promised(
     assert err.splitlines()[-1] == f"dlperf: {said}{told}"
 
 
+@pytest.mark.process
 def test_a_report_shows_the_targets_that_were_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dlperf, machine_file: Path, targets_file: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_report_shows_the_targets_that_were_finished(
     assert "batch size 8" not in done.out
 
 
+@pytest.mark.process
 def test_where_the_shell_ignores_ctrl_c_sigterm_alone_ends_a_command(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time; from dlperf.cli import main as cli\n"

@@ -94,6 +94,7 @@ class Calibration:
             Machine.load(self.file)
 
 
+@pytest.mark.process
 def test_kills_at_random_moments(tmp_path: Path, dlperf: Callable, targets_file: Path) -> None:
     trace = tmp_path / "trace.json"
     assert dlperf("trace", f"{targets_file}:net", "-o", trace).status == 0

@@ -97,6 +97,7 @@ def errors(process: subprocess.Popen[str]) -> list[str]:
     return [line for line in text.splitlines() if "error:" in line or "interrupted" in line]
 
 
+@pytest.mark.process
 def test_torchrun_writes_a_file_that_loads(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     launch = [
@@ -151,6 +152,8 @@ def test_machine_show_prints_a_cluster_file(dlperf: Callable[..., Done], tmp_pat
     assert "links[0].distance is 'moon'" in done.line
 
 
+@pytest.mark.network
+@pytest.mark.process
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_rank_that_dies_ends_the_other_in_time(
     start: Callable[[], list[subprocess.Popen[str]]], tmp_path: Path, dead: int
@@ -163,6 +166,8 @@ def test_a_rank_that_dies_ends_the_other_in_time(
     assert "local" in Cluster.load(tmp_path / "cluster.json").groups
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_a_rank_that_hangs_ends_the_other_in_time(
     start: Callable[[], list[subprocess.Popen[str]]], tmp_path: Path
 ) -> None:
@@ -175,6 +180,8 @@ def test_a_rank_that_hangs_ends_the_other_in_time(
     assert "cluster.json" in found[0]
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_an_interrupt_ends_with_130(
     start: Callable[[], list[subprocess.Popen[str]]], tmp_path: Path
 ) -> None:
@@ -188,6 +195,7 @@ def test_an_interrupt_ends_with_130(
     assert lines[0].startswith("dlperf.microbench.network: interrupted; ")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "own", "words"),
     [

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 BUILDER = """
 import torch
 from torch import nn

@@ -156,6 +156,7 @@ def trained_alone() -> str:
         return plainly(Path(folder), "train.py").stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -188,6 +189,7 @@ def test_training_is_the_same_to_the_bit(
     assert "Net" in (tmp_path / "report.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_module_form_and_its_own_names(tmp_path: Path, machine: Path) -> None:
     """A package with relative imports, and modules called as dlperf's own are."""
     write(tmp_path / "package" / "__init__.py", "")
@@ -214,6 +216,7 @@ def test_module_form_and_its_own_names(tmp_path: Path, machine: Path) -> None:
     assert "No module named package.nowhere" in missing.stderr
 
 
+@pytest.mark.process
 def test_script_sees_its_own_world(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "folder" / "beside.py", "value = 3\n")
     text = """
@@ -233,6 +236,7 @@ def test_script_sees_its_own_world(tmp_path: Path, machine: Path) -> None:
     assert "False False" in alone.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
@@ -274,6 +278,7 @@ LOOP = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("at", [4, 8, 15])
 def test_an_exception_in_any_phase_is_the_scripts_own(
     tmp_path: Path, machine: Path, at: int
@@ -290,6 +295,7 @@ def test_an_exception_in_any_phase_is_the_scripts_own(
     assert alone.stderr.strip().splitlines()[-1] in with_us.stderr
 
 
+@pytest.mark.process
 def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     text = """
         import time
@@ -319,6 +325,7 @@ def test_interrupt_reaches_the_script(tmp_path: Path, machine: Path) -> None:
     assert "KeyboardInterrupt" in err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -361,6 +368,7 @@ def test_what_cannot_be_watched_is_said_in_one_line(
     assert not (tmp_path / "found.json").exists()
 
 
+@pytest.mark.process
 def test_several_models_the_largest_is_watched_and_said(tmp_path: Path, machine: Path) -> None:
     text = """
         import torch
@@ -388,6 +396,7 @@ def test_several_models_the_largest_is_watched_and_said(tmp_path: Path, machine:
     assert {row["layer"] for row in data["measurement"]["layers"]} == {"Maker", "0", "1", "(loss)"}  # type: ignore[index]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["_root_enter", "_keep", "_backward_begins", "_finish"])
 def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path, name: str) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
@@ -410,6 +419,7 @@ def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path,
     assert got.stderr == "dlperf: watching failed and was given up: ZeroDivisionError: ours\n"
 
 
+@pytest.mark.process
 def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "train.py", TRAIN)
     with_us = watched(tmp_path, machine, "train.py")
@@ -438,6 +448,7 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
     assert "all 2 epochs" in report
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "broken",
     [
@@ -464,6 +475,7 @@ def test_a_failing_forecast_stops_neither_script_nor_report(
     assert len(data["forecast"]["measured_s"]) == 2  # type: ignore[index]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("ending", "status"),
     [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("raise ValueError('mine')", 1)],
@@ -484,6 +496,7 @@ def test_a_run_that_ends_early_keeps_report_and_forecast(
     assert "it was not finished" in (tmp_path / "report.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "train.py", TRAIN.replace("range(2)", "iter([0, 1])"))
     endless = """
@@ -536,6 +549,7 @@ def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, mac
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_other_ranks_only_run(tmp_path: Path, machine: Path) -> None:
     write(tmp_path / "script.py", LOOP.format(n=40, inside="pass"))
     call = START + f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
@@ -551,6 +565,7 @@ def test_other_ranks_only_run(tmp_path: Path, machine: Path) -> None:
     assert (got.stdout, got.stderr) == ("done\n", "")
 
 
+@pytest.mark.process
 def test_under_torchrun_the_first_rank_reports_the_inner_model(
     tmp_path: Path, machine: Path
 ) -> None:

@@ -19,6 +19,8 @@ from dlperf.core.cluster import Cluster, Link
 from dlperf.core.communication import Communication
 from dlperf.distributed.communication_replay import replay_communication
 
+pytestmark = pytest.mark.process
+
 TORCHRUN = (
     "-m",
     "torch.distributed.run",
@@ -293,6 +295,7 @@ def by_hand(tmp_path: Path, *command: str) -> list[tuple[int, str, str]]:
             process.wait()
 
 
+@pytest.mark.network
 def test_another_launcher_does_too(tmp_path: Path, machine: Path) -> None:
     zero, one = by_hand(
         tmp_path,
@@ -304,6 +307,7 @@ def test_another_launcher_does_too(tmp_path: Path, machine: Path) -> None:
     assert Communication.load(tmp_path / "sent.json").n_ranks == 2
 
 
+@pytest.mark.network
 def test_a_rank_that_raises_has_its_own_status_and_the_other_one_says_so(
     tmp_path: Path, machine: Path
 ) -> None:
@@ -319,6 +323,7 @@ def test_a_rank_that_raises_has_its_own_status_and_the_other_one_says_so(
     assert len(data["ranks"]["rows"]) == 2  # the watched steps were over by then
 
 
+@pytest.mark.network
 def test_a_rank_that_is_killed_is_missed_in_time(tmp_path: Path, machine: Path) -> None:
     zero, one = by_hand(
         tmp_path,

@@ -35,6 +35,7 @@ SHOW = "machine show machine.json"
 CLOSED = "dlperf machine: error: stdout: is closed; the answer cannot be written\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "status", "err"),
     [
@@ -57,6 +58,7 @@ def test_closed_streams(machine_file: Path, line: str, status: int, err: str) ->
         assert json.loads((machine_file.parent / "out.json").read_text())["schema"]
 
 
+@pytest.mark.process
 def test_a_script_runs_without_stdout(machine_file: Path) -> None:
     (machine_file.parent / "script.py").write_text("print('said')\nimport sys\nsys.exit(3)\n")
     done = shell(machine_file.parent, "run --machine machine.json script.py >&-")
@@ -99,6 +101,7 @@ def umlauts(machine_file: Path, targets_file: Path) -> Path:
 PREDICT = "predict nétz.py:straße --machine mäsch.json --predictor roofline --threads 1"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("locale", LOCALES, ids=lambda one: " ".join(map("=".join, one.items())))
 def test_names_that_are_not_ascii(umlauts: Path, locale: dict[str, str]) -> None:
     done = shell(umlauts, f"{PREDICT} --json größe.json", locale)
@@ -110,6 +113,7 @@ def test_names_that_are_not_ascii(umlauts: Path, locale: dict[str, str]) -> None
     assert has_escapes == (locale != {"LC_ALL": "C"})  # there Python chooses UTF-8 by itself
 
 
+@pytest.mark.process
 def test_documents_with_names_that_are_not_ascii(umlauts: Path) -> None:
     line = PREDICT.replace("predict", "report", 1)
     line += " --seconds 0.01 -o bücher --format text,html,csv"
@@ -149,6 +153,7 @@ def test_a_second_calibration_of_a_file_is_refused(
 # -- little memory ----------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "kib"),
     [

@@ -67,6 +67,7 @@ def check_refusal(command, name, arguments, complaint, capsys):
     assert complaint in printed.err
 
 
+@pytest.mark.process
 def test_runs_as_a_file_from_anywhere_and_learns(tmp_path):
     samples = ("--samples", "1000", "--val-samples", "100", "--test-samples", "100")
     done = run(
@@ -101,6 +102,7 @@ def test_runs_as_a_file_from_anywhere_and_learns(tmp_path):
     )  # guessing gives 10
 
 
+@pytest.mark.process
 def test_runs_as_a_module_with_workers_and_repeats():
     arguments = ("--net", "cnn-small", "--optimizer", "adamw", "--loader-workers", "1", *TINY)
     first, second = (run(*arguments, start=("-m", "networks.train")) for _ in range(2))
@@ -111,6 +113,7 @@ def test_runs_as_a_module_with_workers_and_repeats():
     assert without_time[0] == without_time[1]
 
 
+@pytest.mark.process
 def test_trains_on_files(tmp_path):
     write_digits(tmp_path)
     done = run("--net", "cnn-small", "--data", str(tmp_path), "--threads", "1")
@@ -118,6 +121,7 @@ def test_trains_on_files(tmp_path):
     assert f"50 training, 10 validation, 10 test samples from {tmp_path}" in done.stdout
 
 
+@pytest.mark.process
 def test_nets_of_vectors_train_on_generated_ones():
     done = run("--net", "dlrm-bottom", *TINY)
     assert done.returncode == 0, done.stderr
@@ -126,6 +130,7 @@ def test_nets_of_vectors_train_on_generated_ones():
     )  # no right and wrong, no accuracy
 
 
+@pytest.mark.process
 def test_no_validation_and_no_test():
     done = run("--samples", "40", "--val-samples", "0", "--test-samples", "0")
     assert done.returncode == 0, done.stderr
@@ -154,6 +159,7 @@ def test_bad_input_gets_one_line_and_status_2(arguments, complaint, capsys):
     check_refusal(main, "train", arguments, complaint, capsys)
 
 
+@pytest.mark.process
 def test_truncated_file_gets_one_line_and_status_2(tmp_path):
     write_digits(tmp_path)
     path = tmp_path / "t10k-labels-idx1-ubyte"
@@ -193,6 +199,7 @@ def test_divergence_gets_one_line_and_status_1(net, capsys):
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_ctrl_c_ends_it_with_130_and_no_traceback(workers):
     process = subprocess.Popen(
@@ -229,6 +236,7 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(workers):
     assert errors == ""
 
 
+@pytest.mark.process
 def test_two_processes_under_torchrun_see_each_sample_once():
     # a learning rate that moves nothing: the evaluation passes must then give what one process
     # gives, whatever the shares (33 samples on 2 ranks)
@@ -265,6 +273,7 @@ def test_two_processes_under_torchrun_see_each_sample_once():
     assert results[0] == results[1]
 
 
+@pytest.mark.process
 def test_more_processes_than_samples():
     done = run("--samples", "1", environment={"RANK": "0", "WORLD_SIZE": "2"})
     assert done.returncode == 2

@@ -87,6 +87,7 @@ def group_is_empty(group, seconds=30.0):
     return False
 
 
+@pytest.mark.process
 def test_two_workers_learn_and_tell_their_times(tmp_path):
     samples = (
         "--net",
@@ -145,6 +146,7 @@ def test_two_workers_learn_and_tell_their_times(tmp_path):
     assert 0 < parts <= times["total_s"] * 1.01
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_workers_average_what_one_would_find(workers):
     # a learning rate that moves nothing: the mean of equal weights gives every worker's share of a
@@ -163,6 +165,7 @@ def test_workers_average_what_one_would_find(workers):
     assert re.search(r"epoch 1/1  train loss [0-9.]+  validation loss [0-9.]+  ", done.stdout)
 
 
+@pytest.mark.process
 def test_weights_are_the_mean_of_the_workers(tmp_path):
     """Files of digits, two workers, shares known: the validation loss is that of the mean of two
     trainings made here.
@@ -248,6 +251,7 @@ def test_bad_input_gets_one_line_and_status_2(arguments, complaint, capsys):
     check_refusal(main, "train_workers", arguments, complaint, capsys)
 
 
+@pytest.mark.process
 def test_divergence_gets_one_line_and_status_1():
     done = run(
         "--net",
@@ -269,6 +273,7 @@ def test_divergence_gets_one_line_and_status_1():
     )
 
 
+@pytest.mark.process
 def test_a_worker_that_dies_ends_all_within_seconds():
     process = start(
         "--net", "cnn-small", "--samples", "2000", "--epochs", "100000", "--workers", "2"
@@ -289,6 +294,7 @@ def test_a_worker_that_dies_ends_all_within_seconds():
     assert group_is_empty(process.pid)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "parent alone"])
 def test_ctrl_c_ends_it_with_130_and_leaves_nobody(whole_group):
     process = start(

@@ -137,6 +137,7 @@ def test_more_threads_than_cores_is_a_note(
     assert "512 threads asked for, this process may use" in done.err
 
 
+@pytest.mark.process
 def test_a_configuration_is_measured_in_processes_of_its_own(targets_file: Path) -> None:
     spec = f"{targets_file}:net"
     for configuration in (Configuration(2, 1, 0, 8), Configuration(1, 1, 1, 8)):
@@ -162,6 +163,7 @@ def test_a_configuration_is_measured_in_processes_of_its_own(targets_file: Path)
         )
 
 
+@pytest.mark.process
 def test_ones_own_loader_is_sampled_and_measured(
     dlperf: Callable, targets_file: Path, loading_file: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_ones_own_loader_is_sampled_and_measured(
         )
 
 
+@pytest.mark.process
 def test_memory_is_counted_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "wide.py"
     path.write_text(

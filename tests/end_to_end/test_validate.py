@@ -19,6 +19,7 @@ from dlperf.studies.accuracy.cases import Case
 UNUSABLE, FAILED = 2, 1
 
 
+@pytest.mark.process
 def test_a_small_study_and_the_same_again(
     dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_bad_input(
     assert done.out == ""
 
 
+@pytest.mark.process
 def test_a_model_that_fails_is_named_and_the_others_are_studied(
     dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def test_a_model_that_fails_is_named_and_the_others_are_studied(
     assert "tired.py:net@2 t1" in done.out
 
 
+@pytest.mark.process
 def test_single_ops_are_timed_in_a_process_of_their_own() -> None:
     spec = TensorSpec.contiguous(256)
     ops = [Op("aten.relu.default", (spec,)), Op("aten.nonsense.default", (spec,))]
@@ -152,6 +155,7 @@ def test_single_ops_are_timed_in_a_process_of_their_own() -> None:
     assert sum(done) == 2
 
 
+@pytest.mark.process
 def test_a_timing_process_that_dies_is_work_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr("sys.executable", "/bin/false")
@@ -159,6 +163,7 @@ def test_a_timing_process_that_dies_is_work_failed(monkeypatch: pytest.MonkeyPat
         time_ops_apart([Op("aten.relu.default", (TensorSpec.contiguous(4),))], 1, lambda n: None)
 
 
+@pytest.mark.process
 def test_peers_are_asked_without_touching_this_process(targets_file: Path) -> None:
     import os
 

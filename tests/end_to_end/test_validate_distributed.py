@@ -134,6 +134,7 @@ def test_a_target_that_fails_on_ranks_is_one_line(
     assert "failed: net@4 at none: rank 1 of 2 was ended by SIGKILL" in done.out
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds children in /proc")
 def test_an_interrupt_leaves_neither_ranks_nor_hosts(
     tmp_path: Path, machine_file: Path, targets_file: Path
@@ -226,6 +227,7 @@ def test_its_options_are_its_own(dlperf: Callable, option: list[str]) -> None:
     assert f"{option[0]} is for --distributed" in done.line
 
 
+@pytest.mark.process
 def test_ranks_measure_without_anything_that_predicts() -> None:
     code = (
         "import sys, dlperf.studies.distributed.rank_process; print(sorted(n for n in sys.modules"
@@ -255,6 +257,8 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
     assert loaded <= {"dlperf", *(f"dlperf.{name}" for name in plain)}
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_a_measuring_rank_tells_in_one_line_what_failed(tmp_path: Path) -> None:
     order = {
         "kind": "steps",

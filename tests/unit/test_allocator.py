@@ -226,6 +226,7 @@ def _faults_in_glibc(steps: Steps, environment: dict[str, str]) -> list[int]:
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not GLIBC, reason="the policy is glibc's")
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_as_glibc_does(name: str) -> None:
@@ -460,6 +461,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not GLIBC, reason="the policies are Linux'")
 @pytest.mark.parametrize("policy", ["tuned", "jemalloc", "tcmalloc"])
 def test_as_the_library_does(policy: str) -> None:

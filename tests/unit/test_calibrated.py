@@ -946,6 +946,7 @@ def test_errors_of_a_surface_covary_as_a_process_given_its_points_does() -> None
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1.5])
 def test_nine_in_ten_new_points_lie_inside_whatever_the_smoothness_was_thought_to_be(
     scale: float,

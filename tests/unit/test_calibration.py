@@ -673,6 +673,7 @@ def test_bad_values_exit_with_2_before_anything_is_written(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.process
 def test_help_of_the_real_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "microbench", "--help"], capture_output=True, text=True, check=True
@@ -684,6 +685,7 @@ def test_help_of_the_real_command() -> None:
 # -- a real worker ---------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_traces_ops_are_measured_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,6 +186,8 @@ print("right", flush=True); os._exit(0)
 """
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_two_ranks_of_gloo_agree_with_the_oracles(port: int) -> None:
     pipes: dict[str, Any] = {
         "text": True,
@@ -204,6 +206,8 @@ def test_two_ranks_of_gloo_agree_with_the_oracles(port: int) -> None:
         assert (process.returncode, out.strip()) == (0, "right"), err
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_a_rank_that_is_gone_ends_the_other_with_one_line(port: int, tmp_path: Path) -> None:
     process = start(
         ["-o", str(tmp_path / "new"), "--limit", "3"], **as_rank(0, port)
@@ -217,6 +221,7 @@ def test_a_rank_that_is_gone_ends_the_other_with_one_line(port: int, tmp_path: P
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [

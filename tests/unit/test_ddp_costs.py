@@ -46,6 +46,7 @@ def test_a_difference_counts_by_its_median() -> None:
     assert Cost("ddp/call", 1, Samples((0.0, 2.0, 9.0))).seconds == 2.0
 
 
+@pytest.mark.process
 def test_the_real_costs() -> None:
     code = (
         "from dlperf.microbench import ddp; print([(c.name, c.threads, c.seconds >= 0) for c in"

@@ -4,6 +4,7 @@ loopback; with root, real ones too.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 20.0
 
 
+@functools.cache
 def can_make_hosts() -> bool:
     try:
         with Hosts(2, "1gbit"):
@@ -32,7 +34,7 @@ def can_make_hosts() -> bool:
 
 
 namespaces_needed = pytest.mark.skipif(
-    not can_make_hosts(), reason="network namespaces cannot be made here"
+    "not can_make_hosts()", reason="network namespaces cannot be made here"
 )
 
 
@@ -151,6 +153,8 @@ def shell(script: str) -> list[str]:
     return ["sh", "-c", script]
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_ranks_find_their_number(tmp_path: Path) -> None:
     run_ranks(
         loopback_places(3),
@@ -165,6 +169,8 @@ def test_ranks_find_their_number(tmp_path: Path) -> None:
     assert (tmp_path / "0").read_text().split()[4] == "127.0.0.1"
 
 
+@pytest.mark.network
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -187,6 +193,8 @@ def test_a_rank_that_dies_or_hangs_ends_the_others(script: str, words: str) -> N
     assert time.monotonic() - begin < PATIENCE_S
 
 
+@pytest.mark.network
+@pytest.mark.process
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
     with pytest.raises(RankFailed):
         run_ranks(
@@ -206,6 +214,7 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
 # -- with root -------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @namespaces_needed
 def test_hosts_are_apart_and_removed(tmp_path: Path) -> None:
     with places_of(2, "100mbit", on_loopback=False) as places:
@@ -227,6 +236,7 @@ def test_hosts_are_apart_and_removed(tmp_path: Path) -> None:
         ] == ["lo", "eth0"]
 
 
+@pytest.mark.process
 @namespaces_needed
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_hosts_go_with_the_process_that_made_them(number: signal.Signals, tmp_path: Path) -> None:
@@ -257,6 +267,7 @@ def test_hosts_go_with_the_process_that_made_them(number: signal.Signals, tmp_pa
         )
 
 
+@pytest.mark.process
 @namespaces_needed
 def test_a_failure_while_they_are_made_leaves_nothing() -> None:
     class Odd(Hosts):

@@ -35,6 +35,7 @@ def hold(path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.process
 def test_the_second_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
     path = tmp_path / ("m" * 250 + ".json")
     link = tmp_path / "link.json"
@@ -52,6 +53,7 @@ def test_the_second_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [link]
 
 
+@pytest.mark.process
 def test_a_killed_process_holds_nothing_up(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     with hold(path) as process:

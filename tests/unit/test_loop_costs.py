@@ -140,6 +140,7 @@ def test_a_system_without_workers_is_no_failure(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+@pytest.mark.process
 def test_everything_for_real_leaves_no_process() -> None:
     costs, refused = loader.measure(1, "quick")
     assert refused == []

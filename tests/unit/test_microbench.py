@@ -115,6 +115,7 @@ def test_convolutions_cover_their_kinds() -> None:
     assert {mask[:2] for mask in masks} == {(True, False), (False, True)}  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_no_calibration_calls_what_writes_over_memory_of_others() -> None:
     for mode in MODES:
         assert not any(conv.corrupts(point.op) for point in points(mode))
@@ -447,6 +448,7 @@ def test_points_on_top_are_taken_by_the_next_pass_and_missed_by_nobody() -> None
     assert (len(timing.result().kernels), len(timing.result().refused)) == (14, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "thorough"])
 def test_further_points_are_none_of_the_planned_ones(mode: str) -> None:
     planned = {

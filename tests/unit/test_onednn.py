@@ -110,6 +110,7 @@ def _word(implementation: str) -> str:
     )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="the implementations are those of 512-bit vectors",

@@ -137,6 +137,7 @@ def test_colours_are_those_that_everybody_can_tell_apart() -> None:
     assert {color for color, _ in looks} <= known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layers", "scatter", "roofline", "hierarchy", "time"])
 def test_axes_say_what_they_show(name: str) -> None:
     figure = figures_of(compare(*cases.cnn()))[name]

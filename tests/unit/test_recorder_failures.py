@@ -102,6 +102,7 @@ RAISES = {
 }
 
 
+@pytest.mark.process
 def test_what_the_user_s_code_raises():
     done = run("\n".join(RAISES))
     assert done.returncode == 0, done.stderr
@@ -110,6 +111,7 @@ def test_what_the_user_s_code_raises():
     assert done.stderr == ""
 
 
+@pytest.mark.process
 def test_ctrl_c_at_any_time():
     done = run("""
         import random

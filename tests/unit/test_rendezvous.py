@@ -11,6 +11,8 @@ from torch.distributed import HashStore
 from dlperf.runner import rendezvous
 from dlperf.runner.rendezvous import Rendezvous, World
 
+pytestmark = pytest.mark.network
+
 
 def listeners(port: int) -> list[str]:
     """Addresses, as /proc has them, at which something listens on this port."""

@@ -83,6 +83,7 @@ def report() -> Report:
     return reported("several")
 
 
+@pytest.mark.slow
 def test_page_is_whole_and_needs_nothing_else(report: Report) -> None:
     page = Page(report.to_html())
     assert page.text.count("classifier") >= 3
@@ -98,11 +99,13 @@ def test_page_is_whole_and_needs_nothing_else(report: Report) -> None:
     assert "url(" not in words
 
 
+@pytest.mark.slow
 def test_page_holds_every_layer_of_a_large_network() -> None:
     html = reported("60 layers").to_html()
     assert all(f'title="{layer.name}"' in html for layer in cases.wide(60)[0].trace.layers)
 
 
+@pytest.mark.slow
 def test_page_escapes_names() -> None:
     page = Page(reported("hostile name").to_html())
     assert "script" not in page.tags
@@ -117,6 +120,7 @@ def test_page_of_several_reports(report: Report) -> None:
     assert "#case2" in page.links
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_plots_are_drawn(name: str) -> None:
     pngs = reported(name).pngs
@@ -232,6 +236,7 @@ def test_no_roofline_without_roofs() -> None:
         assert list(figures_of(report)) == ["layers", "scatter", "time"]
 
 
+@pytest.mark.slow
 def test_the_users_matplotlib_is_left_alone() -> None:
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "axes.grid": True}):
         before = dict(matplotlib.rcParams)
@@ -255,6 +260,7 @@ def test_plot_writes_files(report: Report, tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
+@pytest.mark.slow
 def test_write_and_write_again(report: Report, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     reports = [report, report, compare(*cases.hostile("../../etc/pass wd"))]
@@ -344,6 +350,7 @@ def test_a_folder_that_refuses_although_its_permissions_do_not_say_so() -> None:
         check_writable("/proc/self/report.json")
 
 
+@pytest.mark.slow
 def test_every_file_says_where_it_comes_from(tmp_path: Path) -> None:
     report = compare(
         *cases.cnn(), command="dlperf report nets.py:cnn", created="2020-01-02T03:04:05+00:00"

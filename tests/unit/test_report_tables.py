@@ -217,6 +217,7 @@ def test_layers_below_one_percent_count_only_in_the_second_mape() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_measured_layer_without_prediction_counts_as_zero_and_is_named() -> None:
     extra = LayerTimes(
         "head.forgotten", "Linear", cases.around(40 * US), cases.around(80 * US), None

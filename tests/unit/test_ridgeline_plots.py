@@ -69,6 +69,7 @@ def test_the_pair_shows_the_same_rates_on_both_sides() -> None:
     assert ridges == pytest.approx([350.0, 40.0])
 
 
+@pytest.mark.slow
 def test_reproduce_writes_tables_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

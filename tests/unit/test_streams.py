@@ -20,6 +20,7 @@ def run_closed(numbers: str, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("numbers", ["0", "1", "2", "01", "12", "012"])
 def test_closed_descriptors_are_taken_before_a_file_gets_them(numbers: str) -> None:
     code = (

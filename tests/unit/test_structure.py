@@ -130,6 +130,7 @@ print(f"status {status}, heavy {sorted(heavy)}")
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["predict", "--help"], ["--version"], ["run", "--help"]], ids=" ".join
 )
@@ -137,6 +138,7 @@ def test_help_is_light(arguments: list[str]) -> None:
     assert run_python(HELP, *arguments).splitlines()[-1] == "status 0, heavy []"
 
 
+@pytest.mark.process
 def test_import_is_light() -> None:
     heavy = run_python(
         "import sys, dlperf; print(sorted({'torch', 'pandas', 'numpy', 'matplotlib'} &"
@@ -145,6 +147,7 @@ def test_import_is_light() -> None:
     assert heavy.strip() == "[]"
 
 
+@pytest.mark.process
 def test_the_running_of_a_script_imports_neither_networks_nor_microbench() -> None:
     found = run_python(
         "import sys, dlperf.runner.wrapping; print(sorted({'networks', 'dlperf.microbench'} &"
@@ -153,6 +156,7 @@ def test_the_running_of_a_script_imports_neither_networks_nor_microbench() -> No
     assert found.strip() == "[]"
 
 
+@pytest.mark.process
 def test_the_papers_tables_and_figures_need_no_torch() -> None:
     """It enters below reproduce at the kernels that run on torch.distributed, which nothing imports
     but their own command.

@@ -62,6 +62,7 @@ def test_without_a_readable_file_torchs_own_number_counts(own: int, tmp_path: Pa
     assert usual_threads_of_file(tmp_path / "broken.json") == own
 
 
+@pytest.mark.process
 def test_torchs_own_number_is_known_without_torch() -> None:
     code = (
         "import sys; from dlperf.core.host import torch_threads; n = torch_threads();"

@@ -81,7 +81,7 @@ class Answers(Bench):
 
     def run(self, *command: str) -> dict[str, Any]:
         """What the command would write."""
-        self.log.append(command)  # type: ignore[attr-defined]
+        self.issued.append(command)  # type: ignore[attr-defined]
         if "predict" in command:
             samples = int(command[command.index("--samples") + 1])
             return {
@@ -122,7 +122,7 @@ def bench(tmp_path: Path) -> Answers:
         Archive(tmp_path / "kept"),
         lambda line: None,
     )
-    object.__setattr__(found, "log", [])
+    object.__setattr__(found, "issued", [])
     return found
 
 
@@ -131,7 +131,7 @@ def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> No
     # an epoch of 10 s / 2 at 1 ms a sample: 5,000 samples, 157 batches
     n = BATCH_SIZE * 157
     assert row.pairs == (Pair(n * 2e-3, 25.0), Pair(n * 2e-3, 25.0))
-    commands = [command for command in bench.log if "--workers" in command]  # type: ignore[attr-defined]
+    commands = [command for command in bench.issued if "--workers" in command]  # type: ignore[attr-defined]
     assert len(commands) == 3
     for command in commands:
         assert [
@@ -149,7 +149,7 @@ def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> No
 def test_a_networks_loader_is_sampled_once_for_all_its_cases(bench: Answers) -> None:
     rows = [make() for make in bench.workers("cnn-small", [1, 2, 4])]
     probes = [
-        command for command in bench.log if "predict" in command and "--workers" not in command
+        command for command in bench.issued if "predict" in command and "--workers" not in command
     ]  # type: ignore[attr-defined]
     assert (len(rows), len(probes)) == (3, 1)
 
@@ -160,7 +160,7 @@ def test_one_run_serves_both_forecasts_of_an_epoch(bench: Answers) -> None:
     assert wrapped.pairs[0] == Pair(21.0, 20.0)
     n = BATCH_SIZE * 688  # 22 s at 1 ms a sample, in batches
     assert alone.pairs[0] == Pair(n * 1e-3 + 0.5 + 0.25, 20.0)
-    assert sum("run" in command for command in bench.log) == 2  # type: ignore[attr-defined]
+    assert sum("run" in command for command in bench.issued) == 2  # type: ignore[attr-defined]
 
 
 def test_the_choice_is_judged_against_the_fastest(bench: Answers) -> None:
@@ -171,9 +171,9 @@ def test_the_choice_is_judged_against_the_fastest(bench: Answers) -> None:
 
 def test_finished_cases_are_kept(bench: Answers) -> None:
     first = [make() for make in bench.choice("lenet")]
-    n = len(bench.log)  # type: ignore[attr-defined]
+    n = len(bench.issued)  # type: ignore[attr-defined]
     assert [make() for make in bench.choice("lenet")] == first
-    assert len(bench.log) == n  # type: ignore[attr-defined]
+    assert len(bench.issued) == n  # type: ignore[attr-defined]
     assert bench.archive.remark.startswith("1 of 2 measurements were kept from before")
 
 

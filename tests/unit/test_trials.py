@@ -140,6 +140,7 @@ def test_gain_of_a_pair():
     assert Pair(2.0, (2.0, 4.0)).gain_frac == 0.5  # mean 3 against 2
 
 
+@pytest.mark.process
 def test_what_cannot_be_tried_here(monkeypatch):
     def suggest(variant: Variant, **rest):
         return Suggestion(

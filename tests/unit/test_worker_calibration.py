@@ -275,6 +275,7 @@ def test_a_worker_that_dies_leaves_one_line_and_what_is_finished(
 # -- real processes --------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_two_real_workers_and_the_death_of_one() -> None:
     with pool(2, (2,), CPU) as team:
         assert team.make("overhead", None, 2) > 0
@@ -292,6 +293,7 @@ def test_two_real_workers_and_the_death_of_one() -> None:
     assert not any(process.is_alive() for process in team.processes)
 
 
+@pytest.mark.process
 def test_a_worker_that_fails_says_why() -> None:
     with (
         pool(2, (2,), CPU) as team,
@@ -311,12 +313,14 @@ def _meets(barrier: Any) -> None:
     barrier.wait(60)
 
 
+@pytest.mark.process
 def test_starting_processes() -> None:
     assert co_run.start_s(2, _meets) > 0
     with pytest.raises(WorkerDied, match="one of 2 workers ended while they were started"):
         co_run.start_s(2, _dies)
 
 
+@pytest.mark.process
 def test_a_job_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(co_run.ROUNDS, "quick", 1)
     monkeypatch.setitem(co_run.WINDOW_S, "quick", 0.01)
@@ -335,6 +339,7 @@ def test_a_job_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.slowdown > 0
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that its parent has ended"
 )
