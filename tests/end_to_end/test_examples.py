@@ -126,6 +126,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=title)
 def test_page(page: Path, folder: Path, capfd: pytest.CaptureFixture[str], renew: bool) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -14,6 +14,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import preloaded
 import pytest
 
 START = (
@@ -63,15 +64,7 @@ def watched(
         + f"sys.exit(run_script({list(command)!r}, module={module}, machine_path={str(machine)!r},"
         f" json_path={json_path!r}, output='report.txt'))"
     )
-    return subprocess.run(
-        [sys.executable, "-c", call],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return preloaded.run([sys.executable, "-c", call], cwd=cwd, env=environment())
 
 
 def found(cwd: Path) -> dict[str, object]:
@@ -406,15 +399,7 @@ def test_our_own_failure_never_reaches_the_script(tmp_path: Path, machine: Path,
         f"w.Watcher.{name} = broken\n"
         f"sys.exit(run_script(['script.py'], machine_path={str(machine)!r}))"
     )
-    got = subprocess.run(
-        [sys.executable, "-c", call],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    got = preloaded.run([sys.executable, "-c", call], cwd=tmp_path, env=environment())
     assert (got.returncode, got.stdout) == (0, "done\n")
     assert got.stderr == "dlperf: watching failed and was given up: ZeroDivisionError: ours\n"
 
@@ -529,15 +514,7 @@ def test_epochs_said_by_the_user_and_a_loader_without_length(tmp_path: Path, mac
     environment_with_us = {**environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *arguments],
-            cwd=tmp_path,
-            env=environment_with_us,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return preloaded.run([*command, *arguments], cwd=tmp_path, env=environment_with_us)
 
     got = run("stream.py")
     assert (got.returncode, got.stdout) == (0, "done\n"), got.stderr
