@@ -437,10 +437,10 @@ def test_the_run_is_forecast_while_it_goes_on(tmp_path: Path, machine: Path) -> 
 @pytest.mark.parametrize(
     "broken",
     [
-        "progress.LiveEta._outlook",
-        "progress.rate_of",
-        "progress.enclosing_loops",
-        "progress.StderrLine.show",
+        "live_eta.LiveEta._eta",
+        "live_eta.rate_of",
+        "live_eta.enclosing_loops",
+        "live_eta.StderrLine.show",
     ],
 )
 def test_a_failing_forecast_stops_neither_script_nor_report(
