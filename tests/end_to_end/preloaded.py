@@ -74,7 +74,7 @@ def _server(omp_threads: str | None) -> subprocess.Popen[str]:
 
 def _serve() -> None:
     import numpy  # noqa: F401
-    import torch  # noqa: F401
+    import torch
     import torch._dynamo
     import torch.utils.data  # noqa: F401
 

@@ -56,6 +56,8 @@ def written_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "run_ranks", run_ranks)
 
 
+@pytest.mark.process
+@pytest.mark.network
 @pytest.mark.usefixtures("no_root", "written_links")
 def test_steps_on_loopback(
     dlperf: Callable, targets_file: Path, machine_file: Path, tmp_path: Path
@@ -104,6 +106,8 @@ def test_steps_on_loopback(
     assert json.loads((folder / "distributed.json").read_text())["rows"] == data["rows"]
 
 
+@pytest.mark.process
+@pytest.mark.network
 @pytest.mark.usefixtures("no_root", "written_links")
 def test_a_target_that_fails_on_ranks_is_one_line(
     dlperf: Callable, tmp_path: Path, machine_file: Path

@@ -92,6 +92,7 @@ def test_a_fused_optimizer_does_not_pay_where_its_kernel_is_dear():
     assert "slower" in suggestion.reason
 
 
+@pytest.mark.slow
 def test_a_machine_whose_threads_help_says_so():
     both = cases.machine()
     faster = cases.machine(threads=2, factor=0.5)
@@ -250,6 +251,7 @@ def with_linear_layers(on: Machine) -> Machine:
     return on.with_kernels(Kernel(op, "exact", 1, Samples((1e-4,))) for op in trace.ops)
 
 
+@pytest.mark.slow
 def test_in_place_activations_are_those_that_autograd_allows():
     def build(size):
         layers = (
@@ -284,6 +286,7 @@ def test_inference_has_no_optimizer_and_an_inference_mode():
     assert not {"fused optimizer", "foreach optimizer", "gradients to None"} & names
 
 
+@pytest.mark.slow
 def test_gradients_that_are_zeroed_could_be_none():
     class Zeroing(torch.optim.SGD):
         def zero_grad(self, set_to_none: bool = False) -> None:

@@ -59,6 +59,7 @@ def test_the_comparison_of_table_2_6() -> None:
     assert Comparison("x", (50.0, 55.0)).changes == pytest.approx((-10.0,))
 
 
+@pytest.mark.slow
 def test_the_page_says_it_all(tmp_path: Path) -> None:
     found = findings(RUN, replace(RUN, algorithm="MST", size=2048, flops=4.0))
     text = to_markdown(found)

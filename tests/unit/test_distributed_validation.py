@@ -484,6 +484,7 @@ def test_a_case_that_fails_is_named_and_the_others_go_on(
     assert sum(what == "nets.py:bad" for what, *_ in ranks.log) == 1  # it is not tried again
 
 
+@pytest.mark.slow
 def test_page_and_folder(tmp_path: Path) -> None:
     rows = (
         row("all-reduce", (0.01, 0.011), (0.01, 0.012), case="1.00 MiB"),

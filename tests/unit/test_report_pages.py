@@ -113,6 +113,7 @@ def test_page_escapes_names() -> None:
     assert "alert" in page.text
 
 
+@pytest.mark.slow
 def test_page_of_several_reports(report: Report) -> None:
     page = Page(reports_to_html([report, reported("one layer, inference")]))
     assert "Cases" in page.text
@@ -132,6 +133,7 @@ def test_plots_are_drawn(name: str) -> None:
         assert sum(shades[:100]) > 500  # something dark stands on the white
 
 
+@pytest.mark.slow
 def test_bars_of_a_large_network_say_what_they_leave_out() -> None:
     figure = figures_of(reported("60 layers"))["layers"]
     assert "25 longest of 60 layers" in figure.get_suptitle()
@@ -158,6 +160,7 @@ def test_roofline_numbers() -> None:
     assert len(points) + n_without == 8
 
 
+@pytest.mark.slow
 def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
     report = compare(*cases.cnn())
     dots = {d.traffic.layer: d for d in dots_of(report, "forward")}
@@ -180,6 +183,7 @@ def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "60 layers"])
 def test_texts_of_the_hierarchical_roofline_keep_clear_of_each_other(name: str) -> None:
     figure = figures_of(reported(name))["hierarchy"]
@@ -202,6 +206,7 @@ def test_texts_of_the_hierarchical_roofline_keep_clear_of_each_other(name: str) 
     assert not any("child" in text.get_text() for text in texts)
 
 
+@pytest.mark.slow
 def test_page_and_files_hold_the_bytes_of_every_level() -> None:
     report = reported("cnn")
     html = report.to_html()
@@ -223,6 +228,7 @@ def test_page_and_files_hold_the_bytes_of_every_level() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_roofline_without_roofs() -> None:
     for machine in (
         cases.machine(with_gemm=False),
@@ -297,6 +303,7 @@ def test_foreign_files_are_safe(report: Report, tmp_path: Path, foreign: str) ->
     assert path.is_dir() or path.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_every_plot_names_its_circumstances(report: Report) -> None:
     figures = figures_of(report)
     assert set(figures) == {"layers", "scatter", "roofline", "hierarchy", "time"}

@@ -46,6 +46,7 @@ def test_points_regions_and_ridge_are_where_the_law_says() -> None:
         assert to_hex(area.get_facecolor()[0]) == plane.AREA_COLORS[resource]
 
 
+@pytest.mark.slow
 def test_any_number_of_points_can_be_drawn() -> None:
     for points in (
         [],

@@ -674,6 +674,7 @@ def whole_study() -> Study:
     )
 
 
+@pytest.mark.slow
 def test_a_study_is_written_and_written_again(tmp_path: Path) -> None:
     study = whole_study()
     folder = tmp_path / "accuracy"
