@@ -1,4 +1,4 @@
-"""The arguments of a law checked and made into arrays; its result made into a number again where
+"""The arguments of a model checked and made into arrays; its result made into a number again where
 numbers went in.
 """
 

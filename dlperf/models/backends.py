@@ -30,7 +30,7 @@ TEXTBOOK: dict[tuple[str, str], Callable[..., Quantity]] = {
     ("broadcast", "scatter_all_gather"): collectives.scatter_all_gather_broadcast_s,
     ("broadcast", "double_binary_tree"): collectives.double_binary_tree_broadcast_s,
 }
-"""The textbook's laws by kind and algorithm; of each kind the first is the one taken where none is
+"""The textbook's models by kind and algorithm; of each kind the first is the one taken where none is
 named.
 """
 
@@ -41,7 +41,7 @@ GLOO: dict[tuple[str, str], Callable[..., Quantity]] = {
     ("all_gather", "ring"): gloo.all_gather_s,
     ("broadcast", "binomial_tree"): gloo.broadcast_s,
 }
-"""gloo's laws; the first of each kind is what torch runs."""
+"""gloo's models; the first of each kind is what torch runs."""
 
 BACKENDS = ("gloo", "nccl", "textbook")
 
@@ -91,7 +91,7 @@ def collective_s(
     """Time of a collective in seconds over gloo, or by a textbook algorithm, from the parameters of
     a link.
 
-    `n_bytes` is the whole vector. Laws, sources and validity: :mod:`dlperf.models.gloo`,
+    `n_bytes` is the whole vector. Models, sources and validity: :mod:`dlperf.models.gloo`,
     :mod:`dlperf.models.collectives`. gamma enters where there is a sum, the handshake and
     `item_bytes` where gloo has them. NCCL's times come from its own tables:
     :func:`dlperf.models.nccl.collective_s`. Raises DlperfError for unknown names, NCCL, or
@@ -111,12 +111,12 @@ def collective_s(
     if algorithm not in known:
         raise DlperfError(f"{backend} has no {kind} by {algorithm!r}; it has {', '.join(known)}")
     counts("item_bytes", item_bytes)
-    law = (GLOO if backend == "gloo" else TEXTBOOK)[kind, algorithm]
+    model = (GLOO if backend == "gloo" else TEXTBOOK)[kind, algorithm]
     further: dict[str, float] = {}
     if kind in ("all_reduce", "reduce_scatter"):
         further["reduce_s_per_byte"] = link.reduce_s_per_byte
     if backend == "gloo" and kind != "broadcast":
         further["handshake_s"] = link.handshake_s
-        if law in (gloo.all_reduce_s, gloo.reduce_scatter_s):
+        if model in (gloo.all_reduce_s, gloo.reduce_scatter_s):
             further["item_bytes"] = item_bytes
-    return law(n_bytes, n_ranks, link.latency_s, link.s_per_byte, **further)
+    return model(n_bytes, n_ranks, link.latency_s, link.s_per_byte, **further)

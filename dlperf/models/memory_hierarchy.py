@@ -63,7 +63,7 @@ def attainable_flops_per_s(
 def time_s(compute_s: ArrayLike, level_bytes: ArrayLike, level_bytes_per_s: ArrayLike) -> Quantity:
     """Least time in seconds: max(compute, max over levels of bytes / bandwidth).
 
-    The law of :func:`attainable_flops_per_s` solved for time; the arithmetic comes in as seconds,
+    The model of :func:`attainable_flops_per_s` solved for time; the arithmetic comes in as seconds,
     so that its parts may run under different ceilings (:func:`compute_s`). Shapes (...), (...,
     levels), (levels,). Raises as there.
 

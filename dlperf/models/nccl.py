@@ -11,7 +11,7 @@ It is what NCCL decides by, no measurement: its authors fitted the tables to the
 Ampere, Hopper). In-network reduction (CollNet, NVLS) is left out. The launch of the kernel is in
 the latencies as far as the authors' measurements had it. Tree latency is stepped in the number of
 nodes (floor of log2), and the tree's correction by size is too, so more bytes can take less time by
-this law just as they do for the tuner.
+this model just as they do for the tuner.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Every argument may be a number or an array; arrays broadcast against each other.
 seconds, bytes, bytes/s, seconds per byte. Parameters hold for one distance (same socket, other
 socket, other node) and one protocol or band of sizes, for which they were fitted. A message of zero
 bytes costs its latency. Congestion inside the network and the number of hops are in none of these
-laws; they err low there.
+models; they err low there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Roofline laws: Williams 2009, its extension by communication (Cardwell 2019, chapter 2), its
+"""Roofline models: Williams 2009, its extension by communication (Cardwell 2019, chapter 2), its
 parameterised form (chapter 3).
 
 Every argument may be a number or a numpy array; arrays broadcast against each other. All rates are
-in SI base units: FLOP/s and bytes/s, so a ratio of them is in FLOP per byte. None of these laws
+in SI base units: FLOP/s and bytes/s, so a ratio of them is in FLOP per byte. None of these models
 knows latency: where an operation is so small that starting it is what takes time, they err low,
 without limit.
 """
@@ -81,7 +81,7 @@ def time_s(
 ) -> Quantity:
     """Least time of a piece of work in seconds: max(F / peak, M / bandwidth).
 
-    The same law as :func:`attainable_flops_per_s`, solved for time, so that work without FLOPs or
+    The same model as :func:`attainable_flops_per_s`, solved for time, so that work without FLOPs or
     without bytes has one too.
 
     F = `flops` [FLOP], M = `moved_bytes` [bytes]. A lower bound on the time: it errs low by

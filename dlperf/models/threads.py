@@ -3,7 +3,7 @@ images.
 
 Viebke, Pllana, Memeti, Kolodziej, "Performance modelling of deep learning on Intel many integrated
 core architectures", HPCS 2019: strategies (a) and (b), Tables I to VI. In the paper a worker is a
-hardware thread; the law is the same for processes with a core each. SI base units; p is a whole
+hardware thread; the model is the same for processes with a core each. SI base units; p is a whole
 number of at least 1, images and epochs are counts.
 
     T = T_prep + CPI [(T_FProp + T_BProp) i/p + T_FProp i/p + T_FProp it/p] ep + MemoryContention i

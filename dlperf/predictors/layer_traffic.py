@@ -11,7 +11,7 @@ import numpy as np
 
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Op, Trace
-from dlperf.models import memory_hierarchy as law
+from dlperf.models import memory_hierarchy
 from dlperf.ops.roofs import Roofs
 from dlperf.predictors.traffic import trace_traffic
 
@@ -50,7 +50,7 @@ class LayerTraffic:
         1); None without FLOPs.
         """
         return (
-            float(law.fma_fraction(self.fma_flops / 2, self.flops - self.fma_flops))
+            float(memory_hierarchy.fma_fraction(self.fma_flops / 2, self.flops - self.fma_flops))
             if self.flops
             else None
         )
@@ -62,8 +62,8 @@ class LayerTraffic:
         rates, moved, names = self._aligned(roofs)
         if self.compute_s is None or not rates or not (self.flops or any(moved)):
             return None
-        place = int(law.binding_level(self.compute_s, moved, rates))
-        return "compute" if place == law.COMPUTE else names[place]
+        place = int(memory_hierarchy.binding_level(self.compute_s, moved, rates))
+        return "compute" if place == memory_hierarchy.COMPUTE else names[place]
 
     def least_s(self, roofs: Roofs) -> float | None:
         """The least time under all roofs, in seconds; None where no roof is known."""
@@ -71,7 +71,7 @@ class LayerTraffic:
         return (
             None
             if self.compute_s is None or not rates
-            else float(law.time_s(self.compute_s, moved, rates))
+            else float(memory_hierarchy.time_s(self.compute_s, moved, rates))
         )
 
     def attainable_flops_per_s(self, roofs: Roofs) -> float | None:
@@ -141,7 +141,7 @@ def _compute_times(trace: Trace, flops: np.ndarray, fma: np.ndarray, roofs: Roof
     if not ceilings or ceilings[0] is None:
         return np.zeros(len(trace.ops))
     peaks = np.array([(c.fma_flops_per_s, c.other_flops_per_s) for c in ceilings if c is not None])
-    return np.asarray(law.compute_s(fma, flops - fma, peaks[:, 0], peaks[:, 1]))
+    return np.asarray(memory_hierarchy.compute_s(fma, flops - fma, peaks[:, 0], peaks[:, 1]))
 
 
 def _dtype(op: Op) -> str:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline as model
 from dlperf.studies.papers import ridgeline
 from dlperf.studies.papers.reproduction import PAPERS, reproduce
 
@@ -56,9 +56,9 @@ def test_the_region_is_confirmed_by_the_times() -> (
     None
 ):  # "The bottleneck assessment from the ridgeline plot is confirmed by the timing projections"
     for batch in ridgeline.BATCH_SIZES:
-        assert law.region(*ridgeline.place(batch), ridgeline.CASCADE_LAKE) == law.bounding_resource(
-            *ridgeline.counts(batch), ridgeline.CASCADE_LAKE
-        )
+        assert model.region(
+            *ridgeline.place(batch), ridgeline.CASCADE_LAKE
+        ) == model.bounding_resource(*ridgeline.counts(batch), ridgeline.CASCADE_LAKE)
 
 
 def test_tables_say_what_matches() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlperf.models import threads as law
+from dlperf.models import threads as model
 from dlperf.studies.papers import viebke
 from dlperf.studies.papers.reproduction import reproduce
 
@@ -55,7 +55,7 @@ def half_a_digit(printed: str) -> float:
     return 0.5 * 10 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
-def column(network: law.HardwareThreads | viebke.Network, text: str) -> list[str]:
+def column(network: model.HardwareThreads | viebke.Network, text: str) -> list[str]:
     return [row[1 + NETWORKS.index(network)] for row in rows(text)]  # type: ignore[arg-type]
 
 
@@ -63,7 +63,7 @@ def column(network: law.HardwareThreads | viebke.Network, text: str) -> list[str
 def test_starred_contention_is_the_line_through_the_measured_rows(network: viebke.Network) -> None:
     threads = [int(row[0]) for row in rows(TABLE_4)]
     measured = column(network, TABLE_4)
-    contention = law.MemoryContention(tuple(zip(threads, map(float, measured))))
+    contention = model.MemoryContention(tuple(zip(threads, map(float, measured))))
     mean = sum(threads) / 7
     spread = sum((x - mean) ** 2 for x in threads)
     for (at, *_), printed in zip(rows(TABLE_4_STARRED), column(network, TABLE_4_STARRED)):
@@ -136,7 +136,7 @@ def test_minutes_of_more_images_and_epochs(row: list[str]) -> None:
     n_images, n_test = int(row[0]), int(row[1])
     cases = [(n_threads, n_epochs) for n_threads in (240, 480) for n_epochs in (70, 140, 280)]
     for (n_threads, n_epochs), printed in zip(cases, row[2:]):
-        workload = law.Workload(n_epochs, n_images, n_images, n_test)
+        workload = model.Workload(n_epochs, n_images, n_images, n_test)
         found = viebke.minutes(viebke.SMALL, "a", n_threads, workload=workload)
         assert abs(found - float(printed)) <= 0.003 * float(printed) + 0.05
 

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from dlperf.models import memory_hierarchy as law
+from dlperf.models import memory_hierarchy
 from dlperf.studies.papers import yang
 from dlperf.studies.papers.reproduction import PAPERS, reproduce
 from dlperf.studies.papers.tables import Table
@@ -36,7 +36,11 @@ def test_ridge_points() -> None:
 
 def test_sixty_percent_of_fma_make_eighty_percent_of_the_peak() -> None:
     # equation 7: (0.6 x 2 + 0.4) / 2
-    assert law.fma_mix_fraction(0.6) == pytest.approx((0.6 * 2 + 0.4) / 2) == pytest.approx(0.80)
+    assert (
+        memory_hierarchy.fma_mix_fraction(0.6)
+        == pytest.approx((0.6 * 2 + 0.4) / 2)
+        == pytest.approx(0.80)
+    )
     printed = {
         row.keys[0]: (row.entries[0].printed, row.entries[0].text)
         for row in yang.fma_mix().rows

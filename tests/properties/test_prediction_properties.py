@@ -79,9 +79,9 @@ def test_more_bytes_never_take_less_time(n: int, more: int, make: object) -> Non
     st.integers(1, 2**18),
 )
 def test_more_elements_never_take_less_time_whatever_the_law(
-    law: list[tuple[float, float]], n: int, more: int
+    model: list[tuple[float, float]], n: int, more: int
 ) -> None:
-    ((call_s, each_s),) = law
+    ((call_s, each_s),) = model
     on = replace(
         machine(),
         kernels=tuple(

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.models import ridgeline as law
-from dlperf.models import roofline
+from dlperf.models import ridgeline, roofline
 
 amounts = st.floats(1e-3, 1e18)
-rates = st.builds(law.Rates, st.floats(1e3, 1e16), st.floats(1e3, 1e14), st.floats(1e3, 1e13))
+rates = st.builds(ridgeline.Rates, st.floats(1e3, 1e16), st.floats(1e3, 1e14), st.floats(1e3, 1e13))
 works = st.tuples(amounts, amounts, amounts)
 
 
 @given(works, rates)
 def test_projected_time_is_the_longest_term(
-    work: tuple[float, float, float], machine: law.Rates
+    work: tuple[float, float, float], machine: ridgeline.Rates
 ) -> None:
     flops, memory, network = work
     longest = max(
@@ -25,7 +24,7 @@ def test_projected_time_is_the_longest_term(
         memory / machine.memory_bytes_per_s,
         network / machine.network_bytes_per_s,
     )
-    assert law.projected_s(*work, machine) == pytest.approx(longest)
+    assert ridgeline.projected_s(*work, machine) == pytest.approx(longest)
 
 
 @given(works)
@@ -33,38 +32,43 @@ def test_network_intensity_is_the_product_of_the_coordinates(
     work: tuple[float, float, float],
 ) -> None:
     flops, memory, network = work
-    product = law.arithmetic_intensity(flops, memory) * law.memory_intensity(memory, network)
-    assert law.network_intensity(flops, network) == pytest.approx(product)
+    product = ridgeline.arithmetic_intensity(flops, memory) * ridgeline.memory_intensity(
+        memory, network
+    )
+    assert ridgeline.network_intensity(flops, network) == pytest.approx(product)
 
 
 @given(works, rates)
 def test_the_region_is_that_of_the_longest_term(
-    work: tuple[float, float, float], machine: law.Rates
+    work: tuple[float, float, float], machine: ridgeline.Rates
 ) -> None:
-    terms = law.terms_s(*work, machine)
+    terms = ridgeline.terms_s(*work, machine)
     where = int(
-        law.region(
-            law.memory_intensity(work[1], work[2]),
-            law.arithmetic_intensity(work[0], work[1]),
+        ridgeline.region(
+            ridgeline.memory_intensity(work[1], work[2]),
+            ridgeline.arithmetic_intensity(work[0], work[1]),
             machine,
         )
     )
     assert terms[where] == pytest.approx(terms.max())  # on a border either may be named
     if np.sort(terms)[-2] < 0.999999 * terms.max():
-        assert where == int(law.bounding_resource(*work, machine))
+        assert where == int(ridgeline.bounding_resource(*work, machine))
 
 
 @given(works, rates)
 def test_the_attainable_rate_is_flops_over_projected_time_and_cardwell_s(
-    work: tuple[float, float, float], machine: law.Rates
+    work: tuple[float, float, float], machine: ridgeline.Rates
 ) -> None:
     flops, memory, network = work
-    x, y = law.memory_intensity(memory, network), law.arithmetic_intensity(flops, memory)
-    rate = law.attainable_flops_per_s(x, y, machine)
-    assert rate == pytest.approx(flops / law.projected_s(*work, machine))
+    x, y = (
+        ridgeline.memory_intensity(memory, network),
+        ridgeline.arithmetic_intensity(flops, memory),
+    )
+    rate = ridgeline.attainable_flops_per_s(x, y, machine)
+    assert rate == pytest.approx(flops / ridgeline.projected_s(*work, machine))
     cardwell = roofline.attainable_with_network_flops_per_s(
         y,
-        law.network_intensity(flops, network),
+        ridgeline.network_intensity(flops, network),
         machine.peak_flops_per_s,
         machine.memory_bytes_per_s,
         machine.network_bytes_per_s,
@@ -74,31 +78,37 @@ def test_the_attainable_rate_is_flops_over_projected_time_and_cardwell_s(
 
 @given(works, rates, st.integers(0, 10_000), st.floats(0, 1))
 def test_no_latency_and_full_overlap_are_the_published_form(
-    work: tuple[float, float, float], machine: law.Rates, n_messages: int, overlap: float
+    work: tuple[float, float, float], machine: ridgeline.Rates, n_messages: int, overlap: float
 ) -> None:
-    published = law.projected_s(*work, machine)
+    published = ridgeline.projected_s(*work, machine)
     assert (
-        law.projected_s(*work, machine, n_messages=n_messages, latency_s=0.0, overlap_frac=1.0)
+        ridgeline.projected_s(
+            *work, machine, n_messages=n_messages, latency_s=0.0, overlap_frac=1.0
+        )
         == published
     )
-    extended = law.projected_s(
+    extended = ridgeline.projected_s(
         *work, machine, n_messages=n_messages, latency_s=1e-6, overlap_frac=overlap
     )
     assert extended >= published
-    assert extended <= law.terms_s(*work, machine, n_messages, 1e-6).sum() * (1 + 1e-12)
+    assert extended <= ridgeline.terms_s(*work, machine, n_messages, 1e-6).sum() * (1 + 1e-12)
 
 
 @given(works, rates)
 def test_doubled_rates_halve_the_time_and_keep_the_region(
-    work: tuple[float, float, float], machine: law.Rates
+    work: tuple[float, float, float], machine: ridgeline.Rates
 ) -> None:
-    doubled = law.Rates(*(2 * machine.column))
-    assert law.projected_s(*work, doubled) == pytest.approx(law.projected_s(*work, machine) / 2)
-    assert law.bounding_resource(*work, doubled) == law.bounding_resource(*work, machine)
+    doubled = ridgeline.Rates(*(2 * machine.column))
+    assert ridgeline.projected_s(*work, doubled) == pytest.approx(
+        ridgeline.projected_s(*work, machine) / 2
+    )
+    assert ridgeline.bounding_resource(*work, doubled) == ridgeline.bounding_resource(
+        *work, machine
+    )
 
 
 @given(rates, st.floats(1e-6, 1e9))
-def test_the_ridge_parts_compute_from_the_rest(machine: law.Rates, x: float) -> None:
-    height = law.ridge(x, machine)
-    assert law.region(x, height * 1.001, machine) == law.COMPUTE
-    assert law.region(x, height * 0.999, machine) != law.COMPUTE
+def test_the_ridge_parts_compute_from_the_rest(machine: ridgeline.Rates, x: float) -> None:
+    height = ridgeline.ridge(x, machine)
+    assert ridgeline.region(x, height * 1.001, machine) == ridgeline.COMPUTE
+    assert ridgeline.region(x, height * 0.999, machine) != ridgeline.COMPUTE

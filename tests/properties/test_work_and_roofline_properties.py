@@ -15,7 +15,7 @@ from dlperf import predict
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.trace import Op, TensorSpec, Trace
-from dlperf.models import roofline as law
+from dlperf.models import roofline as model
 from dlperf.ops import counts
 
 SIZE = st.integers(1, 40)
@@ -135,7 +135,7 @@ def test_attention_is_its_products_and_softmax(b: int, h: int, t_q: int, t_k: in
 def test_time_is_at_least_both_bounds_and_no_more(
     flops: float, n_bytes: float, peak: float, bandwidth: float
 ) -> None:
-    seconds = law.time_s(flops, n_bytes, peak, bandwidth)
+    seconds = model.time_s(flops, n_bytes, peak, bandwidth)
     assert seconds >= flops / peak
     assert seconds >= n_bytes / bandwidth
     assert seconds in (flops / peak, n_bytes / bandwidth)
@@ -145,17 +145,23 @@ def test_time_is_at_least_both_bounds_and_no_more(
 def test_more_bytes_never_take_less_time_and_double_rates_halve_it(
     flops: float, n_bytes: float, more: float, peak: float, bandwidth: float
 ) -> None:
-    seconds = law.time_s(flops, n_bytes, peak, bandwidth)
-    assert law.time_s(flops, n_bytes + more, peak, bandwidth) >= seconds
-    assert law.time_s(flops, n_bytes, 2 * peak, 2 * bandwidth) == pytest.approx(float(seconds) / 2)
+    seconds = model.time_s(flops, n_bytes, peak, bandwidth)
+    assert model.time_s(flops, n_bytes + more, peak, bandwidth) >= seconds
+    assert model.time_s(flops, n_bytes, 2 * peak, 2 * bandwidth) == pytest.approx(
+        float(seconds) / 2
+    )
 
 
 @given(st.floats(1, 1e15), st.floats(1, 1e15), RATE, RATE)
 def test_time_and_attainable_rate_are_one_law(
     flops: float, n_bytes: float, peak: float, bandwidth: float
 ) -> None:
-    rate = law.attainable_flops_per_s(law.operational_intensity(flops, n_bytes), peak, bandwidth)
-    assert flops / float(rate) == pytest.approx(float(law.time_s(flops, n_bytes, peak, bandwidth)))
+    rate = model.attainable_flops_per_s(
+        model.operational_intensity(flops, n_bytes), peak, bandwidth
+    )
+    assert flops / float(rate) == pytest.approx(
+        float(model.time_s(flops, n_bytes, peak, bandwidth))
+    )
     assert rate <= peak
 
 
@@ -163,9 +169,9 @@ def test_time_and_attainable_rate_are_one_law(
 def test_a_network_never_helps(
     oi: float, cai: float, peak: float, memory: float, network: float
 ) -> None:
-    assert law.attainable_with_network_flops_per_s(
+    assert model.attainable_with_network_flops_per_s(
         oi, cai, peak, memory, network
-    ) <= law.attainable_flops_per_s(oi, peak, memory)
+    ) <= model.attainable_flops_per_s(oi, peak, memory)
 
 
 def _ops() -> st.SearchStrategy[Op]:

@@ -1,4 +1,4 @@
-"""Made-up machines whose kernels follow exact laws, so that every prediction can be worked out by
+"""Made-up machines whose kernels follow exact models, so that every prediction can be worked out by
 hand; no number here was measured.
 """
 
@@ -29,12 +29,12 @@ def relu(n: int, layer: str = "act", phase: str = "forward", **rest: object) -> 
 
 
 def mm_s(m: int, n: int, k: int) -> float:
-    """The law of products: a call and 10 GFLOP/s."""
+    """The model of products: a call and 10 GFLOP/s."""
     return CALL_S + 2 * m * n * k / PEAK_FLOPS_PER_S
 
 
 def relu_s(n: int) -> float:
-    """The law of elementwise kernels: a call and 10^9 elements a second."""
+    """The model of elementwise kernels: a call and 10^9 elements a second."""
     return CALL_S + n / ELEMENTS_PER_S
 
 

@@ -1,4 +1,4 @@
-"""An event simulator of messages: what the laws of collectives are checked against. It knows no
+"""An event simulator of messages: what the models of collectives are checked against. It knows no
 formula.
 
 Every rank is a generator with a clock of its own. It posts sends and receives (which block nobody),
@@ -37,7 +37,7 @@ Program = Generator[Handle, None, Vector]
 @dataclass(frozen=True)
 class Link:
     """`latency_on_port`: the ports are busy for the latency too (the textbook's single port); else
-    a message arrives that much later (gloo's laws).
+    a message arrives that much later (gloo's models).
     """
 
     latency_s: float

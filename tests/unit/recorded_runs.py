@@ -1,4 +1,4 @@
-"""Recordings of runs that never were: programs replayed over a made-up cluster by the law, and
+"""Recordings of runs that never were: programs replayed over a made-up cluster by the model, and
 written down as a trace as their ranks' clocks would have it.
 """
 

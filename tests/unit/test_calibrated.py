@@ -1,4 +1,4 @@
-"""The calibrated predictor on machines whose kernels follow exact laws."""
+"""The calibrated predictor on machines whose kernels follow exact models."""
 
 from __future__ import annotations
 
@@ -938,7 +938,7 @@ def test_errors_of_a_surface_covary_as_a_process_given_its_points_does() -> None
     )  # nothing surprising
     both = np.concatenate([places, asked])
     joint = hyperparameters.covariance(both, both) + 0.04 * np.eye(16)
-    # what is left of a normal law of 16 numbers when 12 are known is the inverse of the other
+    # what is left of a normal distribution of 16 numbers when 12 are known is the inverse of the other
     # four's block of the precision
     expected = np.linalg.inv(np.linalg.inv(joint)[12:, 12:])
     assert kernel_model.covariance(asked, np.ones((4, 1))) == pytest.approx(
@@ -1001,7 +1001,7 @@ def test_a_disturbed_point_moves_its_neighbours_little() -> None:
 
 
 def test_the_smoothness_found_is_no_worse_than_the_default() -> None:
-    # a law that changes with the first coordinate alone, within an octave
+    # a model that changes with the first coordinate alone, within an octave
     rng = np.random.default_rng(2)
     places = rng.uniform(0, 8, (60, 2))
     times = np.exp(0.5 * np.sin(3.0 * places[:, 0]))

@@ -1,4 +1,4 @@
-"""Collectives over a cluster: the law with this cluster's parameters, what was measured, and
+"""Collectives over a cluster: the model with this cluster's parameters, what was measured, and
 what-if factors, each with its sum in sight.
 """
 
@@ -74,36 +74,38 @@ def test_the_measured_stands_where_it_was_measured() -> None:
 
 
 def test_between_measured_sizes_the_ratio_to_the_law() -> None:
-    law = {n: float(collective_s(SHEET, "all_reduce", n * MIB, 2)) for n in (1, 4, 16, 64)}
-    cluster = replace(SHEET, collectives=(measured(2 * law[4]), measured(1 * law[64], 64 * MIB)))
+    model = {n: float(collective_s(SHEET, "all_reduce", n * MIB, 2)) for n in (1, 4, 16, 64)}
+    cluster = replace(
+        SHEET, collectives=(measured(2 * model[4]), measured(1 * model[64], 64 * MIB))
+    )
     assert collective_s(cluster, "all_reduce", 16 * MIB, 2) == pytest.approx(
-        1.5 * law[16]
+        1.5 * model[16]
     )  # half way in the logarithm
-    assert collective_s(cluster, "all_reduce", MIB, 2) == pytest.approx(2 * law[1])
+    assert collective_s(cluster, "all_reduce", MIB, 2) == pytest.approx(2 * model[1])
 
 
 def test_beyond_measured_ranks_the_law_with_the_ratio_at_the_largest() -> None:
-    law = {p: float(collective_s(SHEET, "all_reduce", 4 * MIB, p)) for p in (2, 4, 1024)}
-    cluster = replace(SHEET, collectives=(measured(law[2]), measured(1.2 * law[4], n_ranks=4)))
-    assert collective_s(cluster, "all_reduce", 4 * MIB, 1024) == pytest.approx(1.2 * law[1024])
+    model = {p: float(collective_s(SHEET, "all_reduce", 4 * MIB, p)) for p in (2, 4, 1024)}
+    cluster = replace(SHEET, collectives=(measured(model[2]), measured(1.2 * model[4], n_ranks=4)))
+    assert collective_s(cluster, "all_reduce", 4 * MIB, 1024) == pytest.approx(1.2 * model[1024])
 
 
 def test_what_a_host_does_itself_stays_when_the_link_changes() -> None:
-    """Measured 42.5 ms beyond the law, 5 ms of them beyond it inside a host too: the rest is the
+    """Measured 42.5 ms beyond the model, 5 ms of them beyond it inside a host too: the rest is the
     link's and grows with it.
     """
-    law, local = (
+    model, local = (
         float(collective_s(BOTH, "all_reduce", 4 * MIB, 2)),
         float(collective_s(BOTH, "all_reduce", 4 * MIB, 2, 2)),
     )
     cluster = replace(
-        BOTH, collectives=(measured(1.5 * law + 5e-3), measured(local + 5e-3, per_node=2))
+        BOTH, collectives=(measured(1.5 * model + 5e-3), measured(local + 5e-3, per_node=2))
     )
     slower = float(collective_s(BOTH, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)))
     assert collective_s(
         cluster, "all_reduce", 4 * MIB, 2, what_if=LinkFactors(0.3)
     ) == pytest.approx(1.5 * slower + 5e-3)
-    assert collective_s(cluster, "all_reduce", 4 * MIB, 2) == pytest.approx(1.5 * law + 5e-3)
+    assert collective_s(cluster, "all_reduce", 4 * MIB, 2) == pytest.approx(1.5 * model + 5e-3)
 
 
 def test_one_rank_costs_nothing_and_arrays_broadcast() -> None:

@@ -1,4 +1,4 @@
-"""What loading and the loop around a step cost: made-up laws come back through a clock held by
+"""What loading and the loop around a step cost: made-up models come back through a clock held by
 hand; once everything for real.
 """
 

@@ -11,12 +11,12 @@ import pytest
 from matplotlib.colors import to_hex
 
 from dlperf.cli.main import main
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline as model
 from dlperf.report import ridgeline as plane
 from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
 from dlperf.report.drawing import new_figure, own_style
 
-RATES = law.Rates(4.2e12, 105e9, 12e9)
+RATES = model.Rates(4.2e12, 105e9, 12e9)
 
 
 def test_points_regions_and_ridge_are_where_the_law_says() -> None:
@@ -39,9 +39,9 @@ def test_points_regions_and_ridge_are_where_the_law_says() -> None:
         ax.collections,
         (1, 1, 50, 50),
         (10, 1000, 10, 100),
-        (law.NETWORK, law.COMPUTE, law.MEMORY, law.COMPUTE),
+        (model.NETWORK, model.COMPUTE, model.MEMORY, model.COMPUTE),
     ):
-        assert law.region(x, y, RATES) == resource
+        assert model.region(x, y, RATES) == resource
         assert any(path.contains_point((x, y)) for path in area.get_paths())
         assert to_hex(area.get_facecolor()[0]) == plane.AREA_COLORS[resource]
 

@@ -474,7 +474,7 @@ def test_the_slowest_of_n() -> None:
     assert mean_factor(4, 0.0) == 1.0
     assert mean_factor(1, 0.2) == pytest.approx(
         math.exp(0.02), rel=5e-3
-    )  # the mean of a log-normal law
+    )  # the mean of a log-normal distribution
     with pytest.raises(DlperfError, match="slowest of 0"):
         slowest_factor(0, 0.1)
 

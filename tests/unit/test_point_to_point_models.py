@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from message_simulation import Link, Program, Rank, Vector, simulate
 
 from dlperf.core.errors import DlperfError
-from dlperf.models import backends, gloo, placement
-from dlperf.models import point_to_point as law
+from dlperf.models import backends, gloo, placement, point_to_point
 from dlperf.models.collectives import recursive_doubling_all_reduce_s
 
 
@@ -28,27 +27,29 @@ def train(n_messages: int) -> Callable[[Rank, Vector], Program]:
 def test_messages_as_sent() -> None:
     vector = np.zeros(12)  # 96 bytes
     alone, _ = simulate(train(1), [vector, vector], Link(2.0, 0.01))
-    assert law.postal_s(96, 2.0, 0.01) == pytest.approx(alone) == pytest.approx(2.96)
+    assert point_to_point.postal_s(96, 2.0, 0.01) == pytest.approx(alone) == pytest.approx(2.96)
     three, _ = simulate(train(3), [vector, vector], Link(2.0, 0.01, latency_on_port=False))
     # LogGP with no overhead, a gap of one byte's time between messages: 95 + 96 + 96 byte times and
     # the latency
-    assert law.loggp_s(96, 2.0, 0.0, 0.01, gap_s=0.01, n_messages=3) + 0.01 == pytest.approx(three)
+    assert point_to_point.loggp_s(
+        96, 2.0, 0.0, 0.01, gap_s=0.01, n_messages=3
+    ) + 0.01 == pytest.approx(three)
 
 
 def test_max_rate_contains_the_others() -> None:
     n_bytes = np.array([0.0, 1e3, 1e6])
-    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 5e8) == pytest.approx(
-        law.postal_s(n_bytes, 1e-6, 1e-9)
+    assert point_to_point.max_rate_s(n_bytes, 1e-6, 1e9, 5e8) == pytest.approx(
+        point_to_point.postal_s(n_bytes, 1e-6, 1e-9)
     )
-    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 0.0, 4) == pytest.approx(
-        law.max_rate_short_s(n_bytes, 1e-6, 1e-9, 4)
+    assert point_to_point.max_rate_s(n_bytes, 1e-6, 1e9, 0.0, 4) == pytest.approx(
+        point_to_point.max_rate_short_s(n_bytes, 1e-6, 1e-9, 4)
     )
-    assert law.max_rate_s(n_bytes, 1e-6, 1e9, 1e9, 4) == pytest.approx(
-        law.postal_s(n_bytes, 1e-6, 1e-9)
+    assert point_to_point.max_rate_s(n_bytes, 1e-6, 1e9, 1e9, 4) == pytest.approx(
+        point_to_point.postal_s(n_bytes, 1e-6, 1e-9)
     )  # no sharing at all
-    assert law.max_rate_s(1e6, 0.0, 1e9, 1e9, 4, injection_bytes_per_s=2e9) == pytest.approx(
-        4e6 / 2e9
-    )
+    assert point_to_point.max_rate_s(
+        1e6, 0.0, 1e9, 1e9, 4, injection_bytes_per_s=2e9
+    ) == pytest.approx(4e6 / 2e9)
 
 
 @given(
@@ -61,16 +62,16 @@ def test_max_rate_contains_the_others() -> None:
 def test_properties(size: int, more: int, latency_s: float, s_per_byte: float, k: float) -> None:
     rate = 1 / max(s_per_byte, 1e-12)
     for of in (
-        lambda n: law.postal_s(n, latency_s, s_per_byte),
-        lambda n: law.loggp_s(n, latency_s, 0.0, s_per_byte),
-        lambda n: law.max_rate_s(n, latency_s, rate, rate / 2, k),
-        lambda n: law.max_rate_short_s(n, latency_s, s_per_byte, k),
+        lambda n: point_to_point.postal_s(n, latency_s, s_per_byte),
+        lambda n: point_to_point.loggp_s(n, latency_s, 0.0, s_per_byte),
+        lambda n: point_to_point.max_rate_s(n, latency_s, rate, rate / 2, k),
+        lambda n: point_to_point.max_rate_short_s(n, latency_s, s_per_byte, k),
     ):
         assert of(0) == latency_s
         assert of(size) <= of(size + more)
-    assert law.max_rate_s(size, latency_s, rate, rate / 2, k) <= law.max_rate_s(
-        size, latency_s, rate, rate / 2, k + 1
-    ) * (1 + 1e-12)
+    assert point_to_point.max_rate_s(
+        size, latency_s, rate, rate / 2, k
+    ) <= point_to_point.max_rate_s(size, latency_s, rate, rate / 2, k + 1) * (1 + 1e-12)
 
 
 def test_counts_by_hand() -> None:
@@ -138,13 +139,19 @@ def test_backends() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: law.postal_s(-1, 0.0, 0.0), "n_bytes is -1"),
-        (lambda: law.postal_s(float("inf"), 0.0, 0.0), "n_bytes is inf"),
-        (lambda: law.loggp_s(1, 0.0, 0.0, 0.0, n_messages=0), "n_messages is 0"),
-        (lambda: law.max_rate_s(1, 0.0, 0.0, 0.0), "base_bytes_per_s is 0.0; it must be positive"),
-        (lambda: law.max_rate_s(1, 0.0, 1.0, 4.0, 0.5), "the rate of 0.5 senders is -1.0"),
-        (lambda: law.k_model_senders(2, 1, 1), "n_inter is 2, n_total 1"),
-        (lambda: law.k_model_senders(0, 0, 1), "n_total is 0"),
+        (lambda: point_to_point.postal_s(-1, 0.0, 0.0), "n_bytes is -1"),
+        (lambda: point_to_point.postal_s(float("inf"), 0.0, 0.0), "n_bytes is inf"),
+        (lambda: point_to_point.loggp_s(1, 0.0, 0.0, 0.0, n_messages=0), "n_messages is 0"),
+        (
+            lambda: point_to_point.max_rate_s(1, 0.0, 0.0, 0.0),
+            "base_bytes_per_s is 0.0; it must be positive",
+        ),
+        (
+            lambda: point_to_point.max_rate_s(1, 0.0, 1.0, 4.0, 0.5),
+            "the rate of 0.5 senders is -1.0",
+        ),
+        (lambda: point_to_point.k_model_senders(2, 1, 1), "n_inter is 2, n_total 1"),
+        (lambda: point_to_point.k_model_senders(0, 0, 1), "n_total is 0"),
         (lambda: placement.blocks(0, 1), "n_ranks is 0"),
         (lambda: placement.halo((2, 0)), r"shape is \(2, 0\)"),
         (lambda: placement.count_messages([(0, 2)], [0, 1]), "rank 2 sends or receives"),

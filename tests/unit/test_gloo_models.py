@@ -1,4 +1,4 @@
-"""gloo's collectives: the laws against its algorithms sent message by message."""
+"""gloo's collectives: the models against its algorithms sent message by message."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_all_reduce_is_the_ring_message_by_message(
         programs.ring_all_reduce(add_s_per_byte, small_segments), inputs, link
     )
     assert all(np.array_equal(result, sum(inputs)) for result in results)
-    law = gloo.all_reduce_s(
+    model = gloo.all_reduce_s(
         n_items * ITEM,
         n_ranks,
         **parameters(link),
         reduce_s_per_byte=add_s_per_byte,
         item_bytes=ITEM,
     )
-    assert law == pytest.approx(time_s)
+    assert model == pytest.approx(time_s)
     assert (
         gloo.reduce_scatter_s(
             n_items * ITEM,
@@ -69,7 +69,7 @@ def test_all_reduce_is_the_ring_message_by_message(
             reduce_s_per_byte=add_s_per_byte,
             item_bytes=ITEM,
         )
-        == law
+        == model
     )
 
 
@@ -87,13 +87,13 @@ def test_uneven_vectors_cost_at_most_what_full_segments_would(
         Link(latency_s, s_per_byte, latency_on_port=False),
     )
     assert all(np.array_equal(result, sum(inputs)) for result in results)
-    law = gloo.all_reduce_s(n_items * ITEM, n_ranks, latency_s, s_per_byte, add, item_bytes=ITEM)
-    assert time_s <= law * (1 + 1e-9)
+    model = gloo.all_reduce_s(n_items * ITEM, n_ranks, latency_s, s_per_byte, add, item_bytes=ITEM)
+    assert time_s <= model * (1 + 1e-9)
     _, length = gloo.segments(n_items * ITEM, n_ranks, ITEM)
     if (
         n_items >= 20 * n_ranks
     ):  # 2 (p-1) rounds of at least two segments, each too long by less than an element, and the last ones of a ring absent
-        assert law <= time_s + 2 * n_ranks * (latency_s + (s_per_byte + add) * length)
+        assert model <= time_s + 2 * n_ranks * (latency_s + (s_per_byte + add) * length)
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
@@ -139,11 +139,11 @@ def test_gather_scatter_and_all_to_all(link: Link, n_ranks: int, n_items: int) -
         np.stack(results).reshape(n_ranks, n_ranks, -1),
         np.stack(inputs).reshape(n_ranks, n_ranks, -1).transpose(1, 0, 2),
     )
-    law = gloo.all_to_all_s(n_ranks * n_items * ITEM, n_ranks, **parameters(link))
+    model = gloo.all_to_all_s(n_ranks * n_items * ITEM, n_ranks, **parameters(link))
     if n_ranks == 2:
-        assert law == pytest.approx(time_s)
+        assert model == pytest.approx(time_s)
     else:  # one message at a time in a port, and no order that keeps all ports busy
-        assert law * (1 - 1e-9) <= time_s < 2 * law
+        assert model * (1 - 1e-9) <= time_s < 2 * model
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
@@ -161,14 +161,14 @@ def test_reduce(link: Link, add_s_per_byte: float, n_ranks: int) -> None:
     inputs = vectors(n_ranks, 2 * n_ranks * 5)
     time_s, results = simulate(programs.reduce(add_s_per_byte), inputs, link)
     assert np.array_equal(results[0], sum(inputs))
-    law = gloo.reduce_s(
+    model = gloo.reduce_s(
         2 * n_ranks * 5 * ITEM,
         n_ranks,
         **parameters(link),
         reduce_s_per_byte=add_s_per_byte,
         item_bytes=ITEM,
     )
-    assert law == pytest.approx(time_s)
+    assert model == pytest.approx(time_s)
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
@@ -177,15 +177,15 @@ def test_bcube(link: Link, n_ranks: int) -> None:
     inputs = vectors(n_ranks, 96 * 5)
     time_s, results = simulate(programs.bcube_all_reduce(0.004), inputs, link)
     assert all(np.array_equal(result, sum(inputs)) for result in results)
-    law = gloo.bcube_all_reduce_s(
+    model = gloo.bcube_all_reduce_s(
         96 * 5 * ITEM, n_ranks, **parameters(link), reduce_s_per_byte=0.004
     )
     if (
         n_ranks & n_ranks - 1
     ):  # in an odd group all send to the lowest rank first, and wait for its port
-        assert law < time_s < 1.5 * law
+        assert model < time_s < 1.5 * model
     else:
-        assert law == pytest.approx(time_s)
+        assert model == pytest.approx(time_s)
 
 
 def test_segments() -> None:
@@ -215,21 +215,21 @@ def test_short_vectors_cost_two_p_minus_one_latencies() -> None:
 
 
 def test_nothing_costs_nothing() -> None:
-    for law in (
+    for model in (
         gloo.all_reduce_s,
         gloo.reduce_scatter_s,
         gloo.all_gather_s,
         gloo.broadcast_s,
         gloo.bcube_all_reduce_s,
     ):
-        assert law([0, 10, 10**9], 1, 1.0, 1.0).tolist() == [0, 0, 0]
-    for law in (
+        assert model([0, 10, 10**9], 1, 1.0, 1.0).tolist() == [0, 0, 0]
+    for model in (
         gloo.all_reduce_s,
         gloo.reduce_scatter_s,
         gloo.all_gather_s,
         gloo.bcube_all_reduce_s,
     ):
-        assert law(0, 4, 1.0, 1.0) == 0
+        assert model(0, 4, 1.0, 1.0) == 0
     assert gloo.broadcast_s(0, 4, 1.0, 1.0) == 2  # two hops of empty messages
 
 
@@ -256,7 +256,7 @@ def test_more_bytes_take_longer_but_for_a_further_round_of_segments() -> None:
     ],
 )
 def test_bad_input(arguments: tuple[float, ...], message: str) -> None:
-    for law in (
+    for model in (
         gloo.all_reduce_s,
         gloo.reduce_scatter_s,
         gloo.all_gather_s,
@@ -264,4 +264,4 @@ def test_bad_input(arguments: tuple[float, ...], message: str) -> None:
         gloo.bcube_all_reduce_s,
     ):
         with pytest.raises(DlperfError, match=message):
-            law(*arguments)
+            model(*arguments)

@@ -14,32 +14,32 @@ from hypothesis import strategies as st
 from message_simulation import Link, Network, simulate
 
 from dlperf.core.errors import DlperfError
-from dlperf.models import collectives as law
+from dlperf.models import collectives as model
 from dlperf.models import two_level_collectives
 
 ADD = 0.003
 LINK = Link(latency_s=2.0, s_per_byte=0.01)
 N_ITEMS = 840 * 16  # divisible by 1 to 8, and by 16
 ALL_REDUCES = {
-    "ring": (law.ring_all_reduce_s, programs.ring_all_reduce(ADD)),
+    "ring": (model.ring_all_reduce_s, programs.ring_all_reduce(ADD)),
     "recursive doubling": (
-        law.recursive_doubling_all_reduce_s,
+        model.recursive_doubling_all_reduce_s,
         programs.folded(ADD, halving=False),
     ),
-    "Rabenseifner": (law.rabenseifner_all_reduce_s, programs.folded(ADD, halving=True)),
-    "binomial": (law.binomial_all_reduce_s, programs.binomial_all_reduce(ADD)),
+    "Rabenseifner": (model.rabenseifner_all_reduce_s, programs.folded(ADD, halving=True)),
+    "binomial": (model.binomial_all_reduce_s, programs.binomial_all_reduce(ADD)),
 }
 REDUCING = [case[0] for case in ALL_REDUCES.values()] + [
-    law.ring_reduce_scatter_s,
-    law.binomial_reduce_s,
-    law.double_binary_tree_all_reduce_s,
+    model.ring_reduce_scatter_s,
+    model.binomial_reduce_s,
+    model.double_binary_tree_all_reduce_s,
 ]
 MOVING = [
-    law.ring_all_gather_s,
-    law.bruck_all_gather_s,
-    law.binomial_broadcast_s,
-    law.scatter_all_gather_broadcast_s,
-    law.double_binary_tree_broadcast_s,
+    model.ring_all_gather_s,
+    model.bruck_all_gather_s,
+    model.binomial_broadcast_s,
+    model.scatter_all_gather_broadcast_s,
+    model.double_binary_tree_broadcast_s,
 ]
 Law = Callable[..., float]
 
@@ -64,13 +64,13 @@ def test_reduce_scatter(n_ranks: int) -> None:
     inputs = vectors(n_ranks)
     time_s, results = simulate(programs.ring_reduce_scatter(ADD), inputs, LINK)
     assert np.array_equal(np.concatenate(results), sum(inputs))
-    assert law.ring_reduce_scatter_s(
+    assert model.ring_reduce_scatter_s(
         N_ITEMS * 8, n_ranks, LINK.latency_s, LINK.s_per_byte, ADD
     ) == pytest.approx(time_s)
     if n_ranks & n_ranks - 1 == 0:
         time_s, results = simulate(programs.recursive_halving_reduce_scatter(ADD), inputs, LINK)
         assert np.array_equal(np.concatenate(results), sum(inputs))
-        assert law.recursive_halving_reduce_scatter_s(
+        assert model.recursive_halving_reduce_scatter_s(
             N_ITEMS * 8, n_ranks, LINK.latency_s, LINK.s_per_byte, ADD
         ) == pytest.approx(time_s)
 
@@ -79,8 +79,8 @@ def test_reduce_scatter(n_ranks: int) -> None:
 @pytest.mark.parametrize(
     ("of", "program"),
     [
-        (law.ring_all_gather_s, programs.ring_all_gather),
-        (law.bruck_all_gather_s, programs.bruck_all_gather),
+        (model.ring_all_gather_s, programs.ring_all_gather),
+        (model.bruck_all_gather_s, programs.bruck_all_gather),
     ],
 )
 def test_all_gather(of: Law, program: Callable[..., programs.Program], n_ranks: int) -> None:
@@ -94,8 +94,8 @@ def test_all_gather(of: Law, program: Callable[..., programs.Program], n_ranks: 
     time_s, results = simulate(program, inputs, LINK)
     assert all(np.array_equal(result, whole) for result in results)
     assert of(N_ITEMS * 8, n_ranks, LINK.latency_s, LINK.s_per_byte) == pytest.approx(time_s)
-    if n_ranks & n_ranks - 1 == 0 and of is law.bruck_all_gather_s:
-        assert law.recursive_doubling_all_gather_s(
+    if n_ranks & n_ranks - 1 == 0 and of is model.bruck_all_gather_s:
+        assert model.recursive_doubling_all_gather_s(
             N_ITEMS * 8, n_ranks, LINK.latency_s, LINK.s_per_byte
         ) == pytest.approx(time_s)
 
@@ -104,8 +104,8 @@ def test_all_gather(of: Law, program: Callable[..., programs.Program], n_ranks: 
 @pytest.mark.parametrize(
     ("of", "program"),
     [
-        (law.binomial_broadcast_s, programs.binomial_broadcast),
-        (law.scatter_all_gather_broadcast_s, programs.scatter_all_gather_broadcast),
+        (model.binomial_broadcast_s, programs.binomial_broadcast),
+        (model.scatter_all_gather_broadcast_s, programs.scatter_all_gather_broadcast),
     ],
 )
 def test_broadcast(of: Law, program: Callable[..., programs.Program], n_ranks: int) -> None:
@@ -152,19 +152,19 @@ def test_two_levels(n_nodes: int, ranks_per_node: int) -> None:
 def test_two_levels_of_one_are_the_flat_rings() -> None:
     levels = two_level_collectives.TwoLevels(0.5, 0.001, 2.0, 0.01)
     assert two_level_collectives.all_reduce_s(1000, 1, 5, levels, ADD) == pytest.approx(
-        law.ring_all_reduce_s(1000, 5, 0.5, 0.001, ADD)
+        model.ring_all_reduce_s(1000, 5, 0.5, 0.001, ADD)
     )
     assert two_level_collectives.all_reduce_s(1000, 5, 1, levels, ADD) == pytest.approx(
-        law.ring_all_reduce_s(1000, 5, 2.0, 0.01, ADD)
+        model.ring_all_reduce_s(1000, 5, 2.0, 0.01, ADD)
     )
     assert two_level_collectives.reduce_scatter_s(1000, 5, 1, levels, ADD) == pytest.approx(
-        law.ring_reduce_scatter_s(1000, 5, 2.0, 0.01, ADD)
+        model.ring_reduce_scatter_s(1000, 5, 2.0, 0.01, ADD)
     )
     assert two_level_collectives.all_gather_s(1000, 1, 5, levels) == pytest.approx(
-        law.ring_all_gather_s(1000, 5, 0.5, 0.001)
+        model.ring_all_gather_s(1000, 5, 0.5, 0.001)
     )
     assert two_level_collectives.broadcast_s(1000, 8, 1, levels) == pytest.approx(
-        law.binomial_broadcast_s(1000, 8, 2.0, 0.01)
+        model.binomial_broadcast_s(1000, 8, 2.0, 0.01)
     )
     assert two_level_collectives.split([4, 8], 4).tolist() == [1, 2]
 
@@ -173,7 +173,7 @@ def test_two_levels_of_one_are_the_flat_rings() -> None:
 def test_two_trees_take_at_most_the_law_s_steps(n_ranks: int) -> None:
     for n_blocks in (1, 2, 8, 32):
         steps = programs.coloured_steps(n_ranks, n_blocks)
-        bound = law.double_binary_tree_broadcast_s(
+        bound = model.double_binary_tree_broadcast_s(
             800, n_ranks, 1.0, 0.0, n_blocks
         )  # a second a step
         assert (0.75 if n_ranks > 2 else 0.5) * bound <= steps <= bound
@@ -186,16 +186,16 @@ def test_two_trees_sum(n_ranks: int) -> None:
     for n_blocks in (1, 4, 24):
         time_s, results = simulate(programs.double_tree_all_reduce(n_blocks, ADD), inputs, LINK)
         assert all(np.array_equal(result, sum(inputs)) for result in results)
-        bound = law.double_binary_tree_all_reduce_s(
+        bound = model.double_binary_tree_all_reduce_s(
             384 * 8, n_ranks, LINK.latency_s, LINK.s_per_byte, ADD, n_blocks
         )
         assert 0.45 * bound < time_s < 1.6 * bound
 
 
 def test_the_best_number_of_blocks_is_the_best() -> None:
-    best = law.double_binary_tree_all_reduce_s(1e6, 16, 1e-3, 1e-7, n_blocks=None)
+    best = model.double_binary_tree_all_reduce_s(1e6, 16, 1e-3, 1e-7, n_blocks=None)
     assert best <= min(
-        law.double_binary_tree_all_reduce_s(1e6, 16, 1e-3, 1e-7, n_blocks=np.arange(1, 1000))
+        model.double_binary_tree_all_reduce_s(1e6, 16, 1e-3, 1e-7, n_blocks=np.arange(1, 1000))
     )
 
 
@@ -231,12 +231,12 @@ def test_bytes_alone() -> None:
     """
     n_ranks = np.array([2, 4, 64])
     expected = 2 * (n_ranks - 1) / n_ranks * 1e6
-    assert law.ring_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(expected)
-    assert law.rabenseifner_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(expected)
-    assert law.recursive_doubling_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(
+    assert model.ring_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(expected)
+    assert model.rabenseifner_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(expected)
+    assert model.recursive_doubling_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(
         np.array([1, 2, 6]) * 1e6
     )
-    assert law.double_binary_tree_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(
+    assert model.double_binary_tree_all_reduce_s(1e6, n_ranks, 0.0, 1.0) == pytest.approx(
         2e6, rel=1e-4
     )
 
@@ -251,7 +251,7 @@ def test_bad_input() -> None:
         ):
             with pytest.raises(DlperfError, match=message):
                 of(*arguments)
-    for of in (law.recursive_halving_reduce_scatter_s, law.recursive_doubling_all_gather_s):
+    for of in (model.recursive_halving_reduce_scatter_s, model.recursive_doubling_all_gather_s):
         with pytest.raises(
             DlperfError, match="n_ranks is 6; recursive halving and doubling need a power of two"
         ):

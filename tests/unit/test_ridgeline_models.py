@@ -9,21 +9,24 @@ import pytest
 
 from dlperf.core.errors import DlperfError
 from dlperf.models import parallel_algorithms as algorithms
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline
 
-CLX = law.Rates(4.2e12, 105e9, 12e9)
+CLX = ridgeline.Rates(4.2e12, 105e9, 12e9)
 
 
 def test_a_layer_of_4096_at_batch_512_is_next_to_the_ridge() -> None:
     # F = 6 x 512 x 4096^2, B_M = 4 (2 x 512 x 4096 + 4096^2), B_N = 2 x 4 x 4096^2: I_N = 6 x 512 /
     # 8 = 384 against 350
     flops, memory, network = 6 * 512 * 4096**2, 4 * (2 * 512 * 4096 + 4096**2), 8 * 4096**2
-    assert law.network_intensity(flops, network) == 384.0
-    x, y = law.memory_intensity(memory, network), law.arithmetic_intensity(flops, memory)
+    assert ridgeline.network_intensity(flops, network) == 384.0
+    x, y = (
+        ridgeline.memory_intensity(memory, network),
+        ridgeline.arithmetic_intensity(flops, memory),
+    )
     assert (x, y) == (pytest.approx(0.625), pytest.approx(614.4))
-    assert law.ridge(x, CLX) == pytest.approx(350 / 0.625)
-    assert law.region(x, y, CLX) == law.COMPUTE
-    assert law.region(x, y / 2, CLX) == law.NETWORK  # batch 256
+    assert ridgeline.ridge(x, CLX) == pytest.approx(350 / 0.625)
+    assert ridgeline.region(x, y, CLX) == ridgeline.COMPUTE
+    assert ridgeline.region(x, y / 2, CLX) == ridgeline.NETWORK  # batch 256
 
 
 def test_regions_are_the_paper_s_quadrants() -> None:
@@ -35,38 +38,44 @@ def test_regions_are_the_paper_s_quadrants() -> None:
         (8.0, 100.0): "compute",
     }
     for (x, y), expected in corners.items():
-        assert law.RESOURCES[int(law.region(x, y, CLX))] == expected
+        assert ridgeline.RESOURCES[int(ridgeline.region(x, y, CLX))] == expected
 
 
 def test_latency_and_overlap_extend_the_paper() -> None:
-    rates = law.Rates(20.0, 10.0, 4.0)  # 40 / 20 = 2 s, 10 / 10 = 1 s, 12 / 4 = 3 s
-    assert law.projected_s(40.0, 10.0, 12.0, rates) == 3.0
-    assert law.projected_s(40.0, 10.0, 12.0, rates, overlap_frac=0.0) == 5.0
-    assert law.projected_s(40.0, 10.0, 12.0, rates, overlap_frac=0.75) == 3.5
-    assert law.projected_s(40.0, 10.0, 12.0, rates, n_messages=4, latency_s=0.5) == 5.0
-    assert law.communication_frac(40.0, 10.0, 12.0, rates) == pytest.approx(3 / 5)
-    assert law.communication_frac(40.0, 10.0, 12.0, rates, overlap_frac=1.0) == pytest.approx(1 / 3)
-    assert law.communication_frac(0.0, 0.0, 0.0, rates) == 0.0
+    rates = ridgeline.Rates(20.0, 10.0, 4.0)  # 40 / 20 = 2 s, 10 / 10 = 1 s, 12 / 4 = 3 s
+    assert ridgeline.projected_s(40.0, 10.0, 12.0, rates) == 3.0
+    assert ridgeline.projected_s(40.0, 10.0, 12.0, rates, overlap_frac=0.0) == 5.0
+    assert ridgeline.projected_s(40.0, 10.0, 12.0, rates, overlap_frac=0.75) == 3.5
+    assert ridgeline.projected_s(40.0, 10.0, 12.0, rates, n_messages=4, latency_s=0.5) == 5.0
+    assert ridgeline.communication_frac(40.0, 10.0, 12.0, rates) == pytest.approx(3 / 5)
+    assert ridgeline.communication_frac(40.0, 10.0, 12.0, rates, overlap_frac=1.0) == pytest.approx(
+        1 / 3
+    )
+    assert ridgeline.communication_frac(0.0, 0.0, 0.0, rates) == 0.0
     assert (
-        law.bounding_resource(40.0, 10.0, 0.0, rates, n_messages=5, latency_s=0.5) == law.NETWORK
+        ridgeline.bounding_resource(40.0, 10.0, 0.0, rates, n_messages=5, latency_s=0.5)
+        == ridgeline.NETWORK
     )  # 2.5 s of waiting against 2
 
 
 def test_what_sends_nothing_is_bound_by_the_node() -> None:
-    assert law.memory_intensity(1.0, 0.0) == law.network_intensity(1.0, 0.0) == np.inf
-    assert law.region(np.inf, 1.0, CLX) == law.MEMORY
-    assert law.attainable_flops_per_s(np.inf, 1.0, CLX) == 105e9
+    assert ridgeline.memory_intensity(1.0, 0.0) == ridgeline.network_intensity(1.0, 0.0) == np.inf
+    assert ridgeline.region(np.inf, 1.0, CLX) == ridgeline.MEMORY
+    assert ridgeline.attainable_flops_per_s(np.inf, 1.0, CLX) == 105e9
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: law.Rates(1.0, 0.0, 1.0), "memory_bytes_per_s is 0.0"),
-        (lambda: law.Rates(1.0, 1.0, np.inf), "network_bytes_per_s is inf"),
-        (lambda: law.projected_s(1.0, 1.0, 1.0, CLX, overlap_frac=1.5), "overlap_frac is 1.5"),
-        (lambda: law.terms_s(-1.0, 1.0, 1.0, CLX), "flops is -1.0"),
-        (lambda: law.arithmetic_intensity(1.0, 0.0), "memory_bytes is 0.0"),
-        (lambda: law.region(0.0, 1.0, CLX), "memory_intensity is 0.0"),
+        (lambda: ridgeline.Rates(1.0, 0.0, 1.0), "memory_bytes_per_s is 0.0"),
+        (lambda: ridgeline.Rates(1.0, 1.0, np.inf), "network_bytes_per_s is inf"),
+        (
+            lambda: ridgeline.projected_s(1.0, 1.0, 1.0, CLX, overlap_frac=1.5),
+            "overlap_frac is 1.5",
+        ),
+        (lambda: ridgeline.terms_s(-1.0, 1.0, 1.0, CLX), "flops is -1.0"),
+        (lambda: ridgeline.arithmetic_intensity(1.0, 0.0), "memory_bytes is 0.0"),
+        (lambda: ridgeline.region(0.0, 1.0, CLX), "memory_intensity is 0.0"),
         (lambda: algorithms.fft(1, 2), "n is 1"),
         (lambda: algorithms.dgemv(8, 0), "n_ranks is 0"),
     ],
