@@ -21,8 +21,9 @@ from dlperf.advice.variants import PAYS, Suggestion
 from dlperf.core.text import fit, printable, text_width
 from dlperf.core.units import format_percent, format_seconds
 from dlperf.report.markdown import escape, table
+from dlperf.report.step_comparison import coverage_remarks
 from dlperf.report.table import format_table
-from dlperf.report.text import coverage_remarks, wrap
+from dlperf.report.text import wrap
 
 
 def heading(explanation: Explanation) -> str:

@@ -139,7 +139,7 @@ def trace(args: Namespace) -> Answer:
 
 def predict(args: Namespace) -> Answer:
     """Predict a step and an epoch."""
-    from dlperf.report.text import prediction_to_text
+    from dlperf.report.step_pages import prediction_to_text
 
     check_predictors([args.predictor])
     machine, point = load_machine(args), load_point(args)
@@ -169,7 +169,7 @@ def measure(args: Namespace) -> Answer:
     warn_of_threads(threads)
     target = resolve(args, args.target)
     from dlperf.profiler import step_profiler
-    from dlperf.report.text import measurement_to_text
+    from dlperf.report.step_pages import measurement_to_text
 
     measurement = step_profiler.measure_target(
         target, seconds=args.seconds, with_trace=not args.no_trace

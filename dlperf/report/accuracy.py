@@ -1,6 +1,4 @@
-"""How right a prediction was: the step's error and the mean absolute percentage error over its
-layers, beside what a repetition would differ by.
-"""
+"""Accuracy of a prediction: the step's error and the mean absolute percentage error over its layers."""
 
 from __future__ import annotations
 
@@ -8,33 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import Any
 
+from dlperf.core.measurement import Measurement
+from dlperf.forecast.prediction import Prediction
 from dlperf.report.layer_comparison import MEASURED, LayerComparison, phases_of
 
-if TYPE_CHECKING:
-    from dlperf.core.measurement import Measurement
-    from dlperf.forecast.prediction import Prediction
-
 SHARE_FRAC = 0.01
-"""The least share of its phase that lets a layer into the headline MAPE: below it, timing noise
-would be averaged at full weight.
+"""Least share of its phase with which a layer counts in the headline MAPE. Below it, timing noise
+would count at full weight.
 """
 
 
 @dataclass(frozen=True)
 class PhaseAccuracy:
-    """One predictor in one phase of the step (``step`` is the whole).
+    """One predictor's accuracy in one phase of the step (``step`` is the whole).
 
-    `error_frac` is predicted / actual - 1 of the phase; `repeatability_frac` what a repeated measurement of
-    the step differed by. `mape_frac` is the mean of abs(predicted / actual - 1) over the `n_layers`
-    layers that take at least 1 % of the phase, `mape_all_frac` the same over all `n_all` measured
-    layers; `weighted_frac` is the sum of abs(predicted - actual) over the sum of actual.
-    `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of their own
-    samples. `seen_frac` is the share of the phase that the measurement attributes to layers. A
-    measured layer without a predicted row is `n_missing` and counts as a prediction of 0 (an error
-    of 100 %); a row that the predictor does not speak of is `n_unsupported` and drops out. Everything
-    is None where a side does not know.
+    `error_frac` is predicted / actual - 1 of the phase; `repeatability_frac` the difference of a
+    repeated measurement of the step. `mape_frac` is the mean of abs(predicted / actual - 1) over
+    the `n_layers` layers that take at least 1 % of the phase, `mape_all_frac` the same over all
+    `n_all` measured layers. `weighted_frac` is the sum of abs(predicted - actual) over the sum of
+    actual. `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of
+    their samples. `seen_frac` is the share of the phase that the measurement attributes to layers.
+    `n_missing` measured layers have no predicted row and count as a prediction of 0 (an error of
+    100 %); `n_unsupported` rows that the predictor does not support drop out. None where unknown.
     """
 
     predictor: str
@@ -60,127 +55,66 @@ def accuracy_of(
     measurement: Measurement,
     predictor: str,
 ) -> tuple[PhaseAccuracy, ...]:
-    """The accuracy of one predictor's rows: each phase, zero_grad (training only), and the step
-    last.
-    """
-    step = prediction.step
-    predicted = {
-        "forward": step.forward_s,
-        "backward": step.backward_s,
-        "optimizer": step.optimizer_s,
-        "zero_grad": step.zero_grad_s,
-    }
+    """One predictor's accuracy: each phase, zero_grad (in training), the step last."""
+    phases = phases_of(prediction.trace.inference)
     found = []
-    for phase in (
-        *phases_of(prediction.trace.inference),
-        *(() if prediction.trace.inference else ("zero_grad",)),
-    ):
-        samples = measurement.step.get(phase)
+    for phase in (*phases, *(() if prediction.trace.inference else ("zero_grad",)), "step"):
+        samples = measurement.step.get("total" if phase == "step" else phase)
         actual_s = samples.median if samples is not None else None
-        in_layers = (
-            None
-            if phase == "zero_grad"
-            else _layers(rows, phase, actual_s, phase in prediction.prices.phases)
+        predicted_s = getattr(prediction.step, "total_s" if phase == "step" else f"{phase}_s")
+        supported = phase in prediction.prices.phases
+        found.append(
+            PhaseAccuracy(
+                predictor,
+                phase,
+                predicted_s,
+                actual_s,
+                predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None,
+                measurement.repeatability_frac if phase == "step" else None,
+                **(_over_layers(rows, phase, actual_s, supported) if phase in phases else {}),
+            )
         )
-        found.append(_accuracy(predictor, phase, predicted[phase], actual_s, None, in_layers))
-    found.append(
-        _accuracy(
-            predictor,
-            "step",
-            step.total_s,
-            measurement.step["total"].median,
-            measurement.repeatability_frac,
-            None,
-        )
-    )
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class _Layers:
-    mape_frac: float | None
-    mape_all_frac: float | None
-    weighted_frac: float | None
-    spread_frac: float | None
-    seen_frac: float | None
-    n_layers: int
-    n_all: int
-    n_missing: int
-    n_unsupported: int
-
-
-def _layers(
-    rows: Sequence[LayerComparison], phase: str, phase_s: float | None, spoken: bool
-) -> _Layers | None:
+def _over_layers(
+    rows: Sequence[LayerComparison], phase: str, phase_s: float | None, supported: bool
+) -> dict[str, Any]:
+    """The fields of PhaseAccuracy that the phase's layers give."""
     seen = [
-        (row, times)
+        (row, times, times.actual_s)
         for row in rows
         if (times := row.phase(phase)) is not None and times.actual_s is not None
     ]
     if not phase_s or not seen:
-        return None
-    seen_frac = math.fsum(times.actual_s or 0.0 for _, times in seen) / phase_s
-    if not spoken:
-        return _Layers(None, None, None, None, seen_frac, 0, 0, 0, len(seen))
-    judged = []
-    n_missing = n_unsupported = 0
-    for row, times in seen:
-        actual_s = times.actual_s or 0.0
-        if row.side == MEASURED:
-            n_missing += 1
-            judged.append((0.0, actual_s, times.spread_frac))
-        elif times.predicted_s is None:
-            n_unsupported += 1
-        else:
-            judged.append((times.predicted_s, actual_s, times.spread_frac))
-    if len(judged) == n_missing:  # nothing that the predictor speaks of was measured
-        return _Layers(None, None, None, None, seen_frac, 0, 0, n_missing, n_unsupported)
-    positive = [entry for entry in judged if entry[1] > 0]
+        return {}
+    seen_frac = math.fsum(actual_s for _, _, actual_s in seen) / phase_s
+    if not supported:
+        return {"seen_frac": seen_frac, "n_unsupported": len(seen)}
+    judged = [
+        (0.0 if row.side == MEASURED else times.predicted_s, actual_s, times.spread_frac)
+        for row, times, actual_s in seen
+    ]
+    n_missing = sum(row.side == MEASURED for row, _, _ in seen)
+    known = [(p, a, spread) for p, a, spread in judged if p is not None]
+    found = {
+        "seen_frac": seen_frac,
+        "n_missing": n_missing,
+        "n_unsupported": len(judged) - len(known),
+    }
+    if len(known) == n_missing:  # no layer that the predictor supports was measured
+        return found
+    positive = [entry for entry in known if entry[1] > 0]
     large = [entry for entry in positive if entry[1] >= SHARE_FRAC * phase_s]
     spreads = [spread for _, _, spread in large if spread is not None]
-    actual_sum = math.fsum(actual_s for _, actual_s, _ in judged)
-    return _Layers(
-        mape_frac=fmean(abs(p / a - 1) for p, a, _ in large) if large else None,
-        mape_all_frac=fmean(abs(p / a - 1) for p, a, _ in positive) if positive else None,
-        weighted_frac=(
-            math.fsum(abs(p - a) for p, a, _ in judged) / actual_sum if actual_sum else None
-        ),
-        spread_frac=fmean(spreads) if spreads else None,
-        seen_frac=seen_frac,
-        n_layers=len(large),
-        n_all=len(positive),
-        n_missing=n_missing,
-        n_unsupported=n_unsupported,
-    )
-
-
-def _accuracy(
-    predictor: str,
-    phase: str,
-    predicted_s: float | None,
-    actual_s: float | None,
-    repeatability_frac: float | None,
-    layers: _Layers | None,
-) -> PhaseAccuracy:
-    error_frac = predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
-    if layers is None:
-        return PhaseAccuracy(
-            predictor, phase, predicted_s, actual_s, error_frac, repeatability_frac
-        )
-    return PhaseAccuracy(
-        predictor,
-        phase,
-        predicted_s,
-        actual_s,
-        error_frac,
-        repeatability_frac,
-        layers.mape_frac,
-        layers.mape_all_frac,
-        layers.weighted_frac,
-        layers.spread_frac,
-        layers.seen_frac,
-        layers.n_layers,
-        layers.n_all,
-        layers.n_missing,
-        layers.n_unsupported,
-    )
+    actual_sum = math.fsum(actual_s for _, actual_s, _ in known)
+    errors_sum = math.fsum(abs(p - a) for p, a, _ in known)
+    return {
+        **found,
+        "mape_frac": fmean(abs(p / a - 1) for p, a, _ in large) if large else None,
+        "mape_all_frac": fmean(abs(p / a - 1) for p, a, _ in positive) if positive else None,
+        "weighted_frac": errors_sum / actual_sum if actual_sum else None,
+        "spread_frac": fmean(spreads) if spreads else None,
+        "n_layers": len(large),
+        "n_all": len(positive),
+    }

@@ -1,262 +1,76 @@
-"""Predictions of a step beside its measurement."""
+"""Reports: predictions beside a measurement, in every format and as files in a folder."""
 
 from __future__ import annotations
 
 import datetime
-import math
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError, check_type
+from dlperf.core.files import write_bytes, write_text
 from dlperf.core.measurement import Measurement
 from dlperf.forecast.prediction import Prediction
-from dlperf.ops.roofs import LEVELS
-from dlperf.report.accuracy import PhaseAccuracy, accuracy_of
-from dlperf.report.layer_comparison import (
-    MEASURED,
-    PREDICTED,
-    LayerComparison,
-    names_of,
-    phases_of,
-    root_of,
-    rows_of,
-)
-from dlperf.report.outline import TreeLine, outline
+from dlperf.report.document import Image
+from dlperf.report.export import report_to_json, reports_to_csv, reports_to_json
+from dlperf.report.markdown import to_markdown
+from dlperf.report.step_comparison import StepComparison
+from dlperf.report.step_pages import MAX_LINES, overview_page, report_page
+from dlperf.report.text import FILE_WIDTH, to_text
+from dlperf.report.writing import check_folder, make_folder, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TRIPLE = ("predicted_s", "actual_s", "error_frac")
+SUFFIXES = {"text": "txt", "md": "md", "html": "html", "csv": "csv", "json": "json"}
+FORMATS = tuple(SUFFIXES)
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Displayed, by="dlperf.report.summaries"):
-    """One measured step and what one or several predictors said of it.
-
-    `predictors` are the names under which the predictions go, each once. `created` is the time of
-    the comparison (ISO 8601, UTC), `command` the command line that made it, if one did.
-    """
-
-    predictions: tuple[Prediction, ...]
-    measurement: Measurement
-    predictors: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    command: str = ""
-    created: str = ""
-
-    @property
-    def target(self) -> str:
-        """What was predicted and measured."""
-        return (
-            self.measurement.target
-            or self.predictions[0].trace.target
-            or root_of(self.predictions[0].trace)
-        )
-
-    @property
-    def batch_size(self) -> int:
-        """Samples a step."""
-        return self.measurement.batch_size
-
-    @property
-    def inference(self) -> bool:
-        """Whether the step is a forward pass alone."""
-        return self.measurement.inference
-
-    @property
-    def machine(self) -> str:
-        """The measuring machine's processor; the predicted one's where the measurement does not
-        tell.
-        """
-        return self.measurement.machine or self.predictions[0].machine.cpu.model
-
-    @cached_property
-    def rows(self) -> tuple[tuple[LayerComparison, ...], ...]:
-        """The rows of each predictor, aligned with `predictors`."""
-        return tuple(
-            rows_of(prediction, self.measurement, label)
-            for prediction, label in zip(self.predictions, self.predictors)
-        )
-
-    @cached_property
-    def accuracy(self) -> tuple[PhaseAccuracy, ...]:
-        """Each predictor's accuracy by phase, the step last."""
-        return tuple(
-            entry
-            for rows, prediction, label in zip(self.rows, self.predictions, self.predictors)
-            for entry in accuracy_of(rows, prediction, self.measurement, label)
-        )
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """One row a layer and predictor, the layers in the order of execution.
-
-        Columns: layer, type, predictor; for each of forward, backward, optimizer (forward alone in
-        inference) and total ``*_predicted_s``, ``*_actual_s``, ``*_error_frac`` (predicted / actual
-        - 1); bound, flops, bytes, source; ``*_spread_frac`` ((90th - 10th percentile) / median of
-        the measured samples); side (``both``, ``predicted only``, ``measured only``); L1_bytes,
-        L2_bytes, L3_bytes, DRAM_bytes, which each level of the memory moves in all phases (a model,
-        :mod:`dlperf.hierarchy`). NaN where a side does not know; a total lacking a part is NaN.
-        """
-        return pd.DataFrame(
-            [_record(row, self.inference) for rows in self.rows for row in rows],
-            columns=_columns(self.inference),
-        )
-
-    @cached_property
-    def mape(self) -> pd.DataFrame:
-        """The accuracy as a table: one row a predictor and phase (``step`` is the whole); see
-        :class:`dlperf.report.accuracy.PhaseAccuracy`.
-
-        `mape_frac` is taken over the layers of at least 1 % of their phase, `mape_all_frac` over
-        all measured layers; `repeatability_frac` and `spread_frac` say what a repetition would differ by.
-        NaN where a side does not know.
-        """
-        rows = [
-            {name: math.nan if value is None else value for name, value in asdict(entry).items()}
-            for entry in self.accuracy
-        ]
-        return pd.DataFrame(rows, columns=[f.name for f in fields(PhaseAccuracy)])
-
-    @property
-    def unpredicted(self) -> tuple[str, ...]:
-        """Layers that were measured and that no predictor has a row for."""
-        missing = [set(names_of(rows, MEASURED)) for rows in self.rows]
-        return tuple(
-            name
-            for name in names_of(self.rows[0], MEASURED)
-            if all(name in names for names in missing)
-        )
-
-    @property
-    def unmeasured(self) -> tuple[str, ...]:
-        """Layers that were predicted and that the measurement does not name."""
-        return tuple(
-            dict.fromkeys(name for rows in self.rows for name in names_of(rows, PREDICTED))
-        )
-
-    @cached_property
-    def remarks(self) -> tuple[str, ...]:
-        """What a reader must know beside the numbers: one-sided layers, unpriced ops, silent
-        predictors, warnings, notes.
-        """
-        from dlperf.report.text import coverage_remarks, some
-
-        found = [f"warning: {text}" for text in self.warnings]
-        for rows, prediction, label in zip(self.rows, self.predictions, self.predictors):
-            found.extend(f"warning: {label}: {text}" for text in prediction.warnings)
-            if names := names_of(rows, MEASURED):
-                found.append(
-                    f"{label}: {len(names)} measured layers have no predicted row and count as a"
-                    f" prediction of 0: {some(names)}"
-                )
-            found.extend(coverage_remarks(prediction, f"{label}: "))
-            if prediction.page_faults is not None:
-                found.append(f"{label}: page faults are {prediction.page_faults.sentence()}")
-            found.extend(f"{label}: {note}" for note in prediction.prices.notes)
-        if self.unmeasured:
-            found.append(
-                f"{len(self.unmeasured)} predicted layers were not measured:"
-                f" {some(self.unmeasured)}"
-            )
-        for note in (*self.predictions[0].trace.notes, *self.measurement.notes):
-            found.append(note)
-        disturbed = self.measurement.step["total"].n_disturbed
-        if disturbed:
-            found.append(
-                f"{disturbed} disturbed steps were dropped from"
-                f" {disturbed + len(self.measurement.step['total'].values)} measured ones"
-            )
-        return tuple(dict.fromkeys(found))
-
-    @cached_property
-    def provenance(self) -> tuple[str, ...]:
-        """Where the numbers come from: versions, machine file, date, command; one line each."""
-        lines = []
-        if self.measurement.versions:
-            lines.append(
-                "measured with "
-                + ", ".join(
-                    f"{name} {version}" for name, version in self.measurement.versions.items()
-                )
-            )
-        for machine in dict.fromkeys(
-            (p.machine.cpu.model, p.machine.mode, p.machine.created, p.machine.path)
-            for p in self.predictions
-        ):
-            model, mode, created, path = machine
-            lines.append(
-                f"predicted for {model} ({mode}"
-                f" calibration{', ' + created if created else ''}{', ' + path if path else ''})"
-            )
-        if self.created:
-            lines.append(f"compared {self.created}")
-        if self.command:
-            lines.append(f"command: {self.command}")
-        return tuple(lines)
-
-    def outline(self, predictor: str, max_lines: int | None = None) -> tuple[TreeLine, ...]:
-        """One predictor's rows in the shape of the model; see
-        :func:`dlperf.report.outline.outline`.
-        """
-        from dlperf.report.text import types_of
-
-        place = self.predictors.index(predictor)
-        trace = self.predictions[place].trace
-        return outline(self.rows[place], root_of(trace), types_of(trace), max_lines)
+class Report(Displayed, StepComparison, by="dlperf.report.summaries"):
+    """One measured step beside the predictions of one or several predictors."""
 
     def to_text(
-        self, width: int | None = None, max_lines: int | None = 60, all_columns: bool = False
+        self, width: int | None = None, max_lines: int | None = MAX_LINES, all_columns: bool = False
     ) -> str:
         """Plain text, at most `width` columns wide (default: the terminal's, 120 where there is
-        none); layer tables beyond `max_lines` lines are folded.
+        none). Layer tables beyond `max_lines` lines are folded (None: never).
 
-        What a table has no room for is named below it. With `all_columns` tables are as wide as
-        they are.
+        Columns that do not fit are named below their table. With `all_columns` tables are as wide
+        as their cells.
         """
-        from dlperf.report.text import report_to_text
-
-        return report_to_text(self, width, max_lines, all_columns)
+        return to_text(report_page(self, max_lines=max_lines, is_brief=True), width, all_columns)
 
     def to_markdown(self, images: Sequence[str] = ()) -> str:
         """Markdown with every layer; `images` are links to the plots, if they lie beside it."""
-        from dlperf.report.markdown import report_to_markdown
-
-        return report_to_markdown(self, images)
+        plots = [Image(Path(link).stem, link=link) for link in images]
+        return to_markdown(f"report, {self.created}", report_page(self, plots))
 
     def to_csv(self) -> str:
         """The frame as CSV, with target, batch size, threads, machine, versions and date in every
         row.
         """
-        from dlperf.report.export import reports_to_csv
-
         return reports_to_csv([self])
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON data (schema ``dlperf.report``); null where a side does not know."""
-        from dlperf.report.export import report_to_json
-
+        """The report as JSON data (schema ``dlperf.report``); null where unknown."""
         return report_to_json(self)
 
     def to_html(self) -> str:
         """One self-contained HTML page, plots included."""
-        from dlperf.report.html import reports_to_html
-
         return reports_to_html([self])
 
     def figures(self) -> dict[str, Figure]:
         """The plots by name, as matplotlib figures: ``layers``, ``scatter``, ``roofline``,
         ``hierarchy``, ``time``.
 
-        The two rooflines are not there if the machine file lacks what they need.
+        The two rooflines are left out where the machine file lacks bandwidths or peaks.
         """
-        from dlperf.report.plots import figures_of
+        from dlperf.report.plots import figures_of  # matplotlib, which takes a while to import
 
         return figures_of(self)
 
@@ -273,9 +87,11 @@ class Report(Displayed, by="dlperf.report.summaries"):
 
         Raises DlperfError if the folder cannot be made, WorkFailed if the disk refuses.
         """
-        from dlperf.report.writing import write_plots
-
-        return write_plots(self, folder, prefix)
+        folder = make_folder(folder)
+        written = {folder / f"{prefix}{name}.png": png for name, png in self.pngs.items()}
+        for path, png in written.items():
+            write_bytes(path, png)
+        return list(written)
 
 
 def compare(
@@ -287,9 +103,9 @@ def compare(
 ) -> Report:
     """Put one or several predictions of a step beside its measurement.
 
-    `created` defaults to now. Raises DlperfError for an argument of another type, and where they do
-    not speak of the same step: another batch size or thread count, training against inference, or
-    no prediction at all. Another target's name is a warning in the report.
+    `created` defaults to now. Raises DlperfError for an argument of another type, without any
+    prediction, and where the steps differ: in batch size, in thread count, training and inference.
+    Another target's name is a warning in the report.
     """
     predictions = tuple(prediction) if isinstance(prediction, (list, tuple)) else (prediction,)
     if not predictions:
@@ -343,42 +159,97 @@ def compare(
     )
 
 
-def _columns(inference: bool) -> list[str]:
-    phases = phases_of(inference)
-    return [
-        "layer",
-        "type",
-        "predictor",
-        *(f"{part}_{name}" for part in (*phases, "total") for name in _TRIPLE),
-        "bound",
-        "flops",
-        "bytes",
-        "source",
-        *(f"{phase}_spread_frac" for phase in phases),
-        "side",
-        *(f"{level}_bytes" for level in LEVELS),
-    ]
+def plots_of(report: Report) -> list[Image]:
+    """The report's plots with their captions, for HTML."""
+    from dlperf.report.plots import CAPTIONS
+
+    return [Image(name, png, CAPTIONS[name]) for name, png in report.pngs.items()]
 
 
-def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
-    record: dict[str, Any] = {"layer": row.layer, "type": row.type, "predictor": row.predictor}
-    for phase in (*phases_of(inference), "total"):
-        times = row.total if phase == "total" else row.phase(phase)
-        values = (
-            (times.whole_predicted_s, times.whole_actual_s, times.error_frac)
-            if times is not None
-            else (None, None, None)
+def reports_to_html(reports: Sequence[Report]) -> str:
+    """One page of all reports: an overview of the cases, then each one's layers and plots."""
+    from dlperf.report.html import to_html
+
+    page = overview_page(reports)
+    for number, report in enumerate(reports, 1):
+        page += report_page(report, plots_of(report), f"case{number}")
+    return to_html(", ".join(dict.fromkeys(report.target for report in reports)), page)
+
+
+def render(
+    reports: Sequence[Report],
+    format: str,
+    images: Sequence[Sequence[str]] = (),
+    width: int | None = None,
+) -> str:
+    """All reports as one document: ``text``, ``md``, ``html``, ``csv`` or ``json``.
+
+    Text is as wide as the terminal; with a `width` its tables are whole, and only prose is as wide.
+    `images` are the links to each report's plots, for Markdown. Raises DlperfError for an unknown
+    format or no report.
+    """
+    if not reports:
+        raise DlperfError("report: there is nothing to report; name a target or a measurement")
+    if format == "text":
+        text = (
+            r.to_text(width, MAX_LINES if width is None else None, width is not None)
+            for r in reports
         )
-        for name, value in zip(_TRIPLE, values):
-            record[f"{phase}_{name}"] = math.nan if value is None else value
-        if phase != "total":
-            record[f"{phase}_spread_frac"] = (
-                math.nan if times is None or times.spread_frac is None else times.spread_frac
-            )
-    flops, n_bytes = (math.nan if count is None else count for count in (row.flops, row.bytes))
-    record.update(bound=row.bound, source=row.source, flops=flops, bytes=n_bytes, side=row.side)
-    moved = dict(row.level_bytes)
-    record.update(
-        {f"{level}_bytes": round(moved[level]) if level in moved else math.nan for level in LEVELS}
-    )
-    return record
+        return "\n\n".join(text)
+    if format == "md":
+        links = [*images, *((),) * len(reports)]
+        return "\n".join(r.to_markdown(own) for r, own in zip(reports, links))
+    if format == "html":
+        return reports_to_html(reports)
+    if format == "csv":
+        return reports_to_csv(reports)
+    if format == "json":
+        return json.dumps(reports_to_json(reports), indent=1, allow_nan=False) + "\n"
+    raise _unknown(format)
+
+
+def _unknown(format: str) -> DlperfError:
+    return DlperfError(f"report format {format!r} is unknown; known are {', '.join(FORMATS)}")
+
+
+def write(
+    reports: Sequence[Report],
+    folder: str | Path,
+    formats: Sequence[str] = FORMATS,
+    force: bool = False,
+) -> list[Path]:
+    """Write ``report.txt``, ``.md``, ``.html``, ``.csv``, ``.json`` as asked, and every report's
+    plots as PNG; the files in that order.
+
+    The folder is made if missing. Files of an earlier report are replaced; nothing else is touched.
+
+    Raises DlperfError for an unknown format, a folder that cannot be made or contains foreign files
+    (unless `force`); WorkFailed if the disk refuses.
+    """
+    for format in formats:
+        if format not in FORMATS:
+            raise _unknown(format)
+    check_folder(folder, force)
+    folder = make_folder(folder)
+    plots = [r.plot(folder, f"{name}-") for r, name in zip(reports, _names(reports))]
+    images = [[path.name for path in paths] for paths in plots]
+    written = []
+    for format in dict.fromkeys(formats):
+        path = folder / f"report.{SUFFIXES[format]}"
+        text = render(reports, format, images, FILE_WIDTH)
+        write_text(path, f"dlperf report\n\n{text}" if format == "text" else text)
+        written.append(path)
+    return [*written, *(path for paths in plots for path in paths)]
+
+
+def _names(reports: Sequence[Report]) -> list[str]:
+    names: list[str] = []
+    for report in reports:
+        target = slug(report.target.rsplit("/", 1)[-1])
+        name = f"{target}-b{report.batch_size}-t{report.measurement.threads}"
+        name += "-inference" if report.inference else ""
+        unique, number = name, 2
+        while unique in names:
+            unique, number = f"{name}-{number}", number + 1
+        names.append(unique)
+    return names

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from dlperf.core import host
 from dlperf.core.text import frame_to_csv
 from dlperf.ops.roofs import LEVELS
-
-if TYPE_CHECKING:
-    from dlperf.report.comparison import Report
+from dlperf.report.step_comparison import StepComparison
 
 SCHEMA, SET_SCHEMA, SCHEMA_VERSION = "dlperf.report", "dlperf.reports", 2
 
 
-def reports_to_csv(reports: Sequence[Report]) -> str:
+def reports_to_csv(reports: Sequence[StepComparison]) -> str:
     """The frames of all reports below each other; every row carries its case and provenance."""
     frames = []
     for report in reports:
@@ -41,7 +39,7 @@ def reports_to_csv(reports: Sequence[Report]) -> str:
     return frame_to_csv(pd.concat(frames, ignore_index=True))
 
 
-def reports_to_json(reports: Sequence[Report]) -> dict[str, Any]:
+def reports_to_json(reports: Sequence[StepComparison]) -> dict[str, Any]:
     """One report as it is, several as a list under the schema ``dlperf.reports``."""
     if len(reports) == 1:
         return report_to_json(reports[0])
@@ -54,7 +52,7 @@ def reports_to_json(reports: Sequence[Report]) -> dict[str, Any]:
     }
 
 
-def report_to_json(report: Report) -> dict[str, Any]:
+def report_to_json(report: StepComparison) -> dict[str, Any]:
     """A report as JSON data: the step, the accuracy and the layers, null where a side does not
     know.
     """
@@ -107,7 +105,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
     return finite
 
 
-def _hierarchy(report: Report) -> dict[str, Any]:
+def _hierarchy(report: StepComparison) -> dict[str, Any]:
     """The hierarchical roofline of the first prediction's trace and machine: measured roofs, and
     each layer's traffic by phase.
     """

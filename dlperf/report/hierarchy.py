@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from dlperf.core.text import printable
-from dlperf.core.units import format_percent, format_seconds, format_si
+from dlperf.core.units import format_percent, format_si
 from dlperf.models.memory_hierarchy import fma_fraction, mixed_flops_per_s
 from dlperf.ops.roofs import Ceiling
 from dlperf.predictors.layer_traffic import LayerTraffic
@@ -31,22 +30,13 @@ from dlperf.report.drawing import (
 )
 from dlperf.report.layer_comparison import phases_of
 from dlperf.report.roofline import LEVEL_STYLES, named
-from dlperf.report.table import Column
-
-if TYPE_CHECKING:
-    from dlperf.report.comparison import Report
+from dlperf.report.step_comparison import StepComparison
 
 MAX_LAYERS = 8
 """Layers that a panel shows: those that take longest."""
 ALWAYS_DRAWN = ("float32", "bfloat16")
 """Precisions whose roof is drawn wherever it was measured; those that the step computes in are too.
 """
-TRAFFIC_NOTE = (
-    "Bytes that each level exchanges with its inner neighbour (L1: with the registers), modelled"
-    " from footprints, reuse distances and the tiling of contractions; FMA is the share of"
-    " multiply-adds among floating-point instructions; the lowest measured roof allows the time"
-    " beside it."
-)
 _COLORS = {"L1": VERMILLION, "L2": BLUE, "L3": GREEN, "DRAM": ACTUAL_COLOR}
 _SIZES = {"L1": 11.0, "L2": 8.2, "L3": 5.6, "DRAM": 3.2}
 """Smaller outwards, so that levels that move the same bytes show as rings."""
@@ -72,7 +62,7 @@ class _Line:
     width: float
 
 
-def dots_of(report: Report, phase: str) -> list[Dots]:
+def dots_of(report: StepComparison, phase: str) -> list[Dots]:
     """The measured layers of a phase that have FLOPs, the longest first. FLOPs and bytes are those
     of the first prediction's trace.
     """
@@ -86,7 +76,7 @@ def dots_of(report: Report, phase: str) -> list[Dots]:
     return sorted(found, key=lambda dots: -dots.seconds)
 
 
-def hierarchy_figure(report: Report) -> Figure | None:
+def hierarchy_figure(report: StepComparison) -> Figure | None:
     """The hierarchical roofline (Yang, Kurth, Williams 2019); None where the machine file holds no
     bandwidth or no peak.
 
@@ -297,40 +287,3 @@ def _number(ax: Any, panel: Sequence[Dots], numbers: dict[str, int]) -> None:
             PointLabel(left, dots.flops_per_s, str(numbers[dots.traffic.layer]), left_first=True)
         )
     label_points(ax, labels, points)
-
-
-def traffic_columns(report: Report) -> list[Column]:
-    """The table behind the plot: one line per layer and phase."""
-    prediction = report.predictions[0]
-    rows = {row.layer: row for row in report.rows[0]}
-    entries = [t for t in prediction.layer_traffic if t.phase in phases_of(report.inference)]
-    least = [t.least_s(prediction.roofs) for t in entries]
-    actual = [
-        (
-            times.actual_s
-            if (row := rows.get(t.layer)) is not None and (times := row.phase(t.phase)) is not None
-            else None
-        )
-        for t in entries
-    ]
-    levels = entries[0].levels if entries else ()
-    return [
-        Column("layer", tuple(printable(t.layer) for t in entries), align_left=True),
-        Column("phase", tuple(t.phase for t in entries), align_left=True),
-        Column("FLOP", tuple(format_si(t.flops, "").rstrip() if t.flops else "" for t in entries)),
-        Column(
-            "FMA",
-            tuple(format_percent(t.fma_frac) if t.fma_frac is not None else "" for t in entries),
-        ),
-        *(
-            Column(level, tuple(format_si(t.bytes_at(level), "B") for t in entries), "bytes moved")
-            for level in levels
-        ),
-        Column(
-            "lowest roof",
-            tuple(t.binding(prediction.roofs) or "-" for t in entries),
-            align_left=True,
-        ),
-        Column("allows", tuple(format_seconds(seconds) for seconds in least), "time"),
-        Column("measured", tuple(format_seconds(seconds) for seconds in actual), "time"),
-    ]

@@ -1,250 +1,175 @@
-"""Reports as one HTML page that needs nothing beside it: style and plots are inside, there is no
-script.
-"""
+"""Pages as HTML files that need nothing beside them: style and plots are inside, no script."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from html import escape
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from itertools import groupby
 
-from dlperf.core.units import format_percent, format_seconds
+import jinja2
+
 from dlperf.core.version import VERSION
-from dlperf.report.hierarchy import TRAFFIC_NOTE, traffic_columns
-from dlperf.report.layer_comparison import MEASURED, PREDICTED, phases_of
-from dlperf.report.layers import error_columns, layer_columns
-from dlperf.report.outline import GROUP, OWN, SUM, TreeLine
-from dlperf.report.page_style import STYLE
-from dlperf.report.plots import CAPTIONS
-from dlperf.report.table import Column, format_error
-from dlperf.report.text import ACCURACY_NOTE, accuracy_columns, heading, step_sentence
-
-if TYPE_CHECKING:
-    from dlperf.report.comparison import Report
-
-GENERATOR = f"dlperf {VERSION}"
+from dlperf.report.document import Block, Table
 
 
-def reports_to_html(reports: Sequence[Report]) -> str:
-    """One page for all reports: an overview of the cases, then each one's accuracy, plots and
-    layers.
-    """
-    body = [
-        f"<h1>{'Predicted and measured' if len(reports) != 1 else escape(reports[0].target)}</h1>"
+def to_html(title: str, blocks: Iterable[Block]) -> str:
+    """The page, in light and dark colours, on screen and on paper."""
+    return _TEMPLATE.render(
+        title=title,
+        generator=f"dlperf {VERSION}",
+        style=_STYLE,
+        blocks=[(type(block).__name__, block) for block in blocks],
+    )
+
+
+def _groups(table: Table) -> list[tuple[str, int]]:
+    """The titles above the columns, and how many columns each spans."""
+    return [(title, len(list(own))) for title, own in groupby(c.group for c in table.columns)]
+
+
+def _classes(table: Table) -> list[str]:
+    """The classes of each column's cells: to the left, and first of a group."""
+    return [
+        " ".join(
+            ["left"] * column.align_left
+            + ["first"] * (place > 0 and column.group != table.columns[place - 1].group)
+        )
+        for place, column in enumerate(table.columns)
     ]
-    body.append(
-        '<p class="dim">Times of layers and whole steps as dlperf predicted them from a calibration'
-        " of the machine, beside what they then took.</p>"
-    )
-    if len(reports) > 1:
-        body += ["<h2 class='keep'>Cases</h2>", _overview(reports)]
-    for number, report in enumerate(reports, 1):
-        body.append(_section(report, number))
-    title = escape("dlperf: " + ", ".join(dict.fromkeys(report.target for report in reports)))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator"'
-        f' content="{GENERATOR}">\n<meta name="viewport" content="width=device-width,'
-        f' initial-scale=1">\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
-    )
 
 
-def _overview(reports: Sequence[Report]) -> str:
-    head = [
-        "case",
-        "predictor",
-        "predicted",
-        "measured",
-        "error",
-        "floor",
-        "90 % interval",
-        "forward MAPE",
-        "backward MAPE",
-    ]
-    rows = []
-    for number, report in enumerate(reports, 1):
-        what = " (inference)" if report.inference else ""
-        threads = report.measurement.threads
-        name = (
-            f"{report.target}{what}, batch size {report.batch_size}, {threads}"
-            f" thread{'s' if threads != 1 else ''}"
-        )
-        for prediction, label in zip(report.predictions, report.predictors):
-            by_phase = {entry.phase: entry for entry in report.accuracy if entry.predictor == label}
-            step, actual_s = prediction.step, report.measurement.step["total"].median
-            inside = "-"
-            if step.low_s is not None and step.high_s is not None:
-                inside = (
-                    f"{format_seconds(step.low_s)} .. {format_seconds(step.high_s)},"
-                    f" {'inside' if step.low_s <= actual_s <= step.high_s else 'outside'}"
-                )
-            backward = by_phase.get("backward")
-            cells = [
-                escape(label),
-                format_seconds(step.total_s),
-                format_seconds(actual_s),
-                format_error(by_phase["step"].error_frac),
-                format_percent(by_phase["step"].repeatability_frac),
-                inside,
-                format_percent(by_phase["forward"].mape_frac),
-                format_percent(backward.mape_frac if backward else None),
-            ]
-            head_cell = (
-                f'<th scope="row"><a href="#case{number}">{escape(name)}</a></th><td'
-                f' class="left">{cells[0]}</td>'
-            )
-            rows.append(
-                f"<tr>{head_cell}" + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
-            )
-    titles = "".join(
-        f'<th scope="col"{" class=left" if i < 2 else ""}>{escape(title)}</th>'
-        for i, title in enumerate(head)
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>\n'
-        + "\n".join(rows)
-        + "\n</tbody></table></div>"
-    )
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
-def _section(report: Report, number: int) -> str:
-    phases = phases_of(report.inference)
-    keep = " class='keep'" if number == 1 else ""
-    parts = [f'<section id="case{number}"><h2{keep}>{escape(heading(report))}</h2>', "<ul>"]
-    for prediction, label in zip(report.predictions, report.predictors):
-        sentence = step_sentence(
-            prediction.step,
-            report.measurement.step["total"].median,
-            report.measurement.repeatability_frac,
-        )
-        parts.append(f"<li><b>{escape(label)}</b>: {escape(sentence)}</li>")
-    parts.append("</ul>")
-    if report.remarks:
-        items = "".join(
-            f"<li{' class=warn' if remark.startswith('warning') else ''}>{escape(remark)}</li>"
-            for remark in report.remarks
-        )
-        parts.append(f"<h3>Remarks</h3><ul>{items}</ul>")
-    parts += [
-        "<h3>Accuracy</h3>",
-        _table(accuracy_columns(report.accuracy)),
-        f'<p class="dim">{escape(ACCURACY_NOTE)}</p>',
-    ]
-    for name, png in report.pngs.items():
-        data = base64.b64encode(png).decode("ascii")
-        caption = escape(CAPTIONS[name])
-        parts.append(
-            f'<figure><img alt="{caption}"'
-            f' src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
-        )
-    outlines = [(label, report.outline(label)) for label in report.predictors]
-    for label, lines in outlines:
-        parts += [
-            f"<h3>Layers, {escape(label)}</h3>",
-            _table(layer_columns(lines, phases, measured=True), lines),
-        ]
-    if len(outlines) > 1:
-        parts += [
-            "<h3>Layers, error of each predictor</h3>",
-            _table(error_columns(outlines, phases), outlines[0][1]),
-        ]
-    parts += [
-        "<h3>Bytes by level of the memory</h3>",
-        _table(traffic_columns(report)),
-        f'<p class="dim">{escape(TRAFFIC_NOTE)}</p>',
-    ]
-    parts.append(
-        '<p class="dim">'
-        + "<br>".join(escape(line) for line in report.provenance)
-        + "</p></section>"
-    )
-    return "\n".join(parts)
-
-
-def _table(columns: Sequence[Column], lines: Sequence[TreeLine] = ()) -> str:
-    """All columns; with `lines` behind them, rows are marked by their kind and a bar shows each
-    one's share of the step.
-    """
-    firsts = [
-        place > 0 and columns[place].group != columns[place - 1].group
-        for place in range(len(columns))
-    ]
-    share = _shares(lines)
-    head = [_group_row(columns, bool(share))] if any(column.group for column in columns) else []
-    titles = "".join(
-        f'<th scope="col" class="{_classes(column, first)}">{escape(column.title)}</th>'
-        for column, first in zip(columns, firsts)
-    )
-    head.append(
-        "<tr>"
-        + titles
-        + ('<th scope="col" class="left">share of the step</th>' if share else "")
-        + "</tr>"
-    )
-    rows = []
-    for i, name in enumerate(columns[0].cells):
-        stripped = name.lstrip(" ")
-        indent = (
-            f' style="padding-left:{0.6 + 0.55 * (len(name) - len(stripped)):.2f}rem"'
-            if len(name) > len(stripped)
-            else ""
-        )
-        kind = _kind(lines[i]) if lines else ""
-        full = f' title="{escape(lines[i].name)}"' if lines else ""
-        cells = "".join(
-            f'<td class="{_classes(column, first)}">{escape(column.cells[i])}</td>'
-            for column, first in zip(columns[1:], firsts[1:])
-        )
-        bar = (
-            '<td class="left"><span class="share"><i'
-            f' style="width:{100 * share[i]:.1f}%"></i></span></td>'
-            if share
-            else ""
-        )
-        rows.append(
-            f'<tr class="{kind}"><th'
-            f' scope="row"{indent}{full}>{escape(stripped)}</th>{cells}{bar}</tr>'
-        )
-    return (
-        f'<div class="scroll"><table><thead>{"".join(head)}</thead><tbody>\n'
-        + "\n".join(rows)
-        + "\n</tbody></table></div>"
-    )
-
-
-def _group_row(columns: Sequence[Column], share: bool) -> str:
-    cells, place = [], 0
-    while place < len(columns):
-        end = place + 1
-        while end < len(columns) and columns[end].group == columns[place].group:
-            end += 1
-        cells.append(
-            f'<th colspan="{end - place}"'
-            f' class="group{" first" if place else ""}">{escape(columns[place].group)}</th>'
-        )
-        place = end
-    return "<tr>" + "".join(cells) + ("<th></th>" if share else "") + "</tr>"
-
-
-def _classes(column: Column, first: bool) -> str:
-    return " ".join(
-        name for name, holds in (("left", column.align_left), ("first", first)) if holds
-    )
-
-
-def _kind(line: TreeLine) -> str:
-    if line.side in (PREDICTED, MEASURED):
-        return "oneside"
-    return {GROUP: "group", SUM: "group", OWN: "own"}.get(line.kind, "")
-
-
-def _shares(lines: Sequence[TreeLine]) -> list[float]:
-    """Each line's share of the lines of depth 0, measured where everything was, else predicted."""
-    top = [line for line in lines if line.depth == 0 and line.kind != SUM]
-    for side in ("actual_s", "predicted_s"):
-        whole_s = sum(getattr(line.total, side) or 0.0 for line in top)
-        if whole_s:
-            return [(getattr(line.total, side) or 0.0) / whole_s for line in lines]
-    return []
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="generator" content="{{ generator }}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>dlperf: {{ title }}</title>
+<style>{{ style|safe }}</style>
+</head>
+<body>
+{% for kind, block in blocks %}
+{% if kind == "Heading" %}
+<h{{ block.level }}{% if block.anchor %} id="{{ block.anchor }}"{% endif %}>{{ block.text }}\
+</h{{ block.level }}>
+{% elif kind == "Paragraph" %}
+<p{% if block.is_small %} class="dim"{% endif %}>
+{% for line in block.lines %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor %}</p>
+{% elif kind == "Facts" %}
+<ul>
+{% for name, text in block.pairs %}<li><b>{{ name }}</b>: {{ text }}</li>
+{% endfor %}</ul>
+{% elif kind == "Bullets" %}
+<ul>
+{% for item in block["items"] %}
+<li{% if item.startswith("warning") %} class="warn"{% endif %}>{{ item }}</li>
+{% endfor %}
+</ul>
+{% elif kind == "Preformatted" %}
+<pre>{{ block.text }}</pre>
+{% elif kind == "Image" %}
+<figure><img alt="{{ block.caption }}" src="data:image/png;base64,{{ block.png|base64 }}">\
+<figcaption>{{ block.caption }}</figcaption></figure>
+{% else %}
+{% set classes = block|classes %}
+<div class="scroll"><table><thead>
+{% if block|groups|length > 1 %}
+<tr>{% for title, span in block|groups %}
+<th colspan="{{ span }}" class="group{% if not loop.first %} first{% endif %}">{{ title }}</th>
+{% endfor %}{% if block.shares %}<th></th>{% endif %}</tr>
+{% endif %}
+<tr>{% for column in block.columns %}
+<th scope="col" class="{{ classes[loop.index0] }}">{{ column.title }}</th>
+{% endfor %}{% if block.shares %}<th scope="col" class="left">share of the step</th>{% endif %}</tr>
+</thead><tbody>
+{% for cell in block.columns[0].cells %}{% set i = loop.index0 %}
+{% set indent = cell|length - cell.lstrip(" ")|length %}
+<tr class="{{ block.kinds[i] }}"><th scope="row"\
+{% if indent %} style="padding-left:{{ "%.2f"|format(0.6 + 0.55 * indent) }}rem"{% endif %}\
+{% if block.names %} title="{{ block.names[i] }}"{% endif %}>\
+{% if block.links %}<a href="#{{ block.links[i] }}">{{ cell }}</a>\
+{% else %}{{ cell.lstrip(" ") }}{% endif %}</th>
+{% for column in block.columns[1:] %}
+<td class="{{ classes[loop.index] }}">{{ column.cells[i] }}</td>
+{% endfor %}{% if block.shares %}
+<td class="left"><span class="share">\
+<i style="width:{{ "%.1f"|format(100 * block.shares[i]) }}%"></i></span></td>
+{% endif %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endif %}
+{% endfor %}
+</body>
+</html>
+"""
+_STYLE = """
+:root {
+  color-scheme: light dark; --page: #fff; --text: #1c2024; --dim: #5b6570; --line: #d8dde3;
+    --head: #f3f5f7; --group: #f8f9fb;
+  --bar: #c9dcf0; --warn: #8a4b00;
+}
+@media (prefers-color-scheme: dark) {
+  :root { --page: #14171a; --text: #e6e9ec; --dim: #a0a9b3; --line: #333a42; --head: #20252b;
+    --group: #1a1e23; --bar: #24425f; --warn: #ffb661; }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; padding: 1.5rem; max-width: 110rem; background: var(--page); color: var(--text);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif;
+}
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
+p { margin: .3rem 0; max-width: 70rem; }
+.dim { color: var(--dim); font-size: .87rem; }
+.warn { color: var(--warn); }
+a { color: inherit; }
+.scroll { overflow: auto; max-height: 80vh; border: 1px solid var(--line); border-radius: 6px; }
+table { border-collapse: separate; border-spacing: 0; font-size: .84rem;
+  font-variant-numeric: tabular-nums; min-width: 100%; }
+th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
+thead th { background: var(--head); position: sticky; top: 0; z-index: 1; font-weight: 600; }
+thead tr + tr th { top: 1.75rem; }
+th.left, td.left { text-align: left; }
+th.group { text-align: center; }
+th.first, td.first { border-left: 1px solid var(--line); }
+tbody th { font-weight: 400; text-align: left; max-width: 28rem; overflow: hidden;
+  text-overflow: ellipsis; }
+tr.group td, tr.group th { background: var(--group); font-weight: 600; }
+tr.own th { font-style: italic; }
+tr.oneside th, tr.oneside td { color: var(--warn); }
+tbody tr:last-child td, tbody tr:last-child th { border-bottom: 0; }
+.share { display: inline-block; width: 6rem; height: .75em; text-align: left; }
+.share i { display: block; height: 100%; background: var(--bar); border: 1px solid var(--dim);
+  border-radius: 2px; min-width: 1px; }
+figure { margin: 1rem 0; }
+figure img { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line);
+  border-radius: 6px; }
+figcaption { color: var(--dim); font-size: .87rem; max-width: 70rem; }
+ul { margin: .3rem 0; padding-left: 1.3rem; }
+li { overflow-wrap: anywhere; }
+@media print {
+  :root { --page: #fff; --text: #000; --dim: #444; --line: #bbb; --head: #eee; --group: #f6f6f6;
+    --bar: #ccc; --warn: #000; }
+  body { padding: 0; font-size: 10pt; max-width: none; }
+  .scroll { overflow: visible; max-height: none; border: 0; }
+  thead th { position: static; }
+  thead { display: table-header-group; }
+  table { font-size: 6.5pt; }
+  th, td { padding: .1rem .25rem; }
+  tr, figure { break-inside: avoid; }
+  h2 { break-before: page; }
+  h2:nth-of-type(-n+2) { break-before: avoid; }
+  h2, h3 { break-after: avoid; }
+  .share { width: 2.5rem; }
+}
+"""
+_ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+_ENVIRONMENT.filters.update(base64=_base64, classes=_classes, groups=_groups)
+_TEMPLATE = _ENVIRONMENT.from_string(_PAGE)

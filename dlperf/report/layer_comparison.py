@@ -1,18 +1,16 @@
-"""A layer's predicted and measured times side by side: the rows that every report is made of."""
+"""Each layer's predicted and measured times, side by side."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-from dlperf.core.measurement import LayerTimes
+from dlperf.core.measurement import LayerTimes, Measurement
 from dlperf.core.trace import LOSS, Trace
-
-if TYPE_CHECKING:
-    from dlperf.core.measurement import Measurement
-    from dlperf.forecast.prediction import Prediction
+from dlperf.forecast.prediction import Prediction
+from dlperf.ops import counts as op_counts
 
 PHASES = ("forward", "backward", "optimizer")
 BOTH, PREDICTED, MEASURED = "both", "predicted only", "measured only"
@@ -20,12 +18,11 @@ BOTH, PREDICTED, MEASURED = "both", "predicted only", "measured only"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What one piece of a step was predicted to take and took, in seconds; None where a side does
-    not know.
+    """Predicted and measured seconds of a part of a step; None where unknown.
 
     `spread_frac` is (90th - 10th percentile) / median of the measured samples. `has_work` is False
-    where nothing runs, so that an unknown is no gap (a ReLU in the optimizer). `predicted_is_part`
-    and `actual_is_part` mark sums that lack an unknown part, hence lower bounds.
+    where nothing runs (a ReLU in the optimizer), so that None is no gap. `predicted_is_part` and
+    `actual_is_part` mark sums that lack an unknown part: lower bounds.
     """
 
     predicted_s: float | None = None
@@ -42,14 +39,8 @@ class Times:
         >>> Times(1.5, 1.0).error_frac, Times(1.5, None).error_frac
         (0.5, None)
         """
-        if (
-            self.predicted_s is None
-            or not self.actual_s
-            or self.predicted_is_part
-            or self.actual_is_part
-        ):
-            return None
-        return self.predicted_s / self.actual_s - 1
+        predicted_s, actual_s = self.whole_predicted_s, self.whole_actual_s
+        return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
 
     @property
     def whole_predicted_s(self) -> float | None:
@@ -63,8 +54,7 @@ class Times:
 
 
 def add(parts: Iterable[Times]) -> Times:
-    """The sum of times: what is known is summed, and marked as a part where something unknown is
-    missing.
+    """The sum of the known times, marked as a part where an unknown one is missing.
 
     >>> total = add([Times(1.0, 2.0), Times(None, 3.0)])
     >>> total.predicted_s, total.predicted_is_part, total.actual_s, total.actual_is_part
@@ -84,16 +74,16 @@ def add(parts: Iterable[Times]) -> Times:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerComparison:
-    """One layer as one predictor sees it, beside its measurement.
+    """One layer as one predictor predicts it, beside its measurement.
 
     `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases,
-    the ``forward_`` and ``backward_`` ones of theirs; None where no trace tells. `level_bytes` are
-    those that every level of the memory moves in all phases, by the level's name, innermost first
-    (:mod:`dlperf.hierarchy`). `bound` and `source` are those of the largest share of its predicted
-    time; `shares` are all of them, (bound, source, seconds). `side` says who named the layer:
-    ``both``, ``predicted only`` or ``measured only``.
+    the ``forward_`` and ``backward_`` ones those of one; None without a trace. `level_bytes` are
+    the bytes that each level of the memory moves in all phases, innermost first
+    (:mod:`dlperf.predictors.layer_traffic`). `bound` and `source` belong to the largest share of
+    the predicted time; `shares` are all of them, (bound, source, seconds). `side` tells which side
+    contains the layer: ``both``, ``predicted only`` or ``measured only``.
     """
 
     layer: str
@@ -116,9 +106,8 @@ class LayerComparison:
 
     def phase(self, name: str) -> Times | None:
         """The times of ``forward``, ``backward`` or ``optimizer``."""
-        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}[
-            name
-        ]
+        times: Times | None = getattr(self, name)
+        return times
 
     @property
     def total(self) -> Times:
@@ -134,18 +123,16 @@ def phases_of(inference: bool) -> tuple[str, ...]:
 def rows_of(
     prediction: Prediction, measurement: Measurement | None, predictor: str
 ) -> tuple[LayerComparison, ...]:
-    """One row a layer, the predicted ones in the order of execution, then those that only the
-    measurement names; the loss last.
+    """One row per layer: the predicted ones in the order of execution, those that only the
+    measurement contains, the loss.
 
-    `predictor` is the name under which the rows go. A layer that the measurement names twice counts
-    once, its times summed.
+    `predictor` is the predictor's name in the rows. The times of a layer that the measurement
+    contains twice are summed.
     """
-    from dlperf.ops import counts as work
-
     trace = prediction.trace
     phases = phases_of(trace.inference)
     counts: dict[tuple[str, str], tuple[float, float]] = {}
-    for op, flops, n_bytes in zip(trace.ops, *work.totals(trace)):
+    for op, flops, n_bytes in zip(trace.ops, *op_counts.totals(trace)):
         for layer, share_frac in op.shares or ((op.layer, 1.0),):
             before = counts.get((layer, op.phase), (0.0, 0.0))
             counts[layer, op.phase] = (
@@ -163,28 +150,30 @@ def rows_of(
     for entry in measurement.layers if measurement is not None else ():
         measured.setdefault(entry.layer, []).append(entry)
 
+    def times_of(
+        layer: str, entries: list[LayerTimes], predicted: Mapping[str, Any]
+    ) -> tuple[Times, Times | None, Times | None]:
+        times = {}
+        for phase in phases:
+            predicted_s = _known(predicted.get(f"{phase}_s"))
+            actual_s, spread_frac = _actual(entries, phase)
+            has_work = (layer, phase) in counts or bool(predicted_s)
+            if not predicted:
+                has_work = actual_s is not None
+            times[phase] = Times(predicted_s, actual_s, spread_frac, has_work)
+        return times["forward"], times.get("backward"), times.get("optimizer")
+
     rows = []
     for data in prediction.layers.astype(object).to_dict("records"):
         layer = str(data["layer"])
         entries = measured.pop(layer, [])
-        times: dict[str, Times | None] = dict.fromkeys(PHASES)
-        for phase in phases:
-            predicted_s = _known(data[f"{phase}_s"])
-            actual_s, spread_frac = _actual(entries, phase)
-            has_work = (layer, phase) in counts or bool(predicted_s)
-            times[phase] = Times(predicted_s, actual_s, spread_frac, has_work)
-        forward, backward = (
-            counts.get((layer, "forward"), (0.0, 0.0)),
-            counts.get((layer, "backward"), (0.0, 0.0)),
-        )
+        forward, backward = (counts.get((layer, p), (0.0, 0.0)) for p in ("forward", "backward"))
         rows.append(
             LayerComparison(
                 layer,
                 str(data["type"]),
                 predictor,
-                times["forward"] or Times(),
-                times["backward"],
-                times["optimizer"],
+                *times_of(layer, entries, data),
                 bound=_text(data["bound"]),
                 source=_text(data["source"]),
                 flops=int(data["flops"]),
@@ -202,26 +191,8 @@ def rows_of(
             )
         )
     for layer, entries in measured.items():
-        found = {phase: _actual(entries, phase) for phase in phases}
-        times = {
-            phase: (
-                Times(None, *found[phase], has_work=found[phase][0] is not None)
-                if phase in phases
-                else None
-            )
-            for phase in PHASES
-        }
-        rows.append(
-            LayerComparison(
-                layer,
-                entries[0].type,
-                predictor,
-                times["forward"] or Times(),
-                times["backward"],
-                times["optimizer"],
-                side=MEASURED,
-            )
-        )
+        times = times_of(layer, entries, {})
+        rows.append(LayerComparison(layer, entries[0].type, predictor, *times, side=MEASURED))
     rows.sort(key=lambda row: row.layer == LOSS)
     return tuple(rows)
 
@@ -239,7 +210,7 @@ def root_of(trace: Trace) -> str:
 
 
 def names_of(rows: Sequence[LayerComparison], side: str) -> tuple[str, ...]:
-    """The layers that only one side names, each once."""
+    """The layers of that side, each once."""
     return tuple(dict.fromkeys(row.layer for row in rows if row.side == side))
 
 

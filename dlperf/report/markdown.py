@@ -1,80 +1,59 @@
-"""Reports as Markdown (GitHub's tables)."""
+"""Pages as Markdown with GitHub's tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from dlperf.report.hierarchy import TRAFFIC_NOTE, traffic_columns
-from dlperf.report.layer_comparison import phases_of
-from dlperf.report.layers import layer_columns
-from dlperf.report.outline import GROUP, SUM
+from dlperf.report.document import (
+    Block,
+    Bullets,
+    Facts,
+    Heading,
+    Image,
+    Paragraph,
+    Preformatted,
+    Table,
+)
 from dlperf.report.table import Column
-from dlperf.report.text import ACCURACY_NOTE, accuracy_columns, heading, step_sentence
-
-if TYPE_CHECKING:
-    from dlperf.report.comparison import Report
 
 
-def report_to_markdown(report: Report, images: Sequence[str] = ()) -> str:
-    """The report with every layer of every predictor; `images` are links to its plots."""
-    blocks = [
-        f"<!-- dlperf report, {_comment(report.created)} -->",
-        f"## {escape(heading(report))}",
-    ]
-    summary = [
-        f"- **{escape(label)}**:"
-        f" {escape(step_sentence(p.step, report.measurement.step['total'].median, report.measurement.repeatability_frac))}"
-        for p, label in zip(report.predictions, report.predictors)
-    ]
-    blocks += [
-        "\n".join(summary),
-        "### Accuracy",
-        table(accuracy_columns(report.accuracy)),
-        escape(ACCURACY_NOTE),
-    ]
-    for label in report.predictors:
-        lines = report.outline(label)
-        columns = layer_columns(lines, phases_of(report.inference), measured=True)
-        bold = {i for i, line in enumerate(lines) if line.kind in (GROUP, SUM)}
-        blocks += [f"### Layers, {escape(label)}", table(columns, bold)]
-    blocks += [
-        "### Bytes by level of the memory",
-        table(traffic_columns(report)),
-        escape(TRAFFIC_NOTE),
-    ]
-    if images:
-        blocks += [
-            "### Plots",
-            "\n\n".join(f"![{escape(_caption(link))}]({link})" for link in images),
-        ]
-    if report.remarks:
-        blocks += ["### Remarks", "\n".join(f"- {escape(remark)}" for remark in report.remarks)]
-    blocks.append("<sub>" + "<br>".join(escape(line) for line in report.provenance) + "</sub>")
-    return "\n\n".join(blocks) + "\n"
+def to_markdown(kind: str, blocks: Iterable[Block]) -> str:
+    """The page. `kind` follows ``dlperf`` in the comment that marks the file as dlperf's."""
+    comment = f"<!-- dlperf {kind.replace('--', '- -')} -->"
+    return "\n\n".join([comment, *map(_block_markdown, blocks)]) + "\n"
+
+
+def _block_markdown(block: Block) -> str:
+    if isinstance(block, Heading):
+        return f"{'#' * max(2, block.level)} {escape(block.text)}"
+    if isinstance(block, Table):
+        return table(block.columns, {i for i, kind in enumerate(block.kinds) if kind == "group"})
+    if isinstance(block, Image):
+        return f"![{escape(block.link.rsplit('/', 1)[-1].rsplit('.', 1)[0])}]({block.link})"
+    if isinstance(block, Preformatted):
+        return f"```text\n{block.text}\n```"
+    if isinstance(block, Paragraph):
+        lines = "<br>".join(map(escape, block.lines))
+        return f"<sub>{lines}</sub>" if block.is_small else lines
+    if isinstance(block, Facts):
+        return "\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in block.pairs)
+    assert isinstance(block, Bullets)
+    return "\n".join(f"- {escape(item)}" for item in block.items)
 
 
 def table(columns: Sequence[Column], bold: set[int] | frozenset[int] = frozenset()) -> str:
-    """All columns as a Markdown table, a group's title in front of each of its columns; the rows in
-    `bold` stand out.
+    """All columns as a Markdown table. A group's title precedes the title of each of its columns;
+    the first cells of the rows in `bold` are bold.
     """
     titles = [f"{column.group} {column.title}".strip() for column in columns]
     rules = [":---" if column.align_left else "---:" for column in columns]
-    lines = ["| " + " | ".join(map(escape, titles)) + " |", "| " + " | ".join(rules) + " |"]
-    for i in range(len(columns[0].cells)):
-        cells = []
-        for place, column in enumerate(columns):
-            text = column.cells[i]
-            stripped = text.lstrip(" ")
-            cell = escape(stripped)
-            if place == 0:
-                cell = "&nbsp;" * 2 * (len(text) - len(stripped)) + (
-                    f"**{cell}**" if i in bold else cell
-                )
-            cells.append(cell)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [list(map(escape, titles)), rules]
+    for i, name in enumerate(columns[0].cells):
+        cell, indent = escape(name.lstrip(" ")), len(name) - len(name.lstrip(" "))
+        first = "&nbsp;" * 2 * indent + (f"**{cell}**" if i in bold else cell)
+        rows.append([first, *(escape(column.cells[i].lstrip(" ")) for column in columns[1:])])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def escape(text: str) -> str:
@@ -85,11 +64,3 @@ def escape(text: str) -> str:
     """
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", text).replace("\n", " ")
-
-
-def _comment(text: str) -> str:
-    return text.replace("--", "- -")
-
-
-def _caption(link: str) -> str:
-    return link.rsplit("/", 1)[-1].rsplit(".", 1)[0]

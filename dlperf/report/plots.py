@@ -5,7 +5,7 @@ the roofline stands in its own file.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 from matplotlib.colors import to_rgb
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from dlperf.core.units import format_percent
+from dlperf.forecast.prediction import Prediction
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     CYCLE,
@@ -39,10 +40,7 @@ from dlperf.report.drawing import (
 from dlperf.report.hierarchy import hierarchy_figure
 from dlperf.report.layer_comparison import LayerComparison, phases_of
 from dlperf.report.roofline import roofline_figure
-
-if TYPE_CHECKING:
-    from dlperf.forecast.prediction import Prediction
-    from dlperf.report.comparison import Report
+from dlperf.report.step_comparison import StepComparison
 
 __all__ = ["CAPTIONS", "figures_of", "layers_figure", "pngs_of", "scatter_figure", "time_figure"]
 
@@ -73,7 +71,7 @@ CAPTIONS = {
 }
 
 
-def figures_of(report: Report) -> dict[str, Figure]:
+def figures_of(report: StepComparison) -> dict[str, Figure]:
     """The plots by name, in the order of reading. The rooflines are left out where the machine file
     holds no bandwidth or no matrix multiplication.
     """
@@ -88,7 +86,7 @@ def figures_of(report: Report) -> dict[str, Figure]:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def pngs_of(report: Report, dpi: int = 130) -> dict[str, bytes]:
+def pngs_of(report: StepComparison, dpi: int = 130) -> dict[str, bytes]:
     """The plots by name, drawn; where they come from is written into each file."""
     what = (
         f"{report.target}, batch size {report.batch_size}, on {report.machine};"
@@ -100,7 +98,7 @@ def pngs_of(report: Report, dpi: int = 130) -> dict[str, bytes]:
     }
 
 
-def layers_figure(report: Report) -> Figure:
+def layers_figure(report: StepComparison) -> Figure:
     """Bars per layer, predicted and measured, one panel per phase."""
     phases = phases_of(report.inference)
     names, left_out, left_frac = _largest_layers(report)
@@ -180,7 +178,7 @@ def layers_figure(report: Report) -> Figure:
     return figure
 
 
-def _circumstances(report: Report) -> str:
+def _circumstances(report: StepComparison) -> str:
     return circumstances(
         report.target, report.batch_size, report.measurement.threads, report.machine
     )
@@ -232,7 +230,7 @@ def _remark(ax: Any, height: float, text: str) -> None:
     ax.annotate(text, (0, height), va="center", fontsize=6, color=DIM, **at)
 
 
-def _largest_layers(report: Report) -> tuple[list[str], int, float]:
+def _largest_layers(report: StepComparison) -> tuple[list[str], int, float]:
     """(layers to show in the order of execution, how many are left out, their share of the time)"""
     seconds: dict[str, float] = {}
     for rows in report.rows:
@@ -252,7 +250,7 @@ def _largest_layers(report: Report) -> tuple[list[str], int, float]:
     )
 
 
-def scatter_figure(report: Report) -> Figure:
+def scatter_figure(report: StepComparison) -> Figure:
     """Predicted against measured time of layers and phases, log-log, with y = x and the band of 20
     %.
     """
@@ -354,7 +352,7 @@ def scatter_figure(report: Report) -> Figure:
     return figure
 
 
-def time_figure(report: Report) -> Figure:
+def time_figure(report: StepComparison) -> Figure:
     """Horizontal stacked bars: each phase of each predictor by what the time is spent on, and the
     measured phase below.
     """

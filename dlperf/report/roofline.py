@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
+from dlperf.core.machine import Machine
 from dlperf.core.units import format_si
 from dlperf.ops import roofs as measured_roofs
 from dlperf.report.drawing import (
@@ -26,10 +27,7 @@ from dlperf.report.drawing import (
     plain,
 )
 from dlperf.report.layer_comparison import phases_of
-
-if TYPE_CHECKING:
-    from dlperf.core.machine import Machine
-    from dlperf.report.comparison import Report
+from dlperf.report.step_comparison import StepComparison
 
 MAX_LAYERS = 30
 """Layers that are drawn: those that take longest. Each has a number and a line in the legend."""
@@ -74,7 +72,7 @@ def roofs_of(machine: Machine, threads: int) -> dict[str, float]:
     }
 
 
-def points_of(report: Report) -> tuple[list[Point], int]:
+def points_of(report: StepComparison) -> tuple[list[Point], int]:
     """The layers' measured points by phase, the longest first, and how many have no FLOPs or no
     bytes to stand on.
 
@@ -103,7 +101,7 @@ def points_of(report: Report) -> tuple[list[Point], int]:
     return sorted(points, key=lambda point: -point.seconds), n_without
 
 
-def roofline_figure(report: Report) -> Figure | None:
+def roofline_figure(report: StepComparison) -> Figure | None:
     """The layers by the bytes of their operands under the roofs of every level; None where the
     machine file holds no bandwidth and no peak.
 
@@ -204,7 +202,9 @@ def roofline_figure(report: Report) -> Figure | None:
     return figure
 
 
-def _longest(report: Report, points: list[Point]) -> tuple[list[Point], dict[str, int], int]:
+def _longest(
+    report: StepComparison, points: list[Point]
+) -> tuple[list[Point], dict[str, int], int]:
     """The points of the layers that take longest, their numbers in the order of execution, and how
     many layers there are.
     """

@@ -15,10 +15,11 @@ from dlperf.core.units import format_bytes, format_percent, format_seconds, form
 from dlperf.distributed.link_fits import fit_link
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
-from dlperf.report.comparison import Report
 from dlperf.report.layer_comparison import root_of
+from dlperf.report.step_comparison import StepComparison
+from dlperf.report.step_pages import epoch_facts, measured_facts, prediction_to_text, report_page
 from dlperf.report.table import format_error, shorten
-from dlperf.report.text import epoch_lines, prediction_to_text, report_to_text, step_lines
+from dlperf.report.text import to_text
 
 _LINES = 24
 """Lines of a layer table on a page; longer ones are folded."""
@@ -158,7 +159,8 @@ def _(measurement: Measurement) -> str:
 
 @page.register
 def _(measurement: Measurement) -> str:
-    lines = [_measured(measurement), *(f"  {line}" for line in step_lines(measurement))]
+    facts = measured_facts(measurement)
+    lines = [_measured(measurement), *(f"  {name:<13} {value}" for name, value in facts)]
     if measurement.layers:
         lines.append(f"  {counted(len(measurement.layers), 'layer')} in .frame")
     return fit("\n".join([*lines, *_notes(measurement.notes, ".notes")]))
@@ -175,7 +177,7 @@ def _measured(measurement: Measurement) -> str:
 
 
 @one_line.register
-def _(report: Report) -> str:
+def _(report: StepComparison) -> str:
     actual_s = report.measurement.step["total"].median
     sides = []
     for label, prediction in zip(report.predictors, report.predictions):
@@ -186,8 +188,8 @@ def _(report: Report) -> str:
 
 
 @page.register
-def _(report: Report) -> str:
-    return report_to_text(report, max_lines=_LINES)
+def _(report: StepComparison) -> str:
+    return to_text(report_page(report, max_lines=_LINES, is_brief=True))
 
 
 # -- epoch, cluster -----------------------------------------------------------------------
@@ -201,7 +203,7 @@ def _(epoch: Epoch) -> str:
 
 @page.register
 def _(epoch: Epoch) -> str:
-    lines = [f"{name:<6} {value}" for name, value in epoch_lines(epoch)]
+    lines = [f"{name:<6} {value}" for name, value in epoch_facts(epoch)]
     return fit("\n".join([*lines, *_notes(epoch.notes, ".notes")]))
 
 

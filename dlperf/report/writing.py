@@ -1,64 +1,13 @@
-"""Reports into a folder: one file per format for all of them, the plots beside."""
+"""Folders of files that dlperf writes: checked, made, and recognised as its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.files import check_name, schema_of, try_folder, write_bytes, write_text
-
-if TYPE_CHECKING:
-    from dlperf.report.comparison import Report
-
-FORMATS = ("text", "md", "html", "csv", "json")
-_SUFFIXES = {"text": "txt", "md": "md", "html": "html", "csv": "csv", "json": "json"}
-_FILE_WIDTH = 160
-"""Characters of a line of prose in a text file; tables have all their columns."""
-
-
-def render(reports: Sequence[Report], format: str, images: Sequence[Sequence[str]] = ()) -> str:
-    """All reports as one document: ``text`` (as wide as the terminal), ``md``, ``html``, ``csv`` or
-    ``json``.
-
-    `images` are the links to each report's plots, for Markdown. Raises DlperfError for an unknown
-    format or no report.
-    """
-    return _render(reports, format, images, None)
-
-
-def _render(
-    reports: Sequence[Report], format: str, images: Sequence[Sequence[str]], width: int | None
-) -> str:
-    if not reports:
-        raise DlperfError("report: there is nothing to report; name a target or a measurement")
-    if format == "text":
-        return "\n\n".join(
-            report.to_text() if width is None else report.to_text(width, None, all_columns=True)
-            for report in reports
-        )
-    if format == "md":
-        return "\n".join(
-            report.to_markdown(images[i] if i < len(images) else ())
-            for i, report in enumerate(reports)
-        )
-    if format == "html":
-        from dlperf.report.html import reports_to_html
-
-        return reports_to_html(reports)
-    if format == "csv":
-        from dlperf.report.export import reports_to_csv
-
-        return reports_to_csv(reports)
-    if format == "json":
-        from dlperf.report.export import reports_to_json
-
-        return json.dumps(reports_to_json(reports), indent=1, allow_nan=False) + "\n"
-    raise DlperfError(f"report format {format!r} is unknown; known are {', '.join(FORMATS)}")
+from dlperf.core.files import check_name, schema_of, try_folder
 
 
 def check_folder(folder: str | Path, force: bool = False) -> None:
@@ -94,53 +43,6 @@ def check_folder(folder: str | Path, force: bool = False) -> None:
             )
 
 
-def write(
-    reports: Sequence[Report],
-    folder: str | Path,
-    formats: Sequence[str] = FORMATS,
-    force: bool = False,
-) -> list[Path]:
-    """Write ``report.txt``, ``.md``, ``.html``, ``.csv``, ``.json`` as asked, and every report's
-    plots as PNG; the files in that order.
-
-    The folder is made if missing. Files of an earlier report are replaced; nothing else is touched.
-
-    Raises DlperfError for an unknown format, a folder that cannot be made or holds foreign files
-    (unless `force`); WorkFailed if the disk refuses.
-    """
-    for format in formats:
-        if format not in FORMATS:
-            raise DlperfError(
-                f"report format {format!r} is unknown; known are {', '.join(FORMATS)}"
-            )
-    check_folder(folder, force)
-    folder = make_folder(folder)
-    names = _names(reports)
-    plots = [write_plots(report, folder, f"{name}-") for report, name in zip(reports, names)]
-    images = [[path.name for path in paths] for paths in plots]
-    written = []
-    for format in dict.fromkeys(formats):
-        path = folder / f"report.{_SUFFIXES[format]}"
-        text = _render(reports, format, images, _FILE_WIDTH)
-        write_text(path, f"dlperf report\n\n{text}" if format == "text" else text)
-        written.append(path)
-    return [*written, *(path for paths in plots for path in paths)]
-
-
-def write_plots(report: Report, folder: str | Path, prefix: str = "") -> list[Path]:
-    """Write a report's plots as ``PREFIXlayers.png`` and so on; the folder is made if missing.
-
-    Raises DlperfError if it cannot be made, WorkFailed if the disk refuses.
-    """
-    folder = make_folder(folder)
-    written = []
-    for name, png in report.pngs.items():
-        path = folder / f"{prefix}{name}.png"
-        write_bytes(path, png)
-        written.append(path)
-    return written
-
-
 def slug(name: str, most: int = 80) -> str:
     """A name that is safe as a file's: letters, digits, dot, dash and underscore.
 
@@ -148,20 +50,6 @@ def slug(name: str, most: int = 80) -> str:
     ('nets-my-net.py-lenet', 'report')
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-most:].strip("-.") or "report"
-
-
-def _names(reports: Sequence[Report]) -> list[str]:
-    names: list[str] = []
-    for report in reports:
-        name = (
-            f"{slug(report.target.rsplit('/', 1)[-1])}-b{report.batch_size}-t{report.measurement.threads}"
-            + ("-inference" if report.inference else "")
-        )
-        unique, number = name, 2
-        while unique in names:
-            unique, number = f"{name}-{number}", number + 1
-        names.append(unique)
-    return names
 
 
 def make_folder(folder: str | Path) -> Path:

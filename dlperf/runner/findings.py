@@ -421,7 +421,7 @@ class Findings:
     def _body(self, width: int) -> str:
         if self.report is not None:
             return self.report.to_text(width)
-        from dlperf.report.text import measurement_to_text
+        from dlperf.report.step_pages import measurement_to_text
 
         return measurement_to_text(self.measurement, width)
 

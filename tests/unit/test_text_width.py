@@ -29,7 +29,7 @@ from dlperf.report.comparison import compare
 from dlperf.report.machine_summary import compare_machines, summarize
 from dlperf.report.replay_text import replay_to_text
 from dlperf.report.scaling_text import scaling_to_text
-from dlperf.report.text import measurement_to_text, prediction_to_text
+from dlperf.report.step_pages import measurement_to_text, prediction_to_text
 from dlperf.studies.accuracy import page
 from dlperf.studies.distributed import page as distributed_page
 from dlperf.studies.distributed.cases import DistributedStudy

@@ -1,0 +1,237 @@
+"""One measured step beside the predictions of one or several predictors, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from dlperf.core.measurement import Measurement
+from dlperf.core.units import format_percent
+from dlperf.forecast.prediction import Prediction
+from dlperf.ops.roofs import LEVELS
+from dlperf.report.accuracy import PhaseAccuracy, accuracy_of
+from dlperf.report.layer_comparison import (
+    MEASURED,
+    PREDICTED,
+    LayerComparison,
+    Times,
+    names_of,
+    phases_of,
+    root_of,
+    rows_of,
+)
+from dlperf.report.layer_table import TreeLine, layer_tree
+
+_TEXTS = ("bound", "source")
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """Predictions of a step beside its measurement.
+
+    `predictors` are the names of the predictions, each once. `created` is the time of the
+    comparison (ISO 8601, UTC), `command` the command line that made it, if one did.
+    """
+
+    predictions: tuple[Prediction, ...]
+    measurement: Measurement
+    predictors: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    command: str = ""
+    created: str = ""
+
+    @property
+    def target(self) -> str:
+        """What was predicted and measured."""
+        return (
+            self.measurement.target
+            or self.predictions[0].trace.target
+            or root_of(self.predictions[0].trace)
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step."""
+        return self.measurement.batch_size
+
+    @property
+    def inference(self) -> bool:
+        """Whether the step is a forward pass alone."""
+        return self.measurement.inference
+
+    @property
+    def machine(self) -> str:
+        """The measuring machine's processor, else the predicted one's."""
+        return self.measurement.machine or self.predictions[0].machine.cpu.model
+
+    @cached_property
+    def rows(self) -> tuple[tuple[LayerComparison, ...], ...]:
+        """The rows of each predictor, aligned with `predictors`."""
+        return tuple(
+            rows_of(prediction, self.measurement, label)
+            for prediction, label in zip(self.predictions, self.predictors)
+        )
+
+    @cached_property
+    def accuracy(self) -> tuple[PhaseAccuracy, ...]:
+        """Each predictor's accuracy by phase, the step last."""
+        return tuple(
+            entry
+            for rows, prediction, label in zip(self.rows, self.predictions, self.predictors)
+            for entry in accuracy_of(rows, prediction, self.measurement, label)
+        )
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row a layer and predictor, the layers in the order of execution.
+
+        Columns: layer, type, predictor; for each of forward, backward, optimizer (forward alone in
+        inference) and total ``*_predicted_s``, ``*_actual_s``, ``*_error_frac`` (predicted / actual
+        - 1); bound, flops, bytes, source; ``*_spread_frac`` ((90th - 10th percentile) / median of
+        the measured samples); side (``both``, ``predicted only``, ``measured only``); L1_bytes,
+        L2_bytes, L3_bytes, DRAM_bytes, which each level of the memory moves in all phases (a model,
+        :mod:`dlperf.predictors.layer_traffic`). NaN where unknown; a total lacking a part is NaN.
+        """
+        records = [_record(row, self.inference) for rows in self.rows for row in rows]
+        columns = _record(LayerComparison("", "", "", Times(), None, None), self.inference)
+        return pd.DataFrame(records, columns=list(columns))
+
+    @cached_property
+    def mape(self) -> pd.DataFrame:
+        """The accuracy as a table: one row a predictor and phase (``step`` is the whole); see
+        :class:`dlperf.report.accuracy.PhaseAccuracy`.
+
+        `mape_frac` is over the layers of at least 1 % of their phase, `mape_all_frac` over all
+        measured layers; `repeatability_frac` and `spread_frac` are differences between repeated
+        measurements. NaN where unknown.
+        """
+        rows = [
+            {name: math.nan if value is None else value for name, value in asdict(entry).items()}
+            for entry in self.accuracy
+        ]
+        return pd.DataFrame(rows, columns=[f.name for f in fields(PhaseAccuracy)])
+
+    @property
+    def unpredicted(self) -> tuple[str, ...]:
+        """Measured layers without a row of any predictor."""
+        missing = [set(names_of(rows, MEASURED)) for rows in self.rows]
+        return tuple(
+            name
+            for name in names_of(self.rows[0], MEASURED)
+            if all(name in names for names in missing)
+        )
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Predicted layers that the measurement does not contain."""
+        return tuple(
+            dict.fromkeys(name for rows in self.rows for name in names_of(rows, PREDICTED))
+        )
+
+    @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """One-sided layers, unpriced ops, what predictors do not support, warnings, notes."""
+        found = [f"warning: {text}" for text in self.warnings]
+        for rows, prediction, label in zip(self.rows, self.predictions, self.predictors):
+            own = [f"warning: {label}: {text}" for text in prediction.warnings]
+            if names := names_of(rows, MEASURED):
+                own.append(
+                    f"{label}: {len(names)} measured layers have no predicted row and count as a"
+                    f" prediction of 0: {_first_names(names)}"
+                )
+            own += coverage_remarks(prediction, f"{label}: ")
+            if prediction.page_faults is not None:
+                own.append(f"{label}: page faults are {prediction.page_faults.sentence()}")
+            found += [*own, *(f"{label}: {note}" for note in prediction.prices.notes)]
+        if self.unmeasured:
+            found.append(
+                f"{len(self.unmeasured)} predicted layers were not measured:"
+                f" {_first_names(self.unmeasured)}"
+            )
+        found += [*self.predictions[0].trace.notes, *self.measurement.notes]
+        total = self.measurement.step["total"]
+        if total.n_disturbed:
+            found.append(
+                f"{total.n_disturbed} disturbed steps were dropped from"
+                f" {total.n_disturbed + len(total.values)} measured ones"
+            )
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def provenance(self) -> tuple[str, ...]:
+        """Versions, machine file, date and command behind the numbers, one line each."""
+        lines = []
+        if self.measurement.versions:
+            lines.append(
+                "measured with "
+                + ", ".join(
+                    f"{name} {version}" for name, version in self.measurement.versions.items()
+                )
+            )
+        for machine in (prediction.machine for prediction in self.predictions):
+            file = filter(None, (f"{machine.mode} calibration", machine.created, machine.path))
+            lines.append(f"predicted for {machine.cpu.model} ({', '.join(file)})")
+        if self.created:
+            lines.append(f"compared {self.created}")
+        if self.command:
+            lines.append(f"command: {self.command}")
+        return tuple(dict.fromkeys(lines))
+
+    def layer_tree(self, predictor: str, max_lines: int | None = None) -> tuple[TreeLine, ...]:
+        """One predictor's rows in the shape of the model, in at most about `max_lines` lines; see
+        :func:`dlperf.report.layer_table.layer_tree`.
+        """
+        index = self.predictors.index(predictor)
+        return layer_tree(self.rows[index], self.predictions[index].trace, max_lines)
+
+
+def coverage_remarks(prediction: Prediction, prefix: str = "") -> list[str]:
+    """The ops without a price, and the layers and phases that the predictor does not support."""
+    remarks, prices = [], prediction.prices
+    if prediction.unpriced:
+        names = ", ".join(f"{op} x{count}" for op, count in prediction.unpriced.items())
+        share = format_percent(1 - prediction.priced_time_frac)
+        remarks.append(
+            f"{prefix}{share} of the predicted time stands on {sum(prediction.unpriced.values())}"
+            f" ops without a price: {names}"
+        )
+    if prices.unsupported:
+        remarks.append(
+            f"{prefix}does not support {len(prices.unsupported)} layers:"
+            f" {_first_names(prices.unsupported)}"
+        )
+    if silent := [p for p in phases_of(prediction.trace.inference) if p not in prices.phases]:
+        remarks.append(f"{prefix}does not support the {' and the '.join(silent)}")
+    return remarks
+
+
+def _first_names(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
+    """A row of the frame."""
+    phases = phases_of(inference)
+    record: dict[str, Any] = {"layer": row.layer, "type": row.type, "predictor": row.predictor}
+    for phase in (*phases, "total"):
+        times = row.phase(phase) or Times()
+        record[f"{phase}_predicted_s"] = times.whole_predicted_s
+        record[f"{phase}_actual_s"] = times.whole_actual_s
+        record[f"{phase}_error_frac"] = times.error_frac
+    record |= {"bound": row.bound, "flops": row.flops, "bytes": row.bytes, "source": row.source}
+    for phase in phases:
+        record[f"{phase}_spread_frac"] = (row.phase(phase) or Times()).spread_frac
+    record["side"] = row.side
+    moved = dict(row.level_bytes)
+    for level in LEVELS:
+        record[f"{level}_bytes"] = round(moved[level]) if level in moved else None
+    return {
+        name: math.nan if value is None and name not in _TEXTS else value
+        for name, value in record.items()
+    }

@@ -1,0 +1,422 @@
+"""Pages of a step: predicted, measured, or both beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dlperf.core.measurement import Measurement
+from dlperf.core.text import printable
+from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
+from dlperf.forecast.epoch import Epoch
+from dlperf.forecast.prediction import Prediction, Step
+from dlperf.report.accuracy import PhaseAccuracy
+from dlperf.report.document import Block, Bullets, Facts, Heading, Image, Paragraph, Table
+from dlperf.report.layer_comparison import phases_of, root_of, rows_of
+from dlperf.report.layer_table import (
+    FOLDED,
+    REST,
+    TreeLine,
+    error_columns,
+    layer_columns,
+    layer_tree,
+    marked_table,
+)
+from dlperf.report.step_comparison import StepComparison, coverage_remarks
+from dlperf.report.table import Column, format_error
+from dlperf.report.text import to_text
+
+MAX_LINES = 60
+"""Lines of a layer table in text; longer ones are folded."""
+ACCURACY_NOTE = (
+    "err: predicted / actual - 1. repeats: difference of a repeated measurement of the step."
+    " MAPE: mean |err| over the layers that take >= 1 % of their phase (in brackets how many), and"
+    " over all measured layers. spread: mean (90th - 10th percentile) / median of those layers'"
+    " samples. weighted: sum |predicted - actual| / sum actual. seen: share of the phase that the"
+    " measurement attributes to layers."
+)
+
+TRAFFIC_NOTE = (
+    "Bytes that each level exchanges with the next inner level (L1: with the registers), modelled"
+    " from footprints, reuse distances and the tiling of contractions. FMA: share of multiply-adds"
+    " among floating-point instructions. allows: time at the lowest measured roof."
+)
+
+
+def step_title(
+    target: str, inference: bool, batch_size: int, threads: int, machine: str, more: str = ""
+) -> str:
+    """The step in one line: target, kind, batch size, threads, machine.
+
+    >>> step_title("nets.py:cnn", False, 32, 1, "Testor 9000")
+    'nets.py:cnn: training step, batch size 32, 1 thread, on Testor 9000'
+    """
+    what = "inference" if inference else "training step"
+    return (
+        f"{printable(target)}: {what}, batch size {batch_size}, {threads}"
+        f" thread{'s' * (threads != 1)}, on {machine}{more}"
+    )
+
+
+def interval_text(step: Step) -> str:
+    """The step's 90 % interval, ``1.25 ms .. 1.53 ms``; empty without one."""
+    if step.low_s is None or step.high_s is None:
+        return ""
+    return f"{format_seconds(step.low_s)} .. {format_seconds(step.high_s)}"
+
+
+def _inside(step: Step, actual_s: float) -> str:
+    assert step.low_s is not None
+    assert step.high_s is not None
+    return "inside" if step.low_s <= actual_s <= step.high_s else "outside"
+
+
+# -- report ---------------------------------------------------------------------------------------
+
+
+def report_page(
+    report: StepComparison,
+    images: Sequence[Image] = (),
+    anchor: str = "",
+    max_lines: int | None = None,
+    is_brief: bool = False,
+) -> list[Block]:
+    """The comparison: the steps, every predictor's layers, their accuracy, `images`, remarks.
+
+    Layer tables beyond `max_lines` lines are folded. A brief page has the layers of the first
+    predictor and the errors of the others, and no bytes by level of the memory.
+    """
+    phases = phases_of(report.inference)
+    measured = report.measurement
+    title = step_title(
+        report.target, report.inference, report.batch_size, measured.threads, report.machine
+    )
+    sides = zip(report.predictors, report.predictions)
+    page: list[Block] = [
+        Heading(title, 2 if anchor or not is_brief else 1, anchor),
+        Facts(tuple((label, _step_sentence(p.step, measured)) for label, p in sides)),
+    ]
+    trees = {label: report.layer_tree(label, max_lines) for label in report.predictors}
+    for label, lines in list(trees.items())[: 1 if is_brief else None]:
+        page += [
+            Heading(f"Layers, {printable(label)}"),
+            marked_table(layer_columns(lines, phases, measured=True), lines),
+            *_folding_note(lines),
+        ]
+    if len(trees) > 1:
+        errors = marked_table(error_columns(trees, phases), trees[report.predictors[0]])
+        page += [Heading("Layers, error of each predictor"), errors]
+    page += [
+        Heading("Accuracy"),
+        Table(accuracy_columns(report.accuracy)),
+        Paragraph((ACCURACY_NOTE,), is_small=True),
+    ]
+    if images:
+        page += [Heading("Plots"), *images]
+    if not is_brief:
+        page += [
+            Heading("Bytes by level of the memory"),
+            Table(traffic_columns(report)),
+            Paragraph((TRAFFIC_NOTE,), is_small=True),
+        ]
+    if report.remarks:
+        page += [*([] if is_brief else [Heading("Remarks")]), Bullets(report.remarks)]
+    return [*page, Paragraph(report.provenance, is_small=True)]
+
+
+def _step_sentence(step: Step, measurement: Measurement) -> str:
+    """The step predicted and measured, in words."""
+    actual_s, repeats_frac = measurement.step["total"].median, measurement.repeatability_frac
+    measured = f"measured {format_seconds(actual_s)}"
+    if repeats_frac is not None:
+        measured += f" (repeats within {format_percent(repeats_frac)})"
+    if step.total_s is None:
+        return f"no whole step predicted; {measured}"
+    text = f"step predicted {format_seconds(step.total_s)}"
+    error = f"{measured}: {format_error(step.total_s / actual_s - 1)}"
+    if interval := interval_text(step):
+        return f"{text} (90 %: {interval}), {error}, {_inside(step, actual_s)} the interval"
+    return f"{text}, {error}"
+
+
+def overview_page(reports: Sequence[StepComparison]) -> list[Block]:
+    """What precedes the reports on a page of all: for several a table of the cases."""
+    text = "Times of layers and steps, predicted from a calibration of the machine, and measured."
+    intro = Paragraph((text,), is_small=True)
+    if len(reports) == 1:
+        return [Heading(reports[0].target, 1), intro]
+    rows, links = [], []
+    for number, report in enumerate(reports, 1):
+        actual_s = report.measurement.step["total"].median
+        what = " (inference)" if report.inference else ""
+        threads = report.measurement.threads
+        name = (
+            f"{report.target}{what}, batch size {report.batch_size}, {threads}"
+            f" thread{'s' * (threads != 1)}"
+        )
+        for label, prediction in zip(report.predictors, report.predictions):
+            own = {entry.phase: entry for entry in report.accuracy if entry.predictor == label}
+            interval = interval_text(prediction.step)
+            if interval:
+                interval = f"{interval}, {_inside(prediction.step, actual_s)}"
+            mapes = (own[p].mape_frac if p in own else None for p in ("forward", "backward"))
+            rows.append(
+                (
+                    name,
+                    label,
+                    format_seconds(prediction.step.total_s),
+                    format_seconds(actual_s),
+                    format_error(own["step"].error_frac),
+                    format_percent(own["step"].repeatability_frac),
+                    interval or "-",
+                    *map(format_percent, mapes),
+                )
+            )
+            links.append(f"case{number}")
+    titles = (
+        "case",
+        "predictor",
+        "predicted",
+        "measured",
+        "error",
+        "repeatability",
+        "90 % interval",
+        "forward MAPE",
+        "backward MAPE",
+    )
+    columns = tuple(
+        Column(title, cells, align_left=i < 2)
+        for i, (title, cells) in enumerate(zip(titles, zip(*rows)))
+    )
+    return [
+        Heading("Predicted and measured", 1),
+        intro,
+        Heading("Cases", 2),
+        Table(columns, links=tuple(links)),
+    ]
+
+
+def accuracy_columns(accuracy: Sequence[PhaseAccuracy]) -> tuple[Column, ...]:
+    """The accuracy table's columns, without the phases that a predictor does not support."""
+    shown = [
+        a
+        for a in accuracy
+        if a.predicted_s is not None or a.mape_frac is not None or a.phase == "step"
+    ]
+
+    def percents(name: str) -> tuple[str, ...]:
+        return tuple(format_percent(getattr(a, name)) for a in shown)
+
+    def mapes(name: str, count: str) -> tuple[str, ...]:
+        values = ((getattr(a, name), getattr(a, count)) for a in shown)
+        return tuple("-" if v is None else f"{format_percent(v)} ({n})" for v, n in values)
+
+    seen = (a.seen_frac for a in shown)
+    return (
+        Column("predictor", tuple(printable(a.predictor) for a in shown), align_left=True),
+        Column("phase", tuple(a.phase for a in shown), align_left=True),
+        Column("pred", tuple(format_seconds(a.predicted_s) for a in shown)),
+        Column("actual", tuple(format_seconds(a.actual_s) for a in shown)),
+        Column("err", tuple(format_error(a.error_frac) for a in shown)),
+        Column("repeats", percents("repeatability_frac")),
+        Column("MAPE >= 1 %", mapes("mape_frac", "n_layers")),
+        Column("MAPE all", mapes("mape_all_frac", "n_all"), rank=1),
+        Column("spread", percents("spread_frac"), rank=2),
+        Column("weighted", percents("weighted_frac"), rank=4),
+        Column("seen", tuple("-" if s is None else f"{100 * s:.0f} %" for s in seen), rank=3),
+    )
+
+
+def _folding_note(lines: Sequence[TreeLine]) -> list[Block]:
+    n_hidden = sum(line.n_layers for line in lines if line.kind in (FOLDED, REST))
+    note = f"{n_hidden} layers are in folded lines; CSV, JSON and HTML contain each of them"
+    return [Paragraph((note,), is_small=True)] if n_hidden else []
+
+
+def traffic_columns(report: StepComparison) -> tuple[Column, ...]:
+    """Bytes moved at each level of the memory: one line per layer and phase."""
+    prediction = report.predictions[0]
+    rows = {row.layer: row for row in report.rows[0]}
+    entries = [t for t in prediction.layer_traffic if t.phase in phases_of(report.inference)]
+    times = [rows[t.layer].phase(t.phase) if t.layer in rows else None for t in entries]
+    fma_fracs = (t.fma_frac for t in entries)
+    return (
+        Column("layer", tuple(printable(t.layer) for t in entries), align_left=True),
+        Column("phase", tuple(t.phase for t in entries), align_left=True),
+        Column("FLOP", tuple(format_si(t.flops, "").rstrip() if t.flops else "" for t in entries)),
+        Column("FMA", tuple("" if f is None else format_percent(f) for f in fma_fracs)),
+        *(
+            Column(level, tuple(format_si(t.bytes_at(level), "B") for t in entries), "bytes moved")
+            for level in (entries[0].levels if entries else ())
+        ),
+        Column(
+            "lowest roof",
+            tuple(t.binding(prediction.roofs) or "-" for t in entries),
+            align_left=True,
+        ),
+        Column(
+            "allows", tuple(format_seconds(t.least_s(prediction.roofs)) for t in entries), "time"
+        ),
+        Column("measured", tuple(format_seconds(t.actual_s if t else None) for t in times), "time"),
+    )
+
+
+# -- prediction -----------------------------------------------------------------------------------
+
+
+def prediction_to_text(
+    prediction: Prediction,
+    epoch: Epoch | None = None,
+    width: int | None = None,
+    max_lines: int | None = MAX_LINES,
+) -> str:
+    """A prediction as plain text: layers, step with its 90 % interval, memory, coverage, warnings,
+    and the epoch if one was forecast.
+    """
+    trace = prediction.trace
+    rows = rows_of(prediction, None, prediction.predictor)
+    lines = layer_tree(rows, trace, max_lines)
+    title = step_title(
+        trace.target or root_of(trace),
+        trace.inference,
+        trace.batch_size,
+        prediction.threads,
+        prediction.machine.cpu.model,
+        f", predictor {prediction.predictor}",
+    )
+    remarks = (
+        *coverage_remarks(prediction),
+        *(f"warning: {w}" for w in prediction.warnings),
+        *trace.notes,
+        *prediction.prices.notes,
+        *(() if epoch is None else epoch.notes),
+    )
+    page: list[Block] = [
+        Heading(title, 1),
+        Table(layer_columns(lines, phases_of(trace.inference), measured=False)),
+        *_folding_note(lines),
+        Facts(tuple(_step_facts(prediction, epoch))),
+    ]
+    return to_text([*page, *([Bullets(remarks)] if remarks else [])], width)
+
+
+def _step_facts(prediction: Prediction, epoch: Epoch | None) -> list[tuple[str, str]]:
+    step, workers = prediction.step, prediction.workers
+    phases = ("forward", "backward", "optimizer", "zero_grad")
+    facts = [
+        (phase, format_seconds(getattr(step, f"{phase}_s")))
+        for phase in (phases[:1] if prediction.trace.inference else phases)
+    ]
+    interval = interval_text(step)
+    total = f"   (90 % interval {interval})" if interval else ""
+    facts.append(("step", f"{format_seconds(step.total_s)}{total}"))
+    if step.total_s:
+        rate = workers * prediction.trace.batch_size / step.total_s
+        text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        whose = f" of all {workers} workers" if workers > 1 else ""
+        facts.append(("throughput", f"{text} samples/s{whose}"))
+    if step.peak_memory_bytes is not None:
+        text = (
+            f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch"
+        )
+        text += ", each worker" if workers > 1 else ""
+        if not prediction.machine.footprints:
+            text += "; torch's own share is not in the machine file"
+        facts.append(("peak memory", text))
+    if prediction.page_faults is not None:
+        facts.append(("page faults", prediction.page_faults.sentence()))
+    if bounds := _bound_shares(prediction):
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in bounds.items())
+        facts.append(("limited by", shares))
+    return facts + ([] if epoch is None else epoch_facts(epoch))
+
+
+def epoch_facts(epoch: Epoch) -> list[tuple[str, str]]:
+    """An epoch and the whole run with their parts."""
+    parts = {
+        "steps": epoch.steps_s,
+        "around them": epoch.loop_s,
+        "loading": epoch.loading_s,
+        "validation": epoch.evaluation_s,
+        "checkpoint": epoch.pauses_s,
+        "averaging": epoch.averaging_s,
+        "waiting for the slowest worker": epoch.waiting_s,
+    }
+    around = {
+        "preparation": epoch.preparation_s,
+        "first step": epoch.first_step_s,
+        "workers' start": epoch.start_s,
+        "test": epoch.test_s,
+    }
+
+    def listed(seconds: Mapping[str, float | None]) -> str:
+        return "".join(f", {name} {format_seconds(s)}" for name, s in seconds.items() if s)
+
+    shares = f" shared by {epoch.workers} workers," if epoch.workers > 1 else ""
+    n_steps = f"{epoch.steps_per_epoch} step{'s' * (epoch.steps_per_epoch != 1)}"
+    waits = "; the loader binds" if epoch.bound == "loader" else ""
+    n_epochs = f"{epoch.epochs} epoch{'s' * (epoch.epochs != 1)}"
+    own = f"({epoch.samples} samples{shares} in {n_steps}{listed(parts)}{waits})"
+    return [
+        ("epoch", f"{format_seconds(epoch.epoch_s)}   {own}"),
+        ("run", f"{format_seconds(epoch.total_s)}   ({n_epochs}{listed(around)})"),
+    ]
+
+
+def _bound_shares(prediction: Prediction) -> dict[str, float]:
+    """The share of the predicted time that each resource bounds, the largest first."""
+    sums: dict[str, float] = {}
+    for item in prediction.prices.items:
+        sums[item.bound] = sums.get(item.bound, 0.0) + item.seconds
+    total_s = sum(sums.values())
+    ordered = sorted(sums.items(), key=lambda pair: -pair[1])
+    return {name: seconds / total_s for name, seconds in ordered} if total_s else {}
+
+
+# -- measurement ----------------------------------------------------------------------------------
+
+
+def measurement_to_text(measurement: Measurement, width: int | None = None) -> str:
+    """A measurement as plain text: its layers' medians with their spread, and the step."""
+    layers = measurement.layers
+    columns = [
+        Column("layer", tuple(printable(times.layer) for times in layers), align_left=True),
+        Column("type", tuple(printable(times.type) for times in layers), rank=1, align_left=True),
+    ]
+    for phase in phases_of(measurement.inference):
+        samples = [times.phase(phase) for times in layers]
+        medians = tuple("-" if s is None else format_seconds(s.median) for s in samples)
+        spreads = tuple("-" if s is None else f"{100 * s.spread_frac:.0f} %" for s in samples)
+        columns += [Column("median", medians, phase), Column("spread", spreads, phase)]
+    title = step_title(
+        measurement.target or "model",
+        measurement.inference,
+        measurement.batch_size,
+        measurement.threads,
+        measurement.machine or "this machine",
+    )
+    page: list[Block] = [
+        Heading(title, 1),
+        *([Table(tuple(columns))] if layers else []),
+        Facts(tuple(measured_facts(measurement))),
+        *([Bullets(tuple(measurement.notes))] if measurement.notes else []),
+    ]
+    return to_text(page, width)
+
+
+def measured_facts(measurement: Measurement) -> list[tuple[str, str]]:
+    """The measured step by phase with its spread, repeatability, memory."""
+    facts = []
+    for name, samples in measurement.step.items():
+        of_samples = f"spread {format_percent(samples.spread_frac)}, {len(samples.values)} samples"
+        facts.append((name, f"{format_seconds(samples.median):>8}   ({of_samples})"))
+    if measurement.repeatability_frac is not None:
+        text = f"{format_percent(measurement.repeatability_frac):>8}"
+        facts.append(
+            ("repeatability", f"{text}   (difference of a second measurement of the step)")
+        )
+    if measurement.peak_memory_bytes is not None:
+        text = f"{format_bytes(measurement.peak_memory_bytes):>8}"
+        facts.append(
+            ("peak memory", f"{text}   (the most that three steps of a fresh process add)")
+        )
+    return facts
