@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
 def report(args: Namespace) -> Answer:
     """Predicted against actual for each target or measurement."""
-    from dlperf.report import writing
+    from dlperf.report.comparison import FORMATS, render, write
     from dlperf.report.export import reports_to_json
+    from dlperf.report.writing import check_folder
 
     if args.output is not None:
-        writing.check_folder(args.output, args.force)
+        check_folder(args.output, args.force)
     use_threads(args.threads)
     reports: list[Report] = []
     status = 0
@@ -59,10 +60,10 @@ def report(args: Namespace) -> Answer:
         log(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
         status = 130
     if args.output is None:
-        text = "\n\n".join(writing.render(reports, form) for form in args.format or ("text",))
+        text = "\n\n".join(render(reports, form) for form in args.format or ("text",))
     else:
-        written = writing.write(reports, args.output, args.format or writing.FORMATS, args.force)
-        text = writing.render(reports, "text")
+        written = write(reports, args.output, args.format or FORMATS, args.force)
+        text = render(reports, "text")
         log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
     return Answer(text, reports_to_json(reports), status)
 

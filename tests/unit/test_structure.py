@@ -91,9 +91,9 @@ def test_predictors_are_registered() -> None:
 
 def test_the_command_line_knows_the_formats_of_reports() -> None:
     from dlperf.core import argument_types
-    from dlperf.report import writing
+    from dlperf.report import comparison
 
-    assert argument_types.FORMATS == writing.FORMATS
+    assert argument_types.FORMATS == comparison.FORMATS
 
 
 def test_the_command_line_knows_how_many_ops_can_be_drawn() -> None:
