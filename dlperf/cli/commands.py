@@ -73,12 +73,12 @@ def calibrate(args: Namespace) -> Answer:
 def machine(args: Namespace) -> Answer:
     """Show, check or compare machine files."""
     from dlperf.core import host
-    from dlperf.report import machine_summary
+    from dlperf.report import machine_check, machine_difference, machine_summary
 
     if args.action == "diff":
         machines = [load_machine(args, file) for file in args.files]
         with naming_unfit_kernels(*machines):
-            difference = machine_summary.compare_machines(*machines)
+            difference = machine_difference.compare_machines(*machines)
         return Answer(fit(difference.to_text()), difference.to_json())
     if args.action == "show" and args.files and schema_of(args.files) == CLUSTER:
         from dlperf.distributed.cluster_summary import summarize_cluster
@@ -91,12 +91,12 @@ def machine(args: Namespace) -> Answer:
             summary = machine_summary.summarize(file)
         return Answer(fit(summary.to_text()), summary.to_json())
     cpu, versions = host.this_cpu(), host.versions()
-    if file.kernels and not machine_summary.find_mismatches(file, cpu, versions):
+    if file.kernels and not machine_check.find_mismatches(file, cpu, versions):
         file = repeat_self_test(file)
-    problems = machine_summary.find_problems(file, cpu, versions)
+    problems = machine_check.find_problems(file, cpu, versions)
     verdict = "cannot be trusted here" if problems else "can be trusted here"
-    remarks = machine_summary.find_remarks(file)
-    tests = machine_summary.self_test_lines(file)
+    remarks = machine_check.find_remarks(file)
+    tests = machine_check.self_test_lines(file)
     lines = [
         *(f"  {problem}" for problem in problems),
         *(f"  {line}" for line in tests),

@@ -269,6 +269,7 @@ def run_calibration(
     function does.
     """
     from dlperf.core.files import one_writer
+    from dlperf.core.verification import has_failed
     from dlperf.microbench.suite import calibrate, what_is_kept
     from dlperf.predictors.adaptive_sampling import least_certain
     from dlperf.predictors.kernel_cost_model import fit_kernel_models
@@ -288,7 +289,7 @@ def run_calibration(
                 force=force,
                 choose=least_certain,
                 refused=lambda file: any(
-                    self_test.has_failed(file.self_tests_of(count)) for count in file.threads
+                    has_failed(file.self_tests_of(count)) for count in file.threads
                 ),
             )
         except Interrupted:
@@ -363,28 +364,27 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
     a line each.
     """
     from dlperf.core import host
-    from dlperf.report import machine_summary
-    from dlperf.studies import self_test
+    from dlperf.report import machine_check
 
     doubts = [
-        *machine_summary.find_mismatches(machine, host.this_cpu(), host.versions()),
-        *machine_summary.find_missing_dtypes(machine, trace),
+        *machine_check.find_mismatches(machine, host.this_cpu(), host.versions()),
+        *machine_check.find_missing_dtypes(machine, trace),
     ]
-    if machine_summary.is_unfinished(machine):
+    if machine_check.is_unfinished(machine):
         doubts.append(
             f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it"
         )
-    if problem := self_test.find_problem(machine, threads):
+    if problem := machine_check.find_self_test_problem(machine, threads):
         doubts.append(problem)
-    if machine_summary.was_busy(machine, nearest := machine.nearest_threads(threads)):
-        doubts.append(f"{machine.path}: {machine_summary.busy_line(machine, nearest)}")
+    if machine_check.was_busy(machine, nearest := machine.nearest_threads(threads)):
+        doubts.append(f"{machine.path}: {machine_check.busy_line(machine, nearest)}")
     return doubts
 
 
 def is_cross_machine(machine: Machine) -> bool:
     """Whether the machine file is of another machine or torch than this."""
     from dlperf.core import host
-    from dlperf.report.machine_summary import find_mismatches
+    from dlperf.report.machine_check import find_mismatches
 
     return bool(find_mismatches(machine, host.this_cpu(), host.versions()))
 

@@ -51,7 +51,7 @@ def tune(args: Namespace) -> Answer:
     from dlperf.advice import tuning, tuning_export, tuning_files, tuning_text
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
-    from dlperf.report.machine_summary import find_mismatches
+    from dlperf.report.machine_check import find_mismatches
     from dlperf.report.writing import check_folder
 
     if args.output is not None:

@@ -170,10 +170,10 @@ def provenance_of(
     too.
     """
     from dlperf.core import host
-    from dlperf.report import machine_summary
+    from dlperf.report import machine_check
     from dlperf.studies.accuracy.study import Provenance
 
-    doubts = [*machine_summary.find_problems(machine, host.this_cpu(), host.versions())]
+    doubts = [*machine_check.find_problems(machine, host.this_cpu(), host.versions())]
     for doubt in doubts:
         warn(f"{machine.path}: {doubt}")
     return Provenance(

@@ -5,9 +5,17 @@ it predicted steps that were timed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+
+from dlperf.core.units import format_percent, format_seconds
 
 _LEAST_HALF_WIDTH = 1e-3
+WORST_FACTOR = 1.5
+"""Predicted over measured time, up or down, from which a self-test has failed."""
+WORST_MEDIAN_FRAC = 0.3
+"""Median error above which a self-test has failed."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +60,30 @@ class SelfTest:
         end_s = self.high_s if self.measured_s > self.predicted_s else self.low_s
         half_width = max(_LEAST_HALF_WIDTH, abs(math.log(end_s / self.predicted_s)))
         return abs(math.log(self.measured_s / self.predicted_s)) / half_width
+
+    def describe(self) -> str:
+        """The step predicted and measured, in words.
+
+        >>> SelfTest("MLP", 1, 7, 1.31e-3, 1.2e-3, 1.5e-3, 1.27e-3).describe()
+        'MLP, 1 thread: predicted 1.31 ms, measured 1.27 ms: +3.1 %'
+        """
+        return (
+            f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}: predicted"
+            f" {format_seconds(self.predicted_s)}, measured {format_seconds(self.measured_s)}:"
+            f" {format_percent(self.error_frac, signed=True)}"
+        )
+
+    @property
+    def factor(self) -> float:
+        """Predicted over measured time or its inverse, whichever is above 1."""
+        return max(self.predicted_s / self.measured_s, self.measured_s / self.predicted_s)
+
+
+def has_failed(tests: Sequence[SelfTest]) -> bool:
+    """Whether a prediction is off by more than WORST_FACTOR, or their median error is above
+    WORST_MEDIAN_FRAC.
+    """
+    return bool(tests) and (
+        max(test.factor for test in tests) > WORST_FACTOR
+        or median(abs(test.error_frac) for test in tests) > WORST_MEDIAN_FRAC
+    )

@@ -30,7 +30,7 @@ from dlperf.profiler.optimizer_shares import (
 from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import NO_BACKWARD
 from dlperf.recorder.targets import first_batch_size
-from dlperf.report.machine_summary import find_mismatches
+from dlperf.report.machine_check import find_mismatches
 from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep

@@ -130,7 +130,7 @@ class Session:
 def _usual_speed(machine: Machine | None, threads: int) -> UsualSpeed:
     """The pace as the machine file has it; unknown where that is of another machine or torch."""
     from dlperf.core import host
-    from dlperf.report.machine_summary import find_mismatches
+    from dlperf.report.machine_check import find_mismatches
 
     return (
         UsualSpeed()

@@ -3,36 +3,27 @@ file and timed on this machine.
 
 A calibration ends with it, and the check of a machine file repeats it. Nothing is ever fitted to
 it: it tells whether the file's kernels and costs add up to steps, widens intervals where they do
-not, and names a file that is off by more than :data:`WORST_FACTOR`.
+not, and names a file that is off by more than :data:`dlperf.core.verification.WORST_FACTOR`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from types import TracebackType
 from typing import Any
 
 from dlperf.core import child_process
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Trace
-from dlperf.core.units import format_percent, format_seconds
-from dlperf.core.verification import SelfTest
+from dlperf.core.verification import SelfTest, has_failed
 from dlperf.forecast.prediction import predict
 from dlperf.predictors.allocator.simulation import policy_of
-
-WORST_FACTOR = 1.5
-"""A file that is off by more in any step of its self-test, up or down, has failed it."""
-WORST_MEDIAN_FRAC = 0.3
-"""So has one whose median error is larger."""
-
 
 _POLICY = "tuned"
 """Malloc in a self-test: without page faults, whose number differs from process to process,
@@ -139,47 +130,3 @@ def run(machine: Machine, processes: Sequence[Process]) -> Machine:
         others = tuple(test for test in machine.self_tests if test.threads != process.threads)
         machine = replace(machine, self_tests=(*others, *tests))
     return machine
-
-
-def has_failed(tests: Sequence[SelfTest]) -> bool:
-    """Whether predictions from the file can't be relied on: one is off by WORST_FACTOR, or their
-    median error is over WORST_MEDIAN_FRAC.
-    """
-    if not tests:
-        return False
-    worst = max(abs(math.log(test.predicted_s / test.measured_s)) for test in tests)
-    return (
-        worst > math.log(WORST_FACTOR)
-        or median(abs(test.error_frac) for test in tests) > WORST_MEDIAN_FRAC
-    )
-
-
-def describe(tests: Sequence[SelfTest]) -> list[str]:
-    """A line for each step of a self-test.
-
-    >>> describe([SelfTest("MLP", 1, 7, 1.31e-3, 1.2e-3, 1.5e-3, 1.27e-3)])
-    ['MLP, 1 thread: predicted 1.31 ms, measured 1.27 ms: +3.1 %']
-    """
-    return [
-        f"{test.name}, {test.threads} thread{'s' * (test.threads != 1)}: predicted"
-        f" {format_seconds(test.predicted_s)}, measured {format_seconds(test.measured_s)}:"
-        f" {format_percent(test.error_frac, signed=True)}"
-        for test in tests
-    ]
-
-
-def find_problem(machine: Machine, threads: int) -> str:
-    """Why a machine file should not be relied on with so many threads, by its self-test, with the
-    way out; empty where it passed.
-    """
-    tests = machine.self_tests_of(threads)
-    name = machine.path or "the machine file"
-    if not tests:
-        return f"{name} holds no self-test; dlperf machine check runs it"
-    if not has_failed(tests):
-        return ""
-    worst = max(tests, key=lambda test: abs(math.log(test.predicted_s / test.measured_s)))
-    return (
-        f"{name} failed its self-test ({describe([worst])[0]}); predictions may be as far off."
-        " dlperf calibrate measures it anew"
-    )

@@ -17,9 +17,9 @@ from dlperf import predict
 from dlperf.core.clock import Clock
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Trace
-from dlperf.core.verification import Coverage, SelfTest
+from dlperf.core.verification import Coverage, SelfTest, has_failed
 from dlperf.recorder.targets import Built
-from dlperf.report import machine_summary
+from dlperf.report import machine_check, machine_summary
 from dlperf.studies import self_test
 from dlperf.studies.self_test_process import NETWORKS, draw, time_step
 
@@ -126,13 +126,13 @@ def test_intervals_are_as_wide_as_the_worst_step_asks_for() -> None:
     ],
 )
 def test_a_file_fails_by_one_step_far_off_or_by_most(ratios: Sequence[float], failed: bool) -> None:
-    assert self_test.has_failed([result_of(ratio) for ratio in ratios]) is failed
+    assert has_failed([result_of(ratio) for ratio in ratios]) is failed
 
 
 def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
     good = replace(machine(), path="m.json", self_tests=(result_of(1.03),))
-    assert self_test.find_problem(good, 1) == ""
-    assert machine_summary.self_test_lines(good) == [
+    assert machine_check.find_self_test_problem(good, 1) == ""
+    assert machine_check.self_test_lines(good) == [
         "self-test: MLP, 1 thread: predicted 1.00 ms, measured 971 us: +3.0 %",
         "self-test with 1 thread: passed",
     ]
@@ -141,11 +141,11 @@ def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
         "m.json failed its self-test (MLP, 1 thread: predicted 1.00 ms, measured 125 us: +700.0 %);"
         " predictions may be as far off. dlperf calibrate measures it anew"
     )
-    assert self_test.find_problem(bad, 1) == line
-    assert self_test.find_problem(bad, 4) == line  # the nearest thread count speaks
+    assert machine_check.find_self_test_problem(bad, 1) == line
+    assert machine_check.find_self_test_problem(bad, 4) == line  # the nearest thread count speaks
     assert (
-        self_test.find_problem(machine(), 1)
-        == "the machine file holds no self-test; dlperf machine check runs it"
+        machine_check.find_self_test_problem(machine(), 1)
+        == "the machine file contains no self-test; dlperf machine check runs it"
     )
 
 
@@ -197,7 +197,7 @@ def test_kernels_that_were_scaled_are_noticed(stub: type[Stub]) -> None:
     scaled = Machine.from_json(json.loads(json.dumps(machine(factor=10.0).to_json())))
     result = self_test.run(scaled, [stub(1)])  # type: ignore[list-item]
     assert stub.n_runs == 2
-    assert self_test.has_failed(result.self_tests)
+    assert has_failed(result.self_tests)
     assert result.interval_factor(1) > 2
 
 

@@ -26,7 +26,8 @@ from dlperf.core.text import fit
 from dlperf.distributed.cluster_summary import summarize_cluster
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
-from dlperf.report.machine_summary import compare_machines, summarize
+from dlperf.report.machine_difference import compare_machines
+from dlperf.report.machine_summary import summarize
 from dlperf.report.replay_text import replay_to_text
 from dlperf.report.scaling_text import scaling_to_text
 from dlperf.report.step_pages import measurement_to_text, prediction_to_text

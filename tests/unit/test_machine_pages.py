@@ -8,14 +8,14 @@ from dlperf.core.clock import Samples
 from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Cpu, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.verification import Coverage, SelfTest
-from dlperf.report.machine_summary import (
-    compare_machines,
+from dlperf.report.machine_check import (
     find_mismatches,
     find_missing_dtypes,
     find_problems,
     find_remarks,
-    summarize,
 )
+from dlperf.report.machine_difference import compare_machines
+from dlperf.report.machine_summary import summarize
 
 CPU = Cpu("Testor 9000", 2, (32 * 2**10, 2**20, 32 * 2**20), 8 * 2**30, ("avx2", "fma"), "test/1")
 VERSIONS = {"dlperf": "0.1.0", "torch": "2.13.0+cpu"}
@@ -126,7 +126,7 @@ def test_problems_of_the_measuring() -> None:
     assert "did not finish" in find_problems(machine_of(complete=False), CPU, VERSIONS)[0]
     assert "no measurements" in find_problems(Machine(CPU, complete=True), CPU, VERSIONS)[0]
     assert find_problems(machine_of(bandwidths=()), CPU, VERSIONS) == [
-        "it holds no memory bandwidth; dlperf calibrate adds it"
+        "it contains no memory bandwidth; dlperf calibrate adds it"
     ]
     (line,) = find_problems(
         machine_of(
@@ -135,7 +135,7 @@ def test_problems_of_the_measuring() -> None:
         CPU,
         VERSIONS,
     )
-    assert line == "it holds no costs page_fault, page_release; dlperf calibrate adds them"
+    assert line == "it contains no costs page_fault, page_release; dlperf calibrate adds them"
 
 
 def test_spread_alone_is_no_problem() -> None:
@@ -156,7 +156,7 @@ def test_kernels_that_do_not_predict_one_another_are_a_remark() -> None:
 
     assert held_out(0.29) == []
     (line,) = held_out(0.31)
-    assert line == "gemm with 1 thread(s): predicting each kernel from the others is off by 31.0 %"
+    assert line == "gemm with 1 thread(s): the leave-one-out error of its kernels is 31.0 %"
 
 
 def test_the_self_test_decides() -> None:
@@ -167,7 +167,7 @@ def test_the_self_test_decides() -> None:
         " +800.0 %)"
     )
     (line,) = find_problems(machine_of(self_tests=()), CPU, VERSIONS)
-    assert line == "one.json holds no self-test; dlperf machine check runs it"
+    assert line == "one.json contains no self-test; dlperf machine check runs it"
 
 
 def test_points_that_there_was_no_time_for_are_counted() -> None:
@@ -203,11 +203,11 @@ def test_busy_groups_are_a_remark() -> None:
 
     said = (
         "the machine was busy while {} of 4 groups were measured with 1 thread(s); calibrating"
-        " again when it is quiet mends them"
+        " again when it is quiet measures them anew"
     )
     assert find_problems(with_busy(2), CPU, VERSIONS) == []
     assert find_remarks(with_busy(2))[0] == said.format(2)
-    assert "it says itself: 1 other process(es) were running" in find_remarks(with_busy(2))[1]
+    assert "its own note: 1 other process(es) were running" in find_remarks(with_busy(2))[1]
     assert find_problems(with_busy(3), CPU, VERSIONS) == []
     assert find_remarks(with_busy(3))[0] == said.format(3)
     assert (

@@ -1,0 +1,199 @@
+"""Whether a machine file can be trusted on this machine, for a trace, with a number of threads."""
+
+from __future__ import annotations
+
+from dlperf.core.machine import Cpu, Machine
+from dlperf.core.trace import Trace
+from dlperf.core.units import format_percent
+from dlperf.core.verification import SelfTest, has_failed
+
+WORST_LEAVE_ONE_OUT_FRAC = 0.3
+"""Mean leave-one-out error of a family's kernels above which its models are remarked on: other ops
+are as far off.
+"""
+BUSY_SHARE = 0.5
+"""Share of the groups of a thread count that were measured on a busy machine, above which all its
+times are too long. Leave-one-out errors do not show it.
+"""
+
+
+def coverage_line(machine: Machine, threads: int) -> str:
+    """The number of planned points that were measured, and the groups that lack some.
+
+    >>> from dlperf.core.verification import Coverage
+    >>> coverage_line(Machine(Cpu("", 1), coverage=(Coverage("gemm", 1, 4, 6), Coverage("rows", 1, 9, 9))), 1)
+    '13 of 15 planned points with 1 thread; there was no time for 2 of gemm'
+    """
+    rows = [one for one in machine.coverage if one.threads == threads]
+    n_measured, n_planned = sum(one.n_measured for one in rows), sum(one.n_planned for one in rows)
+    line = (
+        f"{n_measured:,} of {n_planned:,} planned points with {threads}"
+        f" thread{'s' * (threads != 1)}"
+    )
+    missing = [
+        f"{one.n_planned - one.n_measured} of {one.group}"
+        for one in rows
+        if one.n_measured < one.n_planned
+    ]
+    return line + (f"; there was no time for {', '.join(missing)}" if missing else "")
+
+
+def find_self_test_problem(machine: Machine, threads: int) -> str:
+    """Why the file's self-test advises against it with so many threads, with the remedy; empty
+    where it passed.
+    """
+    tests = machine.self_tests_of(threads)
+    name = machine.path or "the machine file"
+    if not tests:
+        return f"{name} contains no self-test; dlperf machine check runs it"
+    if not has_failed(tests):
+        return ""
+    worst = max(tests, key=lambda test: test.factor)
+    return (
+        f"{name} failed its self-test ({worst.describe()}); predictions may be as far off. dlperf"
+        " calibrate measures it anew"
+    )
+
+
+def self_test_lines(machine: Machine) -> list[str]:
+    """The self-test of each thread count in lines, its result last."""
+    found = []
+    for threads in machine.threads:
+        tests: tuple[SelfTest, ...] = ()
+        if any(test.threads == threads for test in machine.self_tests):
+            tests = machine.self_tests_of(threads)
+        found += [f"self-test: {test.describe()}" for test in tests]
+        factor = machine.interval_factor(threads)
+        wider = (
+            f"; intervals are wider by a factor of {factor:.1f}" if tests and factor >= 1.05 else ""
+        )
+        problem = find_self_test_problem(machine, threads)
+        passed = f"self-test with {threads} thread{'s' * (threads != 1)}: passed{wider}"
+        found.append(f"self-test: {problem}" if problem else passed)
+    return found
+
+
+def find_mismatches(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
+    """Differences of the measured machine from this one: processor, cores, torch. One line each."""
+    found = []
+    name = machine.path or "machine file"
+    if (machine.cpu.model, machine.cpu.family) != (cpu.model, cpu.family):
+        found.append(
+            f"{name} was measured on another CPU ({machine.cpu.model}; this is {cpu.model}):"
+            " extrapolated"
+        )
+    elif machine.cpu.n_cores != cpu.n_cores:
+        found.append(
+            f"{name} was measured with {machine.cpu.n_cores} cores, this process may use"
+            f" {cpu.n_cores}: extrapolated"
+        )
+    theirs, ours = machine.versions.get("torch"), versions.get("torch")
+    if theirs and ours and theirs.partition("+")[0] != ours.partition("+")[0]:
+        found.append(
+            f"{name} was measured with torch {theirs}, this is torch {ours}: extrapolated; dlperf"
+            " calibrate measures anew"
+        )
+    return found
+
+
+def find_missing_dtypes(machine: Machine, trace: Trace) -> list[str]:
+    """Floating-point types of the trace without a kernel in the machine file, one line each."""
+    held = {spec.dtype for kernel in machine.kernels for spec in kernel.op.inputs}
+    asked = dict.fromkeys(
+        spec.dtype
+        for op in trace.ops
+        for spec in op.inputs
+        if spec.dtype.startswith(("float", "bfloat", "complex"))
+    )
+    return [
+        f"{machine.path or 'machine file'} contains no kernels in {dtype}: extrapolated"
+        for dtype in asked
+        if dtype not in held
+    ]
+
+
+def _n_busy_and_all(machine: Machine, threads: int) -> tuple[int, int]:
+    """How many groups of kernels were measured on a busy machine, and how many in all."""
+    n_busy = len(machine.busy_groups(threads))
+    parts = [name.split("/", 2) for name in machine.groups]
+    return n_busy, max(n_busy, len({p[2] for p in parts if p[1:2] == [str(threads)]}))
+
+
+def busy_line(machine: Machine, threads: int) -> str:
+    """How many groups were measured on a busy machine, and the remedy; empty where none was."""
+    n_busy, n_groups = _n_busy_and_all(machine, threads)
+    return (
+        f"the machine was busy while {n_busy} of {n_groups} groups were measured with"
+        f" {threads} thread(s); calibrating again when it is quiet measures them anew"
+        if n_busy
+        else ""
+    )
+
+
+def was_busy(machine: Machine, threads: int) -> bool:
+    """Whether more than BUSY_SHARE of the groups were measured on a busy machine, so that all times
+    with `threads` are too long.
+    """
+    n_busy, n_groups = _n_busy_and_all(machine, threads)
+    return n_busy > BUSY_SHARE * n_groups
+
+
+def is_unfinished(machine: Machine) -> bool:
+    """Whether a calibration was interrupted, or lacks more than half of its points. A few missing
+    points cost little exactness.
+    """
+    n_planned = sum(one.n_planned for one in machine.coverage)
+    n_left_out = n_planned - sum(one.n_measured for one in machine.coverage)
+    return not machine.complete and not 0 < n_left_out <= 0.5 * n_planned
+
+
+def find_problems(machine: Machine, cpu: Cpu, versions: dict[str, str]) -> list[str]:
+    """Why a machine file should not be trusted here, one line each; empty if it can be.
+
+    It must be of this machine, be complete and have passed its self-test. The spread of samples, a
+    busy machine and leave-one-out errors are remarks only (:func:`find_remarks`): the self-test
+    shows their effect.
+    """
+    found = find_mismatches(machine, cpu, versions)
+    if is_unfinished(machine):
+        found.append("the calibration did not finish; the same dlperf calibrate goes on with it")
+    held = {"kernels": machine.kernels, "memory bandwidth": machine.bandwidths}
+    if not any(held.values()):
+        return [*found, "it contains no measurements; run dlperf calibrate"]
+    found += [
+        f"it contains no {name}; dlperf calibrate adds it"
+        for name, part in held.items()
+        if not part
+    ]
+    found += [
+        f"it contains no costs {', '.join(names)}; dlperf calibrate adds them"
+        for names in machine.missing_costs().values()
+    ]
+    return found + [
+        problem
+        for threads in machine.threads
+        if (problem := find_self_test_problem(machine, threads))
+    ]
+
+
+def find_remarks(machine: Machine) -> list[str]:
+    """Remarks that do not decide whether a machine file can be trusted, one line each."""
+    found = [
+        busy_line(machine, threads) for threads in machine.threads if machine.busy_groups(threads)
+    ]
+    found += [
+        coverage_line(machine, threads)
+        for threads in machine.threads
+        if machine.n_left_out(threads)
+    ]
+    found += [
+        f"{family} with {threads} thread(s): the leave-one-out error of its kernels is"
+        f" {format_percent(error)}"
+        for threads in machine.threads
+        for family, error in machine.leave_one_out_errors(threads).items()
+        if error > WORST_LEAVE_ONE_OUT_FRAC
+    ]
+    return [
+        *found,
+        *(f"its own note: {note}" for note in machine.notes if "were running" in note),
+    ]

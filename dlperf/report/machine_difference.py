@@ -1,0 +1,148 @@
+"""Two machine files compared: ratios of the times that both contain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
+from dlperf.ops.roofs import LEVELS, roofs_of
+from dlperf.report.table import Column, format_table
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time in the second machine file / time in the first: the geometric mean over the `n_shared`
+    points of both, and its extremes.
+    """
+
+    what: str
+    threads: int
+    ratio: float
+    low: float
+    high: float
+    n_shared: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two machine files: `ratios` of what both contain, `notes` on what only one contains."""
+
+    first: Machine
+    second: Machine
+    ratios: tuple[Ratio, ...]
+    notes: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """A table; below 1 the second machine is faster."""
+        names = {"ratio": "ratio", "least": "low", "most": "high"}
+        found = self.ratios
+        table = format_table(
+            [
+                Column("what", tuple(r.what for r in found), align_left=True),
+                Column("threads", tuple(str(r.threads) for r in found)),
+                *(
+                    Column(title, tuple(f"{getattr(r, name):.3f}" for r in found))
+                    for title, name in names.items()
+                ),
+                Column("points", tuple(str(r.n_shared) for r in found)),
+            ],
+            None,
+        )
+        head = (
+            f"time in {self.second.path or 'the second'} / time in"
+            f" {self.first.path or 'the first'}; below 1 the second is faster"
+        )
+        notes = (f"note: {note}" for note in self.notes)
+        return "\n".join([head, "", table if found else "nothing is in both", *notes])
+
+    def to_json(self) -> dict[str, Any]:
+        """The difference as JSON data."""
+        return {
+            "schema": "dlperf.machine-diff",
+            "schema_version": 1,
+            "first": self.first.path,
+            "second": self.second.path,
+            "notes": list(self.notes),
+            "ratios": [
+                {
+                    "what": r.what,
+                    "threads": r.threads,
+                    "ratio": r.ratio,
+                    "low": r.low,
+                    "high": r.high,
+                    "points": r.n_shared,
+                }
+                for r in self.ratios
+            ],
+        }
+
+
+def compare_machines(first: Machine, second: Machine) -> Difference:
+    """Ratios of times by family, bandwidth level and cost, over what both files contain."""
+    ratios = []
+    theirs = {(k.op.signature, k.threads): k for k in second.kernels}
+    shared: dict[tuple[str, int], list[float]] = {}
+    for kernel in first.kernels:
+        if other := theirs.get((kernel.op.signature, kernel.threads)):
+            shared.setdefault((kernel.family, kernel.threads), []).append(
+                other.samples.median / kernel.samples.median
+            )
+    ratios += [_ratio(name, threads, values) for (name, threads), values in sorted(shared.items())]
+    for threads in sorted(set(first.threads) & set(second.threads)):
+        ours, others = (
+            {roof.level: roof for roof in roofs_of(machine, threads).bandwidths}
+            for machine in (first, second)
+        )
+        for level in LEVELS:
+            a, b = ours.get(level), others.get(level)
+            if (
+                a
+                and b
+                and (a.kernel in STREAM_BYTES_PER_ELEMENT) == (b.kernel in STREAM_BYTES_PER_ELEMENT)
+            ):
+                ratios.append(_ratio(f"memory {level}", threads, [a.bytes_per_s / b.bytes_per_s]))
+    costs = {(c.name, c.threads): c.samples.minimum for c in second.costs}
+    for cost in sorted(first.costs, key=lambda c: (c.name, c.threads)):
+        other_s = costs.get((cost.name, cost.threads))
+        if other_s and cost.samples.median:
+            ratios.append(
+                _ratio(f"cost {cost.name}", cost.threads, [other_s / cost.samples.median])
+            )
+    return Difference(first, second, tuple(ratios), tuple(_only_in_one(first, second)))
+
+
+def _ratio(what: str, threads: int, values: Sequence[float]) -> Ratio:
+    return Ratio(
+        what, threads, math.exp(fmean(map(math.log, values))), min(values), max(values), len(values)
+    )
+
+
+def _only_in_one(first: Machine, second: Machine) -> Iterable[str]:
+    if first.cpu.identity != second.cpu.identity:
+        yield (
+            f"other machines: {first.cpu.model} ({first.cpu.n_cores} cores), {second.cpu.model}"
+            f" ({second.cpu.n_cores} cores)"
+        )
+    for name in sorted(set(first.versions) | set(second.versions)):
+        a, b = first.versions.get(name, "none"), second.versions.get(name, "none")
+        if a != b:
+            yield f"{name} {a}, {b}"
+    if first.mode != second.mode:
+        yield f"calibrations of other depth: {first.mode}, {second.mode}"
+    if first.threads != second.threads:
+        yield (
+            f"thread counts {', '.join(map(str, first.threads)) or 'none'};"
+            f" {', '.join(map(str, second.threads)) or 'none'}"
+        )
+    a_keys, b_keys = (
+        {(k.op.signature, k.threads) for k in machine.kernels} for machine in (first, second)
+    )
+    if a_keys ^ b_keys:
+        yield (
+            f"{len(a_keys - b_keys)} points are only in the first, {len(b_keys - a_keys)} only in"
+            " the second"
+        )
