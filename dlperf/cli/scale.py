@@ -40,7 +40,7 @@ def scale(args: Namespace) -> Answer:
     )
     from dlperf.distributed.what_if import WhatIf
     from dlperf.models.buckets import ReducerOptions
-    from dlperf.report.scaling_text import scaling_to_text, write
+    from dlperf.report.scaling_pages import scaling_to_text, write
     from dlperf.report.writing import check_folder
 
     if problem := misuse(args):
@@ -88,7 +88,7 @@ def _replay(args: Namespace) -> Answer:
     from dlperf.core.communication import Communication
     from dlperf.distributed.communication_replay import replay_communication
     from dlperf.distributed.what_if import WhatIf
-    from dlperf.report.replay_text import replay_to_text, write_replay
+    from dlperf.report.scaling_pages import scaling_to_text, write
 
     links = WhatIf.of(dict(args.what_if)).links
     trace = Communication.load(args.trace)
@@ -96,8 +96,8 @@ def _replay(args: Namespace) -> Answer:
     found = replay_communication(
         trace, Cluster.load(args.cluster), recorded_on, args.ranks or (), args.ranks_per_node, links
     )
-    written = [] if args.output is None else write_replay(found, args.output, args.force)
-    return _answer(args, found, replay_to_text(found), written)
+    written = [] if args.output is None else write(found, args.output, args.force)
+    return _answer(args, found, scaling_to_text(found), written)
 
 
 def _answer(

@@ -1,8 +1,11 @@
-"""A scaling forecast as data: rows over numbers of ranks, and how they are written."""
+"""Steps over numbers of ranks as data: forecast (Scaling) or replayed from a trace of communication
+(CommunicationReplay).
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dlperf.core.display import Displayed
@@ -22,132 +25,15 @@ class CollectiveTime:
     time_s: float
 
 
-@dataclass(frozen=True)
-class ScalingPoint:
-    """One number of ranks. `batch_size` is the rank's own (of the one with most samples).
+@dataclass(frozen=True, kw_only=True)
+class RanksPoint:
+    """The step on one number of ranks, in seconds.
 
-    `step_s` is the slowest rank's, `compute_s` the same step without synchronisation,
-    `communication_s` how long anything is sent, `network_gain_frac` what links of twice the rate
-    would save. `p10_s`..`p90_s` is the spread from step to step (of the slowest rank),
-    `low_s`..`high_s` the 90 % interval of the median. `flops`, `memory_bytes` and `network_bytes`
-    are a rank's in one step, `arithmetic_intensity` and `memory_intensity` their place on the
-    Ridgeline plane (FLOP per byte of memory, bytes of memory per byte of network; None where there
-    is nothing to divide by) and `ridgeline` the resource that bounds it there: compute, memory or
-    network (None without rates).
-    """
-
-    ranks: int
-    batch_size: int
-    step_s: float
-    low_s: float
-    high_s: float
-    first_step_s: float
-    compute_s: float
-    communication_s: float
-    exposed_communication_s: float
-    efficiency: float
-    samples_per_s: float
-    bound: str
-    speedup: float
-    network_gain_frac: float
-    p10_s: float
-    p90_s: float
-    epoch_s: float | None
-    flops: float
-    memory_bytes: float
-    network_bytes: float
-    arithmetic_intensity: float | None
-    memory_intensity: float | None
-    ridgeline: str | None
-
-
-@dataclass(frozen=True, repr=False)
-class Scaling(Displayed, by="dlperf.report.scaling_text"):
-    """The forecast of a target over numbers of ranks. `sigma` and `link_sigma` are the spreads that
-    the slowest of n follows from.
-
-    `rates` are what one rank of the largest number can do, which divide the Ridgeline plane; None
-    where they are not known, or one rank is alone.
-    """
-
-    target: str
-    batch_size: int
-    scaling: str
-    threads: int
-    ranks_per_node: int
-    buckets_bytes: tuple[int, ...]
-    collectives: tuple[CollectiveTime, ...]
-    rows: tuple[ScalingPoint, ...]
-    what_if: dict[str, float] = field(default_factory=dict)
-    samples: int | None = None
-    machine: str = ""
-    cluster: str = ""
-    sigma: float = 0.0
-    link_sigma: float = 0.0
-    rates: Rates | None = None
-    notes: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def best(self) -> ScalingPoint:
-        """The row with most samples a second; of equals the one with the fewest ranks."""
-        return max(sorted(self.rows, key=lambda row: row.ranks), key=lambda row: row.samples_per_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """The forecast as JSON data."""
-        return {
-            "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
-            "target": self.target,
-            "batch_size": self.batch_size,
-            "scaling": self.scaling,
-            "threads": self.threads,
-            "ranks_per_node": self.ranks_per_node,
-            "machine": self.machine,
-            "cluster": self.cluster,
-            "what_if": dict(self.what_if),
-            "samples": self.samples,
-            "buckets_bytes": list(self.buckets_bytes),
-            "collectives": [
-                {"kind": c.kind, "bytes": c.n_bytes, "ranks": c.ranks, "time_s": c.time_s}
-                for c in self.collectives
-            ],
-            "rows": [asdict(row) for row in self.rows],
-            "spread": {"compute_sigma": self.sigma, "link_sigma": self.link_sigma},
-            "rates": None if self.rates is None else asdict(self.rates),
-            "notes": list(self.notes),
-            "versions": dict(self.versions),
-        }
-
-    def to_csv(self) -> str:
-        """One line for each number of ranks, SI units; `own_batch_size` is the rank's."""
-        own = {
-            "target": self.target,
-            "batch_size": self.batch_size,
-            "threads": self.threads,
-            "scaling": self.scaling,
-        }
-        names = [
-            "own_batch_size" if column.name == "batch_size" else column.name
-            for column in fields(ScalingPoint)
-        ]
-        return csv_text(
-            [*own, *names],
-            ({**asdict(row), "own_batch_size": row.batch_size, **own} for row in self.rows),
-        )
-
-
-@dataclass(frozen=True)
-class ReplayPoint:
-    """One number of ranks. `step_s` is the slowest rank's median step: the replayed one and the
-    constant `overhead_s`.
-
-    `compute_s` is the same step over a network that takes no time, where ranks still wait for one
-    another (`waiting_s` of it) and the overhead stays; `exposed_communication_s` is the rest.
-    `efficiency` is the step of a rank on its own, if that computes as one does here, over step_s,
-    and `speedup` so many times the ranks. `low_s`..`high_s` is a 90 % interval of the median by how
-    much the recorded steps and the measured links vary, `p10_s`..`p90_s` the spread from step to
-    step. `first_step_s` is None where the first step after wrapping was not recorded.
+    `step_s` is the slowest rank's median, `low_s`..`high_s` its 90 % interval, `p10_s`..`p90_s` the
+    spread from step to step. `compute_s` is the step without synchronisation, `communication_s` the
+    time for which anything is sent, `exposed_communication_s` = step_s - compute_s.
+    `network_gain_frac` is the share of the step that links of twice the bandwidth save,
+    `network_bytes` what a rank sends. `efficiency` is `speedup` / ranks.
     """
 
     ranks: int
@@ -158,11 +44,8 @@ class ReplayPoint:
     compute_s: float
     communication_s: float
     exposed_communication_s: float
-    waiting_s: float
-    overhead_s: float
     efficiency: float
     speedup: float
-    steps_per_s: float
     bound: str
     network_gain_frac: float
     p10_s: float
@@ -170,11 +53,132 @@ class ReplayPoint:
     network_bytes: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScalingPoint(RanksPoint):
+    """The forecast on one number of ranks. `batch_size` is that of the rank with most samples.
+
+    `flops`, `memory_bytes` and `network_bytes` are a rank's in one step. `arithmetic_intensity`
+    (FLOP per byte of memory) and `memory_intensity` (bytes of memory per byte of network) are its
+    coordinates on the Ridgeline plane, None for a division by zero; `ridgeline` is the resource
+    that bounds it there: compute, memory or network (None without rates).
+    """
+
+    batch_size: int
+    samples_per_s: float
+    epoch_s: float | None
+    flops: float
+    memory_bytes: float
+    arithmetic_intensity: float | None
+    memory_intensity: float | None
+    ridgeline: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayPoint(RanksPoint):
+    """The replayed step on one number of ranks, the constant `overhead_s` included.
+
+    `compute_s` is the step over a network that takes no time: ranks wait for one another
+    (`waiting_s` of it), and the overhead stays. `efficiency` is the step of a rank on its own over
+    step_s. The interval contains the variation of the recorded steps and of the measured links.
+    `first_step_s` is None where the first step after wrapping was not recorded.
+    """
+
+    waiting_s: float
+    overhead_s: float
+    steps_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OverRanks:
+    """What a forecast and a replay share. `sigma` and `link_sigma` are the standard deviations of
+    log time, of computing and of links, that the slowest of n ranks follows from.
+    """
+
+    target: str
+    threads: int
+    ranks_per_node: int
+    buckets_bytes: tuple[int, ...]
+    collectives: tuple[CollectiveTime, ...]
+    what_if: dict[str, float] = field(default_factory=dict)
+    machine: str = ""
+    cluster: str = ""
+    sigma: float = 0.0
+    link_sigma: float = 0.0
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def _shared_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "target": self.target,
+            "threads": self.threads,
+            "ranks_per_node": self.ranks_per_node,
+            "machine": self.machine,
+            "cluster": self.cluster,
+            "what_if": dict(self.what_if),
+            "buckets_bytes": list(self.buckets_bytes),
+            "collectives": [
+                {"kind": c.kind, "bytes": c.n_bytes, "ranks": c.ranks, "time_s": c.time_s}
+                for c in self.collectives
+            ],
+            "spread": {"compute_sigma": self.sigma, "link_sigma": self.link_sigma},
+            "notes": list(self.notes),
+            "versions": dict(self.versions),
+        }
+
+    def _csv(self, rows: Sequence[RanksPoint], batch_size: int | None, own: dict[str, Any]) -> str:
+        own = {
+            "target": self.target,
+            "batch_size": batch_size,
+            "threads": self.threads,
+            **own,
+        }
+        renamed = {"batch_size": "own_batch_size"}
+        points = [{renamed.get(name, name): v for name, v in asdict(row).items()} for row in rows]
+        return csv_text([*own, *points[0]], ({**point, **own} for point in points))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Scaling(Displayed, _OverRanks, by="dlperf.report.scaling_pages"):
+    """The forecast of a target over numbers of ranks.
+
+    `rates` are those of one rank of the largest number, which divide the Ridgeline plane; None
+    where they are unknown, or one rank is alone.
+    """
+
+    batch_size: int
+    scaling: str
+    rows: tuple[ScalingPoint, ...]
+    samples: int | None = None
+    rates: Rates | None = None
+
+    @property
+    def best(self) -> ScalingPoint:
+        """The row with most samples a second; of equals the one with the fewest ranks."""
+        return max(sorted(self.rows, key=lambda row: row.ranks), key=lambda row: row.samples_per_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """The forecast as JSON data."""
+        return {
+            **self._shared_json(),
+            "batch_size": self.batch_size,
+            "scaling": self.scaling,
+            "samples": self.samples,
+            "rows": [asdict(row) for row in self.rows],
+            "rates": None if self.rates is None else asdict(self.rates),
+        }
+
+    def to_csv(self) -> str:
+        """One line per number of ranks, SI units; `own_batch_size` is the rank's."""
+        return self._csv(self.rows, self.batch_size, {"scaling": self.scaling})
+
+
 @dataclass(frozen=True)
 class Shares:
-    """A rank's usual step: computing (and all else that is the script's own), exposed communication
-    (issuing calls and leaving them included), waiting for slower ranks; seconds, each the median
-    over the steps.
+    """A rank's steady-state step in seconds, each the median over the steps: computing (and all
+    else of the script's own), exposed communication (issuing calls and leaving them included),
+    waiting for slower ranks.
     """
 
     step_s: float
@@ -185,9 +189,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class RankReplay:
-    """One rank as it was recorded, and as it was replayed over the other cluster, without the
-    overhead.
-    """
+    """One rank as recorded, and as replayed over the other cluster without the overhead."""
 
     rank: int
     host: str
@@ -197,9 +199,11 @@ class RankReplay:
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The calls of one kind, size and number of ranks: how many a step, the median of how long they
-    ran in the recording (beside computing and one another), and what each takes alone over the
-    cluster it was recorded on (None where that was not named) and over the other.
+    """The calls of one kind, size and number of ranks, in seconds.
+
+    `per_step` is their number in a step. `recorded_s` is the median recorded duration (beside
+    computing and one another); `recorded_on_s` the time alone over the cluster of the recording
+    (None where it was not named), `replayed_s` over the other.
     """
 
     kind: str
@@ -211,65 +215,42 @@ class CallTimes:
     replayed_s: float
 
 
-@dataclass(frozen=True, repr=False)
-class CommunicationReplay(Displayed, by="dlperf.report.replay_text"):
-    """A trace replayed over `cluster`. `recorded_step_s` is the slowest rank's median step as
-    recorded, `replayed_step_s` what the replay over the cluster it was recorded on gives, both over
-    `n_steps` steps, the first after wrapping left out; their difference is the overhead that is
-    carried over.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class CommunicationReplay(Displayed, _OverRanks, by="dlperf.report.scaling_pages"):
+    """A trace of communication replayed over `cluster`.
+
+    `recorded_step_s` is the slowest rank's recorded median step, `replayed_step_s` the replay over
+    the cluster of the recording, both over `n_steps` steps without the first after wrapping. Their
+    difference is the overhead that is carried over.
     """
 
-    target: str
-    threads: int
-    ranks_per_node: int
     n_steps: int
     recorded_step_s: float
     replayed_step_s: float
-    buckets_bytes: tuple[int, ...]
-    collectives: tuple[CollectiveTime, ...]
     rows: tuple[ReplayPoint, ...]
     ranks: tuple[RankReplay, ...]
     calls: tuple[CallTimes, ...]
     trace: str = ""
-    cluster: str = ""
     recorded_on: str = ""
-    machine: str = ""
-    what_if: dict[str, float] = field(default_factory=dict)
-    sigma: float = 0.0
-    link_sigma: float = 0.0
-    notes: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def overhead_s(self) -> float:
-        """The constant overhead of a step (Choi et al. 2020): what the replay over the recorded
+        """The constant overhead of a step (Choi et al. 2020) that the replay over the recorded
         cluster does not explain; negative where that is too slow.
         """
         return self.recorded_step_s - self.replayed_step_s
 
     def to_json(self) -> dict[str, Any]:
-        """The replay as JSON data: the fields of a scaling forecast, null where a trace cannot
-        tell, and those of its own.
+        """The replay as JSON data: the fields of a scaling forecast, null where a trace does not
+        contain them, and its own.
         """
+        calls = [asdict(call) for call in self.calls]
         return {
-            "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
-            "target": self.target,
+            **self._shared_json(),
             "batch_size": None,
             "scaling": "weak",
-            "threads": self.threads,
-            "ranks_per_node": self.ranks_per_node,
-            "machine": self.machine,
-            "cluster": self.cluster,
-            "what_if": dict(self.what_if),
             "samples": None,
-            "buckets_bytes": list(self.buckets_bytes),
-            "collectives": [
-                {"kind": c.kind, "bytes": c.n_bytes, "ranks": c.ranks, "time_s": c.time_s}
-                for c in self.collectives
-            ],
             "rows": [{**asdict(row), "samples_per_s": None, "epoch_s": None} for row in self.rows],
-            "spread": {"compute_sigma": self.sigma, "link_sigma": self.link_sigma},
             "trace": self.trace,
             "recorded_on": self.recorded_on or None,
             "recorded": {
@@ -280,32 +261,10 @@ class CommunicationReplay(Displayed, by="dlperf.report.replay_text"):
                 "overhead_s": self.overhead_s,
             },
             "ranks": [asdict(rank) for rank in self.ranks],
-            "calls": [
-                {
-                    "kind": c.kind,
-                    "bytes": c.n_bytes,
-                    "ranks": c.ranks,
-                    "per_step": c.per_step,
-                    "recorded_s": c.recorded_s,
-                    "recorded_on_s": c.recorded_on_s,
-                    "replayed_s": c.replayed_s,
-                }
-                for c in self.calls
-            ],
-            "notes": list(self.notes),
-            "versions": dict(self.versions),
+            "calls": [{"bytes": call.pop("n_bytes"), **call} for call in calls],
         }
 
     def to_csv(self) -> str:
-        """One line for each number of ranks, SI units; a trace knows no batch size."""
-        own = {
-            "target": self.target,
-            "batch_size": "",
-            "threads": self.threads,
-            "scaling": "weak",
-            "recorded_step_s": self.recorded_step_s,
-        }
-        return csv_text(
-            [*own, *(column.name for column in fields(ReplayPoint))],
-            ({**asdict(row), **own} for row in self.rows),
-        )
+        """One line per number of ranks, SI units; a trace contains no batch size."""
+        own = {"scaling": "weak", "recorded_step_s": self.recorded_step_s}
+        return self._csv(self.rows, None, own)

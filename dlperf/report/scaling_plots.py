@@ -1,15 +1,16 @@
-"""A scaling forecast's plots: the step and the efficiency over ranks, what of the sending shows,
-and the Ridgeline plane.
+"""Plots of a scaling forecast (step and efficiency over ranks, exposed communication, the Ridgeline
+plane) and of a communication replay.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from dlperf.distributed.scaling import Scaling
+from dlperf.distributed.scaling import CommunicationReplay, Scaling
 from dlperf.models.ridgeline import Rates
 from dlperf.report.drawing import (
     BLUE,
@@ -29,14 +30,19 @@ from dlperf.report.ridgeline import PlanePoint, ridgeline_figure
 
 COMPUTE, EXPOSED, HIDDEN, EFFICIENCY = BLUE, ORANGE, YELLOW, GREEN
 _MOST_TICKS = 16
+_MOST_RANKS = 16
+WAITING = "#8a8f98"
 
 
-def pngs_of(found: Scaling, dpi: int = 130) -> dict[str, bytes]:
+def pngs_of(found: Scaling | CommunicationReplay, dpi: int = 130) -> dict[str, bytes]:
     """The plots by name, drawn."""
     with own_style():
-        figures = {"step": step_figure(found), "communication": communication_figure(found)}
-        if found.rates is not None:
-            figures["ridgeline"] = plane_figure(found, found.rates)
+        if isinstance(found, CommunicationReplay):
+            figures = {"replay": replay_figure(found)}
+        else:
+            figures = {"step": step_figure(found), "communication": communication_figure(found)}
+            if found.rates is not None:
+                figures["ridgeline"] = plane_figure(found, found.rates)
     return {
         name: to_png(figure, dpi, f"dlperf scale {name}: {found.target}")
         for name, figure in figures.items()
@@ -157,3 +163,65 @@ def _title(found: Scaling) -> str:
     return (
         f"{plain(found.target)}: {found.scaling} scaling, batch {found.batch_size} {per}{changed}"
     )
+
+
+def replay_figure(found: CommunicationReplay) -> Figure:
+    """Two bars per rank, recorded and replayed (overhead included): computing, waiting for slower
+    ranks, exposed communication.
+    """
+    shown = found.ranks[:_MOST_RANKS]
+    figure = new_figure(max(5.0, 2.2 + 1.3 * len(shown)), 4.4)
+    ax = figure.subplots()
+    style = {"edgecolor": INK, "linewidth": 0.4, "width": 0.36}
+    kinds = (
+        ("computing", "compute_s", COMPUTE, ""),
+        ("waiting for slower ranks", "waiting_s", WAITING, "...."),
+        ("exposed communication", "exposed_communication_s", EXPOSED, "////"),
+    )
+    for group, shift in (("recorded", -0.2), ("replayed", 0.2)):
+        bottoms = [0.0] * len(shown)
+        for title, name, color, hatch in kinds:
+            heights = [max(0.0, getattr(getattr(one, group), name)) for one in shown]
+            label = title if group == "recorded" else None
+            ax.bar(
+                [one.rank + shift for one in shown],
+                heights,
+                bottom=bottoms,
+                color=color,
+                hatch=hatch,
+                label=label,
+                **style,  # type: ignore[arg-type]
+            )
+            bottoms = [a + b for a, b in zip(bottoms, heights)]
+        if group == "replayed" and found.overhead_s > 0:
+            ax.bar(
+                [one.rank + shift for one in shown],
+                [found.overhead_s] * len(shown),
+                bottom=bottoms,
+                color="white",
+                label="constant overhead",
+                **style,  # type: ignore[arg-type]
+            )
+    ax.set_xticks(
+        [one.rank + shift for one in shown for shift in (-0.2, 0.2)],
+        ["recorded", "replayed"] * len(shown),
+        fontsize=7.5,
+        color=DIM,
+    )
+    for one in shown:
+        ax.annotate(
+            f"rank {one.rank}",
+            (one.rank, 0),
+            (0, -22),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+        )
+    seconds_axis(ax.yaxis)
+    ax.set_ylabel("step")
+    ax.set_title(
+        f"{plain(found.target, 60)} on {plain(Path(found.cluster).name or 'another cluster', 40)}"
+    )
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure

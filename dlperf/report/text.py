@@ -31,7 +31,7 @@ def to_text(blocks: Iterable[Block], width: int | None = None, all_columns: bool
     width = text_width() if width is None else width
     page = ""
     for block in blocks:
-        if not isinstance(block, Image):
+        if not isinstance(block, Image) and block != Paragraph(()):
             page += _block_text(block, width, all_columns)
             page += "\n" if isinstance(block, Heading) and block.level > 1 else "\n\n"
     page = page.rstrip("\n") + "\n"

@@ -134,7 +134,14 @@ def forecast(bound: str = "network", gain: float = 0.3) -> Scaling:
         }
     )  # type: ignore[arg-type]
     return Scaling(
-        "net", 8, "weak", 1, 1, (400, 800), (CollectiveTime("all_reduce", 4, 2, 1.0),), (numbers,)
+        target="net",
+        batch_size=8,
+        scaling="weak",
+        threads=1,
+        ranks_per_node=1,
+        buckets_bytes=(400, 800),
+        collectives=(CollectiveTime("all_reduce", 4, 2, 1.0),),
+        rows=(numbers,),
     )
 
 

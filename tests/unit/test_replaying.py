@@ -20,7 +20,8 @@ from dlperf.distributed.communication_replay import replay_communication
 from dlperf.distributed.programs import Call, recording_of
 from dlperf.distributed.scaling import CommunicationReplay
 from dlperf.models.communication_replay import Compute, Launch, Mark, Task, Wait
-from dlperf.report.replay_text import replay_figure, replay_to_text, write_replay
+from dlperf.report.scaling_pages import scaling_to_text, write
+from dlperf.report.scaling_plots import replay_figure
 
 MIB = 2**20
 HOSTS = ("a", "b")
@@ -186,7 +187,7 @@ def test_the_constant_overhead_is_carried_over() -> None:
     assert found.overhead_s == pytest.approx(0.5)
     assert found.rows[0].step_s == pytest.approx(5.75 + 0.5)
     assert found.rows[0].overhead_s == pytest.approx(0.5)
-    assert "a constant overhead of 500 ms is carried over" in replay_to_text(found, 200)
+    assert "a constant overhead of 500 ms is carried over" in scaling_to_text(found, 200)
 
 
 def test_a_negative_overhead_does_not_beat_a_network_that_takes_no_time() -> None:
@@ -455,7 +456,7 @@ def found() -> CommunicationReplay:
 
 
 def test_the_page_the_data_and_the_plot(found: CommunicationReplay, tmp_path: object) -> None:
-    text = replay_to_text(found, 200)
+    text = scaling_to_text(found, 200)
     assert "train.py: recorded on 2 ranks, 3 steps; replayed over other.json" in text
     assert "replayed over own.json 2.50 s" in text
     data = found.to_json()
@@ -476,14 +477,14 @@ def test_the_page_the_data_and_the_plot(found: CommunicationReplay, tmp_path: ob
     )
     (axes,) = replay_figure(found).axes
     assert axes.get_ylabel() == "step"
-    written = write_replay(found, tmp_path)  # type: ignore[arg-type]
+    written = write(found, tmp_path)  # type: ignore[arg-type]
     assert [path.name for path in written] == [
         "scaling.txt",
         "scaling.csv",
         "scaling.json",
         "replay.png",
     ]
-    write_replay(found, tmp_path)  # type: ignore[arg-type]  # its own files are replaced
+    write(found, tmp_path)  # type: ignore[arg-type]  # its own files are replaced
 
 
 def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:

@@ -40,8 +40,8 @@ from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import ReducerOptions
 from dlperf.predictors.base import Item, Prices
+from dlperf.report.scaling_pages import scaling_to_text
 from dlperf.report.scaling_plots import pngs_of
-from dlperf.report.scaling_text import scaling_to_text
 
 MEGA = TensorSpec.contiguous(2**18)  # 1 MiB
 PARAMETERS = (
@@ -628,9 +628,7 @@ def test_the_page_and_the_data() -> None:
     assert [c["bytes"] for c in data["collectives"]] == [65536, 524288, 4194304, 16777216]
     assert {c["ranks"] for c in data["collectives"]} == {2}
     assert data["collectives"][2]["time_s"] == pytest.approx(4.0, rel=1e-6)
-    assert (
-        found.to_csv()
-        .splitlines()[0]
-        .startswith("target,batch_size,threads,scaling,ranks,own_batch_size,step_s")
-    )
+    head = found.to_csv().splitlines()[0]
+    assert head.startswith("target,batch_size,threads,scaling,ranks,step_s")
+    assert "own_batch_size" in head.split(",")
     assert len(found.to_csv().splitlines()) == 3

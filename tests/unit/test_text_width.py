@@ -28,8 +28,7 @@ from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
 from dlperf.report.machine_difference import compare_machines
 from dlperf.report.machine_summary import summarize
-from dlperf.report.replay_text import replay_to_text
-from dlperf.report.scaling_text import scaling_to_text
+from dlperf.report.scaling_pages import scaling_to_text
 from dlperf.report.step_pages import measurement_to_text, prediction_to_text
 from dlperf.studies.accuracy import page
 from dlperf.studies.distributed import page as distributed_page
@@ -67,7 +66,7 @@ def forecasts() -> Iterator[Callable[[int], str]]:
     replay = replace(
         replay_communication(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,)
     )
-    yield lambda width: replay_to_text(replay, width)
+    yield lambda width: scaling_to_text(replay, width)
     grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Wish(samples=1000))
     yield lambda width: tuning_to_text(replace(grid, target=NAME, notes=(NOTE,)), width)
     explanation = test_advice.explained(

@@ -1,0 +1,249 @@
+"""Pages and files of a scaling forecast and of a communication replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from dlperf.core.files import write_bytes, write_text
+from dlperf.core.text import printable
+from dlperf.core.units import format_bytes, format_percent, format_seconds
+from dlperf.distributed.scaling import CommunicationReplay, RanksPoint, Scaling, ScalingPoint
+from dlperf.report.document import Block, Heading, Paragraph, Table
+from dlperf.report.table import Column
+from dlperf.report.text import FILE_WIDTH, to_text
+from dlperf.report.writing import check_folder, make_folder
+
+_MOST_BUCKETS = 8
+_MOST_ROWS = 16
+
+
+@singledispatch
+def one_line(found: Any) -> str:
+    """The target, the ranks, and the step or the throughput."""
+    raise TypeError(f"one_line: no words for {type(found).__name__}")
+
+
+@one_line.register
+def _(found: Scaling) -> str:
+    ranks = ", ".join(str(row.ranks) for row in found.rows)
+    best = f"best {found.best.samples_per_s:.4g} samples/s on {found.best.ranks}"
+    return f"<Scaling {printable(found.target)}, {found.scaling}, ranks {ranks}: {best}>"
+
+
+@one_line.register
+def _(found: CommunicationReplay) -> str:
+    times = (
+        f"{format_seconds(found.recorded_step_s)} recorded, {format_seconds(found.replayed_step_s)}"
+        " replayed"
+    )
+    ranks = f"{len(found.ranks)} rank(s)"
+    return f"<CommunicationReplay {printable(found.target)}, {ranks}: step {times}>"
+
+
+def page(found: Scaling | CommunicationReplay) -> str:
+    """The step and its parts over the number of ranks, as wide as the terminal."""
+    return scaling_to_text(found)
+
+
+def scaling_to_text(found: Scaling | CommunicationReplay, width: int | None = None) -> str:
+    """The forecast or the replay as plain text (default: as wide as the terminal)."""
+    blocks = _scaling_page(found) if isinstance(found, Scaling) else _replay_page(found)
+    return to_text(blocks, width).rstrip("\n")
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def _what_if(found: Scaling | CommunicationReplay) -> list[str]:
+    factors = ", ".join(f"{name} x {factor:g}" for name, factor in found.what_if.items())
+    return [f"what if: {factors}"] if factors else []
+
+
+def _notes(found: Scaling | CommunicationReplay) -> Paragraph:
+    return Paragraph(tuple(f"note: {note}" for note in found.notes))
+
+
+def _scaling_page(found: Scaling) -> list[Block]:
+    per = "per rank" if found.scaling == "weak" else "of all ranks"
+    sizes = [format_bytes(size) for size in found.buckets_bytes]
+    more = f", ... {sizes[-1]}" if len(sizes) > _MOST_BUCKETS else ""
+    title = (
+        f"{found.target}: {found.scaling} scaling, batch size {found.batch_size} {per},"
+        f" {_plural(found.threads, 'thread')} a rank, {_plural(found.ranks_per_node, 'rank')} a node"
+    )
+    gradients = (
+        f"gradients: {format_bytes(sum(found.buckets_bytes))} in {_plural(len(sizes), 'bucket')}"
+        f" ({', '.join(sizes[:_MOST_BUCKETS])}{more})"
+    )
+    best = (
+        f"most samples per second: {found.best.samples_per_s:.4g} on"
+        f" {_plural(found.best.ranks, 'rank')}"
+    )
+    return [
+        Heading(title, 1),
+        Paragraph((*_what_if(found), gradients)),
+        Table(_scaling_columns(found)),
+        Paragraph((best,) if len(found.rows) > 1 else ()),
+        _notes(found),
+    ]
+
+
+def _step_columns(rows: Sequence[RanksPoint]) -> dict[str, Column]:
+    """The columns that a forecast and a replay share, by title."""
+
+    def seconds(title: str, name: str, rank: int = 0) -> Column:
+        return Column(title, tuple(format_seconds(getattr(row, name)) for row in rows), rank=rank)
+
+    intervals = (f"{format_seconds(row.low_s)} .. {format_seconds(row.high_s)}" for row in rows)
+    exposed = (row.exposed_communication_s / row.step_s if row.step_s else 0.0 for row in rows)
+    gains = (f"-{format_percent(max(0.0, row.network_gain_frac))}" for row in rows)
+    columns = (
+        Column("ranks", tuple(str(row.ranks) for row in rows)),
+        seconds("step", "step_s"),
+        Column("90 %", tuple(intervals), rank=2),
+        seconds("computing", "compute_s"),
+        seconds("sending", "communication_s", 3),
+        seconds("exposed", "exposed_communication_s"),
+        Column("share", tuple(map(format_percent, exposed)), rank=1),
+        Column("efficiency", tuple(format_percent(row.efficiency) for row in rows)),
+        Column("speed-up", tuple(f"{row.speedup:.2f}" for row in rows), rank=1),
+        seconds("first step", "first_step_s", 4),
+        Column("link x 2", tuple(gains), rank=4),
+        Column("bound", tuple(row.bound for row in rows), align_left=True),
+    )
+    return {column.title: column for column in columns}
+
+
+def _ordered(columns: dict[str, Column], **added: tuple[str, Column] | None) -> tuple[Column, ...]:
+    """The columns; each added one follows the column of the title given with it."""
+    ordered = list(columns.values())
+    for entry in added.values():
+        if entry is not None:
+            titles = [column.title for column in ordered]
+            ordered.insert(titles.index(entry[0]) + 1, entry[1])
+    return tuple(ordered)
+
+
+def _scaling_columns(found: Scaling) -> tuple[Column, ...]:
+    rows = found.rows
+
+    def intensities(row: ScalingPoint) -> str:
+        pair = (row.memory_intensity, row.arithmetic_intensity)
+        return " ".join("-" if value is None else f"{value:.3g}" for value in pair)
+
+    rates = tuple(f"{row.samples_per_s:.4g}" for row in rows)
+    batches = tuple(str(row.batch_size) for row in rows)
+    epochs = tuple(format_seconds(row.epoch_s) for row in rows)
+    regions = tuple(row.ridgeline or "-" for row in rows)
+    has_plane = any(row.ridgeline for row in rows)
+    return _ordered(
+        _step_columns(rows),
+        batch=("ranks", Column("batch", batches, rank=1)) if found.scaling == "strong" else None,
+        rate=("speed-up", Column("samples/s", rates)),
+        epoch=("link x 2", Column("epoch", epochs)) if found.samples is not None else None,
+        region=(
+            ("link x 2", Column("Ridgeline", regions, align_left=True, rank=5))
+            if has_plane
+            else None
+        ),
+        plane=(
+            ("link x 2", Column("I_M, I_A", tuple(map(intensities, rows)), rank=5))
+            if has_plane
+            else None
+        ),
+    )
+
+
+def _replay_page(found: CommunicationReplay) -> list[Block]:
+    title = (
+        f"{found.target}: recorded on {_plural(len(found.ranks), 'rank')},"
+        f" {_plural(found.n_steps, 'step')}; replayed over {found.cluster or 'a cluster'}"
+    )
+    where = f"over {found.recorded_on}" if found.recorded_on else "with the calls' own times"
+    overhead = (
+        f"recorded step {format_seconds(found.recorded_step_s)}, replayed {where}"
+        f" {format_seconds(found.replayed_step_s)}: a constant overhead of"
+        f" {format_seconds(found.overhead_s)} is carried over"
+    )
+    waiting = tuple(format_seconds(row.waiting_s) for row in found.rows)
+    steps = _ordered(
+        _step_columns(found.rows), waiting=("computing", Column("waiting in it", waiting, rank=2))
+    )
+    n_more = len(found.calls) - _MOST_ROWS
+    more = f"... and {n_more} other sizes; --json has them all"
+    return [
+        Heading(title, 1),
+        Paragraph((*_what_if(found), overhead)),
+        Table(steps),
+        Table(_rank_columns(found)),
+        *([Table(_call_columns(found))] if found.calls else []),
+        Paragraph((more,) if n_more > 0 else ()),
+        _notes(found),
+    ]
+
+
+PARTS = {
+    "step": "step_s",
+    "computing": "compute_s",
+    "exposed": "exposed_communication_s",
+    "waiting": "waiting_s",
+}
+"""The parts of a rank's step, by their names in tables."""
+
+
+def _rank_columns(found: CommunicationReplay) -> tuple[Column, ...]:
+    shown = found.ranks[:_MOST_ROWS]
+    columns = [
+        Column("rank", tuple(str(one.rank) for one in shown)),
+        Column("host", tuple(one.host for one in shown), align_left=True, rank=3),
+    ]
+    for group, rank in (("recorded", 1), ("replayed", 0)):
+        for title, name in PARTS.items():
+            seconds = (max(0.0, getattr(getattr(one, group), name)) for one in shown)
+            columns.append(Column(title, tuple(map(format_seconds, seconds)), group, rank))
+    return tuple(columns)
+
+
+def _call_columns(found: CommunicationReplay) -> tuple[Column, ...]:
+    shown = found.calls[:_MOST_ROWS]
+    there = tuple(format_seconds(one.recorded_on_s) for one in shown)
+    return (
+        Column("call", tuple(one.kind for one in shown), align_left=True),
+        Column("bytes", tuple(format_bytes(one.n_bytes) for one in shown)),
+        Column("ranks", tuple(str(one.ranks) for one in shown)),
+        Column("a step", tuple(f"{one.per_step:.3g}" for one in shown), rank=1),
+        Column("recorded", tuple(format_seconds(one.recorded_s) for one in shown)),
+        *([Column("forecast there", there, rank=1)] if found.recorded_on else []),
+        Column("forecast here", tuple(format_seconds(one.replayed_s) for one in shown)),
+    )
+
+
+def write(
+    found: Scaling | CommunicationReplay, folder: str | Path, force: bool = False
+) -> list[Path]:
+    """Write ``scaling.txt``, ``.csv``, ``.json`` and the plots as PNG into a folder, which is made
+    if missing; the files in that order.
+
+    Raises DlperfError for a folder that cannot be made or contains foreign files (unless `force`),
+    WorkFailed if the disk refuses.
+    """
+    from dlperf.report.scaling_plots import pngs_of  # matplotlib, which takes a while to import
+
+    check_folder(folder, force)
+    place = make_folder(folder)
+    texts = {
+        "scaling.txt": f"dlperf scale\n\n{scaling_to_text(found, FILE_WIDTH)}\n",
+        "scaling.csv": found.to_csv(),
+        "scaling.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
+    }
+    for name, content in texts.items():
+        write_text(place / name, content)
+    images = {f"{name}.png": png for name, png in pngs_of(found).items()}
+    for name, png in images.items():
+        write_bytes(place / name, png)
+    return [place / name for name in (*texts, *images)]
