@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.prediction import BOUNDS, Item
 from dlperf.forecast.prediction import Prediction
-from dlperf.predictors.base import BOUNDS, Item
 
 OPTIMIZER, UNPRICED = "optimizer", "unpriced"
 PARTS = (*BOUNDS, UNPRICED, OPTIMIZER)

@@ -26,10 +26,10 @@ from dlperf.advice.variants import (
 )
 from dlperf.advice.widths import BLOCK, rounded
 from dlperf.core.errors import DlperfError
+from dlperf.core.prediction import Item
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent
 from dlperf.forecast.prediction import Prediction
-from dlperf.predictors.base import Item
 from dlperf.predictors.page_faults import BOUND as PAGE_FAULTS
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Built, Target

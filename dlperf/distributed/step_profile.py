@@ -13,13 +13,13 @@ import numpy as np
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
+from dlperf.core.prediction import Item
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.forecast.loop import accumulation_s
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import Gradient, ReducerOptions
 from dlperf.models.overlap import Computation
 from dlperf.predictors.allocator.simulation import policy_of
-from dlperf.predictors.base import Item
 from dlperf.predictors.calibrated import Calibrated, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import KernelCostModel, cost_model_of
 

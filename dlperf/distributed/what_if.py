@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.prediction import Item
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.forecast.prediction import Prediction
-from dlperf.predictors.base import Item
 from dlperf.predictors.kernel_cost_model import cost_model_of
 
 NAMES = ("flops", "memory_bandwidth", "link_bandwidth", "link_latency")

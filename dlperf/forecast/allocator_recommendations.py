@@ -1,24 +1,26 @@
-"""What page faults cost in a predicted step, and what starting the process otherwise would save."""
+"""Cost of page faults in a predicted step, and allocator settings that lower it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from dlperf.core.prediction import PredictedStep
 from dlperf.core.units import format_seconds
-from dlperf.forecast.prediction import Prediction, predict
 from dlperf.forecast.worker_processes import predict_co_run
+from dlperf.predictors import registry
 from dlperf.predictors.allocator.simulation import POLICIES
 from dlperf.predictors.page_faults import BOUND
 
 WORTH_FRAC = 0.05
-"""Share of the step from which on page faults are worth a sentence and the search for a cure."""
+"""Least share of page faults in the step for which recommendations are looked for."""
 
 
 @dataclass(frozen=True)
 class AllocatorRecommendation:
-    """A policy of malloc, how to start the process with it, and by how many seconds the predicted
-    step is shorter under it.
+    """An allocator policy, the settings that start a process with it, and the seconds that it takes
+    off the predicted step.
     """
 
     malloc: str
@@ -28,8 +30,8 @@ class AllocatorRecommendation:
 
 @dataclass(frozen=True)
 class PageFaults:
-    """Seconds of a predicted step that go into touching fresh pages and giving them back, of
-    `step_s`; `recommendations` by what they save, the best first.
+    """Seconds of a predicted step (`step_s`) for touching fresh pages and giving them back; the
+    recommendations by what they save, the best first.
     """
 
     seconds: float
@@ -37,42 +39,40 @@ class PageFaults:
     recommendations: tuple[AllocatorRecommendation, ...]
 
     def sentence(self) -> str:
-        """What they cost, and the best cure that needs nothing installed.
+        """The cost, and the best recommendation that needs nothing installed.
 
-        >>> PageFaults(0.0123, 0.0807, (AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.0101),)).sentence()
+        >>> best = AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.0101)
+        >>> PageFaults(0.0123, 0.0807, (best,)).sentence()
         '12.3 ms of 80.7 ms; MALLOC_MMAP_MAX_=0 would save about 10.1 ms'
         """
         text = f"{format_seconds(self.seconds)} of {format_seconds(self.step_s)}"
-        here = next((one for one in self.recommendations if "{" not in one.settings), None)
-        return (
-            text
-            if here is None
-            else f"{text}; {here.settings} would save about {format_seconds(here.saved_s)}"
-        )
+        for one in self.recommendations:
+            if "{" not in one.settings:
+                return f"{text}; {one.settings} would save about {format_seconds(one.saved_s)}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """The cost and the recommendations as JSON data."""
+        return {"seconds": self.seconds, "recommendations": [*map(asdict, self.recommendations)]}
 
 
-def recommend_allocators(prediction: Prediction) -> PageFaults | None:
-    """What page faults cost, where that is at least WORTH_FRAC of the step; else None.
+def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
+    """Cost of page faults where it is at least WORTH_FRAC of the step; else None.
 
-    Each other policy's step is predicted anew, as memory that is kept is also colder than pages
-    just zeroed. A cure that saves nothing is left out.
+    Each other policy's step is predicted anew, since memory that is kept is also colder than pages
+    just zeroed. A policy that saves nothing is left out.
     """
     step_s = prediction.step.total_s
     seconds = math.fsum(item.seconds for item in prediction.prices.items if item.bound == BOUND)
     if not step_s or seconds < WORTH_FRAC * step_s:
         return None
-    recommendations = []
+    price = registry.get(prediction.predictor).price
+    found = []
     for name, policy in POLICIES.items():
-        if name in ("default", prediction.malloc):
-            continue
-        alone = predict(
-            prediction.trace,
-            prediction.machine,
-            prediction.threads,
-            prediction.predictor,
-            malloc=name,
-        )
-        other = predict_co_run(alone, prediction.workers).step.total_s
-        if other is not None and other < step_s:
-            recommendations.append(AllocatorRecommendation(name, policy.settings, step_s - other))
-    return PageFaults(seconds, step_s, tuple(sorted(recommendations, key=lambda one: -one.saved_s)))
+        if name not in ("default", prediction.malloc):
+            prices = price(prediction.trace, prediction.machine, prediction.threads, name)
+            alone = replace(prediction, prices=prices, workers=1)
+            other = predict_co_run(alone, prediction.workers).step.total_s
+            if other is not None and other < step_s:
+                found.append(AllocatorRecommendation(name, policy.settings, step_s - other))
+    return PageFaults(seconds, step_s, tuple(sorted(found, key=lambda one: -one.saved_s)))

@@ -1,23 +1,18 @@
-"""Viebke's two strategies applied to a prediction of ``viebke-a`` or ``viebke-b``: the training
-time on p workers as the paper has it.
-"""
+"""Training time on p workers by Viebke's two strategies (``viebke-a``, ``viebke-b``)."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from dlperf.core.errors import DlperfError
+from dlperf.core.prediction import PredictedStep
 from dlperf.forecast.epoch import Epoch, check_counts
 from dlperf.forecast.worker_processes import hardware_threads, memory_contention_s, preparation_s
 from dlperf.models.threads import ImageTimes, Workload, training_time
 
-if TYPE_CHECKING:
-    from dlperf.forecast.prediction import Prediction
-
 
 def forecast_published(
-    training: Prediction,
+    training: PredictedStep,
     workers: int | None,
     samples: int,
     epochs: int = 1,
@@ -28,14 +23,13 @@ def forecast_published(
     i ep / p; Viebke et al. 2019, Tables V and VI.
 
     T_FProp and T_BProp are the predicted step's, by image. CPI(p) is the topology's, T_prep and
-    MemoryContention(p) are those of the machine file; without `workers` there is neither. Tests
-    come once, at the end, as in all of dlperf's forecasts (the paper tests after every epoch). The
-    law has no term for loading, the loop around the steps, or a smaller last batch.
-    MemoryContention below 0 (workers that disturb one another less than the topology allows) counts
-    as 0.
+    MemoryContention(p) are those of the machine file; without `workers` both are 0. Tests come
+    once, at the end, as in all of dlperf's forecasts (the paper tests after every epoch). The
+    equation has no term for loading, the loop around the steps, or a smaller last batch. A negative
+    MemoryContention counts as 0.
 
-    Raises DlperfError for counts below 0, p above the samples, a predictor that gives no step, and
-    where the machine file lacks the terms.
+    Raises DlperfError for counts below 0, p above the samples, a predictor without a step, and a
+    machine file without the terms.
     """
     check_counts(samples, epochs, val_samples, test_samples)
     step, p = training.step, 1 if workers is None else workers
@@ -50,10 +44,8 @@ def forecast_published(
     terms = training_time(
         workload, times, p, hardware_threads(machine.cpu).shared_cpi(p), contention_s
     )
-    steps_s, evaluation_s = (
-        (terms.training_s + terms.contention_s) / epochs,
-        terms.validation_s / epochs,
-    )
+    steps_s = (terms.training_s + terms.contention_s) / epochs
+    evaluation_s = terms.validation_s / epochs
     return Epoch(
         samples,
         epochs,
@@ -65,10 +57,5 @@ def forecast_published(
         test_s=terms.testing_s,
         workers=p,
         preparation_s=terms.preparation_s,
-        notes=(
-            (
-                f"{training.predictor}: the law has no term for loading, nor for the loop around"
-                " the steps"
-            ),
-        ),
+        notes=(f"{training.predictor}: the equation has no term for loading or the training loop",),
     )

@@ -1,14 +1,16 @@
-"""Prediction of one worker's step while p workers run: processes of one thread each that share a
-machine's cores, caches and memory.
+"""Co-run slowdown of p worker processes with one thread each, and their training runs.
 
-Every item of a step takes as many times as long as work of its kind was measured to take when p do
-it at once (``dlperf calibrate --workers 1,2,4``). A target's own operations, measured so (``--for
-TARGET@BATCH``), come before that. Measured numbers of workers count as they are. Elsewhere a
-slowdown is the processors' sharing, which follows from the topology
-(:meth:`dlperf.models.threads.HardwareThreads.shared_cpi`), times an excess that memory, caches and
-switching add: between measured numbers it is interpolated, beyond them it follows its line of least
-squares, as the memory contention of Viebke et al. 2019 does, up to as many workers as the processor
-has hardware threads. More than these never run at once, so that the excess grows no more.
+The slowdown of each kind of work is measured (``dlperf calibrate --workers 1,2,4``); that of a
+target's own operations (``--for TARGET@BATCH``) comes before that of kinds. For other numbers of
+workers:
+
+    slowdown(p) = CPI(p) x excess(p)
+
+CPI(p) is the processor sharing of the topology
+(:meth:`dlperf.models.threads.HardwareThreads.shared_cpi`). The excess is what memory, caches and
+switching add. It is interpolated between measured numbers. Beyond them it follows its line of least
+squares, as the memory contention of Viebke et al. 2019 does, up to the number of hardware threads:
+more workers than these never run at once.
 """
 
 from __future__ import annotations
@@ -17,38 +19,34 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.prediction import Item, Predicted, PredictedStep
 from dlperf.core.trace import Trace
 from dlperf.core.variation import machine_log_sigma, waiting_s
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loop import Loop, parameters_of
 from dlperf.models.threads import HardwareThreads, check_workers, least_squares_line
 
-if TYPE_CHECKING:
-    from dlperf.forecast.prediction import Prediction
-
 KERNEL = "kernel"
 _NETWORK = "network"
 _UNTRIED = (
-    "loading workers beside several training workers share the cores by equal parts; no measured"
-    " run stands behind that"
+    "loader workers and several training workers share the cores by equal parts; no measured run"
+    " confirms that"
 )
-_AROUND = ("loader", "loop")
-"""How the names of costs begin that an epoch has beside its steps."""
+_LOOP_COSTS = ("loader", "loop")
+"""Prefixes of the costs of an epoch outside its steps."""
 
 
 def hardware_threads(cpu: Cpu) -> HardwareThreads:
-    """A processor's cores, and what its hardware threads cost one another by the topology alone: k
-    of one core share its units and take k times as long.
+    """Cores of a processor, with the slowdown of its hardware threads by the topology alone: k
+    threads of one core take k times as long.
 
-    That errs high where one thread leaves units idle; the measured slowdowns say what is true of a
-    machine.
+    That errs high where one thread leaves units of the core idle.
     """
     return HardwareThreads(
         cpu.n_physical_cores or cpu.n_cores,
@@ -57,8 +55,8 @@ def hardware_threads(cpu: Cpu) -> HardwareThreads:
 
 
 def cpi(machine: Machine, workers: int) -> tuple[float, float | None]:
-    """CPI(p) by the topology, and as measured (the slowdown of what computes in a core's own
-    caches); None where it was not measured at p.
+    """CPI(p) by the topology, and as measured (the slowdown of computing in a core's own caches);
+    None where p was not measured.
 
     Raises DlperfError for p below 1.
     """
@@ -69,10 +67,10 @@ def cpi(machine: Machine, workers: int) -> tuple[float, float | None]:
 
 
 def slowdown(machine: Machine, work: str, workers: int) -> float:
-    """How many times as long one call of a kind of work (:class:`dlperf.core.co_run.CoRun`) takes
-    while p workers do it.
+    """Slowdown of one call of a kind of work (:class:`dlperf.core.co_run.CoRun`) while p workers do
+    it.
 
-    Raises DlperfError for p below 1, and where the machine file holds nothing on this work.
+    Raises DlperfError for p below 1, and for work that the machine file does not contain.
     """
     check_workers(workers)
     if workers == 1:
@@ -83,23 +81,21 @@ def slowdown(machine: Machine, work: str, workers: int) -> float:
     if len(points) < 2:
         raise _lacking(machine, f"no contention of workers ({work})")
     processor = hardware_threads(machine.cpu)
-    law = processor.shared_cpi
-    return law(workers) * _excess(
-        {p: value / law(p) for p, value in points.items()}, workers, processor.n_threads
-    )
+    excess = {p: value / processor.shared_cpi(p) for p, value in points.items()}
+    return processor.shared_cpi(workers) * _excess(excess, workers, processor.n_threads)
 
 
 def with_co_runs(machine: Machine, co_runs: Iterable[CoRun]) -> Machine:
-    """The machine with slowdowns that were measured elsewhere, on ranks that share it: they replace
-    its own of the same work and number of workers.
+    """The machine with co-run measurements of ranks that share it, in place of its own of the same
+    work and number of workers.
     """
     merged = {(co_run.work, co_run.workers): co_run for co_run in (*machine.co_runs, *co_runs)}
     return replace(machine, co_runs=tuple(merged.values()))
 
 
-def unmeasured(prediction: Prediction) -> tuple[str, ...]:
-    """The kinds of work of a step that its machine file holds no slowdown of, so that
-    :func:`predict_co_run` would raise.
+def unmeasured(prediction: PredictedStep) -> tuple[str, ...]:
+    """Kinds of work of a step without a slowdown in its machine file; :func:`predict_co_run` raises
+    for them.
     """
     bounds = dict.fromkeys(("overhead", *(item.bound for item in prediction.prices.items)))
     return tuple(
@@ -108,11 +104,10 @@ def unmeasured(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _excess(points: dict[int, float], p: int, n_threads: int) -> float:
-    """A value at p: linear between the points around it; beyond the last one on the line of least
-    squares, not below the least that was measured.
+    """The excess at p: linear between the points around it; beyond the last one on the line of
+    least squares, not below the least point.
 
-    From p = `n_threads` on, all hardware threads are busy: where so many were measured, their mean
-    is what more of them have.
+    From p = `n_threads` on, all hardware threads are busy, and the mean of such points counts.
     """
     largest = max(points)
     if p < largest:
@@ -132,12 +127,11 @@ def _lacking(machine: Machine, what: str) -> DlperfError:
 
 
 def preparation_s(machine: Machine, workers: int) -> float:
-    """Seconds from the start of p worker processes until all of them are ready to train: each has
-    imported torch and made a model and an optimizer.
+    """Seconds from the start of p worker processes until all of them have imported torch and made a
+    model and an optimizer.
 
-    What one alone usually takes (the median of all that were started so), times the slowdown of p
-    (:func:`slowdown`), as starting mostly computes. Loading the data is not in it. Raises
-    DlperfError for p below 1, and where the file holds no such times.
+    It is the median of one alone times the slowdown of p (:func:`slowdown`), without the loading of
+    data. Raises DlperfError for p below 1, and for a machine file without such times.
     """
     check_workers(workers)
     alone = [
@@ -150,21 +144,21 @@ def preparation_s(machine: Machine, workers: int) -> float:
     return statistics.median(alone) * slowdown(machine, PREPARATION, workers)
 
 
-def predict_co_run(prediction: Prediction, workers: int) -> Prediction:
+def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
     """The prediction of one worker's step while p workers, itself included, do the same.
 
-    Items take their slowdown at p: those of kernels that of the target's own operations where these
-    were measured, all others that of what bounds them. What a network bounds stays as it is, and so
-    does the interval's width. The prediction's machine is slowed down, too, in what a training loop
-    costs around its steps. Raises DlperfError for p below 1, for workers of several threads, and
-    where the machine file lacks the terms (the message says which command adds them).
+    Items take their slowdown at p: kernels that of the target's own operations where these were
+    measured, all others that of their bound. Items bound by a network and the interval's relative
+    width stay. The machine's costs of a training loop are slowed down, too. Raises DlperfError for
+    p below 1, for workers of several threads, and for a machine file without the slowdowns (the
+    message names the command that adds them).
     """
     check_workers(workers)
     if workers == 1:
         return prediction
     if prediction.workers != 1:
         raise DlperfError(
-            f"the prediction is beside {prediction.workers} workers already; give that of one alone"
+            f"the prediction is for {prediction.workers} workers already; give that of one alone"
         )
     if prediction.threads != 1:
         raise DlperfError(
@@ -176,49 +170,43 @@ def predict_co_run(prediction: Prediction, workers: int) -> Prediction:
     general = {
         bound: 1.0 if bound == _NETWORK else slowdown(machine, bound, workers) for bound in bounds
     }
-    items = tuple(
-        replace(
-            item,
-            seconds=item.seconds
-            * (own if own is not None and item.what == KERNEL else general[item.bound]),
-        )
-        for item in prediction.prices.items
-    )
-    source = (
-        "as its own operations were measured to"
-        if own is not None
-        else "as work of its kinds was measured to"
-    )
-    note = f"one of {workers} workers that run at once: slowed down {source}"
+
+    def slowed(item: Item) -> Item:
+        factor = own if own is not None and item.what == KERNEL else general[item.bound]
+        return replace(item, seconds=item.seconds * factor)
+
+    source = "its own operations" if own is not None else "work of its kinds"
+    note = f"one of {workers} workers that run at once: slowed down as {source} measured so"
     most = max((p for bound in bounds for p in machine.co_runs_of(bound)), default=workers)
     if workers > most:
         note += f", extrapolated beyond {most} workers (dlperf calibrate --workers measures more)"
-    prices = replace(prediction.prices, items=items, notes=(*prediction.prices.notes, note))
+    prices = prediction.prices.map_items(slowed)
     return replace(
         prediction,
-        prices=prices,
-        machine=_around(machine, slowdown(machine, "overhead", workers)),
+        prices=replace(prices, notes=(*prices.notes, note)),
+        machine=_slow_loop(machine, slowdown(machine, "overhead", workers)),
         workers=workers,
     )
 
 
-def _around(machine: Machine, factor: float) -> Machine:
-    """The machine with the costs of loading and of the training's loop, mostly Python's, `factor`
-    times as high.
+def _slow_loop(machine: Machine, factor: float) -> Machine:
+    """The machine with the costs of loading and of the training loop, mostly Python's, times
+    `factor`.
     """
 
     def slowed(cost: Cost) -> Cost:
-        samples = Samples(
-            tuple(factor * value for value in cost.samples.values), cost.samples.n_disturbed
-        )
-        return replace(cost, samples=samples) if cost.name.startswith(_AROUND) else cost
+        if not cost.name.startswith(_LOOP_COSTS):
+            return cost
+        values = tuple(factor * value for value in cost.samples.values)
+        return replace(cost, samples=Samples(values, cost.samples.n_disturbed))
 
     return replace(machine, costs=tuple(map(slowed, machine.costs)))
 
 
 def own_slowdown(machine: Machine, trace: Trace, workers: int) -> float | None:
-    """The slowdown of a target's own operations at p; None where they were not measured. A forward
-    pass takes that of the step that holds it.
+    """Slowdown of a target's own operations at p; None where they were not measured.
+
+    A forward pass takes that of the step that contains it.
     """
     for inference in dict.fromkeys((trace.inference, False)):
         work = operations_of(trace.target, trace.batch_size, inference)
@@ -227,13 +215,12 @@ def own_slowdown(machine: Machine, trace: Trace, workers: int) -> float | None:
     return None
 
 
-def memory_contention_s(prediction: Prediction, workers: int) -> float:
-    """MemoryContention(p): seconds that each image of a worker's step takes longer because p
-    workers run, beyond the processors' sharing.
+def memory_contention_s(prediction: PredictedStep, workers: int) -> float:
+    """MemoryContention(p), seconds per image: (T(p) - CPI(p) T(1)) / batch size.
 
-    Viebke et al. 2019, Table IV; `prediction` is of one worker alone. 0 at one worker. Negative
-    where workers disturb one another less than the topology allows. Raises DlperfError as
-    :func:`predict_co_run` does, and where the predictor gives no step.
+    Viebke et al. 2019, Table IV. `prediction` is of one worker alone. Negative where the workers'
+    slowdown is below the topology's. Raises DlperfError as :func:`predict_co_run` does, and for a
+    predictor without a step.
     """
     alone, together = prediction.step.total_s, predict_co_run(prediction, workers).step.total_s
     if alone is None or together is None:
@@ -247,69 +234,67 @@ def memory_contention_s(prediction: Prediction, workers: int) -> float:
 
 
 def averaging_s(machine: Machine, parameter_bytes: int, workers: int) -> float:
-    """Seconds to average the weights of p workers through shared memory: each writes its own once,
-    reads those of all, and writes the mean back.
+    """Seconds to average the weights of p workers through shared memory, without waiting for the
+    slowest: bytes / DRAM bandwidth x DRAM slowdown.
 
-    Bytes over STREAM's rate, slowed down as what memory bounds is; waiting for the slowest worker
-    is no part of it. Raises DlperfError where the machine file has no such rate or slowdown.
+    Each worker writes its own weights, reads those of all, and writes the mean back. Raises
+    DlperfError for a machine file without the bandwidth or the slowdown.
     """
     n_bytes = (workers + 4) * parameter_bytes  # gathered and written: 2 and 2, all rows read
     return n_bytes / machine.dram_bytes_per_s(1) * slowdown(machine, "DRAM", workers)
 
 
 def forecast_workers(
-    training: Prediction,
+    training: PredictedStep,
     workers: int,
     samples: int,
     epochs: int = 1,
     val_samples: int = 0,
     test_samples: int = 0,
-    evaluation: Prediction | None = None,
-    last: Prediction | None = None,
+    evaluation: PredictedStep | None = None,
+    last: PredictedStep | None = None,
     loop: Loop = Loop(),
     loader: SampledLoader | None = None,
 ) -> Epoch:
-    """The forecast of a run in which p worker processes train an instance each on their share of
-    the samples and average the weights after every epoch.
+    """Forecast of a run in which p worker processes train an instance each on their share of the
+    samples and average the weights after every epoch: strategy (b) of Viebke et al. 2019.
 
-    T = T_prep + the epochs and the test pass of the worker with the largest share, ceil(samples /
-    p), while all p run (:func:`predict_co_run`), and the averaging: strategy (b) of Viebke et al. 2019 with
-    the contention in the step. `training`, `evaluation` and `last` are predictions of one worker
-    alone, `last` of the last batch of its share; the rest is
-    :func:`dlperf.forecast.epoch.forecast`'s. At the end of an epoch all wait for the slowest: as
-    many are independent of one another as there are cores for, and each varies as the machine's
-    kernels do, in spells (:func:`dlperf.core.variation.waiting_s`). Loading workers that each of
-    them has share its part of the cores with it. Raises DlperfError for p below 1 or above the
-    samples, and as :func:`predict_co_run` and ``forecast`` do.
+        T = T_prep + the epochs and the test pass of the largest share, ceil(samples / p), at the
+            speed of p workers (:func:`predict_co_run`) + epochs (averaging + waiting)
+
+    `training`, `evaluation` and `last` are predictions of one worker alone, `last` of the last
+    batch of its share; the other arguments are those of :func:`dlperf.forecast.epoch.forecast`. All
+    wait for the slowest at the end of an epoch (:func:`dlperf.core.variation.waiting_s`): as many
+    as there are cores are independent of one another, and each varies as the machine's kernels do.
+    A worker's loader workers share its part of the cores. Raises DlperfError for p below 1 or above
+    the samples, and as :func:`predict_co_run` and ``forecast`` do.
     """
     check_workers(workers)
     if workers > samples:
         raise DlperfError(
             f"{workers} workers are more than the {samples} samples; give each at least one"
         )
-    python = slowdown(training.machine, "overhead", workers)
+    machine = training.machine
+    python = slowdown(machine, "overhead", workers)
     one = forecast(
         predict_co_run(training, workers),
         math.ceil(samples / workers),
         epochs,
         math.ceil(val_samples / workers),
         math.ceil(test_samples / workers),
-        None if evaluation is None else predict_co_run(evaluation, workers),
-        None if last is None else predict_co_run(last, workers),
+        evaluation and predict_co_run(evaluation, workers),
+        last and predict_co_run(last, workers),
         loop,
-        None if loader is None else replace(loader, batch_s=python * loader.batch_s),
+        loader and replace(loader, batch_s=python * loader.batch_s),
     )
-    averaged_s = (
-        averaging_s(training.machine, sum(spec.nbytes for spec in parameters_of(training)), workers)
-        if workers > 1
-        else 0.0
-    )
-    prepared_s = preparation_s(training.machine, workers)
-    waited_s = waiting_s(
-        min(workers, training.machine.cpu.n_cores),
-        machine_log_sigma(training.machine, 1),
-        one.epoch_s,
-    )
+    averaged_s = waited_s = 0.0
+    if workers > 1:
+        parameter_bytes = sum(spec.nbytes for spec in parameters_of(training))
+        averaged_s = averaging_s(machine, parameter_bytes, workers)
+        waited_s = waiting_s(
+            min(workers, machine.cpu.n_cores), machine_log_sigma(machine, 1), one.epoch_s
+        )
+    prepared_s = preparation_s(machine, workers)
     again_s = averaged_s + waited_s
     notes = (*one.notes, _UNTRIED) if workers > 1 and loop.loader_workers else one.notes
     return replace(

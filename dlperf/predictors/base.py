@@ -3,57 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
+from dlperf.core.prediction import Prices
 from dlperf.core.trace import Trace
-
-BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
-SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One piece of a step's time.
-
-    `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's
-    loop, page faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module
-    call``, ``page faults``, ``optimizer loop``, ...). `share` is the fraction of the op that
-    belongs to the layer.
-    """
-
-    layer: str
-    phase: str
-    seconds: float
-    bound: str
-    source: str
-    what: str = "kernel"
-    op: int = -1
-    share: float = 1.0
-
-
-@dataclass(frozen=True)
-class Prices:
-    """What a predictor says of a trace.
-
-    `items` add up to the step. `phases` are the phases it speaks of; the others are null in the
-    prediction. `unsupported` names the layers it cannot express (their rows are null in every phase).
-    `low_factor` and `high_factor` times the step's time are the 90 % interval; None if the
-    predictor gives none. `warnings` say what makes the whole of it doubtful, `notes` what a reader
-    may want to know.
-    """
-
-    items: tuple[Item, ...]
-    phases: tuple[str, ...] = ("zero_grad", "forward", "backward", "optimizer")
-    unsupported: tuple[str, ...] = ()
-    low_factor: float | None = None
-    high_factor: float | None = None
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    peak_memory_bytes: int | None = None
 
 
 class Predictor(Protocol):

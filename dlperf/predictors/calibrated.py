@@ -27,12 +27,13 @@ from dlperf.core.machine import (
     EXACT,
     Machine,
 )
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
 from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis, analyse
-from dlperf.predictors.base import Item, Prices, register
+from dlperf.predictors.base import register
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel, cost_model_of
 from dlperf.predictors.kernel_model import one_blas_thread

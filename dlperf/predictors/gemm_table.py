@@ -20,10 +20,11 @@ import math
 from collections.abc import Sequence
 
 from dlperf.core.machine import Machine
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import ITEM_BYTES, Op, Trace
 from dlperf.models.roofline import activation_s, operational_intensity, parameterised_flops_per_s
 from dlperf.ops import counts
-from dlperf.predictors.base import Item, Prices, register
+from dlperf.predictors.base import register
 from dlperf.predictors.gemm_points import GemmSize, gemm_size, measured_gemms
 
 ACTIVATION_WEIGHTS = {"aten.relu": 1, "aten.relu_": 1, "aten.sigmoid": 30, "aten.sigmoid_": 30}

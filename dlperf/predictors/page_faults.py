@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.machine import Machine
+from dlperf.core.prediction import Item
 from dlperf.core.trace import LOSS, Trace
 from dlperf.predictors.allocator.heap import HUGE_PAGE_BYTES, PAGE_BYTES
 from dlperf.predictors.allocator.simulation import AllocatorSimulation
-from dlperf.predictors.base import Item
 
 BOUND = "page-faults"
 N_OPERATORS = 11

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from dlperf.predictors import calibrated, gemm_table, roofline, viebke
-from dlperf.predictors.base import (
-    BOUNDS,
-    SOURCES,
-    Item,
-    Predictor,
-    Prices,
-    evaluates_by_forward,
-    get,
-    names,
-    register,
-)
+from dlperf.predictors.base import Predictor, evaluates_by_forward, get, names, register
 
 __all__ = [
-    "BOUNDS",
-    "SOURCES",
-    "Item",
     "Predictor",
-    "Prices",
     "calibrated",
     "evaluates_by_forward",
     "gemm_table",

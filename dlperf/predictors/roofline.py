@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from dlperf.core.machine import Machine
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Op, Trace
 from dlperf.models.roofline import time_s
 from dlperf.ops import counts
-from dlperf.predictors.base import Item, Prices, register
+from dlperf.predictors.base import register
 from dlperf.predictors.gemm_points import peak_flops_per_s
 
 FALLBACK_DTYPE = "float32"

@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import LOSS, Trace
 from dlperf.models.threads import seconds_per_operation
 from dlperf.ops import counts
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.base import Item, Prices, register
+from dlperf.predictors.base import register
 from dlperf.predictors.calibrated import Calibrated
 from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.roofline import Roofline

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dlperf.core.measurement import Measurement
+from dlperf.core.prediction import Step
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.epoch import Epoch
-from dlperf.forecast.prediction import Prediction, Step
+from dlperf.forecast.prediction import Prediction
 from dlperf.report.accuracy import PhaseAccuracy
 from dlperf.report.document import Block, Bullets, Facts, Heading, Image, Paragraph, Table
 from dlperf.report.layer_comparison import phases_of, root_of, rows_of

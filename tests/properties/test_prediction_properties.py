@@ -18,8 +18,8 @@ from dlperf import Prediction, predict
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Bandwidth, Cost, Cpu, Kernel, Machine
 from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.prediction import SOURCES
 from dlperf.core.trace import PHASES, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec, Trace
-from dlperf.predictors.base import SOURCES
 
 SIDE = st.integers(16, 256)
 COSTS = {

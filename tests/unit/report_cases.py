@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import LOSS, Layer, Op, TensorSpec, Trace
 from dlperf.forecast.prediction import Prediction
-from dlperf.predictors.base import Item, Prices
 
 T = TensorSpec.contiguous
 US = 1e-6

@@ -11,8 +11,8 @@ import report_cases
 
 from dlperf.advice.breakdown import PARTS, break_down, part_of
 from dlperf.core.errors import DlperfError
+from dlperf.core.prediction import BOUNDS, Item
 from dlperf.forecast.prediction import predict
-from dlperf.predictors.base import BOUNDS, Item
 
 US = 1e-6
 

@@ -19,6 +19,7 @@ from dlperf.core.co_run import PREPARATION, CoRun, operations_of
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import INTERFERENCE, Cost, Cpu, Machine
+from dlperf.core.prediction import BOUNDS, Item, Prices
 from dlperf.core.variation import sigma_over
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
 from dlperf.forecast.prediction import Prediction
@@ -32,7 +33,6 @@ from dlperf.forecast.worker_processes import (
     preparation_s,
     slowdown,
 )
-from dlperf.predictors.base import BOUNDS, Item, Prices
 from dlperf.report.machine_summary import summarize
 
 TWO_CORES = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
@@ -162,7 +162,7 @@ def test_each_item_takes_the_slowdown_of_what_bounds_it() -> None:
     assert "one of 2 workers" in found.prices.notes[-1]
     assert "beyond" not in found.prices.notes[-1]
     assert "beyond 2 workers" in predict_co_run(alone, 3840).prices.notes[-1]
-    with pytest.raises(DlperfError, match="beside 2 workers already"):
+    with pytest.raises(DlperfError, match="for 2 workers already"):
         predict_co_run(found, 4)
 
 

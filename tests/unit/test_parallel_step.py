@@ -10,11 +10,11 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Link
 from dlperf.core.communication import Event, Step
 from dlperf.core.machine import Bandwidth, Cpu, Machine
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import ReducerOptions
-from dlperf.predictors.base import Item, Prices
 from dlperf.runner.communication_recording import RecordedStep
 from dlperf.runner.parallel_step import compare_step
 from dlperf.runner.ranks import MergedRanks, RankFindings

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.prediction import Item
 from dlperf.core.trace import Layer, Trace
 from dlperf.forecast.prediction import Prediction
-from dlperf.predictors.base import Item
 from dlperf.report import drawing
 from dlperf.report.comparison import compare
 from dlperf.report.drawing import own_style

@@ -25,9 +25,10 @@ from report_cases import (
 
 from dlperf import predict
 from dlperf.core.errors import DlperfError
+from dlperf.core.prediction import SOURCES, Item
 from dlperf.core.trace import LOSS, Layer, Op, TensorSpec, Trace
-from dlperf.predictors.base import Item, get, register
-from dlperf.predictors.registry import SOURCES, names
+from dlperf.predictors.base import get, register
+from dlperf.predictors.registry import names
 
 PHASES = ["forward_s", "backward_s", "optimizer_s"]
 

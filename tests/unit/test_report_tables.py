@@ -14,9 +14,9 @@ import report_cases as cases
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.measurement import LayerTimes
+from dlperf.core.prediction import Item
 from dlperf.core.text import text_width
 from dlperf.core.trace import Layer
-from dlperf.predictors.base import Item
 from dlperf.report.comparison import Report, compare, render
 from dlperf.report.layer_comparison import BOTH, MEASURED, PREDICTED
 from dlperf.report.layer_table import FOLDED, GROUP, LAYER, OWN, REST, SUM, TreeLine

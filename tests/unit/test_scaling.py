@@ -23,6 +23,7 @@ from dlperf.core.machine import (
     Kernel,
     Machine,
 )
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
 from dlperf.core.variation import log_sigma, machine_log_sigma, mean_factor, slowest_factor
@@ -39,7 +40,6 @@ from dlperf.distributed.variation import link_sigma
 from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import ReducerOptions
-from dlperf.predictors.base import Item, Prices
 from dlperf.report.scaling_pages import scaling_to_text
 from dlperf.report.scaling_plots import pngs_of
 

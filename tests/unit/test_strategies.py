@@ -13,9 +13,9 @@ from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Cpu, Machine
+from dlperf.core.prediction import Item, Prices
 from dlperf.forecast.prediction import Prediction
 from dlperf.forecast.published_strategies import forecast_published
-from dlperf.predictors.base import Item, Prices
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
 

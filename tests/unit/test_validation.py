@@ -28,8 +28,8 @@ from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.machine import EXACT, Cost, Kernel
 from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.prediction import Item
 from dlperf.core.trace import LOSS, Trace
-from dlperf.predictors.base import Item
 from dlperf.studies.accuracy.ablation import (
     TERMS,
     ablate,

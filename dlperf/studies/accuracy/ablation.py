@@ -19,9 +19,9 @@ from dlperf.core.machine import (
     CONTENTION,
     Machine,
 )
+from dlperf.core.prediction import Item
 from dlperf.forecast.prediction import Prediction
 from dlperf.predictors import registry
-from dlperf.predictors.base import Item
 from dlperf.studies.accuracy.cases import Case, Truth
 from dlperf.studies.accuracy.scoring import Summary, score, summarize
 

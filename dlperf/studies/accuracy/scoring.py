@@ -23,8 +23,8 @@ from dlperf.studies.accuracy.cases import (
 )
 
 if TYPE_CHECKING:
+    from dlperf.core.prediction import Item
     from dlperf.forecast.prediction import Prediction
-    from dlperf.predictors.base import Item
 
 FRAMEWORK = "framework"
 """The source of a layer's time where no op has a share in it."""

@@ -1,0 +1,177 @@
+"""Prices of a step's pieces and the times that they add up to: the data of a prediction."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from dlperf.core.machine import Machine
+from dlperf.core.trace import Trace
+
+BOUNDS = ("compute", "L1", "L2", "L3", "DRAM", "overhead", "page-faults", "network")
+SOURCES = ("measured", "interpolated", "extrapolated", "unpriced")
+PHASES = ("forward", "backward", "optimizer")
+"""Phases that a row of a layer has; ``zero_grad`` comes before them and belongs to no layer."""
+
+Predicted = TypeVar("Predicted", bound="PredictedStep")
+
+
+@dataclass(frozen=True)
+class Item:
+    """Time of one piece of a step.
+
+    `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's
+    loop, page faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module
+    call``, ``page faults``, ``optimizer loop``, ...). `share` is the fraction of the op that
+    belongs to the layer.
+    """
+
+    layer: str
+    phase: str
+    seconds: float
+    bound: str
+    source: str
+    what: str = "kernel"
+    op: int = -1
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Price list of a trace.
+
+    `items` add up to the step. A predictor supports `phases`; the others are null in the
+    prediction. It does not support the layers `unsupported`: their rows are null in every phase. The
+    90 % interval is `low_factor` to `high_factor` times the step's time; None without an interval.
+    `warnings` make the whole prediction doubtful, `notes` do not.
+    """
+
+    items: tuple[Item, ...]
+    phases: tuple[str, ...] = ("zero_grad", *PHASES)
+    unsupported: tuple[str, ...] = ()
+    low_factor: float | None = None
+    high_factor: float | None = None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    peak_memory_bytes: int | None = None
+
+    def map_items(self, change: Callable[[Item], Item]) -> Prices:
+        """The price list with every item changed."""
+        return replace(self, items=tuple(map(change, self.items)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Predicted time of a step by phase, in seconds; None for a phase without a prediction.
+
+    `low_s`..`high_s` is a 90 % interval for the median step of a fresh process on a quiet machine.
+    """
+
+    forward_s: float | None
+    backward_s: float | None
+    optimizer_s: float | None
+    zero_grad_s: float | None
+    total_s: float | None
+    low_s: float | None
+    high_s: float | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class PredictedStep:
+    """Prices of a trace on a machine, by a predictor.
+
+    `malloc` is the allocator policy, `workers` the number of processes that run such a step at
+    once. `is_cross_machine`: the machine file describes another machine.
+    """
+
+    trace: Trace
+    machine: Machine
+    threads: int
+    predictor: str
+    prices: Prices
+    warnings: tuple[str, ...] = ()
+    malloc: str = "default"
+    workers: int = 1
+    is_cross_machine: bool = False
+
+    @cached_property
+    def step(self) -> Step:
+        """Sums of the items by phase."""
+        sums: dict[str, float | None] = {}
+        for phase in ("zero_grad", *PHASES):
+            is_supported = phase in self.prices.phases and not (
+                self.prices.unsupported and phase in PHASES
+            )
+            terms = (item.seconds for item in self.prices.items if item.phase == phase)
+            sums[phase] = math.fsum(terms) if is_supported else None
+        parts = [sums["forward"]] if self.trace.inference else list(sums.values())
+        known = [part for part in parts if part is not None]
+        total = math.fsum(known) if len(known) == len(parts) else None
+        low, high = self.prices.low_factor, self.prices.high_factor
+        return Step(
+            sums["forward"],
+            sums["backward"],
+            sums["optimizer"],
+            sums["zero_grad"],
+            total,
+            None if total is None or low is None else low * total,
+            None if total is None or high is None else high * total,
+            self.prices.peak_memory_bytes,
+        )
+
+    @cached_property
+    def layer_shares(self) -> dict[str, dict[tuple[str, str], float]]:
+        """Seconds of every layer's row by (bound, source)."""
+        shares: dict[str, dict[tuple[str, str], float]] = {}
+        for item in self.prices.items:
+            if item.phase != "zero_grad":
+                own = shares.setdefault(item.layer, defaultdict(float))
+                own[item.bound, item.source] += item.seconds
+        return shares
+
+    @cached_property
+    def unpriced(self) -> dict[str, int]:
+        """Number of ops without a price, by name."""
+        found: dict[str, int] = defaultdict(int)
+        for index in {
+            item.op for item in self.prices.items if item.source == "unpriced" and item.op >= 0
+        }:
+            found[self.trace.ops[index].packet] += 1
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def priced_time_frac(self) -> float:
+        """1 less the share of the time that stands on unpriced ops."""
+        total = math.fsum(item.seconds for item in self.prices.items)
+        unpriced = math.fsum(
+            item.seconds for item in self.prices.items if item.source == "unpriced"
+        )
+        return 1.0 - unpriced / total if total else 1.0
+
+    def cross_machine(self: Predicted) -> Predicted:
+        """The same prediction for a machine or torch other than the machine file's.
+
+        Everything is extrapolated, and the interval is twice as wide. A second call changes
+        nothing.
+        """
+        if self.is_cross_machine:
+            return self
+        low, high = self.prices.low_factor, self.prices.high_factor
+        prices = self.prices.map_items(
+            lambda item: (
+                replace(item, source="extrapolated")
+                if item.source in ("measured", "interpolated")
+                else item
+            )
+        )
+        prices = replace(
+            prices,
+            low_factor=None if low is None else max(0.05, 1.0 - 2.0 * (1.0 - low)),
+            high_factor=None if high is None else 1.0 + 2.0 * (high - 1.0),
+        )
+        return replace(self, prices=prices, is_cross_machine=True)
