@@ -175,8 +175,8 @@ def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
         factor = own if own is not None and item.what == KERNEL else general[item.bound]
         return replace(item, seconds=item.seconds * factor)
 
-    source = "its own operations" if own is not None else "work of its kinds"
-    note = f"one of {workers} workers that run at once: slowed down as {source} measured so"
+    source = "its own operations" if own is not None else "its kinds of work"
+    note = f"one of {workers} workers that run at once, with the measured slowdown of {source}"
     most = max((p for bound in bounds for p in machine.co_runs_of(bound)), default=workers)
     if workers > most:
         note += f", extrapolated beyond {most} workers (dlperf calibrate --workers measures more)"

@@ -142,13 +142,13 @@ def test_parts_add_up() -> None:
     )
 
 
-def test_an_unspoken_loader_is_left_out_and_said_to_be() -> None:
+def test_a_loader_without_costs_is_left_out_and_named() -> None:
     found = training().epoch(320)
     assert found.loading_s is None
     assert found.first_step_s is None
     assert [note.split(";")[0] for note in found.notes] == [
         "machine: holds no costs of loading data, which is not part of the forecast",
-        "what a first step takes more is not part of the forecast",
+        "the overhead of a first step is not part of the forecast",
     ]
 
 
