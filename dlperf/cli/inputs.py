@@ -1,6 +1,4 @@
-"""What commands work on, as the user named it: threads, targets, machine files; and what is said
-while they work.
-"""
+"""Inputs of commands: threads, targets, machine files and predictions from them."""
 
 from __future__ import annotations
 
@@ -8,11 +6,10 @@ import contextlib
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable, kind_of, schema_of
 from dlperf.core.streams import log, warn
 
@@ -36,9 +33,8 @@ _UNFIT = (
 """What a formula of an operator raises for arguments that the operator does not take."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a command found: `text` for stdout, `data` for ``--json`` (written with `indent`), and
+class Answer(NamedTuple):
+    """Result of a command: `text` for stdout, `data` for ``--json`` (written with `indent`), and
     the exit status.
     """
 
@@ -49,11 +45,9 @@ class Answer:
 
 
 def use_threads(threads: int | None) -> int:
-    """Make torch use so many threads, and say how many it uses. OMP_NUM_THREADS must stand before
-    torch is imported.
-    """
+    """Make torch use so many threads; the number that it uses then."""
     if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported
     import torch
 
     if threads is not None:
@@ -62,9 +56,7 @@ def use_threads(threads: int | None) -> int:
 
 
 def threads_for(args: Namespace, machine: Machine) -> int:
-    """The thread count asked for, else torch's own where the machine file holds it, else the
-    nearest that it holds.
-    """
+    """The given thread count, else torch's own or the nearest that the machine file holds."""
     if args.threads is not None:
         return int(args.threads)
     from dlperf.core.host import usual_threads
@@ -84,7 +76,7 @@ def warn_of_threads(threads: int) -> None:
 def resolve(
     args: Namespace, spec: str, batch_size: int | None = None, inference: bool | None = None
 ) -> Target:
-    """The target as the options say; `batch_size` and `inference` come before them."""
+    """The target of the options; `batch_size` and `inference` come before them."""
     from dlperf.recorder import targets
 
     size = batch_size or args.batch_size or BATCH_SIZE
@@ -97,9 +89,7 @@ def resolve(
 
 
 def is_trace(spec: str) -> bool:
-    """Whether a target is a trace file (known without torch). Raises DlperfError for a JSON file
-    that is none, naming what it is.
-    """
+    """Whether a target is a trace file. Raises DlperfError for another JSON file, naming its kind."""
     from dlperf.core import trace
 
     schema = schema_of(spec)
@@ -111,8 +101,33 @@ def is_trace(spec: str) -> bool:
         )
         raise DlperfError(f"{spec}: is {kind_of(schema)}, no target; {way_out}")
     if schema is None and spec.endswith(".json"):
-        trace.Trace.load(spec)  # raises, and says what is wrong with it
+        trace.Trace.load(spec)  # raises, naming what is wrong
     return schema == trace.SCHEMA
+
+
+def refuse_trace(spec: str, work: str) -> None:
+    """Raise DlperfError for a trace file where there is code needed, to `work` on."""
+    if is_trace(spec):
+        raise DlperfError(
+            f"{spec}: a trace file has no code to {work}; name the target it was recorded from"
+        )
+
+
+def check_file(args: Namespace) -> None:
+    """Raise DlperfError where a command names no file to write, or none that it may write."""
+    if args.output is None and args.json is None:
+        raise DlperfError("names no file to write; give -o FILE (or --json -)")
+    if args.output == "-":
+        args.output, args.json = None, "-"
+    if args.output is not None:
+        check_writable(args.output, args.force)
+
+
+def write_folder(args: Namespace, write: Callable[[str, bool], Sequence[Path]]) -> None:
+    """Let `write` fill the folder of ``-o``, if one is given, and name its files on stderr."""
+    if args.output is not None:
+        written = write(args.output, args.force)
+        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
 
 
 def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) -> Trace:
@@ -146,8 +161,8 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
 
 
 def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
-    """The trace of a file. Raises DlperfError naming the operator whose arguments are not those
-    that it takes.
+    """The trace of a file. Raises DlperfError naming an operator with arguments that it does not
+    take.
     """
     from dlperf.ops import counts
     from dlperf.predictors.kernels.catalog import describe
@@ -166,8 +181,8 @@ def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
 
 @contextlib.contextmanager
 def naming_unfit_kernels(*machines: Machine) -> Iterator[None]:
-    """Where the work on machine files fails: raises DlperfError naming the kernel whose arguments
-    are not those that its operator takes, if there is one.
+    """On a failure inside, raise DlperfError naming a kernel with arguments that its operator does
+    not take, if there is one.
     """
     try:
         yield
@@ -195,22 +210,11 @@ def _check_op(entry: str, op: Op, formula: Callable[[Op], object], way_out: str)
 
 
 def check_predictors(names: Sequence[str]) -> None:
-    """Raises DlperfError for a name that no predictor has."""
+    """Raise DlperfError for an unknown predictor."""
     from dlperf.predictors import registry
 
     for name in names:
         registry.get(name)
-
-
-def load_point(args: Namespace) -> Measurement | None:
-    """The measurement that a predictor is to rest on, or None. Raises DlperfError where the file is
-    none.
-    """
-    if args.point is None:
-        return None
-    from dlperf.core.measurement import Measurement
-
-    return Measurement.load(args.point)
 
 
 def split_batch(spec: str) -> list[tuple[str, int | None]]:
@@ -239,129 +243,24 @@ def machine_path(args: Namespace) -> Path:
 
 
 def default_cache(name: str) -> Path:
-    """A folder beside this machine's file, for what may be deleted at any time."""
+    """A folder next to this machine's file, for measurements that may be deleted at any time."""
     from dlperf.core.machine import default_path
 
     return default_path().parent / name
 
 
 def load_machine(args: Namespace, path: str | Path | None = None) -> Machine:
-    """The machine file asked for, or this machine's. Raises DlperfError naming the command that
-    makes it.
+    """The named machine file, or this machine's. Raises DlperfError naming the command that makes
+    it.
     """
     from dlperf.core.machine import Machine
 
     return Machine.load(path or args.machine or None)
 
 
-def run_calibration(
-    path: Path,
-    mode: str,
-    threads: Sequence[int],
-    traces: Sequence[Trace] = (),
-    force: bool = False,
-    workers: Sequence[int] = (),
-) -> Machine:
-    """Measure this machine (:func:`dlperf.microbench.suite.calibrate`), learn from the measurements
-    how exact they make a prediction, and test the file on steps.
-
-    Raises DlperfError where another process calibrates into `path` at the moment, and as that
-    function does.
-    """
-    from dlperf.core.files import one_writer
-    from dlperf.core.verification import has_failed
-    from dlperf.microbench.suite import calibrate, what_is_kept
-    from dlperf.predictors.adaptive_sampling import least_certain
-    from dlperf.predictors.kernel_cost_model import fit_kernel_models
-    from dlperf.studies import self_test
-
-    with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
-        try:
-            started = [
-                stack.enter_context(self_test.Process(count)) for count in dict.fromkeys(threads)
-            ]  # they import torch while the measuring process does
-            machine = calibrate(
-                path,
-                mode=mode,
-                threads=tuple(threads),
-                traces=tuple(traces),
-                workers=tuple(workers),
-                force=force,
-                choose=least_certain,
-                refused=lambda file: any(
-                    has_failed(file.self_tests_of(count)) for count in file.threads
-                ),
-            )
-        except Interrupted:
-            raise
-        except KeyboardInterrupt:
-            raise Interrupted(what_is_kept(path, 0)) from None
-        tested = {test.threads for test in machine.self_tests}
-        try:
-            machine = fit_kernel_models(machine)
-            machine.save(path)
-            machine = self_test.run(
-                machine, [process for process in started if process.threads not in tested]
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"{path} keeps everything that was measured; the same command ends with its"
-                " self-test, which was not finished"
-            ) from None
-        except WorkFailed as error:
-            warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
-        machine.save(path)
-    return machine
-
-
-def repeat_self_test(machine: Machine) -> Machine:
-    """The machine with a self-test of this moment, which its file keeps where it can be written."""
-    from dlperf.studies import self_test
-
-    with contextlib.ExitStack() as stack:
-        machine = self_test.run(
-            machine,
-            [stack.enter_context(self_test.Process(threads)) for threads in machine.threads],
-        )
-    with contextlib.suppress(WorkFailed):
-        machine.save(machine.path)
-    return machine
-
-
-def default_threads(threads: int) -> tuple[int, ...]:
-    """What is calibrated without a wish: one thread, and the number that torch uses."""
-    return (1,) if threads == 1 else (1, threads)
-
-
-def load_or_make_machine(args: Namespace, threads: int) -> Machine:
-    """This machine's file; where there is none yet, a quick calibration makes it. A file that was
-    named must exist.
-    """
-    path = machine_path(args)
-    if args.machine or os.path.exists(path):
-        return load_machine(args)
-    log(
-        f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate"
-        " makes a better one)"
-    )
-    make_folder(path.parent)
-    check_writable(path)
-    return replace(run_calibration(path, "quick", default_threads(threads)), path=str(path))
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it. Raises DlperfError where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DlperfError(
-            f"{folder}: cannot be made ({error.strerror or error}); choose another place"
-        ) from error
-
-
 def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]:
-    """Where the machine file does not speak of this machine or this trace, or failed its self-test,
-    a line each.
+    """Doubts, a line each: mismatches of the machine file with this machine or this trace, an
+    unfinished or a busy calibration, a failed self-test.
     """
     from dlperf.core import host
     from dlperf.report import machine_check
@@ -382,7 +281,7 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
 
 
 def is_cross_machine(machine: Machine) -> bool:
-    """Whether the machine file is of another machine or torch than this."""
+    """Whether the machine file describes another machine or torch than this."""
     from dlperf.core import host
     from dlperf.report.machine_check import find_mismatches
 
@@ -397,7 +296,7 @@ def predict_here(
     malloc: str = "default",
     point: Measurement | None = None,
 ) -> Prediction:
-    """A prediction, extrapolated where the machine file is of another machine or torch than this."""
+    """A prediction, extrapolated for a machine file of another machine or torch."""
     from dlperf.forecast.prediction import predict as predict_trace
 
     with naming_unfit_kernels(machine):
@@ -413,7 +312,9 @@ def predict_and_warn(
     malloc: str = "default",
     point: Measurement | None = None,
 ) -> Prediction:
-    """A prediction, with everything that makes it doubtful said on stderr and kept in it."""
+    """A prediction with the doubts of its machine file, which go to stderr, too."""
+    from dataclasses import replace
+
     prediction = predict_here(recorded, machine, threads, predictor, malloc, point)
     prediction = replace(
         prediction, warnings=(*doubts_of_machine(machine, recorded, threads), *prediction.warnings)
@@ -423,7 +324,7 @@ def predict_and_warn(
     if prediction.unpriced:
         ops = ", ".join(f"{name} x{count}" for name, count in prediction.unpriced.items())
         warn(
-            f"no measured kernel speaks for {ops}: {100 * (1 - prediction.priced_time_frac):.1f} %"
+            f"no measured kernel supports {ops}: {100 * (1 - prediction.priced_time_frac):.1f} %"
             " of the time is unpriced"
         )
     return prediction

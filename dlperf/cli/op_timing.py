@@ -74,7 +74,7 @@ def main() -> int:
     from dlperf.core import host
     from dlperf.microbench.plan import Group, Point, repeats
     from dlperf.microbench.timing import time_group
-    from dlperf.microbench.worker import settled_pace
+    from dlperf.microbench.worker import settled_core_speed
 
     torch.set_num_threads(job["threads"])
     torch.manual_seed(0)
@@ -89,7 +89,7 @@ def main() -> int:
         repeats("full"),
     )
     try:
-        timed = time_group(group, job["threads"], progress, settled_pace("full").clock())
+        timed = time_group(group, job["threads"], progress, settled_core_speed("full").clock())
     except KeyboardInterrupt:
         return 130
     machine = Machine(

@@ -1,32 +1,48 @@
-"""``dlperf report``: predict, measure, compare, and write it all down."""
+"""``dlperf report``: predicted against measured, per layer."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import subprocess
 import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from dlperf.cli.calibration import load_or_make_machine
 from dlperf.cli.inputs import (
     Answer,
     check_ops,
-    is_trace,
-    load_or_make_machine,
     predict_and_warn,
     predict_here,
     read_or_record,
+    refuse_trace,
     split_batch,
     threads_for,
     use_threads,
+    write_folder,
 )
-from dlperf.core import child_process
+from dlperf.cli.measurement import measure_apart
+from dlperf.cli.options import (
+    MODEL,
+    TARGET_HELP,
+    Command,
+    common,
+    option,
+    output,
+)
+from dlperf.core.argument_types import formats, names, seconds
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import schema_of
-from dlperf.core.streams import log, write_err
+from dlperf.core.streams import log
 
 if TYPE_CHECKING:
+    from dlperf.cli.options import (
+        MODEL,
+        TARGET_HELP,
+        Command,
+        common,
+        option,
+        output,
+    )
     from dlperf.core.machine import Machine
     from dlperf.core.measurement import Measurement
     from dlperf.core.trace import Trace
@@ -34,14 +50,19 @@ if TYPE_CHECKING:
     from dlperf.report.comparison import Report
 
 
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options that exclude one another."""
+    if args.measured is not None and len(args.targets) > 1:
+        raise DlperfError(
+            f"--measured {args.measured} is of one target, not of {len(args.targets)}; name one"
+        )
+
+
 def report(args: Namespace) -> Answer:
     """Predicted against actual for each target or measurement."""
     from dlperf.report.comparison import FORMATS, render, write
     from dlperf.report.export import reports_to_json
-    from dlperf.report.writing import check_folder
 
-    if args.output is not None:
-        check_folder(args.output, args.force)
     use_threads(args.threads)
     reports: list[Report] = []
     status = 0
@@ -59,24 +80,15 @@ def report(args: Namespace) -> Answer:
             raise
         log(f"interrupted; what was finished ({len(reports)} of the targets) is reported")
         status = 130
-    if args.output is None:
-        text = "\n\n".join(render(reports, form) for form in args.format or ("text",))
-    else:
-        written = write(reports, args.output, args.format or FORMATS, args.force)
-        text = render(reports, "text")
-        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    write_folder(args, lambda to, force: write(reports, to, args.format or FORMATS, force))
+    shown = (args.format or ("text",)) if args.output is None else ("text",)
+    text = "\n\n".join(render(reports, form) for form in shown)
     return Answer(text, reports_to_json(reports), status)
 
 
 def _report_target(args: Namespace, spec: str, batch_size: int | None) -> Report:
-    if is_trace(spec):
-        raise DlperfError(
-            f"{spec}: a trace file has no code to measure; name the target it was recorded from, or"
-            " a measurement file"
-        )
-    recorded = read_or_record(
-        args, spec, batch_size
-    )  # before anything slow: a target that does not work is known at once
+    refuse_trace(spec, "measure")
+    recorded = read_or_record(args, spec, batch_size)  # first: an unusable target shows at once
     machine = load_or_make_machine(args, use_threads(None))
     threads = threads_for(args, machine)
     predictions = _predict_all(args, recorded, machine, threads)
@@ -88,8 +100,8 @@ def _report_target(args: Namespace, spec: str, batch_size: int | None) -> Report
 
 
 def _report_measurement(args: Namespace, path: str) -> Report:
-    """The report of a measurement file, predicted from its own trace: what it names as its target
-    is text from a file and is not run.
+    """The report of a measurement file, predicted from its own trace. The target that it names is
+    not run.
     """
     from dlperf.core.measurement import Measurement
 
@@ -103,7 +115,7 @@ def _report_measurement(args: Namespace, path: str) -> Report:
 
 
 def _report_measured(args: Namespace, spec: str) -> Report:
-    """The report of a target, or a trace file, beside the measurement that --measured names."""
+    """The report of a target, or a trace file, against the measurement of --measured."""
     from dlperf.core.measurement import Measurement
 
     measurement = Measurement.load(args.measured)
@@ -145,8 +157,8 @@ def _compare(predictions: list[Prediction], measurement: Measurement) -> Report:
 def _predict_all(
     args: Namespace, recorded: Trace, machine: Machine, threads: int
 ) -> list[Prediction]:
-    """The predictors asked for; without a wish calibrated, roofline, and gemm-table where it can
-    speak.
+    """The given predictors; by default calibrated, roofline, and gemm-table where it supports a
+    layer.
     """
     first, *others = args.predictor or ("calibrated", "roofline", "gemm-table")
     predictions = [predict_and_warn(recorded, machine, threads, first)]
@@ -162,39 +174,49 @@ def _predict_all(
     return predictions
 
 
-def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> Measurement:
-    """A measurement from a fresh process, whose memory no recording has touched.
-
-    Raises DlperfError where the target is unusable, WorkFailed where measuring it failed.
-    """
-    from dlperf.core.measurement import Measurement
-
-    command = [
-        sys.executable,
-        "-m",
-        "dlperf",
-        "measure",
-        spec,
-        "--batch-size",
-        str(batch_size),
-        "--threads",
-        str(threads),
-    ]
-    command += [
-        "--seconds",
-        str(args.seconds),
-        "--no-trace",
-        "--json",
-        "-",
-        *(["--inference"] if args.inference else []),
-    ]
-    command += ["--input", ",".join(map(str, args.input))] if args.input else []
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        raise child_process.failure(
-            done.returncode,
-            child_process.last_line(done.stderr).partition("error: ")[2] or done.stderr,
-        )
-    for line in done.stderr.splitlines():
-        write_err(line)
-    return Measurement.from_json(json.loads(done.stdout))
+COMMAND = Command(
+    "report",
+    "predicted against actual, per layer",
+    options=(
+        option(
+            "targets",
+            metavar="TARGET|MEASUREMENT",
+            nargs="+",
+            help=f"{TARGET_HELP}; or a measurement file. TARGET@BATCH gives one its own batch size",
+        ),
+        option(
+            "--measured",
+            metavar="FILE",
+            help=(
+                "compare with this measurement of TARGET, which may be a trace file, instead of"
+                " measuring now"
+            ),
+        ),
+        option(
+            "--predictor",
+            type=names,
+            metavar="NAME,NAME",
+            help="predictors to compare (default: all)",
+        ),
+        option(
+            "--seconds",
+            type=seconds,
+            default=4.0,
+            metavar="S",
+            help="how long to time the step (4)",
+        ),
+        option(
+            "--format",
+            type=formats,
+            default=None,
+            metavar="FORMAT,...",
+            help="text, md, html, csv, json (default: text; with -o all of them)",
+        ),
+        output("folder to write the reports and plots to", "DIR"),
+        *common(),
+        *MODEL,
+    ),
+    work=report,
+    check=check,
+    folder_answer="report",
+)

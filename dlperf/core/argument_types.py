@@ -62,10 +62,18 @@ def shape(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """A positive, finite time."""
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error} of seconds") from None
+
+
+def positive(text: str) -> float:
+    """A positive, finite number."""
     with contextlib.suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def test_strong_scaling_into_a_folder(
         ([], "names no --ranks"),
         (
             ["--ranks", "2", "--recorded-on", "c.json"],
-            "--recorded-on says where a --trace was recorded",
+            "--recorded-on is for a --trace",
         ),
         (["--ranks", "2", "--trace", "t.json"], "give one of them"),
         (["--ranks", "2", "-o", "-"], "-o - is no folder"),
@@ -299,7 +299,7 @@ def test_a_trace_is_replayed(
         (["--batch-size", "8"], "--batch-size is for a target"),
         (["--scaling", "weak"], "--scaling is for a target"),
         (["--static-graph"], "--static-graph is for a target"),
-        (["--what-if", "flops=2"], "--what-if flops: a trace does not say"),
+        (["--what-if", "flops=2"], "--what-if flops: a trace does not contain"),
         (["--ranks-per-node", "2"], "holds no link inside a node"),
         (["--recorded-on", "none.json"], "none.json"),
         (["--ranks", "3", "--ranks-per-node", "2"], "3 ranks do not fill nodes of 2"),

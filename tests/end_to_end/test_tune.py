@@ -101,7 +101,7 @@ def test_a_trace_file_has_one_batch_size(
         (["--memory-limit", "0"], "no memory to work in"),
         (["--threads", "0"], "no whole number of at least 1"),
         (["--batch-sizes", ""], "no whole number of at least 1"),
-        (["--batch-sizes", "8", "--batch-size", "8"], "say the same"),
+        (["--batch-sizes", "8", "--batch-size", "8"], "give one of --batch-size and --batch-sizes"),
         (["--objective", "epoch"], "give --samples N"),
         (["--samples", "4", "--workers", "8"], "workers is 8, more than the 4 samples"),
         (["--samples", "4", "--batch-sizes", "8"], "the grid is empty"),

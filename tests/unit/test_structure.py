@@ -97,17 +97,17 @@ def test_the_command_line_knows_the_formats_of_reports() -> None:
 
 
 def test_the_command_line_knows_how_many_ops_can_be_drawn() -> None:
-    from dlperf.cli import validate_options
+    from dlperf.cli import validation
     from dlperf.studies.accuracy import single_ops
 
-    assert validate_options.MOST_OPS == single_ops.MOST_OPS
+    assert validation.MOST_OPS == single_ops.MOST_OPS
 
 
 def test_the_command_line_knows_the_policies_of_malloc() -> None:
-    from dlperf.cli import main
+    from dlperf.cli import prediction
     from dlperf.predictors.allocator import simulation
 
-    assert tuple(simulation.POLICIES) == main.MALLOCS
+    assert tuple(simulation.POLICIES) == prediction.MALLOCS
 
 
 def run_python(code: str, *arguments: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from calibrated_cases import machine as made_up
 
-from dlperf.cli.validate_options import PARTS
+from dlperf.cli.validation import PARTS
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.studies.accuracy.archive import Archive
 from dlperf.studies.accuracy.study import Provenance

@@ -1,16 +1,31 @@
-"""``dlperf tune``: the configuration that trains fastest and, with ``--try``, which of the best few
-really did.
-"""
+"""``dlperf tune``: the fastest configuration, predicted and, with ``--try``, measured."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, is_trace, load_machine, read_or_record
+from dlperf.cli.inputs import (
+    Answer,
+    is_trace,
+    load_machine,
+    read_or_record,
+    refuse_trace,
+    write_folder,
+)
+from dlperf.cli.options import (
+    LOADER,
+    MODEL,
+    TARGET,
+    Command,
+    common,
+    given,
+    option,
+    output,
+)
+from dlperf.core.argument_types import count, counts, counts_or_none, seconds, size
 from dlperf.core.errors import DlperfError
 from dlperf.core.streams import log, warn
 from dlperf.core.version import VERSION
@@ -20,6 +35,16 @@ if TYPE_CHECKING:
     from dlperf.advice.rates import Forecaster
     from dlperf.advice.tuning import Tuning
     from dlperf.advice.tuning_trials import Contest
+    from dlperf.cli.options import (
+        LOADER,
+        MODEL,
+        TARGET,
+        Command,
+        common,
+        given,
+        option,
+        output,
+    )
     from dlperf.core.loader_sample import SampledLoader
     from dlperf.core.machine import Machine
     from dlperf.core.trace import Trace
@@ -28,11 +53,19 @@ BEST, RUNS, SECONDS = 3, 3, 3.0
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 
 
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options that exclude one another."""
+    if args.batch_sizes and args.batch_size:
+        raise DlperfError("give one of --batch-size and --batch-sizes")
+    if not args.trial and (option := given(args, ("runs", "seconds", "best"))):
+        raise DlperfError(f"{option} is for the measuring of --try")
+
+
 def tune(args: Namespace) -> Answer:
     """Compare threads x batch size x loading workers x worker processes."""
     from dlperf.advice.grid import EPOCH, THROUGHPUT, Axes, Wish
 
-    wish = Wish(
+    objective = Wish(
         args.objective or (THROUGHPUT if args.samples is None else EPOCH),
         args.samples,
         args.memory_limit,
@@ -48,19 +81,15 @@ def tune(args: Namespace) -> Answer:
             f"workers is {max(args.workers)}, more than the {args.samples} samples; each worker"
             " needs at least one"
         )
+    from dataclasses import replace
+
     from dlperf.advice import tuning, tuning_export, tuning_files, tuning_text
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
     from dlperf.report.machine_check import find_mismatches
-    from dlperf.report.writing import check_folder
 
-    if args.output is not None:
-        check_folder(args.output, args.force)
-    if args.trial and is_trace(args.target):
-        raise DlperfError(
-            f"{args.target}: a trace file has no code to measure; name the target it was recorded"
-            " from"
-        )
+    if args.trial:
+        refuse_trace(args.target, "measure")
     machine = load_machine(args)
     mismatches = find_mismatches(machine, host.this_cpu(), host.versions())
     for line in mismatches:
@@ -88,7 +117,7 @@ def tune(args: Namespace) -> Answer:
         args.target,
         machine.cpu.model,
         axes,
-        wish,
+        objective,
         forecaster.pace_of,
         forecaster.knows,
         n_best if args.trial else 1,
@@ -101,9 +130,7 @@ def tune(args: Namespace) -> Answer:
         found = replace(found, contest=_try(args, found, n_best, forecaster))
     for note in found.notes:
         warn(note)
-    if args.output is not None:
-        written = tuning_files.write(found, args.output, args.force)
-        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    write_folder(args, lambda to, force: tuning_files.write(found, to, force))
     interrupted = found.contest is not None and found.contest.is_interrupted
     return Answer(
         tuning_text.tuning_to_text(found),
@@ -113,8 +140,8 @@ def tune(args: Namespace) -> Answer:
 
 
 def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
-    """The values to combine: those asked for, else what the machine file can tell and the machine
-    has room for.
+    """The values to combine: the given ones, else those that the machine file supports and the
+    machine has room for.
     """
     from dlperf.advice.grid import Axes
     from dlperf.core.host import available_cores
@@ -134,7 +161,7 @@ def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
         args.threads or measured or (1,),
         sizes,
         args.loader_workers or tuple(range(min(cores, 2) + 1)),
-        args.workers or _powers_of_two(cores),
+        args.workers or tuple(2**i for i in range(cores.bit_length())),
     )
     for threads in axes.threads:
         if threads not in machine.threads:
@@ -149,15 +176,11 @@ def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
     return axes
 
 
-def _powers_of_two(most: int) -> tuple[int, ...]:
-    return tuple(2**i for i in range(most.bit_length()))
-
-
 def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) -> Contest:
     """Measure the best few."""
     from dlperf.advice import tuning_trials
 
-    seconds, n_runs = args.seconds or SECONDS, args.runs or RUNS
+    limit_s, n_runs = args.seconds or SECONDS, args.runs or RUNS
     chosen = [row.configuration for row in found.best_rows[:n_best]]
 
     def measure(configuration: Configuration) -> float:
@@ -166,7 +189,7 @@ def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) ->
             args.target,
             inference=args.inference,
             input_shape=args.input,
-            seconds=seconds,
+            seconds=limit_s,
             with_loader=forecaster.knows_loading,
             loader=args.loader,
         )
@@ -174,4 +197,74 @@ def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) ->
     log(
         f"measuring {len(chosen)} configuration(s), {n_runs} run(s) each, in processes of their own"
     )
-    return tuning_trials.run_contest(chosen, measure, seconds=seconds, n_runs=n_runs, log=log)
+    return tuning_trials.run_contest(chosen, measure, seconds=limit_s, n_runs=n_runs, log=log)
+
+
+COMMAND = Command(
+    "tune",
+    "which threads, batch size, loading workers and worker processes train fastest",
+    options=(
+        TARGET,
+        option(
+            "--objective",
+            choices=("epoch", "throughput"),
+            help="the shortest epoch (default with --samples) or the most samples per second",
+        ),
+        option("--samples", type=count, metavar="N", help="training samples of an epoch"),
+        option(
+            "--memory-limit",
+            type=size,
+            metavar="BYTES",
+            help="2GiB, 500MB: what all processes together may take beyond importing torch",
+        ),
+        option(
+            "--threads",
+            type=counts,
+            metavar="T,T",
+            help="threads to compare (default: those of the machine file)",
+        ),
+        option(
+            "--batch-sizes",
+            type=counts,
+            metavar="B,B",
+            help="batch sizes to compare (8,16,32,64,128,256)",
+        ),
+        option(
+            "--loader-workers",
+            type=counts_or_none,
+            metavar="W,W",
+            help="loading workers to compare (0,1,2)",
+        ),
+        LOADER,
+        option(
+            "--workers",
+            type=counts,
+            metavar="P,P",
+            help=(
+                "worker processes to compare, each with its share of the samples (powers of 2 up to the"
+                " cores)"
+            ),
+        ),
+        option(
+            "--try",
+            dest="trial",
+            action="store_true",
+            help="measure the best few, and name the fastest",
+        ),
+        option("--best", type=count, metavar="K", help="with --try: how many (3)"),
+        option(
+            "--runs", type=count, metavar="N", help="with --try: how often each is measured (3)"
+        ),
+        option(
+            "--seconds", type=seconds, metavar="S", help="with --try: how long each is timed (3)"
+        ),
+        output("folder to write the comparison and its plot to", "DIR"),
+        *common(threads=False),
+        *MODEL,
+    ),
+    work=tune,
+    check=check,
+    epilog="It seeks speed, not convergence: a larger batch, or more workers, update the weights less"
+    " often in an epoch.",
+    folder_answer="comparison",
+)

@@ -1,4 +1,4 @@
-"""``dlperf validate``: the accuracy study, and single held-out ops."""
+"""The accuracy study: networks, and single held-out ops."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from dlperf.cli.inputs import (
     check_predictors,
     default_cache,
     is_cross_machine,
-    is_trace,
     load_machine,
     read_or_record,
+    refuse_trace,
     split_batch,
     use_threads,
     warn_of_threads,
+    write_folder,
 )
-from dlperf.cli.report import measure_apart
-from dlperf.core.errors import DlperfError, Interrupted
+from dlperf.cli.measurement import measure_apart
+from dlperf.core.errors import Interrupted
 from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
@@ -49,28 +50,14 @@ SECONDS = 4.0
 """How long each process times the step."""
 
 
-def validate(args: Namespace) -> Answer:
-    """Predicted against actual over many networks, or single ops, or whole trainings, or steps on
-    several ranks.
-    """
-    if args.training:
-        from dlperf.cli.validate_trainings import validate_training
-
-        return validate_training(args)
-    if args.distributed:
-        from dlperf.cli.validate_distributed import validate_distributed
-
-        return validate_distributed(args)
+def validate_accuracy(args: Namespace) -> Answer:
+    """Predicted against measured over many networks, or single ops."""
     args.seconds = args.seconds or SECONDS
     check_predictors(args.predictor or PREDICTORS)
     from dlperf.studies.accuracy import page
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.accuracy.study import Study
 
-    if args.output is not None:
-        from dlperf.report.writing import check_folder
-
-        check_folder(args.output, args.force)
     use_threads(1)  # this process records and predicts; what is timed has processes of its own
     machine = load_machine(args)
     counts = args.threads or machine.threads
@@ -78,7 +65,11 @@ def validate(args: Namespace) -> Answer:
         warn_of_threads(count)
     cases = _cases(args, counts)
     archive = Archive(args.cache or default_cache("validation"), args.fresh)
-    provenance = _provenance(args, machine, counts, bool(cases))
+    seed = args.seed
+    if args.held_out_ops and seed is None:
+        seed = secrets.randbelow(2**31)
+    runs = tuple((count, _n_runs(args, count)) for count in counts) if cases else ()
+    provenance = provenance_of(args, machine, runs, args.seconds, seed)
     try:
         study = _run(args, cases, machine, archive, provenance) if cases else Study(provenance)
     except KeyboardInterrupt:
@@ -92,9 +83,7 @@ def validate(args: Namespace) -> Answer:
         study = study.with_remark(archive.remark)
     for remark in study.unrest:
         warn(remark)
-    if args.output is not None:
-        written = page.write_study(study, args.output, args.force)
-        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    write_folder(args, lambda to, force: page.write_study(study, to, force))
     return Answer(
         page.study_to_text(study),
         study.to_json(),
@@ -105,8 +94,8 @@ def validate(args: Namespace) -> Answer:
 def _with_ops(
     args: Namespace, study: Study, machine: Machine, counts: Sequence[int]
 ) -> tuple[Study, bool]:
-    """The study with single ops at each thread count, and whether somebody interrupted their
-    timing; whole processes until then count.
+    """The study with single ops at each thread count, and whether their timing was interrupted;
+    whole processes until then count.
     """
     n_wanted, n_done = len(counts) * (args.runs or OPS_RUNS), 0
     for count in counts:
@@ -124,9 +113,7 @@ def _with_ops(
 
 
 def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
-    """Every target at every batch size and thread count; nothing where single ops alone are asked
-    for.
-    """
+    """Every target at every batch size and thread count; none for single ops alone."""
     from dlperf.recorder import targets
     from dlperf.studies.accuracy.cases import Case
 
@@ -136,27 +123,13 @@ def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
     for spec in asked:
         for target, size in split_batch(spec):
             for name in targets.checkout_targets() if target == ALL else (target,):
-                if is_trace(name):
-                    raise DlperfError(
-                        f"{name}: a trace file has no code to measure; name the target it was"
-                        " recorded from"
-                    )
+                refuse_trace(name, "measure")
                 found += [
                     Case(name, batch_size, count, args.inference)
                     for count in counts
                     for batch_size in ((size,) if size else sizes)
                 ]
     return list(dict.fromkeys(found))
-
-
-def _provenance(
-    args: Namespace, machine: Machine, counts: Sequence[int], with_cases: bool
-) -> Provenance:
-    seed = None
-    if args.held_out_ops:
-        seed = secrets.randbelow(2**31) if args.seed is None else args.seed
-    runs = tuple((count, _n_runs(args, count)) for count in counts) if with_cases else ()
-    return provenance_of(args, machine, runs, args.seconds, seed)
 
 
 def provenance_of(
@@ -166,9 +139,7 @@ def provenance_of(
     seconds: float,
     seed: int | None = None,
 ) -> Provenance:
-    """Where a study comes from, with the doubts about its machine file, which are said on stderr,
-    too.
-    """
+    """Provenance of a study, with the doubts about its machine file, which go to stderr, too."""
     from dlperf.core import host
     from dlperf.report import machine_check
     from dlperf.studies.accuracy.study import Provenance
@@ -251,8 +222,8 @@ def _ask(
 def _time_ops(
     args: Namespace, machine: Machine, threads: int, seed: int
 ) -> tuple[Sequence[SingleOp], int]:
-    """Random ops timed in fresh processes and held against the curves of the machine file; of how
-    many processes, which an interruption makes fewer.
+    """Random ops timed in fresh processes against their kernel models; and the number of finished
+    processes, which an interruption makes lower.
     """
     from dlperf.cli.op_timing import time_ops_apart
     from dlperf.microbench.progress import progress_of
@@ -260,19 +231,19 @@ def _time_ops(
     from dlperf.studies.accuracy.single_ops import draw_ops, kernel_s, score_ops
 
     known = {kernel.op.signature for kernel in machine.kernels}
-    drawn = draw_ops(seed, known, args.ops)
+    random_ops = draw_ops(seed, known, args.ops)
     n_runs = args.runs or OPS_RUNS
     log(
-        f"{len(drawn)} random ops that the machine file does not hold (--seed {seed}), {n_runs}"
+        f"{len(random_ops)} random ops that the machine file does not hold (--seed {seed}), {n_runs}"
         f" fresh process(es) with {threads} thread(s)"
     )
     runs: list[tuple[Kernel, ...]] = []
     refused: set[str] = set()
-    with progress_of(n_runs * len(drawn), "op", "timing ops") as bar:
+    with progress_of(n_runs * len(random_ops), "op", "timing ops") as bar:
         for number in range(1, n_runs + 1):
             bar.begin(f"process {number} of {n_runs}, {threads} thread{'s' * (threads != 1)}")
             try:
-                kernels, notes = time_ops_apart([one.op for one in drawn], threads, bar.update)
+                kernels, notes = time_ops_apart([one.op for one in random_ops], threads, bar.update)
             except KeyboardInterrupt:
                 break
             runs.append(kernels)
@@ -286,4 +257,4 @@ def _time_ops(
         seconds, source = kernel_s(cost_model, op)
         return seconds, "extrapolated" if far and source != "unpriced" else source
 
-    return score_ops(drawn, runs, price, threads), len(runs)
+    return score_ops(random_ops, runs, price, threads), len(runs)

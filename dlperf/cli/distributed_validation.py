@@ -1,5 +1,5 @@
-"""``dlperf validate --distributed``: forecasts of data-parallel steps beside real ones, on ranks
-behind links of known rates.
+"""``dlperf validate --distributed``: predicted and measured data-parallel steps, on ranks behind
+links of known rates.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlperf.cli.accuracy_validation import provenance_of
 from dlperf.cli.inputs import (
     BATCH_SIZE,
     Answer,
     default_cache,
-    is_trace,
     load_machine,
     predict_here,
     read_or_record,
+    refuse_trace,
     split_batch,
     use_threads,
+    write_folder,
 )
 from dlperf.core.errors import DlperfError, Interrupted
 from dlperf.core.streams import log, warn
@@ -50,16 +52,12 @@ def validate_distributed(args: Namespace) -> Answer:
     """All-reduces and steps on several ranks beside their forecasts, over links as calibrated and
     over links changed on paper.
     """
-    from dlperf.cli.validate import provenance_of
-    from dlperf.report.writing import check_folder
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.distributed import page
     from dlperf.studies.distributed.cases import DistributedStudy
     from dlperf.studies.distributed.runs import Bench
     from dlperf.studies.distributed.study import PARTS, run_study
 
-    if args.output is not None:
-        check_folder(args.output, args.force)
     use_threads(1)
     machine = load_machine(args)
     parts = args.parts or PARTS
@@ -69,7 +67,7 @@ def validate_distributed(args: Namespace) -> Answer:
     from dlperf.microbench.network.suite import SECONDS as LINK_SECONDS  # imports torch
 
     links_s = sum(LINK_SECONDS["quick" if args.quick_links else "full"].values())
-    bench = Bench(
+    runner = Bench(
         launch,
         args.runs or RUNS,
         args.seconds or SECONDS,
@@ -81,18 +79,16 @@ def validate_distributed(args: Namespace) -> Answer:
         machine.path,
     )
     try:
-        found = run_study(bench, cases, args.ranks or RANKS, rates, parts, warn, _replay)
+        found = run_study(runner, cases, args.ranks or RANKS, rates, parts, warn, _replay)
     except KeyboardInterrupt:
         raise Interrupted(archive.kept) from None
-    provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
+    provenance = provenance_of(args, machine, ((1, runner.n_runs),), runner.seconds)
     remarks += [*found.notes, *([archive.remark] if archive.remark else [])]
     provenance = replace(provenance, remarks=(*provenance.remarks, *remarks))
     study = DistributedStudy(
         provenance, hosts, tuple(found.rows), tuple(found.links), tuple(found.failures)
     )
-    if args.output is not None:
-        written = page.write_study(study, args.output, args.force)
-        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    write_folder(args, lambda to, force: page.write_study(study, to, force))
     return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
 
 
@@ -109,11 +105,7 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
     for spec in args.targets or CASES:
         for target, size in split_batch(spec):
             for name in targets.checkout_targets() if target == "all" else (target,):
-                if is_trace(name):
-                    raise DlperfError(
-                        f"{name}: a trace file has no code to measure; name the target it was"
-                        " recorded from"
-                    )
+                refuse_trace(name, "measure")
                 asked += [
                     (name, one)
                     for one in (
@@ -135,8 +127,8 @@ def _replay(recording: Path, cluster: Cluster, recorded_on: Cluster) -> tuple[fl
 
 
 def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str]]:
-    """The rates that can be had here, how a command is run on ranks, where they run in words, and
-    what a reader must know of it.
+    """Rates that this machine can set, the launcher of ranks, a description of their hosts, and
+    remarks.
     """
     from dlperf.microbench.hosts.namespaces import Hosts, Unavailable, remove_stale
     from dlperf.microbench.hosts.ranks import places_of, run_ranks

@@ -1,4 +1,4 @@
-"""``dlperf validate --training``: forecasts of whole trainings beside real ones."""
+"""``dlperf validate --training``: predicted and measured trainings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlperf.cli.inputs import Answer, default_cache, load_machine, use_threads
+from dlperf.cli.accuracy_validation import provenance_of
+from dlperf.cli.inputs import Answer, default_cache, load_machine, use_threads, write_folder
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.streams import log, warn
 
@@ -27,7 +28,7 @@ _EPOCHS = {"cnn-large": 15}
 """Epochs of the paper's runs; 70 for the others."""
 
 
-def validate_training(args: Namespace) -> Answer:
+def validate_trainings(args: Namespace) -> Answer:
     """Every kind of forecast of a training beside what it forecasts."""
     from dlperf.studies.trainings.runs import LOADERS
 
@@ -37,21 +38,17 @@ def validate_training(args: Namespace) -> Answer:
                 f"{name}: the training scripts know {', '.join(LOADERS)}; name some of these with"
                 " --training"
             )
-    from dlperf.cli.validate import provenance_of
-    from dlperf.report.writing import check_folder
     from dlperf.studies.trainings import page
     from dlperf.studies.trainings.cases import KINDS, TrainingStudy
 
-    if args.output is not None:
-        check_folder(args.output, args.force)
     use_threads(1)
     machine = load_machine(args)
-    bench = _bench(args, machine)
+    runner = _runner(args, machine)
     rows: list[Row] = []
     failures: list[str] = []
     wanted = set(args.parts or KINDS)
     try:
-        for make in _plan(bench, args, wanted):
+        for make in _plan(runner, args, wanted):
             try:
                 row = make()
             except (DlperfError, WorkFailed) as error:
@@ -62,21 +59,19 @@ def validate_training(args: Namespace) -> Answer:
                 rows.append(row)
                 log(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
     except KeyboardInterrupt:
-        raise Interrupted(bench.archive.kept) from None
+        raise Interrupted(runner.archive.kept) from None
     tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
-    provenance = provenance_of(args, machine, ((1, bench.n_runs),), bench.seconds)
+    provenance = provenance_of(args, machine, ((1, runner.n_runs),), runner.seconds)
     provenance = replace(
         provenance,
-        remarks=(*provenance.remarks, *([bench.archive.remark] if bench.archive.remark else [])),
+        remarks=(*provenance.remarks, *([runner.archive.remark] if runner.archive.remark else [])),
     )
     study = TrainingStudy(provenance, tuple(rows), tables, tuple(failures))
-    if args.output is not None:
-        written = page.write_study(study, args.output, args.force)
-        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    write_folder(args, lambda to, force: page.write_study(study, to, force))
     return Answer(page.study_to_text(study), study.to_json(), status=1 if failures else 0)
 
 
-def _bench(args: Namespace, machine: Machine) -> Bench:
+def _runner(args: Namespace, machine: Machine) -> Bench:
     from dlperf.recorder import targets
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.trainings.runs import Bench
@@ -92,7 +87,7 @@ def _bench(args: Namespace, machine: Machine) -> Bench:
     )
 
 
-def _plan(bench: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[[], Row]]:
+def _plan(runner: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[[], Row]]:
     from dlperf.recorder import targets
 
     networks = args.targets or NETWORKS
@@ -100,19 +95,19 @@ def _plan(bench: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[
         counts = [
             p
             for p in WORKERS
-            if ("workers" if p <= bench.machine.cpu.n_cores else "oversubscribed") in wanted
+            if ("workers" if p <= runner.machine.cpu.n_cores else "oversubscribed") in wanted
         ]
-        yield from bench.workers(network, counts)
+        yield from runner.workers(network, counts)
     if wanted & {"wrapped", "epoch"}:
         for network in args.targets or WRAPPED:
             for loader_workers in (0, 1):
-                yield from bench.epochs(network, loader_workers)
+                yield from runner.epochs(network, loader_workers)
     if "choice" in wanted:
         for network in networks:
-            yield from bench.choice(network)
+            yield from runner.choice(network)
     if "memory" in wanted:
         for target in args.targets or targets.checkout_targets():
-            yield from bench.memory(target, args.batch_sizes or MEMORY_BATCH_SIZES)
+            yield from runner.memory(target, args.batch_sizes or MEMORY_BATCH_SIZES)
 
 
 def _tables(

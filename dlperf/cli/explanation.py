@@ -1,6 +1,4 @@
-"""``dlperf explain``: what a step's time is made of, which changes would pay and, with ``--try``,
-what they brought.
-"""
+"""``dlperf explain``: parts of a step's time, and predicted and measured savings of changes."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import (
@@ -17,10 +14,22 @@ from dlperf.cli.inputs import (
     load_machine,
     predict_and_warn,
     read_or_record,
+    refuse_trace,
     resolve,
     threads_for,
     warn_of_threads,
+    write_folder,
 )
+from dlperf.cli.options import (
+    MODEL,
+    TARGET,
+    Command,
+    common,
+    given,
+    option,
+    output,
+)
+from dlperf.core.argument_types import count, seconds
 from dlperf.core.errors import DlperfError
 from dlperf.core.streams import log
 from dlperf.core.version import VERSION
@@ -29,25 +38,36 @@ if TYPE_CHECKING:
     from dlperf.advice.change_trials import Trials
     from dlperf.advice.explanation import Explanation
     from dlperf.advice.variants import Variant
+    from dlperf.cli.options import (
+        MODEL,
+        TARGET,
+        Command,
+        common,
+        given,
+        option,
+        output,
+    )
     from dlperf.core.measurement import Measurement
 
 RUNS, SECONDS = 3, 2.0
 
 
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options of --try without it."""
+    if not args.trial and (option := given(args, ("runs", "seconds"))):
+        raise DlperfError(f"{option} is for the measuring of --try")
+
+
 def explain(args: Namespace) -> Answer:
     """What the step's time is made of, and which changes would pay."""
+    from dataclasses import replace
+
     from dlperf.advice import explanation as explaining
     from dlperf.advice import explanation_export, explanation_files, explanation_text
-    from dlperf.report.writing import check_folder
 
-    if args.output is not None:
-        check_folder(args.output, args.force)
     recorded = is_trace(args.target)
-    if recorded and args.trial:
-        raise DlperfError(
-            f"{args.target}: a trace file has no code to try changes on; name the target it was"
-            " recorded from"
-        )
+    if args.trial:
+        refuse_trace(args.target, "try changes on")
     machine = load_machine(args)
     threads = threads_for(args, machine)
     if args.trial:
@@ -61,9 +81,7 @@ def explain(args: Namespace) -> Answer:
     )
     if args.trial:
         found = replace(found, trials=_try(args, found, threads))
-    if args.output is not None:
-        written = explanation_files.write(found, args.output, args.force)
-        log(f"wrote {', '.join(path.name for path in written)} to {args.output}")
+    write_folder(args, lambda to, force: explanation_files.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
         explanation_text.explanation_to_text(found),
@@ -74,9 +92,11 @@ def explain(args: Namespace) -> Answer:
 
 def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
     """Measure everything that can be tried here, what is predicted to pay and what is not."""
+    from dataclasses import replace
+
     from dlperf.advice import change_trials, mallocs
 
-    seconds, n_runs = args.seconds or SECONDS, args.runs or RUNS
+    limit_s, n_runs = args.seconds or SECONDS, args.runs or RUNS
     batch_size = found.prediction.trace.batch_size
     variants, notes = [], []
     for suggestion in found.advice.suggestions:
@@ -102,11 +122,47 @@ def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
             threads=threads,
             inference=args.inference,
             input_shape=args.input,
-            seconds=seconds,
+            seconds=limit_s,
         )
 
     log(f"trying {len(variants)} change(s), {n_runs} run(s) each, in processes of their own")
     done = change_trials.run_trials(
-        variants, measure, batch_size, seconds=seconds, n_runs=n_runs, log=log
+        variants, measure, batch_size, seconds=limit_s, n_runs=n_runs, log=log
     )
     return replace(done, notes=tuple(notes))
+
+
+COMMAND = Command(
+    "explain",
+    "what a step's time is made of, and which changes would pay",
+    options=(
+        TARGET,
+        option(
+            "--try",
+            dest="trial",
+            action="store_true",
+            help="measure each change that can be made here beside its prediction",
+        ),
+        option(
+            "--runs",
+            type=count,
+            metavar="N",
+            help=(
+                "with --try: processes for each change, and as many of the step as it is between"
+                " them (3)"
+            ),
+        ),
+        option(
+            "--seconds",
+            type=seconds,
+            metavar="S",
+            help="with --try: how long each process times the step (2)",
+        ),
+        output("folder to write the explanation and its plots to", "DIR"),
+        *common(),
+        *MODEL,
+    ),
+    work=explain,
+    check=check,
+    folder_answer="explanation",
+)

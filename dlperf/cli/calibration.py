@@ -1,0 +1,210 @@
+"""``dlperf calibrate``: measures this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import (
+    Answer,
+    load_machine,
+    machine_path,
+    read_or_record,
+    split_batch,
+    use_threads,
+)
+from dlperf.cli.options import (
+    MODEL,
+    Command,
+    common,
+    option,
+    output,
+)
+from dlperf.core.argument_types import counts
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.files import check_writable
+from dlperf.core.streams import log, warn
+from dlperf.core.text import fit
+
+if TYPE_CHECKING:
+    from dlperf.cli.options import (
+        MODEL,
+        Command,
+        common,
+        option,
+        output,
+    )
+    from dlperf.core.machine import Machine
+    from dlperf.core.trace import Trace
+
+
+def calibrate(args: Namespace) -> Answer:
+    """Measure this machine."""
+    from dlperf.report.machine_summary import conclude, summarize
+
+    path = Path(args.output) if args.output else machine_path(args)
+    if not args.output and not args.machine:
+        _make_folder(path.parent)
+    check_writable(path, args.force)
+    threads = args.threads or _default_threads(use_threads(None))
+    traces = [
+        read_or_record(args, target, size)
+        for spec in args.targets
+        for target, size in split_batch(spec)
+    ]
+    begin = time.monotonic()
+    machine = run_calibration(path, args.mode, threads, traces, args.force, args.workers)
+    seconds, summary = time.monotonic() - begin, summarize(machine)
+    return Answer(fit(conclude(summary, seconds)), summary.to_json())
+
+
+def run_calibration(
+    path: Path,
+    mode: str,
+    threads: Sequence[int],
+    traces: Sequence[Trace] = (),
+    force: bool = False,
+    workers: Sequence[int] = (),
+) -> Machine:
+    """Measure this machine (:func:`dlperf.microbench.suite.calibrate`), fit its kernel models'
+    errors, and test the file on steps.
+
+    Raises DlperfError where another process calibrates into `path` at the moment, and as that
+    function does.
+    """
+    from dataclasses import replace
+
+    from dlperf.core.files import one_writer
+    from dlperf.core.verification import has_failed
+    from dlperf.microbench.suite import calibrate, what_is_kept
+    from dlperf.predictors.adaptive_sampling import least_certain
+    from dlperf.predictors.kernel_cost_model import fit_kernel_models
+    from dlperf.studies import self_test
+
+    with one_writer(path, "a calibration"), contextlib.ExitStack() as stack:
+        try:
+            started = [
+                stack.enter_context(self_test.Process(count)) for count in dict.fromkeys(threads)
+            ]  # they import torch while the measuring process does
+            machine = calibrate(
+                path,
+                mode=mode,
+                threads=tuple(threads),
+                traces=tuple(traces),
+                workers=tuple(workers),
+                force=force,
+                choose=least_certain,
+                refused=lambda file: any(
+                    has_failed(file.self_tests_of(count)) for count in file.threads
+                ),
+            )
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            raise Interrupted(what_is_kept(path, 0)) from None
+        tested = {test.threads for test in machine.self_tests}
+        try:
+            machine = fit_kernel_models(machine)
+            machine.save(path)
+            machine = self_test.run(
+                machine, [process for process in started if process.threads not in tested]
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"{path} keeps everything that was measured; the same command ends with its"
+                " self-test, which was not finished"
+            ) from None
+        except WorkFailed as error:
+            warn(f"the self-test was not finished ({error}); dlperf machine check repeats it")
+        machine.save(path)
+    return replace(machine, path=str(path))
+
+
+def load_or_make_machine(args: Namespace, threads: int) -> Machine:
+    """This machine's file; a quick calibration makes it where there is none. A file that was named
+    must exist.
+    """
+    path = machine_path(args)
+    if args.machine or os.path.exists(path):
+        return load_machine(args)
+    log(
+        f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate"
+        " makes a better one)"
+    )
+    _make_folder(path.parent)
+    check_writable(path)
+    return run_calibration(path, "quick", _default_threads(threads))
+
+
+def _default_threads(threads: int) -> tuple[int, ...]:
+    """One thread, and the number that torch uses."""
+    return (1,) if threads == 1 else (1, threads)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it. Raises DlperfError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DlperfError(
+            f"{folder}: cannot be made ({error.strerror or error}); choose another place"
+        ) from error
+
+
+COMMAND = Command(
+    "calibrate",
+    "measure this machine: create, resume or extend its machine file",
+    options=(
+        option(
+            "--quick",
+            dest="mode",
+            action="store_const",
+            const="quick",
+            default="full",
+            help="a rough one in seconds",
+            exclusive=True,
+        ),
+        option(
+            "--thorough",
+            dest="mode",
+            action="store_const",
+            const="thorough",
+            help="more shapes and samples than usual",
+            exclusive=True,
+        ),
+        option(
+            "--for",
+            dest="targets",
+            metavar="TARGET@BATCH",
+            nargs="+",
+            action="extend",
+            default=[],
+            help="also measure the exact operations of a target's step at that batch size",
+        ),
+        option(
+            "--threads",
+            type=counts,
+            metavar="T,T",
+            help="thread counts to measure (default: 1 and torch's own number)",
+        ),
+        option(
+            "--workers",
+            type=counts,
+            metavar="P,P",
+            default=(),
+            help=(
+                "also measure the co-run slowdown of P processes of one thread each, for predict"
+                " --workers"
+            ),
+        ),
+        output("machine file to write (default: --machine)"),
+        *common(threads=False),
+        *MODEL,
+    ),
+    work=calibrate,
+)

@@ -1,0 +1,103 @@
+"""``dlperf machine``: shows, checks and compares machine files."""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import Answer, load_machine, naming_unfit_kernels
+from dlperf.cli.options import Command, common, option
+from dlperf.core.errors import WorkFailed
+from dlperf.core.files import schema_of
+from dlperf.core.text import fit
+
+if TYPE_CHECKING:
+    from dlperf.core.machine import Machine
+
+
+def show(args: Namespace) -> Answer:
+    """Summary of a machine file or a cluster file."""
+    from dlperf.report.machine_summary import summarize
+
+    if args.files and schema_of(args.files) == "dlperf.cluster":
+        from dlperf.core.cluster import Cluster
+        from dlperf.distributed.cluster_summary import summarize_cluster
+
+        page = summarize_cluster(Cluster.load(args.files))
+        return Answer(page.to_text(), page.to_json())
+    machine = load_machine(args, args.files)
+    with naming_unfit_kernels(machine):
+        summary = summarize(machine)
+    return Answer(fit(summary.to_text()), summary.to_json())
+
+
+def check(args: Namespace) -> Answer:
+    """Whether a machine file can be trusted on this machine."""
+    from dlperf.core import host
+    from dlperf.report import machine_check
+
+    cpu, versions = host.this_cpu(), host.versions()
+    machine = load_machine(args, args.files)
+    if machine.kernels and not machine_check.find_mismatches(machine, cpu, versions):
+        machine = _repeat_self_test(machine)
+    problems = machine_check.find_problems(machine, cpu, versions)
+    remarks = machine_check.find_remarks(machine)
+    lines = [*problems, *machine_check.self_test_lines(machine)]
+    lines += [f"note: {remark}" for remark in remarks]
+    verdict = "cannot be trusted here" if problems else "can be trusted here"
+    text = "\n  ".join([f"{machine.path}: {verdict}", *dict.fromkeys(lines)])
+    data = {
+        "schema": "dlperf.machine-check",
+        "schema_version": 1,
+        "machine": machine.path,
+        "trusted": not problems,
+        "problems": problems,
+        "remarks": remarks,
+        "self_tests": [
+            {**vars(test), "error_frac": test.error_frac} for test in machine.self_tests
+        ],
+    }
+    return Answer(fit(text), data, status=1 if problems else 0)
+
+
+def diff(args: Namespace) -> Answer:
+    """Differences of two machine files."""
+    from dlperf.report.machine_difference import compare_machines
+
+    machines = [load_machine(args, file) for file in args.files]
+    with naming_unfit_kernels(*machines):
+        difference = compare_machines(*machines)
+    return Answer(fit(difference.to_text()), difference.to_json())
+
+
+def _repeat_self_test(machine: Machine) -> Machine:
+    """The machine with a self-test of this moment; its file keeps it where it can be written."""
+    from dlperf.studies import self_test
+
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(self_test.Process(n)) for n in machine.threads]
+        machine = self_test.run(machine, processes)
+    with contextlib.suppress(WorkFailed):
+        machine.save(machine.path)
+    return machine
+
+
+def _action(
+    name: str, text: str, work: Callable[[Namespace], Answer], n_files: int | str = "?"
+) -> Command:
+    help_ = "machine file" + (" (default: --machine)" if n_files == "?" else "")
+    files = option("files", metavar="FILE", nargs=n_files, help=help_)
+    return Command(name, text, (files, *common(threads=False, batch_size=False)), work)
+
+
+COMMAND = Command(
+    "machine",
+    "show, check or compare machine files",
+    actions=(
+        _action("show", "what a machine file, or a cluster file, contains", show),
+        _action("check", "whether a machine file can be trusted here; exit status 1 if not", check),
+        _action("diff", "how two machine files differ", diff, 2),
+    ),
+)

@@ -1,0 +1,251 @@
+"""``dlperf predict``: predicts layers, step, memory and epochs without running the model."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import (
+    Answer,
+    check_predictors,
+    is_trace,
+    load_machine,
+    predict_and_warn,
+    read_or_record,
+    resolve,
+    threads_for,
+)
+from dlperf.cli.options import (
+    LOADER,
+    MODEL,
+    TARGET,
+    Command,
+    common,
+    flag,
+    given,
+    option,
+)
+from dlperf.core.argument_types import count, count_or_none
+from dlperf.core.errors import DlperfError
+from dlperf.core.streams import warn
+
+if TYPE_CHECKING:
+    from dlperf.cli.options import (
+        LOADER,
+        MODEL,
+        TARGET,
+        Command,
+        common,
+        flag,
+        given,
+        option,
+    )
+    from dlperf.core.loader_sample import SampledLoader
+    from dlperf.forecast.epoch import Epoch
+    from dlperf.forecast.prediction import Prediction
+
+MALLOCS = ("default", "tuned", "huge-pages", "jemalloc", "tcmalloc")
+_TRAINING = ("accumulate", "clip", "scheduler", "checkpoint")
+_EPOCH = (
+    "epochs",
+    "val_samples",
+    "test_samples",
+    "loader_workers",
+    "persistent_workers",
+    "loader",
+    "drop_last",
+    *_TRAINING,
+    "accuracy",
+)
+
+
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options that exclude one another."""
+    if args.workers:
+        if args.threads not in (None, 1):
+            raise DlperfError(f"--workers have one thread each; leave --threads {args.threads} out")
+        if args.samples is not None and args.workers > args.samples:
+            raise DlperfError(
+                f"--workers {args.workers} are more than the {args.samples} samples; give each at"
+                " least one"
+            )
+    if args.inference and (option := given(args, _TRAINING)):
+        raise DlperfError(f"{option} belongs to training; leave it or --inference out")
+    if args.samples is None and (option := given(args, _EPOCH)):
+        raise DlperfError(f"{option} forecasts an epoch and needs --samples N")
+
+
+def predict(args: Namespace) -> Answer:
+    """Predict a step and an epoch."""
+    from dlperf.core.measurement import Measurement
+    from dlperf.report.step_pages import prediction_to_text
+
+    check_predictors([args.predictor])
+    machine = load_machine(args)
+    point = None if args.point is None else Measurement.load(args.point)
+    recorded = read_or_record(args, args.target)
+    threads = 1 if args.workers else threads_for(args, machine)
+    prediction = predict_and_warn(recorded, machine, threads, args.predictor, args.malloc, point)
+    epoch = None if args.samples is None else _forecast_epoch(args, prediction)
+    if args.workers:
+        from dlperf.forecast.worker_processes import predict_co_run
+
+        prediction = predict_co_run(prediction, args.workers)
+    return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
+
+
+def _forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
+    """The forecast that the options ask for.
+
+    The pass of an evaluation and a smaller last batch are steps of their own, recorded where there
+    is code to record.
+    """
+    from dlperf.forecast.epoch import last_batch_size
+    from dlperf.predictors.registry import evaluates_by_forward
+
+    recorded = prediction.trace
+    loader = _sample_loader(args, prediction) if args.loader else None
+    drop_last = args.drop_last or (loader is not None and loader.drop_last)
+    evaluation = last = None
+    if not is_trace(args.target) and not evaluates_by_forward(args.predictor):
+        if (args.val_samples or args.test_samples) and not recorded.inference:
+            evaluation = _predict_other(args, prediction, None, inference=True)
+        share = math.ceil(args.samples / (args.workers or 1))  # the largest that a worker has
+        size = last_batch_size(share, recorded.batch_size, drop_last)
+        if size is not None:
+            last = _predict_other(args, prediction, size, inference=recorded.inference)
+    epoch = prediction.epoch(
+        args.samples,
+        args.epochs or 1,
+        args.val_samples or 0,
+        args.test_samples or 0,
+        evaluation,
+        last,
+        loader,
+        accumulate=args.accumulate or 1,
+        drop_last=drop_last,
+        loader_workers=args.loader_workers,
+        persistent_workers=args.persistent_workers
+        or (loader is not None and loader.persistent_workers),
+        clip=args.clip,
+        scheduler=args.scheduler,
+        checkpoint=args.checkpoint,
+        accuracy=args.accuracy,
+        workers=args.workers,
+    )
+    if loader is not None and loader.n_samples not in (None, args.samples):
+        warn(
+            f"--loader {args.loader}: has {loader.n_samples:,} samples; the {args.samples:,} of"
+            " --samples count"
+        )
+    for note in epoch.notes:
+        warn(note)
+    return epoch
+
+
+def _predict_other(
+    args: Namespace, prediction: Prediction, batch_size: int | None, inference: bool
+) -> Prediction:
+    """The prediction of another step of the same network."""
+    from dlperf.forecast import prediction as predictions
+    from dlperf.recorder import recording
+
+    trace = recording.record_target(resolve(args, args.target, batch_size, inference=inference))
+    return predictions.predict(
+        trace, prediction.machine, prediction.threads, prediction.predictor, prediction.malloc
+    )
+
+
+def _sample_loader(args: Namespace, prediction: Prediction) -> SampledLoader:
+    from dlperf.cli.loader_timing import sample_apart
+
+    return sample_apart(
+        args.loader,
+        prediction.trace.batch_size,
+        args.loader_workers or 0,
+        prediction.threads,
+        prediction.machine,
+    )
+
+
+COMMAND = Command(
+    "predict",
+    "predict layers, step, memory and epoch without running the model",
+    options=(
+        TARGET,
+        option(
+            "--predictor",
+            default="calibrated",
+            metavar="NAME",
+            help="calibrated (default), roofline, gemm-table, viebke-a or viebke-b",
+        ),
+        option(
+            "--point",
+            metavar="MEASUREMENT",
+            help=(
+                "measurement of the target (dlperf measure -o) that viebke-a and viebke-b rest on "
+                "(default: the step that calibrated predicts)"
+            ),
+        ),
+        option(
+            "--malloc",
+            choices=MALLOCS,
+            default="default",
+            help=f"the process's allocator policy: {', '.join(MALLOCS)}",
+        ),
+        option(
+            "--samples",
+            type=count,
+            metavar="N",
+            help="training samples of an epoch: forecast the epoch",
+        ),
+        option("--epochs", type=count, metavar="E", help="number of epochs (1)"),
+        option(
+            "--val-samples",
+            type=count_or_none,
+            metavar="V",
+            help="validation samples after each epoch (0)",
+        ),
+        option(
+            "--test-samples", type=count_or_none, metavar="S", help="test samples at the end (0)"
+        ),
+        option(
+            "--loader-workers",
+            type=count_or_none,
+            metavar="W",
+            help="worker processes of the data loader (0)",
+        ),
+        option(
+            "--workers",
+            type=count,
+            metavar="P",
+            help=(
+                "processes that train an instance each on a share of the samples, with one thread: "
+                "the step under their co-run slowdown, and with --samples the whole run"
+            ),
+        ),
+        flag(
+            "--persistent-workers",
+            "loader workers stay from epoch to epoch",
+        ),
+        LOADER,
+        *(
+            option(f"--{flag}", action="store_true", help=text)
+            for flag, text in (
+                ("drop-last", "leave out an epoch's last, smaller batch"),
+                ("clip", "the gradients' norm is clipped"),
+                ("scheduler", "a learning rate scheduler steps with the optimizer"),
+                ("accuracy", "right answers are counted at each batch"),
+                ("checkpoint", "the parameters are saved after each epoch"),
+            )
+        ),
+        option(
+            "--accumulate", type=count, metavar="K", help="batches to one step of the optimizer (1)"
+        ),
+        *common(),
+        *MODEL,
+    ),
+    work=predict,
+    check=check,
+)

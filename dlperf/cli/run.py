@@ -1,0 +1,122 @@
+"""``dlperf run``: runs a training script as it is, and predicts it."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dlperf.cli.options import (
+    Command,
+    common,
+    option,
+    output,
+)
+from dlperf.core.argument_types import count
+from dlperf.core.errors import DlperfError
+
+if TYPE_CHECKING:
+    from dlperf.cli.options import (
+        Command,
+        common,
+        option,
+        output,
+    )
+
+_WITH_VALUE = frozenset(
+    "-o --output --machine --threads --json --epochs --cluster --communication".split()
+)
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """dlperf's own arguments and, for ``run``, the script with its: they part at the first word
+    that is no option of dlperf.
+
+    >>> split(["run", "--epochs", "3", "train.py", "--epochs", "4"])
+    (['run', '--epochs', '3'], ['train.py', '--epochs', '4'])
+    """
+    if not argv or argv[0] != "run":
+        return argv, []
+    place = 1
+    while place < len(argv) and argv[place].startswith("-"):
+        word = argv[place]
+        place += 2 if word in _WITH_VALUE else 1
+        if word in ("-m", "--"):
+            break
+    return [word for word in argv[:place] if word != "--"], argv[place:]
+
+
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options that exclude one another."""
+    if not args.script:
+        raise DlperfError("names no script; dlperf run --help shows how")
+    if args.communication == "-":
+        raise DlperfError("--communication - is no file; name one")
+
+
+def prepare(args: Namespace) -> Callable[[], int]:
+    """Check everything before the script starts; the result runs it and returns its exit status."""
+    from pathlib import Path
+
+    from dlperf.core.files import check_writable
+
+    if os.environ.get("RANK", "0") == "0":  # other ranks write nothing
+        for path in (args.json, args.communication):
+            if path is not None:
+                check_writable(path, args.force)
+        if args.output is not None:
+            force = args.force
+            if os.path.isfile(args.output):
+                from dlperf.report.writing import is_ours
+
+                force = force or is_ours(Path(args.output))
+            check_writable(args.output, force)
+    if args.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    from dlperf.runner.wrapping import run_script
+
+    return lambda: run_script(
+        args.script,
+        module=args.module,
+        machine_path=args.machine,
+        threads=args.threads,
+        output=args.output,
+        json_path=args.json,
+        debug=args.debug,
+        n_epochs=args.epochs,
+        cluster_path=args.cluster,
+        communication=args.communication,
+    )
+
+
+COMMAND = Command(
+    "run",
+    "run a training script as it is, and predict it while it runs",
+    options=(
+        option("-m", dest="module", action="store_true", help="run a module, as python -m does"),
+        option(
+            "--epochs",
+            type=count,
+            metavar="E",
+            help="epochs of the whole run, for its forecast (default: those of the script's loops)",
+        ),
+        option(
+            "--cluster",
+            metavar="FILE",
+            help="several ranks: cluster file, to predict the distributed step beside what it takes",
+        ),
+        option(
+            "--communication",
+            metavar="FILE",
+            help="several ranks: write the collectives and messages they issued, and when they waited",
+        ),
+        output("report to write: .html, .md, or text"),
+        *common(batch_size=False),
+    ),
+    check=check,
+    usage="%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]",
+    epilog="Options of dlperf stand before the script; everything behind it is the script's own."
+    " Under torchrun (torchrun ... -m dlperf run SCRIPT.py) every rank is watched, and rank 0"
+    " reports for all.",
+)

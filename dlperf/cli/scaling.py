@@ -1,0 +1,282 @@
+"""``dlperf scale``: data-parallel training on several ranks, predicted or replayed from a trace."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import (
+    BATCH_SIZE,
+    Answer,
+    is_trace,
+    load_machine,
+    predict_and_warn,
+    read_or_record,
+    threads_for,
+    write_folder,
+)
+from dlperf.cli.options import (
+    INPUT,
+    TARGET_HELP,
+    Command,
+    common,
+    given,
+    option,
+    output,
+)
+from dlperf.core.argument_types import count, counts, positive
+from dlperf.core.errors import DlperfError
+from dlperf.core.streams import warn
+
+if TYPE_CHECKING:
+    from dlperf.cli.options import (
+        INPUT,
+        TARGET_HELP,
+        Command,
+        common,
+        given,
+        option,
+        output,
+    )
+    from dlperf.core.trace import Trace
+    from dlperf.distributed.scaling import CommunicationReplay, Scaling
+    from dlperf.forecast.prediction import Prediction
+
+
+def _factor(text: str) -> tuple[str, float]:
+    """``link_bandwidth=2``: a name and a number."""
+    name, equals, number = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name and equals:
+            return name.strip(), float(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is no NAME=FACTOR, such as link_bandwidth=2")
+
+
+_TARGET_OPTIONS = (
+    "batch_size",
+    "machine",
+    "threads",
+    "scaling",
+    "samples",
+    "accumulate",
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "find_unused_parameters",
+    "no_broadcast_buffers",
+    "input",
+)
+
+
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options that exclude one another."""
+    if args.trace is None:
+        if args.target is None:
+            problem = (
+                "names no target; give one, or --trace FILE to replay a trace of communication"
+            )
+        elif args.ranks is None:
+            problem = "names no --ranks; give numbers of ranks, such as --ranks 1,2,4,8"
+        elif args.recorded_on is not None:
+            problem = "--recorded-on is for a --trace; give both"
+        else:
+            return
+    elif args.target is not None:
+        problem = f"names {args.target} and --trace {args.trace}; give one of them"
+    elif args.cluster is None:
+        problem = "--trace replays over the links of a cluster file; give it with --cluster"
+    elif option := given(args, _TARGET_OPTIONS):
+        problem = f"{option} is for a target; what --trace recorded stays as it is"
+    elif other := {"flops", "memory_bandwidth"} & dict(args.what_if).keys():
+        problem = (
+            f"--what-if {min(other)}: a trace does not contain what bounds its computing; it"
+            " supports link_bandwidth and link_latency"
+        )
+    else:
+        return
+    raise DlperfError(problem)
+
+
+def scale(args: Namespace) -> Answer:
+    """Forecast a target over numbers of ranks, or replay a trace."""
+    from dlperf.core.cluster import Cluster
+    from dlperf.core.units import MIB
+    from dlperf.distributed.forecast import (
+        ScalingScenario,
+        forecast,
+        hosts_per_system_of,
+        ranks_per_node_of,
+    )
+    from dlperf.distributed.what_if import WhatIf
+    from dlperf.models.buckets import ReducerOptions
+    from dlperf.report.scaling_pages import scaling_to_text, write
+
+    if args.trace is not None:
+        return _replay(args)
+    what_if = WhatIf.of(dict(args.what_if))
+    cluster = None if args.cluster is None else Cluster.load(args.cluster)
+    machine = load_machine(args)
+    recorded = read_or_record(args, args.target) if is_trace(args.target) else None
+    batch_size = args.batch_size or (BATCH_SIZE if recorded is None else recorded.batch_size)
+    options = ReducerOptions(
+        None if args.bucket_cap_mb is None else int(args.bucket_cap_mb * MIB),
+        args.gradient_as_bucket_view,
+        args.static_graph,
+        args.find_unused_parameters,
+        not args.no_broadcast_buffers,
+        args.accumulate or 1,
+    )
+    scenario = ScalingScenario(
+        args.ranks,
+        batch_size,
+        args.scaling or "weak",
+        args.ranks_per_node or ranks_per_node_of(cluster, args.ranks),
+        hosts_per_system_of(cluster),
+        what_if,
+        options,
+        args.samples,
+    )
+    threads = threads_for(args, machine)
+
+    def predict_at(size: int) -> Prediction:
+        return predict_and_warn(_trace_at(args, recorded, size), machine, threads, "calibrated")
+
+    found = forecast(predict_at, cluster, scenario)
+    return _answer(args, found, scaling_to_text(found), lambda to, force: write(found, to, force))
+
+
+def _replay(args: Namespace) -> Answer:
+    """Replay a trace of communication over another cluster."""
+    from dlperf.core.cluster import Cluster
+    from dlperf.core.communication import Communication
+    from dlperf.distributed.communication_replay import replay_communication
+    from dlperf.distributed.what_if import WhatIf
+    from dlperf.report.scaling_pages import scaling_to_text, write
+
+    links = WhatIf.of(dict(args.what_if)).links
+    trace = Communication.load(args.trace)
+    recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
+    found = replay_communication(
+        trace, Cluster.load(args.cluster), recorded_on, args.ranks or (), args.ranks_per_node, links
+    )
+    return _answer(args, found, scaling_to_text(found), lambda to, force: write(found, to, force))
+
+
+def _answer(
+    args: Namespace,
+    found: Scaling | CommunicationReplay,
+    text: str,
+    write: Callable[[str, bool], Sequence[Path]],
+) -> Answer:
+    for note in found.notes:
+        warn(note)
+    write_folder(args, write)
+    return Answer(text, found.to_json())
+
+
+def _trace_at(args: Namespace, recorded: Trace | None, size: int) -> Trace:
+    if recorded is None:
+        return read_or_record(args, args.target, size)
+    if size != recorded.batch_size:
+        raise DlperfError(
+            f"{args.target}: is a step at batch size {recorded.batch_size}, and strong scaling"
+            f" needs it at {size}; name the target it was recorded from"
+        )
+    return recorded
+
+
+COMMAND = Command(
+    "scale",
+    "forecast data-parallel training (DistributedDataParallel) on several ranks",
+    options=(
+        option("target", metavar="TARGET", nargs="?", help=TARGET_HELP),
+        option(
+            "--ranks",
+            type=counts,
+            metavar="N,N",
+            help="numbers of ranks, such as 1,2,4,8 (with --trace default: as many as were recorded)",
+        ),
+        option(
+            "--ranks-per-node",
+            type=count,
+            metavar="K",
+            help=(
+                "ranks that share a node (default: as the cluster file was measured; all where it has"
+                " no link between nodes; 1 by hand)"
+            ),
+        ),
+        option(
+            "--cluster",
+            metavar="FILE",
+            help=(
+                "cluster file: torchrun ... -m dlperf.microbench.network -o FILE measures one, or write"
+                " it by hand"
+            ),
+        ),
+        option(
+            "--trace",
+            metavar="FILE",
+            help="instead of a target: a trace of communication, to be replayed over the cluster",
+        ),
+        option(
+            "--recorded-on",
+            metavar="FILE",
+            help=(
+                "with --trace: cluster file of the links it was recorded over (default: its calls' own"
+                " times)"
+            ),
+        ),
+        option(
+            "--scaling",
+            choices=("weak", "strong"),
+            help="--batch-size is each rank's (weak, default) or is divided (strong)",
+        ),
+        option(
+            "--what-if",
+            type=_factor,
+            metavar="NAME=FACTOR",
+            nargs="+",
+            action="extend",
+            default=[],
+            help="flops, memory_bandwidth, link_bandwidth, link_latency: so many times as much",
+        ),
+        option(
+            "--samples",
+            type=count,
+            metavar="N",
+            help="training samples of an epoch: forecast the epoch",
+        ),
+        option(
+            "--accumulate",
+            type=count,
+            metavar="K",
+            help="batches to one synchronisation, the others under no_sync (1)",
+        ),
+        option(
+            "--bucket-cap-mb",
+            type=positive,
+            metavar="MIB",
+            help="DDP's bucket_cap_mb (default: 1 MiB first, then 25)",
+        ),
+        *(
+            option(f"--{flag}", action="store_true", help=f"DDP's option: {text}")
+            for flag, text in (
+                ("gradient-as-bucket-view", "gradients are views of the buckets"),
+                ("static-graph", "the graph is static"),
+                ("find-unused-parameters", "look for unused parameters"),
+                ("no-broadcast-buffers", "buffers are not broadcast"),
+            )
+        ),
+        INPUT,
+        output("folder to write the forecast and its plots to", "DIR"),
+        *common(),
+    ),
+    work=scale,
+    check=check,
+    defaults={"inference": False},
+    folder_answer="forecast",
+)

@@ -1,0 +1,209 @@
+"""``dlperf validate``: studies of predicted against measured times."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from dlperf.cli.inputs import Answer
+from dlperf.cli.options import (
+    MODEL,
+    Command,
+    common,
+    flag,
+    option,
+    output,
+)
+from dlperf.core.argument_types import count, count_or_none, counts, names, rates, seconds
+from dlperf.core.errors import DlperfError
+
+if TYPE_CHECKING:
+    from dlperf.cli.options import (
+        MODEL,
+        Command,
+        common,
+        flag,
+        option,
+        output,
+    )
+
+MOST_OPS = 2000
+_ACCURACY_OPTIONS = ("held_out_ops", "peers", "ablation", "predictor", "threads")
+"""Options that the studies of trainings and of several ranks lack."""
+PARTS = {
+    "--training": ("workers", "oversubscribed", "wrapped", "epoch", "choice", "memory"),
+    "--distributed": ("all-reduce", "steps", "bound", "replay"),
+}
+"""Parts of these studies: kinds of forecasts."""
+
+
+def check(args: Namespace) -> None:
+    """Raise DlperfError for options that exclude one another."""
+    if args.held_out_ops and not args.targets:
+        for name in ("peers", "ablation"):
+            if getattr(args, name):
+                raise DlperfError(f"--{name} needs targets; name some, or all")
+    if args.batch_sizes and args.batch_size:
+        raise DlperfError("give one of --batch-size and --batch-sizes")
+    if args.training and args.distributed:
+        raise DlperfError("--training and --distributed are two studies; ask for one at a time")
+    study = "--training" if args.training else "--distributed" if args.distributed else ""
+    if study and any(getattr(args, name) for name in _ACCURACY_OPTIONS):
+        raise DlperfError(
+            f"{study} has no --held-out-ops, --peers, --ablation, --predictor or --threads"
+        )
+    if args.parts and not study:
+        raise DlperfError("--parts are those of --training and of --distributed")
+    for part in args.parts or ():
+        if part not in PARTS[study]:
+            raise DlperfError(f"--parts {part}: is unknown; known are {', '.join(PARTS[study])}")
+    for name in ("rates", "ranks", "quick_links"):
+        if getattr(args, name) and not args.distributed:
+            raise DlperfError(f"--{name.replace('_', '-')} is for --distributed")
+    if args.distributed and args.inference:
+        raise DlperfError("--distributed trains; leave --inference out")
+    if args.distributed and min(args.ranks or (2,)) < 2:
+        raise DlperfError("--ranks 1: one rank has no link; name numbers from 2 on")
+    for name, what in (("seed", "chooses random ops"), ("ops", "is the number of random ops")):
+        if getattr(args, name) is not None and not args.held_out_ops:
+            raise DlperfError(f"--{name} {what} and needs --held-out-ops")
+    if (args.ops or 0) > MOST_OPS:
+        raise DlperfError(
+            f"--ops {args.ops} is more than {MOST_OPS} of a family, which would take hours"
+        )
+
+
+def validate(args: Namespace) -> Answer:
+    """The study of networks and single ops, of trainings, or of steps on several ranks."""
+    if args.training:
+        from dlperf.cli.training_validation import validate_trainings as study
+    elif args.distributed:
+        from dlperf.cli.distributed_validation import validate_distributed as study
+    else:
+        from dlperf.cli.accuracy_validation import validate_accuracy as study
+    return study(args)
+
+
+COMMAND = Command(
+    "validate",
+    "the accuracy study: predicted against actual over many networks, or over single ops",
+    options=(
+        option(
+            "targets",
+            metavar="TARGET[@BATCH,...]",
+            nargs="*",
+            help=(
+                "networks (default, or the word all: every network of the checkout; nothing with"
+                " --held-out-ops; a choice of them with --distributed)"
+            ),
+        ),
+        option(
+            "--batch-sizes",
+            type=counts,
+            metavar="B,B",
+            help="batch sizes of targets without one of their own (16,64)",
+        ),
+        option(
+            "--threads",
+            type=counts,
+            metavar="T,T",
+            help="thread counts (default: those of the machine file)",
+        ),
+        option("--predictor", type=names, metavar="NAME,NAME", help="predictors (default: all)"),
+        option(
+            "--runs",
+            type=count,
+            metavar="N",
+            help="fresh processes a case (2; 5 with several threads)",
+        ),
+        option(
+            "--seconds",
+            type=seconds,
+            metavar="S",
+            help=(
+                "how long to time the step in each (4; 1.5 with --distributed), or about how long a"
+                " training takes (10)"
+            ),
+        ),
+        flag(
+            "--peers",
+            "also ask torch's RuntimeEstimator, neural-cost and FLOPs / peak",
+        ),
+        flag("--ablation", "also predict without each term"),
+        flag(
+            "--held-out-ops",
+            "random single ops that the machine file does not hold, timed now",
+        ),
+        option(
+            "--ops",
+            type=count,
+            metavar="N",
+            help="with --held-out-ops: how many of each family (100 of three, 200 of the rest)",
+        ),
+        flag(
+            "--training",
+            (
+                "whole trainings instead: on several workers, epochs under run, the choice of tune,"
+                " peak memory"
+            ),
+        ),
+        flag(
+            "--distributed",
+            (
+                "data-parallel steps instead: on ranks with a host each (network namespaces, which need"
+                " root; else loopback); some 16 minutes"
+            ),
+        ),
+        option(
+            "--rates",
+            type=rates,
+            metavar="RATE,...",
+            help=(
+                "with --distributed: rates of the links, such as 300mbit; none for links as they are"
+                " (1gbit,300mbit,none)"
+            ),
+        ),
+        option(
+            "--ranks",
+            type=counts,
+            metavar="N,N",
+            help=(
+                "with --distributed: numbers of ranks; steps run on the first, all-reduces on all (2,4)"
+            ),
+        ),
+        flag(
+            "--quick-links",
+            "with --distributed: measure the links roughly, in 15 s instead of 60",
+        ),
+        option(
+            "--parts",
+            type=names,
+            metavar="PART,...",
+            help=(
+                "with --training: workers, oversubscribed, wrapped, epoch, choice, memory; "
+                "with --distributed: all-reduce, steps, bound, replay (all)"
+            ),
+        ),
+        option(
+            "--seed",
+            type=count_or_none,
+            metavar="N",
+            help="which random ops (default: others each time)",
+        ),
+        option(
+            "--cache",
+            metavar="DIR",
+            help=(
+                "where measurements are kept, each with its --seconds, so that an interrupted study"
+                " goes on"
+            ),
+        ),
+        flag("--fresh", "measure again what is kept"),
+        output("folder to write tables and plots to", "DIR"),
+        *common(threads=False),
+        *MODEL,
+    ),
+    work=validate,
+    check=check,
+    folder_answer="report",
+)
