@@ -254,6 +254,7 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
         "core.version",
         "recorder",
         "recorder.targets",
+        "recorder.tensors",
         "studies",
         "studies.distributed",
         "studies.distributed.rank_process",

@@ -351,7 +351,7 @@ def test_json_holds_everything_and_adds_up(told):
         data["target"],
         data["batch_size"],
         data["threads"],
-    ) == ("dlperf.explanation", 1, "made-up", 8, 1)
+    ) == ("dlperf.explanation", 2, "made-up", 8, 1)
     total_s = data["step"]["total_s"]
     assert math.fsum(row["time_s"] for row in data["parts"]) == pytest.approx(total_s)
     assert math.fsum(row["share_frac"] for row in data["parts"]) == pytest.approx(1)
