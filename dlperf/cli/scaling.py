@@ -105,13 +105,13 @@ def scale(args: Namespace) -> Answer:
     """Forecast a target over numbers of ranks, or replay a trace."""
     from dlperf.core.cluster import Cluster
     from dlperf.core.units import MIB
-    from dlperf.distributed.forecast import (
+    from dlperf.distributed.forecast import forecast
+    from dlperf.distributed.scenario import (
         ScalingScenario,
-        forecast,
+        WhatIf,
         hosts_per_system_of,
         ranks_per_node_of,
     )
-    from dlperf.distributed.what_if import WhatIf
     from dlperf.models.buckets import ReducerOptions
     from dlperf.report.scaling_pages import scaling_to_text, write
 
@@ -154,7 +154,7 @@ def _replay(args: Namespace) -> Answer:
     from dlperf.core.cluster import Cluster
     from dlperf.core.communication import Communication
     from dlperf.distributed.communication_replay import replay_communication
-    from dlperf.distributed.what_if import WhatIf
+    from dlperf.distributed.scenario import WhatIf
     from dlperf.report.scaling_pages import scaling_to_text, write
 
     links = WhatIf.of(dict(args.what_if)).links

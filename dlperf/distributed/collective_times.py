@@ -1,34 +1,37 @@
-"""The time of a collective over a measured or described cluster: the backend's own algorithm with
-this cluster's parameters, corrected by what was measured.
+"""Times of collectives and messages over a cluster: the backend's algorithm with the cluster's
+parameters, corrected by its measurements.
 
-Of a link's time per byte the wire's part and the processor's are told apart by the same transfer
-inside one host (distance `socket`), which has no wire: bytes are copied while others are under way,
-so the slower of the two counts. What-if factors change the wire alone.
+The same transfer inside one host (distance `socket`) has no wire. It separates the processor's part
+of a link's time per byte from the wire's. Bytes are copied while others are on the wire, so the
+slower part counts. What-if factors change the wire alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlperf.core.cluster import DISTANCES, KINDS, Cluster, Collective
+from dlperf.core.cluster import DISTANCES, KINDS, PING_PONG, Cluster, Collective
 from dlperf.core.errors import DlperfError
-from dlperf.distributed.link_fits import fit_link
-from dlperf.models import backends
+from dlperf.distributed.link_fits import fit_link, level_s
+from dlperf.models import backends, gloo
 from dlperf.models.backends import LinkParameters
+from dlperf.models.point_to_point import postal_s
 
 Reals = NDArray[np.float64]
 _SHORTEST_BYTES = 4
+UNMEASURED = ("reduce", "gather", "scatter", "all_to_all", "barrier")
+"""Collectives that no cluster file holds measurements of."""
 
 
 @dataclass(frozen=True)
 class LinkFactors:
-    """What if the links between nodes had so many times the bandwidth, and so many times the
-    latency. Raises DlperfError unless both are positive.
+    """What-if factors on the bandwidth and the latency of the links between nodes.
+
+    Raises DlperfError unless both are finite and positive.
     """
 
     link_bandwidth: float = 1.0
@@ -41,7 +44,7 @@ class LinkFactors:
                 raise DlperfError(f"{name} is {value!r}; a factor must be finite and positive")
 
     def times(self, other: LinkFactors) -> LinkFactors:
-        """Both factors one after the other.
+        """The products of both factors.
 
         >>> LinkFactors(2.0, 3.0).times(LinkFactors(2.0, 0.5))
         LinkFactors(link_bandwidth=4.0, link_latency=1.5)
@@ -50,20 +53,14 @@ class LinkFactors:
             self.link_bandwidth * other.link_bandwidth, self.link_latency * other.link_latency
         )
 
-    @classmethod
-    def of(cls, factors: Mapping[str, float]) -> LinkFactors:
-        """The factors by name; names that are not about links are left to others."""
-        return cls(factors.get("link_bandwidth", 1.0), factors.get("link_latency", 1.0))
-
 
 @dataclass(frozen=True)
 class Path:
-    """What the slowest link of a ring costs: seconds until a message's last byte has arrived, and
-    seconds a byte that its port is taken.
+    """Latency and seconds per byte of the slowest link of a ring.
 
     `wire_latency_s` and `wire_s_per_byte` are the link's part, `local_latency_s` and
-    `local_s_per_byte` the processor's; `reduce_s_per_byte` is the sum. `burst_bytes` pass a wire
-    that has rested at once.
+    `local_s_per_byte` the processor's. `reduce_s_per_byte` is the time of the reduction.
+    `burst_bytes` pass an idle wire at once.
     """
 
     local_latency_s: float
@@ -85,55 +82,43 @@ class Path:
 
     def changed(self, factors: LinkFactors) -> Path:
         """The path with other wires."""
-        return Path(
-            self.local_latency_s,
-            self.wire_latency_s * factors.link_latency,
-            self.local_s_per_byte,
-            self.wire_s_per_byte / factors.link_bandwidth,
-            self.reduce_s_per_byte,
-            self.burst_bytes,
+        return replace(
+            self,
+            wire_latency_s=self.wire_latency_s * factors.link_latency,
+            wire_s_per_byte=self.wire_s_per_byte / factors.link_bandwidth,
         )
 
 
 def find_path(cluster: Cluster, between_nodes: bool) -> Path:
-    """The path of a ring's slowest link: between nodes, or inside one, where all is the processor's
-    and nothing the wire's.
+    """The path of a ring's slowest link: between nodes, or inside one, without a wire.
 
-    Raises DlperfError where the file holds no such link.
+    Raises DlperfError where the file contains no such link.
     """
     fits = {link.distance: fit_link(link) for link in cluster.links}
     inside = [fits[distance] for distance in DISTANCES[:2] if distance in fits]
     sums = [r.samples.median / r.n_bytes for r in cluster.reductions]
     reduce_s_per_byte = min(sums, default=0.0)
+    held = ", ".join(sorted(fits)) or "none"
     if not between_nodes:
         if not inside:
-            held = ", ".join(sorted(fits)) or "none"
             raise DlperfError(
-                f"{_name(cluster)}: holds no link inside a node (it has {held}); add one with"
+                f"{_name(cluster)}: contains no link inside a node (it has {held}); add one with"
                 " distance socket, or ask for one rank a node"
             )
         slowest = max(inside, key=lambda fit: (fit.s_per_byte, fit.latency_s))
-        return Path(
-            max(fit.latency_s for fit in inside), 0.0, slowest.s_per_byte, 0.0, reduce_s_per_byte
-        )
+        latency_s = max(fit.latency_s for fit in inside)
+        return Path(latency_s, 0.0, slowest.s_per_byte, 0.0, reduce_s_per_byte)
     if "network" not in fits:
-        held = ", ".join(sorted(fits)) or "none"
-        cure = (
-            "measure on several, add one with distance network, or keep ranks together"
-            " (--ranks-per-node)"
+        raise DlperfError(
+            f"{_name(cluster)}: contains no link between nodes (it has {held}); measure on several,"
+            " add one with distance network, or keep ranks together (--ranks-per-node)"
         )
-        raise DlperfError(f"{_name(cluster)}: holds no link between nodes (it has {held}); {cure}")
     network, local = fits["network"], fits.get("socket")
-    if local is None:
-        return Path(
-            0.0, network.latency_s, 0.0, network.s_per_byte, reduce_s_per_byte, network.burst_bytes
-        )
-    software = min(local.latency_s, network.latency_s)
-    local_s_per_byte = min(local.s_per_byte, network.s_per_byte)
+    software_s = min(local.latency_s, network.latency_s) if local else 0.0
     return Path(
-        software,
-        network.latency_s - software,
-        local_s_per_byte,
+        software_s,
+        network.latency_s - software_s,
+        min(local.s_per_byte, network.s_per_byte) if local else 0.0,
         network.s_per_byte,
         reduce_s_per_byte,
         network.burst_bytes,
@@ -146,7 +131,7 @@ def link_bytes_per_s(
     """Bandwidth of the slowest link of a ring for long messages, one direction, bytes per second;
     None where a message takes no time per byte.
 
-    Raises DlperfError where the file holds no such link.
+    Raises DlperfError where the file contains no such link.
     """
     s_per_byte = find_path(cluster, between_nodes).changed(what_if).s_per_byte
     return 1 / s_per_byte if s_per_byte > 0 else None
@@ -154,26 +139,26 @@ def link_bytes_per_s(
 
 @dataclass(frozen=True)
 class Burst:
-    """What a link that has rested spares: seconds in all, and for each byte. No second is spared
-    that the link has not rested.
+    """Time that an idle link's token bucket saves: in all, and per byte. It saves no more than the
+    link was idle.
     """
 
     stored_s: float
     s_per_byte: float
 
     def spared_s(self, sent_bytes: float, measured_after_s: float) -> float:
-        """What a collective that sends so many bytes is spared after a long rest, beyond what it
-        was in its measurement, which began so long after another.
+        """Time saved for a collective of so many sent bytes after a long idle time, beyond the
+        saving in its measurement, which began so long after another collective.
         """
         return max(0.0, min(sent_bytes * self.s_per_byte, self.stored_s) - measured_after_s)
 
 
 def burst_of(cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()) -> Burst:
-    """The token bucket of the slowest link of a ring: its bytes wait for the processor alone, not
-    for the wire. Nothing inside a node.
+    """The token bucket of the slowest link of a ring: its bytes do not wait for the wire. Zero inside
+    a node.
 
-    The bucket's bytes were fitted (:class:`dlperf.distributed.link_fits.LinkFit`) and stay the same
-    on a link of another bandwidth. Raises DlperfError where the file holds no such link.
+    Its size is fitted (:class:`dlperf.distributed.link_fits.LinkFit`) and does not depend on the
+    bandwidth. Raises DlperfError where the file contains no such link.
     """
     path = find_path(cluster, between_nodes).changed(what_if)
     spared = max(0.0, path.wire_s_per_byte - path.local_s_per_byte)
@@ -188,21 +173,19 @@ def collective_s(
     ranks_per_node: int = 1,
     what_if: LinkFactors = LinkFactors(),
 ) -> Reals:
-    """Seconds that a collective takes; `n_bytes` and `n_ranks` broadcast. All ranks start together,
-    and none computes meanwhile.
+    """Seconds of a collective whose ranks start together and do not compute; `n_bytes` and `n_ranks`
+    broadcast.
 
-    T = law(what-if) (1 + (e - c) / law) + c, where `law` is the backend's algorithm
-    (:mod:`dlperf.models.gloo`; NCCL: a ring) over the slowest link on the way, e = (r - 1) law what
-    was measured beyond it, and c of that what the same collective takes beyond the law inside one
-    host, where there is no link: copies and waking threads, which stay as they are when the link
-    changes. r is the measured time over the law's, interpolated in log size and log ranks and
-    constant beyond the measured ones. So at a measured size and rank count the answer without
-    factors is the measurement. With no measured collective of this kind r is 1.
+    T = law' (1 + (e - c) / law) + c. `law` is the backend's algorithm over the slowest link
+    (:mod:`dlperf.models.gloo`; NCCL: a ring), `law'` the same with the what-if factors. e = (r - 1)
+    law is the measured excess over it. c is the excess inside one host, where there is no link:
+    copies and waking threads, which another link does not change. r is the ratio of measurement and
+    law, interpolated in log size and log ranks, constant beyond the measured ones, and 1 without
+    measurements. At a measured point, without factors, T is the measurement.
 
-    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node
-    there is no wire, and factors change nothing. The link has not rested before for longer than a
-    barrier takes (:func:`burst_of` is what it could spare otherwise), as when it was measured. One
-    rank costs nothing.
+    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node there
+    is no wire, and factors change nothing. The link was idle for no longer than a barrier, as in the
+    measurement (:func:`burst_of` is what more could save). One rank costs nothing.
 
     Raises DlperfError for an unknown kind, negative bytes, ranks that are no whole numbers or do
     not fill their nodes, and where the file lacks the link.
@@ -266,8 +249,8 @@ def _uniform_s(
 
 
 def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> Reals:
-    """What the same collective takes inside one host beyond the law, seconds, not below 0; 0 where
-    the file does not know.
+    """Excess of the same collective inside one host over the law, in seconds, at least 0; 0 where
+    unmeasured.
     """
     if (
         not any(c.kind == kind and c.n_ranks <= c.ranks_per_node for c in cluster.collectives)
@@ -282,21 +265,110 @@ def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> 
 
 
 def law_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
-    """The backend's algorithm without any correction, seconds. An empty message counts as one of a
-    few bytes: somebody has to say that it is empty.
+    """The backend's algorithm without correction, in seconds. An empty message counts as one of a few
+    bytes.
     """
     sizes = np.maximum(n_bytes, _SHORTEST_BYTES)
     link = LinkParameters(path.latency_s, path.s_per_byte, path.reduce_s_per_byte)
     if backend == "gloo":
         return np.asarray(backends.collective_s(kind, sizes, n_ranks, link), dtype=np.float64)
-    if (
-        kind == "broadcast"
-    ):  # NCCL's is a ring of many small chunks: once the pipeline is full, the vector passes each link once
+    if kind == "broadcast":  # a ring of small chunks: the vector passes each link once
         return np.asarray(
             (n_ranks - 1) * link.latency_s + sizes * link.s_per_byte, dtype=np.float64
         )
     return np.asarray(
         backends.collective_s(kind, sizes, n_ranks, link, "textbook", "ring"), dtype=np.float64
+    )
+
+
+def call_s(
+    cluster: Cluster,
+    kind: str,
+    n_bytes: ArrayLike,
+    n_ranks: ArrayLike,
+    ranks_per_node: int = 1,
+    what_if: LinkFactors = LinkFactors(),
+) -> Reals:
+    """Seconds of a collective of any kind whose ranks start together and do not compute; `n_bytes`
+    and `n_ranks` broadcast.
+
+    Measured kinds: :func:`collective_s`. The others follow gloo's algorithms
+    (:mod:`dlperf.models.gloo`) over the slowest link, without correction. NCCL sends the same
+    messages, and its barrier is a shortest all-reduce. Raises DlperfError as :func:`collective_s`.
+    """
+    if kind in KINDS:
+        return collective_s(cluster, kind, n_bytes, n_ranks, ranks_per_node, what_if)
+    if kind not in UNMEASURED:
+        raise DlperfError(
+            f"collective {kind!r} is unknown; known are {', '.join((*KINDS, *UNMEASURED))}"
+        )
+    if kind == "barrier" and cluster.backend == "nccl":
+        return collective_s(
+            cluster,
+            "all_reduce",
+            np.full(np.shape(n_bytes), float(_SHORTEST_BYTES)),
+            n_ranks,
+            ranks_per_node,
+            what_if,
+        )
+    sizes, ranks = np.broadcast_arrays(
+        np.asarray(n_bytes, dtype=np.float64), np.asarray(n_ranks, dtype=np.float64)
+    )
+    result = np.zeros(sizes.shape)
+    for between_nodes in (False, True):
+        chosen = (ranks > 1) & ((ranks > ranks_per_node) == between_nodes)
+        if not np.any(chosen):
+            continue
+        path = find_path(cluster, between_nodes).changed(what_if)
+        link = (path.latency_s, path.s_per_byte)
+        if kind == "barrier":
+            result[chosen] = gloo.barrier_s(ranks[chosen], path.latency_s)
+        elif kind == "reduce":
+            result[chosen] = gloo.reduce_s(
+                sizes[chosen], ranks[chosen], *link, path.reduce_s_per_byte
+            )
+        else:
+            result[chosen] = gloo.gather_s(
+                sizes[chosen], ranks[chosen], *link
+            )  # scatter and all-to-all are as long
+    return result
+
+
+def message_s(
+    cluster: Cluster, n_bytes: ArrayLike, between_nodes: bool, what_if: LinkFactors = LinkFactors()
+) -> Reals:
+    """Seconds of one message between two ready ranks: the postal model of the link, corrected by its
+    measured ping-pongs.
+
+    The correction is the ratio of measurement and model, interpolated in log size and constant
+    beyond the measured sizes. Factors change the wire's part of the model. An empty message takes
+    the link's latency. Raises DlperfError where the file contains no such link.
+    """
+    path = find_path(cluster, between_nodes)
+    sizes = np.asarray(n_bytes, dtype=np.float64)
+    changed = path.changed(what_if)
+    law = np.asarray(postal_s(sizes, changed.latency_s, changed.s_per_byte), dtype=np.float64)
+    links = [link for link in cluster.links if (link.distance == "network") == between_nodes]
+    by_size: dict[int, float] = {}
+    for link in links:
+        for m in link.messages:
+            if (
+                m.what == PING_PONG and m.n_pairs == 1
+            ):  # of several links inside a node the slowest, as the path has it
+                by_size[m.n_bytes] = max(by_size.get(m.n_bytes, 0.0), level_s(m.n_bytes, m.samples))
+    if not by_size:
+        return law
+    known = np.array(sorted(by_size), dtype=np.float64)
+    plain_law = np.asarray(postal_s(known, path.latency_s, path.s_per_byte), dtype=np.float64)
+    times = np.array([by_size[int(size)] for size in known])
+    ratio = np.divide(times, plain_law, out=np.ones(known.shape), where=plain_law > 0)
+    return np.asarray(
+        law
+        * np.interp(
+            np.log(np.maximum(sizes, _SHORTEST_BYTES)),
+            np.log(np.maximum(known, _SHORTEST_BYTES)),
+            ratio,
+        )
     )
 
 

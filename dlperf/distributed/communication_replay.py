@@ -20,8 +20,13 @@ from dlperf.core.cluster import Cluster
 from dlperf.core.communication import Communication
 from dlperf.core.errors import DlperfError
 from dlperf.core.variation import Z90, log_sigma, slowest_factor
-from dlperf.distributed.call_costs import CallCosts, as_recorded
-from dlperf.distributed.collective_costs import Interference, interference_of
+from dlperf.distributed.collective_costs import (
+    CallCosts,
+    Interference,
+    as_recorded,
+    interference_of,
+    link_sigma,
+)
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
 from dlperf.distributed.programs import Call, lanes_of, recording_of
@@ -35,7 +40,6 @@ from dlperf.distributed.scaling import (
     ReplayPoint,
     Shares,
 )
-from dlperf.distributed.variation import link_sigma
 from dlperf.models.communication_replay import Operation, Replayed, replay
 from dlperf.models.overlap import Collective
 

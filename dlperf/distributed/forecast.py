@@ -1,21 +1,22 @@
-"""The forecast: predicted steps, a cluster and numbers of ranks -> what a step of
-DistributedDataParallel takes on so many.
+"""Scaling forecast: predicted steps and a cluster -> the step of DistributedDataParallel over numbers
+of ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import KIB, MIB
 from dlperf.core.variation import Z90, machine_log_sigma, mean_factor, slowest_factor
-from dlperf.distributed.collective_costs import CollectiveCosts
-from dlperf.distributed.collective_times import LinkFactors, collective_s
-from dlperf.distributed.plane import rates_of, region_of
+from dlperf.distributed.collective_costs import CollectiveCosts, link_sigma
+from dlperf.distributed.collective_times import LinkFactors, collective_s, link_bytes_per_s
 from dlperf.distributed.scaling import CollectiveTime, Scaling, ScalingPoint
+from dlperf.distributed.scenario import ScalingScenario, WhatIf, is_one_computer
 from dlperf.distributed.step_profile import (
     Profile,
     arrivals_of,
@@ -24,25 +25,24 @@ from dlperf.distributed.step_profile import (
     gradients_of,
     profile_of,
 )
-from dlperf.distributed.variation import link_sigma
-from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.loop import first_step_s
 from dlperf.forecast.prediction import Prediction
 from dlperf.forecast.worker_processes import predict_co_run, unmeasured, with_co_runs
 from dlperf.models import buckets as bucketing
 from dlperf.models.buckets import Bucket, Gradient, ReducerOptions
 from dlperf.models.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
-from dlperf.models.ridgeline import Rates
+from dlperf.models.ridgeline import RESOURCES, Rates, bounding_resource
+from dlperf.ops.roofs import roofs_of
 
 DOUBLED, FASTER = LinkFactors(2.0), LinkFactors(2.0, 0.5)
 NETWORK_GAIN_FRAC = 0.10
 EXPOSED_FRAC = 0.5
-"""A step is bound by the network where links that are DOUBLED or FASTER would shorten it by more
-than NETWORK_GAIN_FRAC of it, and where exposed communication takes more than EXPOSED_FRAC of it:
-among many ranks that may be the software's latency, which no faster link mends.
+"""The network bounds a step where DOUBLED or FASTER links shorten it by more than NETWORK_GAIN_FRAC,
+or where more than EXPOSED_FRAC of it is exposed communication: among many ranks that may be the
+software's latency, which no faster link shortens.
 """
 ONE_COMPUTER = (
-    "the cluster file holds no link between computers and stands for one: all ranks share it;"
+    "the cluster file contains no link between computers, so all ranks share one;"
     " measure on several, or add a link of distance network"
 )
 NO_WIRE = (
@@ -50,88 +50,14 @@ NO_WIRE = (
     " there"
 )
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
-MOST_RECORDINGS = 5
 _USED_ITEM_BYTES = 4
 _ROUNDS = 3
-"""Of a step's time line: waiting makes computing colder, and that leaves less to wait for."""
-
-
-@dataclass(frozen=True)
-class ScalingScenario:
-    """What is asked: rank counts, how many of them share a node (None: as in the cluster file),
-    weak or strong scaling of `batch_size` (per rank, or of all).
-
-    Raises DlperfError for an unknown scaling, counts below 1, ranks that do not fill their nodes,
-    and a batch that is smaller than the ranks that share it.
-    """
-
-    ranks: tuple[int, ...]
-    batch_size: int
-    scaling: str = "weak"
-    ranks_per_node: int = 1
-    hosts_per_system: int = 1
-    what_if: WhatIf = WhatIf()
-    options: ReducerOptions = ReducerOptions()
-    samples: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.scaling not in ("weak", "strong"):
-            raise DlperfError(f"scaling {self.scaling!r} is unknown; known are weak, strong")
-        if not self.ranks or min(self.ranks) < 1:
-            raise DlperfError(
-                f"ranks are {self.ranks}; name at least one number of ranks, from 1 on"
-            )
-        if self.ranks_per_node < 1:
-            raise DlperfError(f"ranks_per_node is {self.ranks_per_node}; it must be at least 1")
-        for n in self.ranks:
-            if n > self.ranks_per_node and n % self.ranks_per_node:
-                raise DlperfError(
-                    f"{n} ranks do not fill nodes of {self.ranks_per_node}; choose a multiple, or"
-                    " another --ranks-per-node"
-                )
-            if self.scaling == "strong" and n > self.batch_size:
-                raise DlperfError(
-                    f"a batch of {self.batch_size} is smaller than {n} ranks; give a larger"
-                    " --batch-size, or fewer ranks"
-                )
-
-    def own_batch_size(self, n: int) -> int:
-        """The batch of the rank with the most samples."""
-        return self.batch_size if self.scaling == "weak" else math.ceil(self.batch_size / n)
-
-    def step_samples(self, n: int) -> int:
-        """Samples of one step of all ranks."""
-        return self.options.accumulate * (
-            self.batch_size * n if self.scaling == "weak" else self.batch_size
-        )
-
-    def side_by_side(self, n: int) -> int:
-        """How many ranks one computer runs."""
-        return min(n, self.ranks_per_node * self.hosts_per_system)
-
-    def recorded_sizes(self) -> tuple[int, ...]:
-        """The batch sizes to record: all where they are few, else the ends and some between, evenly
-        in their logarithm.
-        """
-        sizes = sorted({self.own_batch_size(n) for n in (1, *self.ranks)})
-        if len(sizes) <= MOST_RECORDINGS:
-            return tuple(sizes)
-        ratio = (sizes[-1] / sizes[0]) ** (1 / (MOST_RECORDINGS - 1))
-        return tuple(
-            sorted(
-                {
-                    min(sizes, key=lambda size: abs(math.log(size / (sizes[0] * ratio**place))))
-                    for place in range(MOST_RECORDINGS)
-                }
-            )
-        )
+"""Iterations of a step's time line: waiting cools the caches, slower computing shortens the wait."""
 
 
 @dataclass
 class _Network:
-    """What a network sends: its gradients, buckets of the first and of later steps, buffers by
-    dtype.
-    """
+    """What a network sends: gradients, buckets of the first and of later steps, buffers by dtype."""
 
     gradients: tuple[Gradient, ...]
     options: ReducerOptions
@@ -151,14 +77,7 @@ class _Network:
             names = [parameter.name for parameter in trace.parameters if parameter.trained]
             what = f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...)"
             notes.append(f"{what}, which DDP refuses: predicted with find_unused_parameters")
-            options = ReducerOptions(
-                options.bucket_bytes,
-                options.gradient_as_bucket_view,
-                False,
-                True,
-                options.broadcast_buffers,
-                options.accumulate,
-            )
+            options = replace(options, static_graph=False, find_unused_parameters=True)
         if any(gradient.sparse for gradient in gradients):
             notes.append(
                 "sparse gradients are priced as dense ones of the whole parameter: an upper bound"
@@ -195,14 +114,14 @@ class _Network:
         }
 
     def sent_bytes(self, n: int) -> float:
-        """What a rank of n sends in a step."""
+        """Bytes that a rank of n sends in a step."""
         return 2 * (n - 1) / n * sum(self.later_bytes) + (sum(self.buffers_bytes) if n > 1 else 0)
 
 
 def forecast(
     predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: ScalingScenario
 ) -> Scaling:
-    """What is asked, answered. `predict_at(batch_size)` predicts one rank's step; it is called for
+    """The forecast of a scenario. `predict_at(batch_size)` predicts one rank's step; it is called for
     a few batch sizes, between which profiles are linear.
 
     Raises DlperfError where the cluster file is missing or lacks a link, where the network trains
@@ -214,9 +133,7 @@ def forecast(
             " dlperf.microbench.network -o cluster.json measures one; give it with --cluster"
         )
     several = [n for n in question.ranks if n > 1]
-    if (
-        cluster is not None and several
-    ):  # a link that is not there is said before anything is predicted
+    if cluster is not None and several:  # raises for a missing link before anything is predicted
         collective_s(cluster, "all_reduce", 0, several, question.ranks_per_node)
     return _Forecast(predict_at, cluster, question).run()
 
@@ -263,57 +180,37 @@ class _Forecast:
         )
 
     def _note_doubts(self) -> None:
-        question = self.question
-        if len({question.own_batch_size(n) for n in (1, *question.ranks)}) > len(self.alone):
-            self.notes.append(
-                f"steps were recorded at batch sizes {', '.join(map(str, sorted(self.alone)))} and"
-                " are linear between them"
-            )
-        if any(question.scaling == "strong" and question.batch_size % n for n in question.ranks):
-            self.notes.append(
-                "where a batch cannot be divided evenly, the rank with the most samples counts"
-            )
-        if self.cluster is not None and max(question.ranks) > 1 and not self.cluster.interferences:
-            self.notes.append(
-                "the cluster file does not say what computing loses while a collective runs: taken"
-                " for nothing"
-            )
-        if (
-            self.cluster is not None
-            and question.what_if.links != LinkFactors()
-            and any(1 < n <= question.ranks_per_node for n in question.ranks)
-        ):
-            self.notes.append(NO_WIRE)
-        if (
-            self.cluster is not None
-            and _is_one_computer(self.cluster)
-            and max(question.ranks) > self.cluster.ranks_per_host
-        ):
-            self.notes.append(ONE_COMPUTER)
-        if None in self._rates.values():
-            self.notes.append(
-                "the machine file holds no measured peak or bandwidth, so there is no Ridgeline"
-                " plane"
-            )
-        crowd = max(question.side_by_side(n) for n in question.ranks)
-        if question.hosts_per_system > 1 and crowd > question.hosts_per_system:
-            self.notes.append(
-                f"hosts of the cluster file stand {question.hosts_per_system} on one computer: up"
-                f" to {crowd} ranks compute side by side on it"
-            )
-        held = (
-            max((c.n_ranks for c in self.cluster.collectives), default=0)
-            if self.cluster is not None
-            else 0
-        )
-        if held and max(question.ranks) > held:
-            self.notes.append(
+        asked, cluster = self.question, self.cluster
+        sizes = {asked.own_batch_size(n) for n in (1, *asked.ranks)}
+        most, crowd = max(asked.ranks), max(asked.side_by_side(n) for n in asked.ranks)
+        doubts = {
+            f"steps were recorded at batch sizes {', '.join(map(str, sorted(self.alone)))} and are"
+            " linear between them": len(sizes) > len(self.alone),
+            "where a batch cannot be divided evenly, the rank with the most samples counts": (
+                asked.scaling == "strong" and any(asked.batch_size % n for n in asked.ranks)
+            ),
+        }
+        if cluster is not None:
+            inside = any(1 < n <= asked.ranks_per_node for n in asked.ranks)
+            held = max((c.n_ranks for c in cluster.collectives), default=0)
+            doubts |= {
+                "the cluster file contains no interference of collectives with computing: taken as"
+                " none": most > 1 and not cluster.interferences,
+                NO_WIRE: asked.what_if.links != LinkFactors() and inside,
+                ONE_COMPUTER: is_one_computer(cluster) and most > cluster.ranks_per_host,
                 f"collectives were measured on up to {held} ranks; beyond, they follow the"
-                " algorithm's law"
-            )
+                " algorithm's law": 0 < held < most,
+            }
+        doubts |= {
+            "the machine file contains no measured peak or bandwidth, so there is no Ridgeline"
+            " plane": None in self._rates.values(),
+            f"hosts of the cluster file stand {asked.hosts_per_system} on one computer: up to"
+            f" {crowd} ranks compute side by side on it": crowd > asked.hosts_per_system > 1,
+        }
+        self.notes += [note for note, holds in doubts.items() if holds]
 
     def profile(self, n: int, side_by_side: int) -> Profile:
-        """One rank's step at its batch size while so many run on its computer."""
+        """One rank's step at its batch size while `side_by_side` ranks run on its computer."""
         if side_by_side not in self._profiles:
             predictions = [
                 self._beside(prediction, side_by_side) for prediction in self.alone.values()
@@ -466,19 +363,15 @@ class _Forecast:
         )
 
     def rates(self, n: int) -> Rates | None:
-        """What one of n ranks can do; None for a single one."""
+        """The rates of one of n ranks; None for a single one."""
         return None if n == 1 else self._rates[n > self.question.ranks_per_node]
 
     def _measured_ranks(self, n: int) -> int:
-        """The most ranks, up to n, whose collectives were measured: their slowest is in the
-        measurement already.
+        """The most ranks, up to n, whose collectives were measured: the measurement contains their
+        slowest.
         """
-        counts = (
-            [c.n_ranks for c in self.cluster.collectives if c.n_ranks <= n]
-            if self.cluster is not None
-            else []
-        )
-        return max(counts, default=n)
+        measured = self.cluster.collectives if self.cluster is not None else ()
+        return max((c.n_ranks for c in measured if c.n_ranks <= n), default=n)
 
     def line(
         self,
@@ -489,7 +382,7 @@ class _Forecast:
         traffic: CollectiveCosts | None = None,
         first: bool = False,
     ) -> TimeLine:
-        """The time line of one step; `slow` and `link` are factors on computing and on collectives."""
+        """The time line of a step; `slow` and `link` are slowdowns of computing and collectives."""
         if n == 1:
             return TimeLine(slow * profile.step_s, 0.0, ())
         traffic, network = traffic or self.traffic, self.network
@@ -543,22 +436,37 @@ def is_network_bound(
     )
 
 
-def ranks_per_node_of(cluster: Cluster | None, ranks: Sequence[int]) -> int:
-    """What a cluster file suggests where nobody says it: as many ranks a node as were measured on
-    one host; all where no link leaves one.
+def rates_of(
+    prediction: Prediction, cluster: Cluster | None, between_nodes: bool, what_if: WhatIf
+) -> Rates | None:
+    """Rates of one rank for the Ridgeline plane: the measured peak at the dtype of most of its
+    parameters' bytes, DRAM's bandwidth and the link's, times the factors of `what_if`.
+
+    The link is that between nodes, or inside one. None where the machine file has no peak or
+    bandwidth, or there is no cluster. Too high where ranks of a node share a resource. Raises
+    DlperfError where the cluster lacks the link.
     """
-    if cluster is None:
-        return 1
-    return max(ranks) if _is_one_computer(cluster) else min(max(ranks), cluster.ranks_per_host)
+    roofs = roofs_of(prediction.machine, prediction.threads)
+    memory = next((roof.bytes_per_s for roof in roofs.bandwidths if roof.level == "DRAM"), None)
+    n_bytes: Counter[str] = Counter()
+    for parameter in prediction.trace.parameters:
+        n_bytes[parameter.spec.dtype] += parameter.spec.nbytes
+    peak = roofs.ceiling(max(n_bytes, key=lambda dtype: n_bytes[dtype], default="float32"))
+    if cluster is None or memory is None or peak is None:
+        return None
+    link = link_bytes_per_s(cluster, between_nodes, what_if.links)
+    flops = what_if.flops * peak.fma_flops_per_s
+    return None if link is None else Rates(flops, what_if.memory_bandwidth * memory, link)
 
 
-def _is_one_computer(cluster: Cluster) -> bool:
-    """Whether every link of a file lies within a node."""
-    return bool(cluster.links) and cluster.link("network") is None
-
-
-def hosts_per_system_of(cluster: Cluster | None) -> int:
-    """How many hosts of a measured cluster one computer was (namespaces, containers); 1 where
-    nothing is known.
+def region_of(
+    flops: float, memory_bytes: float, network_bytes: float, rates: Rates | None
+) -> str | None:
+    """The resource that bounds a rank's step on the plane: compute, memory or network; None without
+    rates.
     """
-    return 1 if cluster is None else max(1, cluster.ranks_per_system // cluster.ranks_per_host)
+    return (
+        None
+        if rates is None
+        else RESOURCES[int(bounding_resource(flops, memory_bytes, network_bytes, rates))]
+    )

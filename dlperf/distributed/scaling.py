@@ -63,6 +63,7 @@ class ScalingPoint(RanksPoint):
     that bounds it there: compute, memory or network (None without rates).
     """
 
+    first_step_s: float
     batch_size: int
     samples_per_s: float
     epoch_s: float | None

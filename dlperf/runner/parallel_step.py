@@ -96,7 +96,8 @@ def compare_step(
             actual,
             notes=("no prediction of the distributed step: there is none of a single rank's",),
         )
-    from dlperf.distributed.forecast import ScalingScenario, forecast, hosts_per_system_of
+    from dlperf.distributed.forecast import forecast
+    from dlperf.distributed.scenario import ScalingScenario, hosts_per_system_of
 
     hosts = team.trace.hosts
     notes = []

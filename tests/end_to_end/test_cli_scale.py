@@ -137,7 +137,7 @@ def test_strong_scaling_into_a_folder(
     ("options", "names"),
     [
         (["--ranks", "3", "--ranks-per-node", "2"], "3 ranks do not fill nodes of 2"),
-        (["--ranks", "2", "--ranks-per-node", "2"], "holds no link inside a node"),
+        (["--ranks", "2", "--ranks-per-node", "2"], "contains no link inside a node"),
         (["--ranks", "64", "--scaling", "strong"], "a batch of 32 is smaller than 64 ranks"),
         (
             ["--ranks", "2", "--what-if", "speed=2"],
@@ -300,7 +300,7 @@ def test_a_trace_is_replayed(
         (["--scaling", "weak"], "--scaling is for a target"),
         (["--static-graph"], "--static-graph is for a target"),
         (["--what-if", "flops=2"], "--what-if flops: a trace does not contain"),
-        (["--ranks-per-node", "2"], "holds no link inside a node"),
+        (["--ranks-per-node", "2"], "contains no link inside a node"),
         (["--recorded-on", "none.json"], "none.json"),
         (["--ranks", "3", "--ranks-per-node", "2"], "3 ranks do not fill nodes of 2"),
     ],

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.communication import Communication, Event, Step
-from dlperf.distributed.call_costs import CallCosts
-from dlperf.distributed.collective_costs import interference_of
+from dlperf.distributed.collective_costs import CallCosts, interference_of
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.distributed.programs import Call
 from dlperf.models.communication_replay import Compute, Launch, Mark, Replayed, Task, Wait, replay

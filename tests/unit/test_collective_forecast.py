@@ -12,13 +12,14 @@ import pytest
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Message
 from dlperf.core.errors import DlperfError
-from dlperf.distributed.calls import call_s, message_s
 from dlperf.distributed.collective_times import (
     Burst,
     LinkFactors,
     burst_of,
+    call_s,
     collective_s,
     link_bytes_per_s,
+    message_s,
 )
 from dlperf.models import gloo
 
@@ -128,7 +129,7 @@ def test_an_empty_message_costs_as_much_as_a_short_one() -> None:
         (("all_reduce", 4, 0), "n_ranks is 0"),
         (("all_reduce", 4, 2, 0), "ranks_per_node is 0"),
         (("all_reduce", 4, 6, 4), "6 ranks do not fill nodes of 4"),
-        (("all_reduce", 4, 2, 2), "holds no link inside a node (it has network)"),
+        (("all_reduce", 4, 2, 2), "contains no link inside a node (it has network)"),
     ],
 )
 def test_mistakes_are_named(arguments: tuple[str, int, int], words: str) -> None:
@@ -138,7 +139,7 @@ def test_mistakes_are_named(arguments: tuple[str, int, int], words: str) -> None
 
 
 def test_a_missing_network_is_named() -> None:
-    with pytest.raises(DlperfError, match="holds no link between nodes"):
+    with pytest.raises(DlperfError, match="contains no link between nodes"):
         collective_s(Cluster(links=(SOCKET,)), "all_reduce", 4, 2)
 
 

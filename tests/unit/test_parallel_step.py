@@ -99,7 +99,7 @@ def test_what_the_cluster_file_lacks_is_a_note() -> None:
     found = compare_step(team(), prediction(), ReducerOptions(), 4, 1, inside)
     assert found is not None
     assert (found.predicted, len(found.notes)) == (None, 1)
-    assert "holds no link between nodes" in found.notes[0]
+    assert "contains no link between nodes" in found.notes[0]
     uneven = compare_step(team(("a", "a", "b")), prediction(), ReducerOptions(), 4, 1, CLUSTER)
     assert uneven is not None
     assert "3 ranks do not fill nodes of 2" in uneven.notes[0]

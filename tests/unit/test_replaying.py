@@ -14,7 +14,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Interference, Link
 from dlperf.core.communication import Communication, Event, Step
 from dlperf.core.errors import DlperfError
-from dlperf.distributed.call_costs import CallCosts
+from dlperf.distributed.collective_costs import CallCosts
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.distributed.programs import Call, recording_of
@@ -370,9 +370,9 @@ def test_a_trace_without_a_call() -> None:
 def test_traces_and_clusters_that_do_not_do() -> None:
     trace = record(EVEN, CALLS, cluster(), HOSTS)
     inside = Cluster(links=(Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1.0),))
-    with pytest.raises(DlperfError, match="holds no link between nodes"):
+    with pytest.raises(DlperfError, match="contains no link between nodes"):
         replay_communication(trace, inside)
-    with pytest.raises(DlperfError, match="holds no link inside a node"):
+    with pytest.raises(DlperfError, match="contains no link inside a node"):
         replay_communication(trace, replace(cluster(), links=cluster().links[:1]), ranks_per_node=2)
     with pytest.raises(DlperfError, match="3 ranks do not fill nodes of 2"):
         replay_communication(trace, cluster(), ranks=(3,), ranks_per_node=2)

@@ -27,17 +27,16 @@ from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
 from dlperf.core.variation import log_sigma, machine_log_sigma, mean_factor, slowest_factor
-from dlperf.distributed.collective_costs import interference_of, mean_excess_s
-from dlperf.distributed.forecast import (
+from dlperf.distributed.collective_costs import interference_of, link_sigma, mean_excess_s
+from dlperf.distributed.forecast import forecast
+from dlperf.distributed.scaling import Scaling
+from dlperf.distributed.scenario import (
     ScalingScenario,
-    forecast,
+    WhatIf,
     hosts_per_system_of,
     ranks_per_node_of,
 )
-from dlperf.distributed.scaling import Scaling
 from dlperf.distributed.step_profile import arrivals_of, between, gradients_of, profile_of
-from dlperf.distributed.variation import link_sigma
-from dlperf.distributed.what_if import WhatIf
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.buckets import ReducerOptions
 from dlperf.report.scaling_pages import scaling_to_text
@@ -461,8 +460,8 @@ def test_a_file_of_one_computer_keeps_all_ranks_there() -> None:
         ranks=(Rank("host", 0, "boot"), Rank("host", 1, "boot")),
     )
     assert ranks_per_node_of(own, (1, 2, 8)) == 8
-    assert any("share it" in note for note in ask((1, 2, 8), own, ranks_per_node=8).notes)
-    assert not any("share it" in note for note in ask((1, 2), own, ranks_per_node=2).notes)
+    assert any("ranks share one" in note for note in ask((1, 2, 8), own, ranks_per_node=8).notes)
+    assert not any("ranks share one" in note for note in ask((1, 2), own, ranks_per_node=2).notes)
 
 
 def test_the_slowest_of_n() -> None:
@@ -542,7 +541,7 @@ def test_questions_that_make_no_sense(question: dict[str, object], message: str)
 def test_networks_and_clusters_that_do_not_do() -> None:
     with pytest.raises(DlperfError, match="several ranks need a cluster file"):
         forecast(prediction, None, ScalingScenario((2,), 32))
-    with pytest.raises(DlperfError, match="holds no link between nodes"):
+    with pytest.raises(DlperfError, match="contains no link between nodes"):
         ask(own=Cluster(links=(Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1.0),)))
     empty = replace(trace(), parameters=())
     with pytest.raises(DlperfError, match="no trained parameter"):

@@ -16,11 +16,12 @@ from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import UNSHAPED, format_bytes, format_rate, parse_rate
 from dlperf.distributed import forecast as scaling
+from dlperf.distributed import scenario
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import NETWORK_GAIN_FRAC
 from dlperf.distributed.link_fits import fit_link
 from dlperf.distributed.scaling import Scaling
-from dlperf.distributed.what_if import WhatIf
+from dlperf.distributed.scenario import WhatIf
 from dlperf.studies.distributed.cases import LinkRow, Pair, Row
 from dlperf.studies.distributed.runs import Bench, Case, Piece, StepRun
 
@@ -304,7 +305,7 @@ def all_reduce_rows(
     if not runs:
         return []
     sizes = sorted(set.intersection(*(set(times) for times in runs)))
-    per_node = scaling.ranks_per_node_of(cluster, (n,))
+    per_node = scenario.ranks_per_node_of(cluster, (n,))
     guesses = collective_s(
         cluster,
         "all_reduce",
@@ -332,13 +333,13 @@ def forecast(case: Case, cluster: Cluster, n: int, rate: str, calibrated_at: str
     """
     what_if = WhatIf(link_bandwidth=factor_of(rate, calibrated_at))
     per_node, per_system = (
-        scaling.ranks_per_node_of(cluster, (n,)),
-        scaling.hosts_per_system_of(cluster),
+        scenario.ranks_per_node_of(cluster, (n,)),
+        scenario.hosts_per_system_of(cluster),
     )
     return scaling.forecast(
         lambda size: case.prediction,
         cluster,
-        scaling.ScalingScenario((n,), case.batch_size, "weak", per_node, per_system, what_if),
+        scenario.ScalingScenario((n,), case.batch_size, "weak", per_node, per_system, what_if),
     )
 
 
