@@ -32,7 +32,8 @@ def train(
 
     from dlperf import predict
     from dlperf.core.clock import CoreSpeed
-    from dlperf.core.machine import CORE_SPEED, Machine
+    from dlperf.core.costs import CORE_SPEED
+    from dlperf.core.machine import Machine
     from dlperf.profiler.loader_sampling import sample_loader
     from dlperf.recorder import recording, targets
     from networks.catalog import NETWORKS
@@ -41,7 +42,7 @@ def train(
 
     torch.set_num_threads(1)
     machine = Machine.load(machine_path)
-    speed = CoreSpeed(best_s=machine.cost_s(CORE_SPEED, 1, float("inf")), back_off_s=5.0)
+    speed = CoreSpeed(best_s=machine.cost_value(CORE_SPEED, 1, float("inf")), back_off_s=5.0)
     network = NETWORKS[net]
     data = generate(network, n_samples, 0, 0).train
     loader = DataLoader(

@@ -24,7 +24,8 @@ from dataclasses import replace
 import torch
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
-from dlperf.core.machine import Bandwidth, Cost
+from dlperf.core.costs import ARITHMETIC, Cost, CostKey
+from dlperf.core.machine import Bandwidth
 from dlperf.microbench.plan import log_sizes
 from dlperf.microbench.stream import largest_set, repeats_of
 
@@ -112,7 +113,7 @@ def measure(
     threads: int, mode: str, caches_bytes: tuple[int, int, int], clock: Clock = Clock()
 ) -> tuple[list[Bandwidth], list[Cost]]:
     """The cache bandwidths by kernel and set, and the seconds per FLOP of additions and of products
-    by dtype (``ceiling/add/float32``, ...).
+    by dtype.
     """
     repeats = repeats_of(mode, 0, 9)
     bandwidths = []
@@ -149,7 +150,7 @@ def measure(
             ]
             costs.append(
                 Cost(
-                    f"ceiling/{name}/{dtype}",
+                    CostKey(ARITHMETIC, name, variant=dtype),
                     threads,
                     min(each, key=lambda samples: samples.minimum),
                 )

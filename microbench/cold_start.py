@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
 from dlperf.core.code_footprint import code_since, relative_footprint
-from dlperf.core.machine import Cost
+from dlperf.core.costs import CACHE_MISS, CODE_EVICTION, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
 
@@ -302,24 +302,22 @@ def _steps() -> tuple[Callable[[bool, Callable[[str], None]], None], ...]:
     return elementwise, forward_pass, step(flat), step(dense), step(convolutional), step(deep)
 
 
-def measure(mode: str, clock: Clock) -> dict[str, Samples]:
-    """``cold/WHAT/BYTES``, ``churn/WHAT/BYTES``, ``varied/WHAT/CODE``: seconds that one call takes
-    more after other work than when it is repeated; ``far/WHAT/BYTES``: what an operator whose code
-    is warm takes more for its operands, in seconds a byte of them.
+def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
+    """Cold-start penalties: extra seconds of a call after other work, over the same call repeated.
+    Cache-miss penalties: extra seconds per byte of the operands of an operator whose code is warm.
 
-    The other work multiplies a matrix of so many bytes that is there (cold), or writes fresh pages
-    and gives them back (churn), which empties more of the core's tables, or is a training step on
-    next to no data whose operators run so much code (varied, in sizes of
-    :mod:`dlperf.core.code_footprint`; of an operator, since its own code ran in that step), which
-    takes the caches of instructions and the predictors of branches.
+    The other work determines the kind. ``cold_start``: a product passes over so many bytes.
+    ``page_allocation_eviction``: so many bytes of fresh pages are written and given back, which
+    also empties address-translation tables. ``instruction_cache_pressure``: a training step on next
+    to no data runs so much code (:mod:`dlperf.core.code_footprint`), which evicts instructions and
+    branch predictions; of an operator, the code since its own last ran.
 
-    ``first`` is the first operator called afterwards, which finds everything cold, ``next`` a
-    second one, which finds only what is its own cold, ``aten.NAME`` the same of an operator with
-    more code than an elementwise one; ``operand`` what each of a few operands that lie apart adds;
-    ``module`` is a module's call without an operator, after one of another type. ``backward`` is
-    called right after its forward, as in a step, and finds the interpreter warm, which a whole
-    backward has driven out before the ``optimizer``; ``zero_grad`` comes after a whole step. Of
-    ``backward`` what its operators take more is taken off: a step's are priced one by one.
+    ``first`` is the first operator afterwards, which finds everything cold, ``next`` the second,
+    which finds only its own code cold, ``aten.NAME`` the same of an operator with more code than an
+    elementwise one. ``operand``: each of a few operands that lie apart. ``module``: a module's call
+    without an operator, after one of another type. ``backward`` comes right after its forward and
+    finds the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
+    whole backward, ``zero_grad`` after a whole step.
     """
     bench = _Bench(quick=mode == "quick", n_samples=5, clock=clock)
     amounts, steps = COLD_BYTES[: -1 if bench.quick else None], _steps()
@@ -327,9 +325,9 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
     for n_bytes in amounts:
         bench.clock, left = clock.part(1 / left), left - 1
         product = _product(n_bytes)
-        bench.take_all(_Work("cold", n_bytes, product, product))
+        bench.take_all(_Work(COLD_START, n_bytes, product, product))
         fresh: Call = lambda n_bytes=n_bytes: churn(n_bytes)  # type: ignore[misc]  # noqa: E731
-        bench.take_once_a_step(_Work("churn", n_bytes, fresh, fresh))
+        bench.take_once_a_step(_Work(PAGE_EVICTION, n_bytes, fresh, fresh))
     for step in steps:
         bench.clock, left = clock.part(1 / left), left - 1
         with Operators() as operators:
@@ -337,7 +335,7 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
         whole, unfinished = (partial(step, is_whole, _unheard) for is_whole in (True, False))
         bench.take_all(
             _Work(
-                "varied",
+                CODE_EVICTION,
                 sum(map(relative_footprint, operators.packets)),
                 whole,
                 unfinished,
@@ -347,12 +345,12 @@ def measure(mode: str, clock: Clock) -> dict[str, Samples]:
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
 
-def joined(costs: Sequence[Cost], more: Mapping[str, Samples]) -> list[Cost]:
+def joined(costs: Sequence[Cost], more: Mapping[CostKey, Samples]) -> list[Cost]:
     """Costs with the samples of another moment: how much of a shared cache neighbours leave changes
     from one to the next.
     """
     return [
-        replace(cost, samples=cost.samples.joined(more[cost.name])) if cost.name in more else cost
+        replace(cost, samples=cost.samples.joined(more[cost.key])) if cost.key in more else cost
         for cost in costs
     ]
 
@@ -388,11 +386,11 @@ class _Bench:
     quick: bool
     n_samples: int
     clock: Clock
-    found: dict[str, list[float]] = field(default_factory=dict)
+    found: dict[CostKey, list[float]] = field(default_factory=dict)
 
     def _add(self, work: _Work, what: str, values: Iterable[float]) -> None:
         if amount := work.since(what):
-            self.found.setdefault(f"{work.kind}/{what}/{amount}", []).extend(values)
+            self.found.setdefault(CostKey(work.kind, what, amount), []).extend(values)
 
     def take_all(self, work: _Work) -> None:
         """Operators, a module, operands, and what comes once a step."""
@@ -427,10 +425,10 @@ class _Bench:
             self._add(work, what, code_s)
             if roomy:
                 size = operand_bytes(roomy)
-                self.found.setdefault(f"far/{what}/{work.amount}", []).extend(
+                self.found.setdefault(CostKey(CACHE_MISS, what, work.amount), []).extend(
                     seconds / size for seconds in far[0]
                 )
-        if work.kind == "cold":
+        if work.kind == COLD_START:
             self._add(work, "operand", self._operands_s(work.whole))
         if not work.packets or "backward" in work.packets:
             self.take_once_a_step(work)
@@ -439,7 +437,7 @@ class _Bench:
         """Operators whose code is measured, each with what it is called and, where bytes pass by,
         one that shows what far operands cost.
         """
-        bytes_pass = kind == "cold"
+        bytes_pass = kind == COLD_START
         if bytes_pass:
             yield from (
                 ("next", *pair)
@@ -484,7 +482,11 @@ class _Bench:
             return sgd.zero_grad
 
         nodes_s = _NODES * statistics.median(
-            self.found[f"{'cold' if work.kind == 'churn' else work.kind}/next/{work.amount}"]
+            self.found[
+                CostKey(
+                    COLD_START if work.kind == PAGE_EVICTION else work.kind, "next", work.amount
+                )
+            ]
         )
         ways: tuple[tuple[str, Callable[[Call], Call], Call, float], ...] = (
             ("optimizer", lambda other: steps(sgd, other), work.unfinished, 0.0),

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlperf.core.clock import Clock, Samples
-from dlperf.core.machine import Cost
+from dlperf.core.costs import Cost, CostKey
 
 _FEW, _MANY = 8, 72
 _ELEMENTS = 4
@@ -98,8 +98,8 @@ def _rounds(
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """``ddp/call`` (the wrapper around a forward), ``ddp/sync`` (a step that sends besides) and
-    ``ddp/hook`` (each gradient), seconds.
+    """``ddp_call`` (the wrapper around a forward), ``ddp_sync`` (a step that sends besides) and
+    ``ddp_hook`` (each gradient), seconds.
 
     They are differences within a round. Nothing where this torch has no gloo.
     """
@@ -125,12 +125,12 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
         _rounds(calls, 3, 3, clock)  # buckets are rebuilt after the first step
         rounds = _rounds(calls, 15 if mode == "quick" else 60, 4, clock)
     return [
-        Cost(name, threads, Samples(tuple(max(0.0, value) for value in values)))
+        Cost(CostKey(name), threads, Samples(tuple(max(0.0, value) for value in values)))
         for name, values in (
-            ("ddp/call", [r["silent"] - r["bare"] for r in rounds]),
-            ("ddp/hook", [_each_s(r) - r["copied"] for r in rounds]),
+            ("ddp_call", [r["silent"] - r["bare"] for r in rounds]),
+            ("ddp_hook", [_each_s(r) - r["copied"] for r in rounds]),
             (
-                "ddp/sync",
+                "ddp_sync",
                 [r["sent"] - r["silent"] - _FEW * _each_s(r) - r["reduced"] for r in rounds],
             ),
         )

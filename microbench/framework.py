@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
 from dlperf.core.code_footprint import code_since, relative_footprint
-from dlperf.core.machine import Cost
+from dlperf.core.costs import CODE_EVICTION, OPTIMIZER_CALL, OPTIMIZER_TENSOR, Cost, CostKey
 from dlperf.microbench import cold_start
 
 _FEW, _MANY = 8, 72
@@ -78,7 +78,7 @@ def _loop(calls: Sequence[Call]) -> Call:
     return run
 
 
-def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by
     the engine.
     """
@@ -131,13 +131,13 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
 
     recorded_s = _slope(recorded, repeats, clock)
     return {
-        "boxed_call": _less(boxed_s, native_s.minimum),
-        "native_call": native_s,
-        "autograd_record": _less(recorded_s, native_s.minimum),
+        CostKey("boxed_call"): _less(boxed_s, native_s.minimum),
+        CostKey("native_call"): native_s,
+        CostKey("autograd_record"): _less(recorded_s, native_s.minimum),
     }
 
 
-def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     """Costs of the engine: a node beyond its kernels, what a node more takes that puts a gradient
     into a parameter, the call of backward.
 
@@ -216,16 +216,16 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[str, Sampl
     # because what a call costs when its code has left the caches is measured apart.
     rounds_s = _FEW * (many.minimum - few.minimum) / span
     return {
-        "autograd_node": each,
-        "accumulate_grad": Samples((leaf_s,)),
-        "backward_call": Samples(
+        CostKey("autograd_node"): each,
+        CostKey("accumulate_grad"): Samples((leaf_s,)),
+        CostKey("backward_call"): Samples(
             (max(0.0, few.minimum - rounds_s - each.minimum - (relu_s + tanh_s) / 2),),
             few.n_disturbed,
         ),
     }
 
 
-def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+def _modules(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     """Costs of a module's call and of each of its parameters' look-up."""
     x = torch.rand(4, 4)
 
@@ -265,12 +265,15 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     lookup = tuple(
         max(0.0, value - functional.minimum - call.minimum) / 2 for value in module.values
     )
-    return {"module_call": call, "parameter_lookup": Samples(lookup, module.n_disturbed)}
+    return {
+        CostKey("module_call"): call,
+        CostKey("parameter_lookup"): Samples(lookup, module.n_disturbed),
+    }
 
 
 def _in_steps(
-    known: dict[str, Samples], mode: str, repeats: Repeats, clock: Clock
-) -> dict[str, Samples]:
+    known: dict[CostKey, Samples], mode: str, repeats: Repeats, clock: Clock
+) -> dict[CostKey, Samples]:
     """``module_body``: what a leaf module's forward takes in a training step beyond its call, its
     look-ups and the function itself repeated alone.
     """
@@ -312,8 +315,8 @@ def _in_steps(
     n_lookups = sum(len(list(module.parameters(recurse=False))) for module in modules)
     known_s = (
         alone_s
-        + (len(modules) + 1) * known["module_call"].minimum
-        + n_lookups * known["parameter_lookup"].minimum
+        + (len(modules) + 1) * known[CostKey("module_call")].minimum
+        + n_lookups * known[CostKey("parameter_lookup")].minimum
     )
     # The first call of each operator comes after a whole step of others.
     with cold_start.Operators() as operators:
@@ -330,19 +333,19 @@ def _in_steps(
             code_since(what, tuple(operators.packets)) if what == "aten.addmm" else code,
         )
     return {
-        "module_body": Samples(
+        CostKey("module_body"): Samples(
             tuple(max(0.0, value - known_s) / len(modules) for value in forward.values),
             forward.n_disturbed,
         ),
     }
 
 
-def _after_code_s(known: Mapping[str, Samples], what: str, amount: int) -> float:
+def _after_code_s(known: Mapping[CostKey, Samples], what: str, amount: int) -> float:
     """What a call takes more after so much other code, between the amounts that were measured."""
     taken = sorted(
-        (int(name.rpartition("/")[2]), statistics.median(samples.values))
-        for name, samples in known.items()
-        if name.startswith(f"varied/{what}/")
+        (key.at, statistics.median(samples.values))
+        for key, samples in known.items()
+        if key[:2] == (CODE_EVICTION, what)
     )
     return float(
         np.interp(
@@ -380,14 +383,14 @@ def implementation(options: dict[str, object]) -> str:
     return "fused" if options.get("fused") else "foreach" if options.get("foreach") else "for-loop"
 
 
-def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]:
-    """``optimizer_tensor/TYPE/IMPLEMENTATION/OPS`` seconds a parameter tensor, its tiny kernels
-    included, and ``optimizer_call/...`` seconds a step.
+def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
+    """``optimizer_tensor``: seconds per parameter tensor, its tiny kernels included;
+    ``optimizer_call``: seconds per step; of each optimizer and implementation.
 
     Also ``zero_grad_tensor``, ``zero_grad_call``, and ``optimizer_zero_root``: seconds that the
     square root of a zero takes beyond that of another number.
     """
-    found: dict[str, Samples] = {}
+    found: dict[CostKey, Samples] = {}
     for type_name, options in OPTIMIZERS[:: 3 if mode == "quick" else 1]:
         made = []
         for n in (_FEW, _MANY):
@@ -404,14 +407,12 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
         each = Samples(
             tuple(max(0.0, value - few.minimum) / span for value in many.values), many.n_disturbed
         )
-        kind = f"{type_name}/{implementation(options)}"
-        n_ops = (
-            round(len(operators.calls) / _FEW)
-            if implementation(options) == "for-loop"
-            else len(operators.calls)
+        loop = implementation(options)
+        n_ops = round(len(operators.calls) / _FEW) if loop == "for-loop" else len(operators.calls)
+        found[CostKey(OPTIMIZER_TENSOR, type_name, n_ops, loop)] = each
+        found.setdefault(
+            CostKey(OPTIMIZER_CALL, type_name, variant=loop), _less(few, each.minimum * _FEW)
         )
-        found[f"optimizer_tensor/{kind}/{n_ops}"] = each
-        found.setdefault(f"optimizer_call/{kind}", _less(few, each.minimum * _FEW))
 
     def with_gradients(n: int) -> Call:
         parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
@@ -425,10 +426,10 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[str, Samples]
         clock,  # type: ignore[misc]
     )
     each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
-    found["zero_grad_tensor"] = each
-    found["zero_grad_call"] = _less(few, each.minimum * _FEW)
+    found[CostKey("zero_grad_tensor")] = each
+    found[CostKey("zero_grad_call")] = _less(few, each.minimum * _FEW)
     ones, zeros = _samples([_roots(1.0), _roots(0.0)], repeats, clock)
-    found["optimizer_zero_root"] = Samples(
+    found[CostKey("optimizer_zero_root")] = Samples(
         tuple(max(0.0, value - ones.minimum) / _ROOTS for value in zeros.values), zeros.n_disturbed
     )
     return found
@@ -449,9 +450,9 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     # what is left of the time.
     unlimited = replace(clock, until=math.inf)
     found = _calls(repeats, unlimited)
-    found |= _backward(found["boxed_call"].minimum, repeats, unlimited)
+    found |= _backward(found[CostKey("boxed_call")].minimum, repeats, unlimited)
     found |= _modules(repeats, unlimited)
     found |= _optimizers(mode, repeats, unlimited)
     found |= cold_start.measure(mode, clock)
     found |= _in_steps(found, mode, repeats, unlimited)
-    return [Cost(name, threads, samples) for name, samples in found.items()]
+    return [Cost(key, threads, samples) for key, samples in found.items()]

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, default_collate
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, quantile, take_single, take_turns
-from dlperf.core.machine import Cost
+from dlperf.core.costs import LOADER_BYTE, Cost, CostKey
 
 _FEW, _MANY = 8, 72
 _ROWS = 4096
@@ -74,7 +74,7 @@ def _next_of(dataset: TensorDataset, batch_size: int, shuffled: bool) -> Call:
     return lambda: next(iterator)
 
 
-def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[str, Samples]:
+def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[CostKey, Samples]:
     """Batches fetched by the training process itself.
 
     A batch of b samples of k tensors takes batch + k batch_tensor + b (sample + k tensor) and its
@@ -111,13 +111,15 @@ def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[str, Sam
 
     single = found[_MANY, 1]
     costs = {
-        "loader/batch": moved(found[_FEW, 1], _FEW * slope[1] + batch_tensor_s),
-        "loader/batch_tensor": moved(found[_FEW, 3], _FEW * slope[3] + start[1], 2.0),
-        "loader/sample": moved(single, least[_FEW, 1] + (_MANY - _FEW) * tensor_s, _MANY - _FEW),
-        "loader/tensor": moved(
+        CostKey("loader_batch"): moved(found[_FEW, 1], _FEW * slope[1] + batch_tensor_s),
+        CostKey("loader_batch_tensor"): moved(found[_FEW, 3], _FEW * slope[3] + start[1], 2.0),
+        CostKey("loader_sample"): moved(
+            single, least[_FEW, 1] + (_MANY - _FEW) * tensor_s, _MANY - _FEW
+        ),
+        CostKey("loader_tensor"): moved(
             found[_MANY, 3], least[_FEW, 3] + (_MANY - _FEW) * slope[1], 2.0 * (_MANY - _FEW)
         ),
-        "loader/shuffle": moved(results[-1], single.minimum, _MANY),
+        CostKey("loader_shuffle"): moved(results[-1], single.minimum, _MANY),
     }
     for row_bytes in ROW_BYTES:
         size = max(1, min(32, 2**22 // row_bytes))
@@ -125,8 +127,10 @@ def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[str, Sam
         alone_s = start[1] + size * slope[1]
         big = Sampler(_next_of(dataset, size, True), repeats, clock)
         take_turns([big])
-        costs[f"loader/byte/{row_bytes}"] = moved(
-            big.result(), alone_s + size * costs["loader/shuffle"].minimum, size * row_bytes
+        costs[CostKey(LOADER_BYTE, at=row_bytes)] = moved(
+            big.result(),
+            alone_s + size * costs[CostKey("loader_shuffle")].minimum,
+            size * row_bytes,
         )
     return costs
 
@@ -188,7 +192,9 @@ def _handed_over(
         gc.collect()
 
 
-def with_worker(fetched: dict[str, Samples], n_samples: int, clock: Clock) -> dict[str, Samples]:
+def with_worker(
+    fetched: dict[CostKey, Samples], n_samples: int, clock: Clock
+) -> dict[CostKey, Samples]:
     """Batches that a worker process makes: ``receive_*`` in the training process, ``send_*`` in the
     worker beyond what fetching takes.
 
@@ -200,13 +206,13 @@ def with_worker(fetched: dict[str, Samples], n_samples: int, clock: Clock) -> di
         _handed_over(3, 4, _FEW, n_samples, clock),
     )
     big = _handed_over(1, _BATCH_BYTES // _FEW, _FEW, n_samples, clock)
-    cost = {name.removeprefix("loader/"): samples.minimum for name, samples in fetched.items()}
+    cost = {key: samples.minimum for key, samples in fetched.items()}
 
     def fetch_s(n_tensors: int) -> float:
         return (
-            cost["batch"]
-            + n_tensors * cost["batch_tensor"]
-            + _FEW * (cost["sample"] + n_tensors * cost["tensor"])
+            cost[CostKey("loader_batch")]
+            + n_tensors * cost[CostKey("loader_batch_tensor")]
+            + _FEW * (cost[CostKey("loader_sample")] + n_tensors * cost[CostKey("loader_tensor")])
         )
 
     receive_tensor_s = max(0.0, triple[0].minimum - single[0].minimum) / 2
@@ -215,23 +221,25 @@ def with_worker(fetched: dict[str, Samples], n_samples: int, clock: Clock) -> di
         for n_tensors, spent_s in ((1, single[1]), (3, triple[1]))
     }
     send_tensor_s = max(0.0, send[3] - send[1]) / 2
-    copied_s = _BATCH_BYTES * cost[f"byte/{ROW_BYTES[1]}"]
+    copied_s = _BATCH_BYTES * cost[CostKey(LOADER_BYTE, at=ROW_BYTES[1])]
     return {
-        "loader/receive_batch": Samples(
+        CostKey("loader_receive_batch"): Samples(
             tuple(max(0.0, value - receive_tensor_s) for value in single[0].values),
             single[0].n_disturbed,
         ),
-        "loader/receive_tensor": Samples(
+        CostKey("loader_receive_tensor"): Samples(
             tuple(max(0.0, value - single[0].minimum) / 2 for value in triple[0].values),
             triple[0].n_disturbed,
         ),
-        "loader/receive_byte": Samples(
+        CostKey("loader_receive_byte"): Samples(
             tuple(max(0.0, value - single[0].minimum) / _BATCH_BYTES for value in big[0].values),
             big[0].n_disturbed,
         ),
-        "loader/send_batch": Samples((max(0.0, send[1] - send_tensor_s),)),
-        "loader/send_tensor": Samples((send_tensor_s,)),
-        "loader/send_byte": Samples((max(0.0, big[1] - single[1] - copied_s) / _BATCH_BYTES,)),
+        CostKey("loader_send_batch"): Samples((max(0.0, send[1] - send_tensor_s),)),
+        CostKey("loader_send_tensor"): Samples((send_tensor_s,)),
+        CostKey("loader_send_byte"): Samples(
+            (max(0.0, big[1] - single[1] - copied_s) / _BATCH_BYTES,)
+        ),
     }
 
 
@@ -267,13 +275,13 @@ def _lives(n_workers: int, persistent: bool, clock: Clock) -> tuple[float, float
     return ready - begin, end - ready, resumed_s
 
 
-def starts(mode: str, clock: Clock) -> dict[str, Samples]:
+def starts(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     """What comes once for each start of workers: ``start_*``, ``stop_*`` (a call, and a worker
     more), ``resume`` of those that stay, and ``fork_byte``: a process whose memory was copied pays
     for each page when it next writes to it.
     """
     times = 2 if mode == "quick" else 4
-    found: dict[str, list[float]] = {}
+    found: dict[CostKey, list[float]] = {}
     for turn in range(times):
         if turn and clock.is_late:
             break
@@ -288,10 +296,12 @@ def starts(mode: str, clock: Clock) -> dict[str, Samples]:
             "resume": resume_s[2],
         }
         for name, value in values.items():
-            found.setdefault(f"loader/{name}", []).append(value)
-    found["loader/fork_byte"] = [_fork_byte_s(2**25 if mode == "quick" else 2**27, clock)]
-    while len(found["loader/fork_byte"]) < times and not clock.is_late:
-        found["loader/fork_byte"].append(_fork_byte_s(2**25 if mode == "quick" else 2**27, clock))
+            found.setdefault(CostKey(f"loader_{name}"), []).append(value)
+    found[CostKey("loader_fork_byte")] = [_fork_byte_s(2**25 if mode == "quick" else 2**27, clock)]
+    while len(found[CostKey("loader_fork_byte")]) < times and not clock.is_late:
+        found[CostKey("loader_fork_byte")].append(
+            _fork_byte_s(2**25 if mode == "quick" else 2**27, clock)
+        )
     return {name: Samples(tuple(values)) for name, values in found.items()}
 
 
@@ -336,4 +346,4 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> tuple[list[Cost]
             f"worker processes of a data loader ({type(error).__name__}:"
             f" {' '.join(str(error).split())[:120]})"
         )
-    return [Cost(name, threads, samples) for name, samples in found.items()], refused
+    return [Cost(key, threads, samples) for key, samples in found.items()], refused

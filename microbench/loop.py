@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
-from dlperf.core.machine import Cost
+from dlperf.core.costs import Cost, CostKey
 
 _FEW, _MANY = 8, 72
 _BIG = 2**18
@@ -48,7 +48,7 @@ def _looks(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     optimizer.step()  # a scheduler that steps first complains
     calls: list[Call] = [loss.item, lambda: int((output.argmax(1) == labels).sum()), scheduler.step]
     return dict(
-        zip(("loop/item", "loop/accuracy", "loop/scheduler"), _results(calls, repeats, clock))
+        zip(("loop_item", "loop_accuracy", "loop_scheduler"), _results(calls, repeats, clock))
     )
 
 
@@ -69,9 +69,9 @@ def _clipping(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     small_s, many_s, big_s = _results(calls, repeats, clock)
     each = _over(many_s, small_s.minimum, _MANY - _FEW)
     return {
-        "loop/clip_call": _over(small_s, _FEW * each.minimum),
-        "loop/clip_tensor": each,
-        "loop/clip_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
+        "loop_clip_call": _over(small_s, _FEW * each.minimum),
+        "loop_clip_tensor": each,
+        "loop_clip_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
     }
 
 
@@ -103,9 +103,9 @@ def _saving(n_samples: int, clock: Clock) -> dict[str, Samples]:
         )
     each = _over(many_s, small_s.minimum, _MANY - _FEW)
     return {
-        "loop/save_call": _over(small_s, _FEW * each.minimum),
-        "loop/save_tensor": each,
-        "loop/save_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
+        "loop_save_call": _over(small_s, _FEW * each.minimum),
+        "loop_save_tensor": each,
+        "loop_save_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
     }
 
 
@@ -165,7 +165,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     quick = mode == "quick"
     repeats = Repeats(sample_s=2e-4 if quick else 1e-3, n_samples=5 if quick else 11)
     found = _looks(repeats, clock) | _clipping(repeats, clock) | _saving(3 if quick else 7, clock)
-    found["loop/first_convolution"] = _first_convolutions(4 if quick else 12, clock)
+    found["loop_first_convolution"] = _first_convolutions(4 if quick else 12, clock)
     if not quick:
-        found["loop/first_step"] = _first_step(threads, 1 if mode == "full" else 3)
-    return [Cost(name, threads, samples) for name, samples in found.items()]
+        found["loop_first_step"] = _first_step(threads, 1 if mode == "full" else 3)
+    return [Cost(CostKey(name), threads, samples) for name, samples in found.items()]

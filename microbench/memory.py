@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.clock import Clock, Samples, minor_faults, undisturbed
-from dlperf.core.machine import PAGE_RESIDENCY, Cost, Footprint
+from dlperf.core.costs import PAGE_RESIDENCY, Cost, CostKey
+from dlperf.core.machine import Footprint
 from dlperf.microbench.stream import PAUSES_MS, computing
 
 _SIZES = (2**20, 2**22, 2**24, 2**26)
@@ -91,8 +92,10 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     repeats = 5 if mode == "quick" else 15
     small = [_touch(size, clock) for _ in range(repeats) for size in _SIZES]
     costs = [
-        Cost("page_fault", threads, _samples([touch.fault_s for touch in small], small)),
-        Cost("page_release", threads, _samples([touch.release_s for touch in small], small)),
+        Cost(CostKey("page_fault"), threads, _samples([touch.fault_s for touch in small], small)),
+        Cost(
+            CostKey("page_release"), threads, _samples([touch.release_s for touch in small], small)
+        ),
     ]
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
@@ -107,7 +110,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
         ):
             costs.append(
                 Cost(
-                    "huge_page_fault",
+                    CostKey("huge_page_fault"),
                     threads,
                     _samples([touch.fault_s + touch.release_s for touch in huge], huge),
                 )
@@ -116,7 +119,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
 
 
 def measure_residency(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """``retention_page/MS``: how many times as long a page's first touch takes that many
+    """``page_residency``: how many times as long a page's first touch takes that many
     milliseconds of computing after pages were given back, as at once.
 
     The system hands out first what it got last. Its zeros go to memory that the shared cache has
@@ -142,7 +145,11 @@ def measure_residency(threads: int, mode: str, clock: Clock = Clock()) -> list[C
                 )
         if ratios:
             found.append(
-                Cost(f"{PAGE_RESIDENCY}/{pause_ms}", threads, undisturbed(ratios, least_frac=0.0))
+                Cost(
+                    CostKey(PAGE_RESIDENCY, at=pause_ms),
+                    threads,
+                    undisturbed(ratios, least_frac=0.0),
+                )
             )
     return found
 

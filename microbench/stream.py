@@ -27,13 +27,8 @@ from dlperf.core.clock import (
     undisturbed,
     usual_factor,
 )
-from dlperf.core.machine import (
-    CACHE_RESIDENCY,
-    CONTENTION_MEMORY,
-    STREAM_BYTES_PER_ELEMENT,
-    Bandwidth,
-    Cost,
-)
+from dlperf.core.costs import CACHE_RESIDENCY, CONTENTION_MEMORY, Cost, CostKey
+from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Bandwidth
 from dlperf.microbench.plan import log_sizes
 
 _ITEM_BYTES = 4
@@ -152,7 +147,7 @@ def measure(
             if working_set >= 2 * threads * max(caches_bytes[:2]) and raw.minimum:
                 above += [whole_s / raw.minimum for whole_s in sampler.wholes]
     return found, [
-        Cost(CONTENTION_MEMORY, threads, Samples((usual_factor(above),)))
+        Cost(CostKey(CONTENTION_MEMORY), threads, Samples((usual_factor(above),)))
     ] if above else []
 
 
@@ -163,7 +158,7 @@ def measure_residency(
     clock: Clock = Clock(),
     sweep: Callable[[], object] | None = None,
 ) -> list[Cost]:
-    """``retention/MS``: how many times as long a `sweep` of data in the shared cache (default:
+    """``cache_residency``: how many times as long a `sweep` of data in the shared cache (default:
     STREAM's triad) takes that many milliseconds of computing after the one before, as with nothing
     in between. Nothing for processors that are not known to have such a cache.
     """
@@ -183,7 +178,11 @@ def measure_residency(
             took_s, disturbed = _timed(sweep, clock)
             pairs.append((took_s / usual_s, disturbed))
         found.append(
-            Cost(f"{CACHE_RESIDENCY}/{pause_ms}", threads, undisturbed(pairs[1:], least_frac=0.0))
+            Cost(
+                CostKey(CACHE_RESIDENCY, at=pause_ms),
+                threads,
+                undisturbed(pairs[1:], least_frac=0.0),
+            )
         )
     return found
 

@@ -23,21 +23,19 @@ from tqdm import tqdm
 from dlperf.core import host
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, Samples, usual_factor
 from dlperf.core.co_run import PREPARATION, operations_of
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
-from dlperf.core.files import check_writable, schema_of
-from dlperf.core.machine import (
+from dlperf.core.costs import (
     CONTENTION,
     CONTENTION_LONG,
     CONTENTION_MEAN,
     CORE_SPEED,
-    SCHEMA,
-    Bandwidth,
     Cost,
-    Kernel,
-    Machine,
+    CostKey,
 )
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.files import check_writable, schema_of
+from dlperf.core.machine import SCHEMA, Bandwidth, Kernel, Machine
 from dlperf.core.trace import Op, Trace
-from dlperf.core.verification import Coverage
+from dlperf.core.verification import Coverage, Disturbance
 from dlperf.microbench.co_run import resources
 from dlperf.microbench.plan import MODES, Group
 from dlperf.microbench.progress import Progress, progress_of
@@ -277,10 +275,6 @@ def _start(path: Path, mode: str, force: bool) -> Machine:
     return replace(old, mode=deeper, complete=False)
 
 
-def _busy(group: str, threads: int) -> str:
-    return f"busy while measuring {group} with {threads} thread(s):"
-
-
 def _done_name(mode: str, threads: int, group: str) -> str:
     return f"{mode}/{threads}/{group}"
 
@@ -304,7 +298,7 @@ def _missing(
             _done_name(m, threads, name)
             for m in MODES
             for name, _ in planned
-            if any(note.startswith(_busy(name, threads)) for note in machine.notes)
+            if name in machine.busy_groups(threads)
         }
     # What there was no time for comes now.
     cut_short = {
@@ -344,11 +338,7 @@ def _measured_places(
         if one.threads == threads and one.n_measured < one.n_planned
     } & names
     cut_short = {name for name in cut_short if _done_name(mode, threads, name) in machine.groups}
-    cut_short -= {
-        name
-        for name in cut_short
-        if any(note.startswith(_busy(name, threads)) for note in machine.notes)
-    }
+    cut_short -= {name for name in cut_short if name in machine.busy_groups(threads)}
     groups = [group for group in planned_groups(mode, machine.cpu.flags) if group.name in cut_short]
     return {
         group.name: [
@@ -408,15 +398,7 @@ def _missing_co_runs(
     ]
     named = [(f"{kind} of {n} worker{'s' * (n > 1)}", kind, n) for kind, n in planned]
     deep_enough = [m for m in MODES if _DEGREE[m] >= _DEGREE[mode]]
-    busy = (
-        set()
-        if traces
-        else {
-            name
-            for name, _, _ in named
-            if any(note.startswith(_busy(name, 1)) for note in machine.notes)
-        }
-    )
+    busy = set() if traces else {name for name, _, _ in named if name in machine.busy_groups(1)}
     return [
         row
         for row in named
@@ -426,10 +408,7 @@ def _missing_co_runs(
 
 
 def _best_core_speed_s(machine: Machine) -> float:
-    return min(
-        (cost.samples.minimum for cost in machine.costs if cost.name == CORE_SPEED),
-        default=float("inf"),
-    )
+    return min((cost.value for cost in machine.costs_of(CORE_SPEED)), default=float("inf"))
 
 
 @dataclass(eq=False)
@@ -501,11 +480,7 @@ def _run_worker(
     threads, names = job["threads"], list(weights)
     # A second look at what a busy machine spoilt: the least of both looks is nearer to the quiet
     # machine than either.
-    spoilt = {
-        name
-        for name in names
-        if any(note.startswith(_busy(name, threads)) for note in machine.notes)
-    }
+    spoilt = set(names) & set(machine.busy_groups(threads))
     before = machine
     process = subprocess.Popen(
         [sys.executable, "-m", module],
@@ -635,7 +610,7 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
     usual = {name: usual_factor(factors) for name, factors in above.items() if factors}
     mean = statistics.fmean(above["all"]) / usual.pop("all")
     return [
-        Cost(f"{name}/{message['group']}", threads, Samples((value,)))
+        Cost(CostKey(name, message["group"]), threads, Samples((value,)))
         for name, value in (usual | {CONTENTION_MEAN: mean}).items()
     ]
 
@@ -652,17 +627,23 @@ def _merge(
     before.
     """
     group = message["group"]
-    notes = [note for note in machine.notes if not note.startswith(_busy(group, threads))]
+    notes = list(machine.notes)
     switches_per_s = message["switches"] / message["seconds"]
-    if message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S:
-        notes.append(
-            f"{_busy(group, threads)} the core was taken away {switches_per_s:.0f} times a second"
-        )
     n_kernels = len(part.kernels)
-    if message["unsteady"] > _UNSTEADY_FRAC * n_kernels:
-        notes.append(
-            f"{_busy(group, threads)} {message['unsteady']} of {n_kernels} kernels never had the"
-            " core's full speed"
+    was_taken = message["switches"] >= BUSY_SWITCHES and switches_per_s > BUSY_SWITCHES_PER_S
+    is_unsteady = message["unsteady"] > _UNSTEADY_FRAC * n_kernels
+    disturbances = [
+        one for one in machine.disturbances if (one.group, one.threads) != (group, threads)
+    ]
+    if was_taken or is_unsteady:
+        disturbances.append(
+            Disturbance(
+                group,
+                threads,
+                switches_per_s if was_taken else 0.0,
+                message["unsteady"] if is_unsteady else 0,
+                n_kernels,
+            )
         )
     coverage = {(one.group, one.threads): one for one in machine.coverage}
     if n_kernels:
@@ -683,8 +664,8 @@ def _merge(
     co_runs = {
         (co_run.work, co_run.workers): co_run for co_run in (*machine.co_runs, *part.co_runs)
     }
-    costs: dict[tuple[str, int], Cost] = {
-        (c.name, c.threads): c
+    costs = {
+        (c.key, c.threads): c
         for c in (*machine.costs, *part.costs, *_factors(part.kernels, message, threads))
     }
     return replace(
@@ -696,6 +677,7 @@ def _merge(
         coverage=tuple(coverage.values()),
         groups=tuple(dict.fromkeys((*machine.groups, _done_name(mode, threads, group)))),
         notes=tuple(dict.fromkeys(notes)),
+        disturbances=tuple(disturbances),
         self_tests=tuple(
             test for test in machine.self_tests if test.threads != threads
         ),  # the file is another now

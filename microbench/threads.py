@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
-from dlperf.core.machine import Cost
+from dlperf.core.costs import Cost, CostKey
 
 GRAIN_SIZE = 32768
 """Elements above which at::parallel_for wakes the whole team (ATen/Parallel.h)."""
@@ -18,7 +18,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     thread.
     """
     if threads == 1:
-        return [Cost("fork_join", 1, Samples((0.0,)))]
+        return [Cost(CostKey("fork_join"), 1, Samples((0.0,)))]
     n_samples = 5 if mode == "quick" else 15
     results = []
     for n in (GRAIN_SIZE, GRAIN_SIZE + 1):
@@ -36,7 +36,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     floor = inside.median / threads
     return [
         Cost(
-            "fork_join",
+            CostKey("fork_join"),
             threads,
             Samples(
                 tuple(max(0.0, value - floor) for value in outside.values), outside.n_disturbed

@@ -17,15 +17,8 @@ from typing import Any
 from dlperf.core import host
 from dlperf.core.child_process import read_job
 from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches, quantile
-from dlperf.core.machine import (
-    CONTENTION_FRAMEWORK,
-    CORE_SPEED,
-    EXACT,
-    INTERFERENCE,
-    Bandwidth,
-    Cost,
-    Machine,
-)
+from dlperf.core.costs import CONTENTION_FRAMEWORK, CORE_SPEED, INTERFERENCE, Cost, CostKey
+from dlperf.core.machine import EXACT, Bandwidth, Machine
 from dlperf.core.trace import Trace, own_operations
 from dlperf.microbench.budget import Budget
 from dlperf.microbench.job import Say, do_job
@@ -261,9 +254,9 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         "loop": lambda own: ([], loop.measure(n_threads, mode, own)),
         "ddp": lambda own: ([], ddp.measure(n_threads, mode, own)),
     }
-    again: dict[str, Callable[[Clock], Mapping[str, Samples]]] = {
+    again: dict[str, Callable[[Clock], Mapping[CostKey, Samples]]] = {
         "framework": lambda own: cold_start.measure(mode, own),
-        "stream": lambda own: {cost.name: cost.samples for cost in data_residency(own)},
+        "stream": lambda own: {cost.key: cost.samples for cost in data_residency(own)},
     }
     groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
     exact: set[str] = set()
@@ -292,7 +285,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         footprints = (
             tuple(memory.measure_footprints()) if name == "memory" and mode != "quick" else ()
         )  # it takes some 5 s
-        costs = (*costs, Cost(CORE_SPEED, n_threads, Samples((speed.best_s,))))
+        costs = (*costs, Cost(CostKey(CORE_SPEED), n_threads, Samples((speed.best_s,))))
         part = Machine(
             cpu,
             kernels=timed.kernels,
@@ -318,7 +311,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         spells = (
             [
                 Cost(
-                    INTERFERENCE,
+                    CostKey(INTERFERENCE),
                     n_threads,
                     Samples(tuple(spell_s / mean_s for spell_s in speed.interval_means_s)),
                 )
@@ -329,7 +322,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         factor = (
             [
                 Cost(
-                    CONTENTION_FRAMEWORK,
+                    CostKey(CONTENTION_FRAMEWORK),
                     n_threads,
                     Samples((framework_slowdown(mean_s, while_measured),)),
                 )

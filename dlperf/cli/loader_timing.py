@@ -19,9 +19,10 @@ import tempfile
 from dataclasses import asdict
 
 from dlperf.core.child_process import end_with_parent, read_job
+from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.core.machine import CORE_SPEED, Machine
+from dlperf.core.machine import Machine
 
 _BACK_OFF_S = 3.0
 """How long the sampling may wait, in all, for a core that others slow down."""
@@ -36,7 +37,7 @@ def sample_apart(
     Raises DlperfError where it cannot be called or returns no loader, WorkFailed where it or its
     data raise, or end the process.
     """
-    best_s = machine.cost_s(CORE_SPEED, threads, math.inf)
+    best_s = machine.cost_value(CORE_SPEED, threads, math.inf)
     job = {
         "spec": spec,
         "batch_size": batch_size,

@@ -8,21 +8,28 @@ is used: a better predictor needs no new measurement.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from dlperf.core import files
-from dlperf.core.clock import Samples, quantile, samples_from_record, samples_to_json
+from dlperf.core.clock import Samples, samples_from_record, samples_to_json
 from dlperf.core.co_run import CoRun, co_run_from_record, co_run_to_json
+from dlperf.core.costs import (
+    CONTENTION,
+    CONTENTION_LONG,
+    CONTENTION_MEAN,
+    KINDS,
+    STEP_COSTS,
+    Cost,
+    CostKey,
+)
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import default_path as default_path
@@ -35,73 +42,12 @@ from dlperf.core.operators import (
     tensors_from_records,
 )
 from dlperf.core.records.conversion import convert, refuse
-from dlperf.core.records.machine import KernelRecord, MachineRecord
-from dlperf.core.verification import Coverage, SelfTest
+from dlperf.core.records.machine import CostRecord, KernelRecord, MachineRecord
+from dlperf.core.verification import Coverage, Disturbance, SelfTest
 
-SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 2, 20
+SCHEMA, SCHEMA_VERSION, _LEAST_LEFT_OUT = "dlperf.machine", 3, 20
 EXACT = "exact"
 """The family of operations that were measured because a target's step consists of them."""
-COLD_START_COSTS, CACHE_MISS_COSTS = ("cold/", "churn/", "varied/"), "far/"
-_SPREAD_COSTS = (
-    *COLD_START_COSTS,
-    CACHE_MISS_COSTS,
-    "page_",
-    "huge_page_",
-    "loader/receive_",
-    "loader/st",
-    "loader/resume",
-    "loader/fork_",
-    "loop/save_",
-    "loop/first_",
-)
-_PAIRED = ("ddp/", "retention/", "retention_page/")
-CORE_SPEED = "pace"
-"""The cost that tells how fast the core ran when nobody shared it
-(:class:`dlperf.core.clock.CoreSpeed`).
-"""
-CONTENTION, CONTENTION_LONG, CONTENTION_FRAMEWORK, CONTENTION_MEMORY, INTERFERENCE = (
-    "unrest",
-    "unrest_long",
-    "unrest_framework",
-    "unrest_memory",
-    "unrest_spells",
-)
-"""Not seconds but factors: for each group of kernels, how much longer than at best they usually
-took while the machine was measured, short calls and long ones; of what the framework does between
-them, which a neighbour slows down more; of sweeps beyond a core's own caches, less; the pace of
-single seconds.
-"""
-CONTENTION_MEAN, CACHE_RESIDENCY, PAGE_RESIDENCY = "unrest_mean", "retention", "retention_page"
-"""Factors, too: how much longer on average than usually; by milliseconds, how many times as long
-what lay in the shared cache takes if untouched so long, and the first touch of a page if none was
-given back for so long.
-"""
-_CURVES_OF_ALL = ("cold/first", "cold/next", "varied/first", "varied/next", "far/next")
-STEP_COSTS = {
-    "framework": (
-        "native_call",
-        "boxed_call",
-        "module_call",
-        "module_body",
-        "parameter_lookup",
-        *_CURVES_OF_ALL,
-    ),
-    "framework of training": (
-        "autograd_record",
-        "autograd_node",
-        "accumulate_grad",
-        "backward_call",
-        "zero_grad_call",
-        "zero_grad_tensor",
-        "optimizer_call",
-        "optimizer_tensor",
-        "optimizer_zero_root",
-    ),
-    "memory": ("page_fault", "page_release"),
-}
-"""By group of a calibration the costs that a step's prediction adds up, by the beginning of their
-names; what is not in a file counts as nothing.
-"""
 STREAM_BYTES_PER_ELEMENT = {"copy": 2, "scale": 2, "add": 3, "triad": 3}
 """Arrays that each STREAM kernel reads and writes (McCalpin's convention; write-allocate not
 counted).
@@ -174,32 +120,6 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """A framework or system cost by name (``dispatch``, ``page_fault``, ...), in seconds each."""
-
-    name: str
-    threads: int
-    samples: Samples
-
-    @property
-    def seconds(self) -> float:
-        """What the cost is where nobody else has the core: the least sample, since disturbances
-        only add.
-
-        Of what is spread by its nature (a page, code that comes back from far caches, another
-        process that is woken) the lower quartile. Of a difference or ratio of two calls taken in a
-        row, which disturbances lower as often as they raise it, the median.
-        """
-        if self.name.startswith(_PAIRED):
-            return self.samples.median
-        return (
-            quantile(self.samples.values, 0.25)
-            if self.name.startswith(_SPREAD_COSTS)
-            else self.samples.minimum
-        )
-
-
-@dataclass(frozen=True)
 class KernelModelFit:
     """How smooth the times of one curve's kernels are, and how well they are predicted from one
     another, found once at the end of a calibration.
@@ -234,7 +154,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the
     plan that are finished (a calibration resumes after them), `coverage` how many of their points
-    were measured, `notes` what the measuring noticed, such as a busy neighbour, and `self_tests`
+    were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was noticed, and `self_tests`
     how well the file predicted steps of networks that were timed in the end. It is `complete` if no
     planned point is left out.
     """
@@ -254,6 +174,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     footprints: tuple[Footprint, ...] = ()
     co_runs: tuple[CoRun, ...] = ()
     coverage: tuple[Coverage, ...] = ()
+    disturbances: tuple[Disturbance, ...] = ()
     self_tests: tuple[SelfTest, ...] = ()
 
     # -- questions ---------------------------------------------------------------------------------
@@ -274,7 +195,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             raise DlperfError(
                 f"{self.path or 'machine'}: holds no measurements; run dlperf calibrate"
             )
-        return min(self.threads, key=lambda t: (abs(math.log(t / threads)), t))
+        return _nearest(self.threads, threads)
 
     @cached_property
     def _by_family(self) -> dict[tuple[str, int], tuple[Kernel, ...]]:
@@ -300,45 +221,63 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         return self._by_signature.get((signature, threads))
 
     @cached_property
-    def _costs(self) -> dict[tuple[str, int], Cost]:
-        return {(cost.name, cost.threads): cost for cost in self.costs}
+    def _costs_by_kind(self) -> dict[str, dict[CostKey, dict[int, Cost]]]:
+        found: dict[str, dict[CostKey, dict[int, Cost]]] = defaultdict(lambda: defaultdict(dict))
+        for cost in self.costs:
+            found[cost.key.kind][cost.key][cost.threads] = cost
+        return found
 
-    def cost_s(self, name: str, threads: int, default: float | None = None) -> float:
-        """Seconds of a named cost (:attr:`Cost.seconds`) at the nearest measured thread count.
+    def costs_of(self, *kinds: str, threads: int | None = None) -> list[Cost]:
+        """All costs of these kinds, in the order of the file; with `threads`: measured with exactly
+        so many.
+        """
+        return [
+            cost
+            for kind in kinds
+            for by_threads in self._costs_by_kind.get(kind, {}).values()
+            for cost in by_threads.values()
+            if threads in (None, cost.threads)
+        ]
+
+    def cost(self, key: CostKey, threads: int) -> Cost | None:
+        """A cost at the nearest measured thread count; None if it was never measured."""
+        found = self._costs_by_kind.get(key.kind, {}).get(key)
+        return found[_nearest(found, threads)] if found else None
+
+    def cost_value(
+        self,
+        kind: str,
+        threads: int,
+        default: float | None = None,
+        *,
+        of: str = "",
+        variant: str = "",
+    ) -> float:
+        """A cost (:attr:`dlperf.core.costs.Cost.value`) in the unit of its kind, at the nearest
+        measured thread count.
 
         Raises DlperfError if it was never measured and no default is given.
         """
-        found = self.cost(name, threads)
-        if found is None and default is None:
+        key = CostKey(kind, of, variant=variant)
+        if (found := self.cost(key, threads)) is not None:
+            return found.value
+        if default is None:
             raise DlperfError(
-                f"{self.path or 'machine'}: holds no cost {name!r}; run dlperf calibrate"
+                f"{self.path or 'machine'}: holds no cost {str(key)!r}; run dlperf calibrate"
             )
-        return default if found is None else found.seconds  # type: ignore[return-value]
-
-    def cost(self, name: str, threads: int) -> Cost | None:
-        """A named cost at the nearest measured thread count; None if it was never measured."""
-        nearest = min(
-            (t for n, t in self._costs if n == name),
-            key=lambda t: (abs(math.log(t / threads)), t),
-            default=None,
-        )
-        return None if nearest is None else self._costs[name, nearest]
+        return default
 
     def missing_costs(
         self, inference: bool = False, threads: int | None = None
     ) -> dict[str, tuple[str, ...]]:
         """The costs of a step that the file does not hold (with `threads`: not for exactly so
-        many), by group of :data:`STEP_COSTS`.
+        many), by group of :data:`dlperf.core.costs.STEP_COSTS`.
         """
-        held = {
-            name
-            for cost in self.costs
-            if threads in (None, cost.threads)
-            for name in accumulate(cost.name.split("/"), "{}/{}".format)
-        }
+        keys = [cost.key for cost in self.costs if threads in (None, cost.threads)]
+        held = {key.kind for key in keys} | {f"{key.kind} {key.of}" for key in keys}
         missing = {
-            group: tuple(name for name in names if name not in held)
-            for group, names in STEP_COSTS.items()
+            group: tuple(str(key) for key in keys if str(key) not in held)
+            for group, keys in STEP_COSTS.items()
             if not inference or "training" not in group
         }
         return {group: names for group, names in missing.items() if names}
@@ -347,45 +286,40 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """The groups that were measured with `threads` while others had a part of the machine, as
         the calibration noted.
         """
-        found = (
-            re.fullmatch(rf"busy while measuring (.+) with {threads} thread\(s\): .*", note)
-            for note in self.notes
-        )
-        return tuple(dict.fromkeys(match.group(1) for match in found if match))
+        return tuple(one.group for one in self.disturbances if one.threads == threads)
 
     def contention_slowdown(self, threads: int, group: str = "") -> float:
-        """How much longer than at best calls below SHORT_CALL_S usually took while the machine was
-        measured, as a factor; some percent on a quiet machine.
+        """Usual time over best time of calls below SHORT_CALL_S while the machine was measured.
 
-        Curves go by least samples, users see usual ones. `group`: while groups whose names begin so
-        were measured with exactly `threads`, if any was.
+        Kernel models predict least samples; users see usual ones. `group`: of the groups whose
+        names begin so, if any was measured with exactly `threads`.
         """
         at = [
-            cost.samples.median
-            for cost in self.costs
-            if group and cost.name.startswith(f"{CONTENTION}/{group}") and cost.threads == threads
+            cost.value
+            for cost in self.costs_of(CONTENTION, threads=threads)
+            if group and cost.key.of.startswith(group)
         ]
-        return statistics.median(at) if at else self._factor(CONTENTION, threads)
+        return statistics.median(at) if at else self.factor(CONTENTION, threads)
 
     def long_call_slowdown(self, threads: int) -> float:
-        """:meth:`contention_slowdown` of calls of LONG_CALL_S and more; that of short ones where no group has
-        such calls.
+        """:meth:`contention_slowdown` of calls of LONG_CALL_S and more; that of short calls where
+        no group has such calls.
         """
-        return self._factor(CONTENTION_LONG, threads, self.contention_slowdown(threads))
+        return self.factor(CONTENTION_LONG, threads, self.contention_slowdown(threads))
 
     def mean_slowdown(self, threads: int) -> float:
-        """How much longer things took on average than usually while the machine was measured: a
-        step's median times this is its share of an epoch.
+        """Mean time over usual time while the machine was measured: a step's median times this is
+        its share of an epoch.
         """
-        return self._factor(CONTENTION_MEAN, threads)
+        return self.factor(CONTENTION_MEAN, threads)
 
-    def _factor(self, name: str, threads: int, default: float = 1.0) -> float:
-        if not (
-            at := [cost for cost in self.costs if cost.name.startswith(f"{name}/")]
-        ):  # one a group
+    def factor(self, kind: str, threads: int, default: float = 1.0) -> float:
+        """The median of a kind's factors over all groups, at the nearest measured thread count."""
+        found = self.costs_of(kind)
+        if not found:
             return default
-        _, nearest = min((abs(math.log(cost.threads / threads)), cost.threads) for cost in at)
-        return statistics.median(cost.samples.median for cost in at if cost.threads == nearest)
+        nearest = _nearest({cost.threads for cost in found}, threads)
+        return statistics.median(cost.value for cost in found if cost.threads == nearest)
 
     def leave_one_out_errors(self, threads: int) -> dict[str, float]:
         """Mean error of every family's kernels, each predicted from the others, as fractions; a
@@ -410,7 +344,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
     def self_tests_of(self, threads: int) -> tuple[SelfTest, ...]:
         """The self-tests at the measured thread count nearest to `threads`."""
         counts = {test.threads for test in self.self_tests}
-        nearest = min(counts, key=lambda t: (abs(math.log(t / threads)), t), default=threads)
+        nearest = _nearest(counts, threads) if counts else threads
         return tuple(test for test in self.self_tests if test.threads == nearest)
 
     def interval_factor(self, threads: int) -> float:
@@ -436,7 +370,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         at = {b.threads for b in self.bandwidths if b.kernel == kernel}
         if not at:
             return []
-        nearest = min(at, key=lambda t: (abs(math.log(t / threads)), t))
+        nearest = _nearest(at, threads)
         return sorted(
             (b for b in self.bandwidths if b.kernel == kernel and b.threads == nearest),
             key=lambda b: b.working_set_bytes,
@@ -558,10 +492,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 }
                 for b in self.bandwidths
             ],
-            "costs": [
-                {"name": c.name, "threads": c.threads, **samples_to_json(c.samples)}
-                for c in self.costs
-            ],
+            "costs": [_cost_to_json(cost) for cost in self.costs],
             "kernel_models": [
                 {
                     "variant": list(c.variant),
@@ -579,6 +510,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             "footprints": [{"name": f.name, "bytes": f.n_bytes} for f in self.footprints],
             "co_runs": [co_run_to_json(co_run) for co_run in self.co_runs],
             "coverage": [vars(one) for one in self.coverage],
+            "disturbances": [vars(one) for one in self.disturbances],
             "self_tests": [vars(test) for test in self.self_tests],
             "kernels": kernels,
             "tensors": table.to_json(),
@@ -591,8 +523,6 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         """
         record = convert(data, MachineRecord)
         cpu, tensors = record.cpu, tensors_from_records(record.tensors)
-        for number, row in enumerate(record.costs):
-            _check_cost_name(f"costs[{number}].name", row.name)
 
         def kernel(entry: str, row: KernelRecord) -> Kernel:
             op = Op(row.op.name, *arguments_from_json(row.op.args, row.op.kwargs, tensors, entry))
@@ -617,9 +547,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
                 )
                 for b in record.bandwidths
             ),
-            costs=tuple(
-                Cost(cost.name, cost.threads, samples_from_record(cost)) for cost in record.costs
-            ),
+            costs=tuple(_cost(f"costs[{number}]", row) for number, row in enumerate(record.costs)),
             kernel_models=tuple(
                 KernelModelFit(
                     tuple(c.variant),
@@ -644,24 +572,39 @@ class Machine(Displayed, by="dlperf.report.summaries"):
             versions=record.versions,
             created=record.created,
             coverage=tuple(Coverage(**structs.asdict(row)) for row in record.coverage),
+            disturbances=tuple(Disturbance(**structs.asdict(row)) for row in record.disturbances),
             self_tests=tuple(SelfTest(**structs.asdict(row)) for row in record.self_tests),
         )
 
 
-def _check_cost_name(entry: str, name: str) -> None:
-    """Refuse the name of a point of a cost's curve that does not end in what was measured and an
-    amount.
-    """
-    if name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS)):
-        _, *what, amount = name.split("/")
-        if (
-            len(what) != 1
-            or not (amount.isascii() and amount.isdigit())
-            or not 0 < int(amount[:20]) < 2**53
-        ):
-            refuse(
-                entry,
-                name,
-                "text that ends in what was measured and after how much of it, as in"
-                f" {COLD_START_COSTS[0]}next/1048576",
-            )
+def _nearest(counts: Iterable[int], threads: int) -> int:
+    """The thread count nearest to `threads` by ratio, the lower one of two."""
+    return min(counts, key=lambda count: (abs(math.log(count / threads)), count))
+
+
+def _cost_to_json(cost: Cost) -> dict[str, Any]:
+    kind = KINDS[cost.key.kind]
+    return {
+        **{name: value for name, value in cost.key._asdict().items() if value},
+        "threads": cost.threads,
+        "unit": kind.unit,
+        "statistic": kind.statistic,
+        "samples": [float(f"{value:.6g}") for value in cost.samples.values],
+        "disturbed": cost.samples.n_disturbed,
+    }
+
+
+def _cost(entry: str, row: CostRecord) -> Cost:
+    kind = KINDS.get(row.kind)
+    if kind is None:
+        refuse(f"{entry}.kind", row.kind, f"one of {', '.join(KINDS)}")
+    for name, value, expected in (
+        ("unit", row.unit, kind.unit),
+        ("statistic", row.statistic, kind.statistic),
+    ):
+        if value != expected:
+            refuse(f"{entry}.{name}", value, f"{expected!r} for {row.kind}")
+    if bool(row.at) != bool(kind.at):
+        refuse(f"{entry}.at", row.at, f"a positive number of {kind.at}" if kind.at else "nothing")
+    samples = Samples(tuple(row.samples), row.disturbed)
+    return Cost(CostKey(row.kind, row.of, row.at, row.variant), row.threads, samples)

@@ -6,8 +6,9 @@ import math
 import statistics
 
 from dlperf.core.clock import Samples, quantile
+from dlperf.core.costs import CONTENTION_FRAMEWORK, INTERFERENCE, CostKey
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import CONTENTION_FRAMEWORK, INTERFERENCE, Machine
+from dlperf.core.machine import Machine
 
 Z90 = 1.645
 """Half width of a two-sided 90 % interval of a normal distribution, in standard deviations."""
@@ -47,7 +48,7 @@ def core_speed_samples(machine: Machine, threads: int) -> Samples | None:
     """The core's pace in single seconds of the calibration, in usual ones; None where nobody looked
     at it.
     """
-    found = machine.cost(INTERFERENCE, threads)
+    found = machine.cost(CostKey(INTERFERENCE), threads)
     return None if found is None else found.samples
 
 
@@ -58,7 +59,7 @@ def kernel_sensitivity_frac(machine: Machine, threads: int, unrest: float) -> fl
     A neighbour who is usually half there adds u - 1 to it and f - 1 to the interpreter, so a change
     of the interpreter's time by a fraction changes this by (1 - 1/u) / (1 - 1/f) of that.
     """
-    framework = machine.cost_s(CONTENTION_FRAMEWORK, threads, 1.0)
+    framework = machine.factor(CONTENTION_FRAMEWORK, threads)
     return (
         min(1.0, max(0.0, 1.0 - 1.0 / unrest) / (1.0 - 1.0 / framework)) if framework > 1.0 else 1.0
     )

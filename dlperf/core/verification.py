@@ -31,6 +31,36 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class Disturbance:
+    """A group of measurements that co-tenants disturbed: involuntary context switches per second
+    (0 where they were few), and kernels without a sample on an undisturbed core (0 likewise).
+
+    >>> Disturbance("conv", 1, switches_per_s=72.0).note
+    'busy while measuring conv with 1 thread(s): the core was taken away 72 times a second'
+    """
+
+    group: str
+    threads: int
+    switches_per_s: float = 0.0
+    n_unsteady: int = 0
+    n_kernels: int = 0
+
+    @property
+    def note(self) -> str:
+        """The disturbance in one line."""
+        found = []
+        if self.switches_per_s:
+            found.append(f"the core was taken away {self.switches_per_s:.0f} times a second")
+        if self.n_unsteady:
+            found.append(
+                f"{self.n_unsteady} of {self.n_kernels} kernels never had the core's full speed"
+            )
+        return (
+            f"busy while measuring {self.group} with {self.threads} thread(s): {'; '.join(found)}"
+        )
+
+
+@dataclass(frozen=True)
 class SelfTest:
     """A training step of a network drawn at random, predicted by the file and timed right after the
     calibration.

@@ -23,7 +23,7 @@ from dlperf.predictors.allocator.simulation import policy_of
 from dlperf.predictors.calibrated import Calibrated, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import KernelCostModel, cost_model_of
 
-DDP_CALL, DDP_SYNC, DDP_HOOK = "ddp/call", "ddp/sync", "ddp/hook"
+DDP_CALL, DDP_SYNC, DDP_HOOK = "ddp_call", "ddp_sync", "ddp_hook"
 """Costs in a machine file: DDP's wrapper around a forward, what a step that synchronises takes
 besides, and each of its gradients.
 """

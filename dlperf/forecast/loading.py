@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlperf.core.costs import LOADER_BYTE
 from dlperf.core.errors import DlperfError
 
 if TYPE_CHECKING:
@@ -230,16 +231,15 @@ class LoaderCosts:
         return f" -o {self.machine.path}" if self.machine.path else ""
 
     def _cost_s(self, name: str) -> float:
-        return self.factor * self.machine.cost_s(f"loader/{name}", self.threads)
+        return self.factor * self.machine.cost_value(f"loader_{name}", self.threads)
 
     def byte_s(self, row_bytes: float) -> float:
         """Seconds for each byte of a sample of `row_bytes`, from where it lies into the batch;
         between two measured sizes linear in the logarithm.
         """
         at = {
-            int(c.name.rsplit("/", 1)[1]): c.seconds
-            for c in self.machine.costs
-            if c.name.startswith("loader/byte/") and c.threads == self._threads
+            cost.key.at: cost.value
+            for cost in self.machine.costs_of(LOADER_BYTE, threads=self._threads)
         }
         sizes = sorted(at)
         return self.factor * float(
@@ -252,9 +252,7 @@ class LoaderCosts:
 
     @property
     def _threads(self) -> int:
-        found = {
-            cost.threads for cost in self.machine.costs if cost.name.startswith("loader/byte/")
-        }
+        found = {cost.threads for cost in self.machine.costs_of(LOADER_BYTE)}
         return min(found, key=lambda t: (abs(math.log(t / self.threads)), t))
 
     def fetch_s(self, batch_size: int, sample_bytes: tuple[int, ...], shuffled: bool) -> float:
@@ -280,7 +278,8 @@ class LoaderCosts:
             batch_size * size for size in sample_bytes if batch_size * size >= _MOST_THRESHOLD_BYTES
         )
         page_s = sum(
-            self.machine.cost_s(name, self.threads, 0.0) for name in ("page_fault", "page_release")
+            self.machine.cost_value(name, self.threads, 0.0)
+            for name in ("page_fault", "page_release")
         )
         return self.factor * n_bytes / _PAGE_BYTES * page_s
 
@@ -319,8 +318,7 @@ class LoaderCosts:
         return Starts(start_s + copied_s, stop_s, self._cost_s("resume"))
 
     def _check_workers(self) -> None:
-        known = {cost.name for cost in self.machine.costs}
-        if not all(f"loader/{name}" in known for name in _NEEDED_BY_WORKERS):
+        if not all(self.machine.costs_of(f"loader_{name}") for name in _NEEDED_BY_WORKERS):
             raise DlperfError(
                 f"{self._file}: holds no costs of loading workers, which this system refused while"
                 " it was calibrated; ask for 0 of them"
@@ -329,10 +327,7 @@ class LoaderCosts:
 
 def has_costs(machine: Machine) -> bool:
     """Whether a machine file says what loading costs."""
-    known = {cost.name for cost in machine.costs}
-    return all(f"loader/{name}" in known for name in _NEEDED) and any(
-        name.startswith("loader/byte/") for name in known
-    )
+    return all(machine.costs_of(f"loader_{name}") for name in (*_NEEDED, "byte"))
 
 
 def sample_bytes(trace: Trace) -> tuple[int, ...]:

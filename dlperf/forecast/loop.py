@@ -46,7 +46,7 @@ class Loop:
 def _cost_s(prediction: PredictedStep, name: str, asked: bool = True) -> float:
     """A cost under the machine's usual contention; 0 if the file lacks it and nobody `asked`."""
     machine = prediction.machine
-    if not any(cost.name == f"loop/{name}" for cost in machine.costs):
+    if not machine.costs_of(f"loop_{name}"):
         if not asked:
             return 0.0
         where = f" -o {machine.path}" if machine.path else ""
@@ -54,8 +54,8 @@ def _cost_s(prediction: PredictedStep, name: str, asked: bool = True) -> float:
             f"{machine.path or 'machine'}: holds no cost of {name.split('_')[0]!r}; dlperf"
             f" calibrate{where} adds it"
         )
-    return machine.contention_slowdown(prediction.threads) * machine.cost_s(
-        f"loop/{name}", prediction.threads
+    return machine.contention_slowdown(prediction.threads) * machine.cost_value(
+        f"loop_{name}", prediction.threads
     )
 
 
@@ -119,14 +119,14 @@ def first_step_s(prediction: PredictedStep) -> float | None:
     each convolution of another shape, and the first touch of all the memory that the step holds.
     """
     machine, threads = prediction.machine, prediction.threads
-    if not any(cost.name == "loop/first_step" for cost in machine.costs):
+    if not machine.costs_of("loop_first_step"):
         return None
     n_convolutions = len(
         {op.signature for op in prediction.trace.ops if op.packet == "aten.convolution"}
     )
     own_bytes = sum(footprint.n_bytes for footprint in machine.footprints)
     touched_bytes = max(0, (prediction.step.peak_memory_bytes or 0) - own_bytes)
-    fault_s = machine.contention_slowdown(threads) * machine.cost_s("page_fault", threads, 0.0)
+    fault_s = machine.contention_slowdown(threads) * machine.cost_value("page_fault", threads, 0.0)
     return (
         _cost_s(prediction, "first_step")
         + n_convolutions * _cost_s(prediction, "first_convolution")

@@ -22,9 +22,10 @@ from dataclasses import replace
 
 from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
+from dlperf.core.costs import Cost
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import Item, Predicted, PredictedStep
 from dlperf.core.trace import Trace
 from dlperf.core.variation import machine_log_sigma, waiting_s
@@ -38,7 +39,7 @@ _UNTRIED = (
     "loader workers and several training workers share the cores by equal parts; no measured run"
     " confirms that"
 )
-_LOOP_COSTS = ("loader", "loop")
+_LOOP_COSTS = ("loader_", "loop_")
 """Prefixes of the costs of an epoch outside its steps."""
 
 
@@ -195,7 +196,7 @@ def _slow_loop(machine: Machine, factor: float) -> Machine:
     """
 
     def slowed(cost: Cost) -> Cost:
-        if not cost.name.startswith(_LOOP_COSTS):
+        if not cost.key.kind.startswith(_LOOP_COSTS):
             return cost
         values = tuple(factor * value for value in cost.samples.values)
         return replace(cost, samples=Samples(values, cost.samples.n_disturbed))

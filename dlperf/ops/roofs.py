@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlperf.core.costs import ARITHMETIC
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
 from dlperf.ops import counts
 
@@ -14,7 +15,6 @@ CACHE_KERNELS = ("sum", "bag", "update")
 """Memory kernels that go over a working set many times in one call
 (:mod:`dlperf.microbench.ceilings`).
 """
-CEILING = "ceiling/"
 """Begins the names of the costs that are seconds per FLOP: ``ceiling/add/float32``,
 ``ceiling/mul/float32``.
 """
@@ -126,12 +126,9 @@ def _ceilings(machine: Machine, threads: int) -> list[Ceiling]:
     found = []
     for dtype, peak in sorted(best.items(), key=lambda pair: -pair[1]):
         measured = [
-            (1 / cost.samples.minimum, cost.name.split("/")[1])
-            for cost in machine.costs
-            if cost.name.startswith(CEILING)
-            and cost.name.endswith(f"/{dtype}")
-            and cost.threads == nearest
-            and cost.samples.minimum
+            (1 / cost.value, cost.key.of)
+            for cost in machine.costs_of(ARITHMETIC, threads=nearest)
+            if cost.key.variant == dtype and cost.value
         ]
         rate, source = max(measured) if measured else (peak / 2, _HALF)
         found.append(Ceiling(dtype, peak, rate, source))

@@ -15,13 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.code_footprint import code_of
-from dlperf.core.machine import (
-    CACHE_MISS_COSTS,
+from dlperf.core.costs import (
+    CACHE_MISS,
     CACHE_RESIDENCY,
-    COLD_START_COSTS,
+    CODE_EVICTION,
+    COLD_START,
+    COLD_STARTS,
+    PAGE_EVICTION,
     PAGE_RESIDENCY,
-    Machine,
 )
+from dlperf.core.machine import Machine
 from dlperf.ops.roofs import LEVELS, Roofs
 
 Array = npt.NDArray[np.float64]
@@ -102,23 +105,18 @@ class CacheModel:
         return float(self.threads * max(self.machine.cpu.caches_bytes[:2]))
 
     @cached_property
-    def _penalties(self) -> dict[str, tuple[list[float], list[float]]]:
+    def _penalties(self) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
         """Coordinates and penalties in seconds, by kind and code, non-decreasing."""
-        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for cost in self.machine.costs:
-            if (
-                cost.name.startswith((*COLD_START_COSTS, CACHE_MISS_COSTS))
-                and cost.threads == self.threads
-            ):
-                kind, code, amount = cost.name.split("/")
-                coordinate = _penalty_coordinate(kind, float(amount))
-                found[f"{kind}/{code}"].append((coordinate, cost.seconds))
+        found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for cost in self.machine.costs_of(*COLD_STARTS, CACHE_MISS, threads=self.threads):
+            kind, code, amount, _ = cost.key
+            found[kind, code].append((_penalty_coordinate(kind, float(amount)), cost.value))
         curves = {}
         for name, points in found.items():
             coordinates, seconds = zip(*sorted(points))
             # A quarter of the smallest measured amount of bytes evicts nothing of a call's own
             # code; neither does no other operator.
-            origin = 0.0 if name.startswith("varied/") else coordinates[0] - 2.0
+            origin = 0.0 if name[0] == CODE_EVICTION else coordinates[0] - 2.0
             rising = _rising(np.array(seconds)).tolist()
             curves[name] = [origin, *coordinates], [0.0, *rising]
         return curves
@@ -130,7 +128,9 @@ class CacheModel:
         of a shared cache meanwhile. An operator whose code was not measured has the penalty of an
         elementwise one.
         """
-        curve = self._penalties.get(f"far/{code_of(packet)}", self._penalties.get("far/next"))
+        curve = self._penalties.get(
+            (CACHE_MISS, code_of(packet)), self._penalties.get((CACHE_MISS, "next"))
+        )
         if curve is None:
             return np.zeros(len(n_bytes))
         found = np.interp(_log2(n_bytes), *curve)
@@ -147,7 +147,7 @@ class CacheModel:
         where its code was not measured.
         """
         code = code_of(packet)
-        return self.cold_start_s(code if f"cold/{code}" in self._penalties else "next", since)
+        return self.cold_start_s(code if (COLD_START, code) in self._penalties else "next", since)
 
     def cold_start_s(self, code: str, since: ReuseDistance) -> float:
         """Cold-start penalty in seconds of some code: an operator (``first`` of a step, ``next``,
@@ -158,15 +158,15 @@ class CacheModel:
         """
         largest = 0.0
         for kind, amount in (
-            ("cold", since.n_bytes),
-            ("churn", since.fresh_bytes),
-            ("varied", since.code_size),
+            (COLD_START, since.n_bytes),
+            (PAGE_EVICTION, since.fresh_bytes),
+            (CODE_EVICTION, since.code_size),
         ):
-            curve = self._penalties.get(f"{kind}/{code}")
+            curve = self._penalties.get((kind, code))
             if curve is None or amount <= 0:
                 continue
             found = float(np.interp(_penalty_coordinate(kind, amount), *curve))
-            if kind == "cold" and amount > self.private_bytes:
+            if kind == COLD_START and amount > self.private_bytes:
                 evicted = float(self._evicted_frac(np.array([since.seconds]))[0])
                 found += evicted * (curve[1][-1] - found)
             largest = max(largest, found)
@@ -175,9 +175,8 @@ class CacheModel:
     def _residency(self, name: str) -> tuple[Array, Array]:
         """Pauses in milliseconds and slowdowns after them, both rising; 1 without measurements."""
         found = sorted(
-            (float(cost.name.partition("/")[2]), cost.seconds)
-            for cost in self.machine.costs
-            if cost.name.startswith(f"{name}/") and cost.threads == self.threads
+            (float(cost.key.at), cost.value)
+            for cost in self.machine.costs_of(name, threads=self.threads)
         )
         pauses, slowdowns = np.array([(0.0, 1.0), *found]).T
         return pauses, _rising(slowdowns)
@@ -228,4 +227,4 @@ def _rising(values: Array) -> Array:
 
 def _penalty_coordinate(kind: str, amount: float) -> float:
     """Coordinate of a penalty: the code footprint itself, log2 of bytes."""
-    return amount if kind == "varied" else math.log2(amount)
+    return amount if kind == CODE_EVICTION else math.log2(amount)

@@ -19,14 +19,14 @@ from dataclasses import replace
 import numpy as np
 
 from dlperf.core.clock import LONG_CALL_S, SHORT_CALL_S, quantile
-from dlperf.core.errors import DlperfError
-from dlperf.core.machine import (
+from dlperf.core.costs import (
     CACHE_RESIDENCY,
     CONTENTION_FRAMEWORK,
     CONTENTION_MEMORY,
-    EXACT,
-    Machine,
+    PAGE_RESIDENCY,
 )
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import EXACT, Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace, own_operations
 from dlperf.core.variation import Z90, core_speed_samples, kernel_sensitivity_frac
@@ -87,9 +87,9 @@ class Calibrated:
             machine.contention_slowdown(cost_model.threads, f"{own_operations(trace)} "),
             machine.long_call_slowdown(cost_model.threads),
         )
-        framework = machine.cost_s(CONTENTION_FRAMEWORK, cost_model.threads, slowdown)
+        framework = machine.factor(CONTENTION_FRAMEWORK, cost_model.threads, slowdown)
         left = min(1.0, (long - 1.0) / (slowdown - 1.0)) if slowdown > 1.0 else 1.0
-        memory = machine.cost_s(CONTENTION_MEMORY, cost_model.threads, slowdown)
+        memory = machine.factor(CONTENTION_MEMORY, cost_model.threads, slowdown)
 
         def slowed_s(item: Item) -> float:
             if item.bound == BOUND:
@@ -151,7 +151,7 @@ def pause_slowdowns(
     A rank that waits for others pauses there; co-tenants evict part of the shared cache meanwhile.
     1 where the file holds no cache residency.
     """
-    if not any(cost.name.startswith(CACHE_RESIDENCY) for cost in machine.costs):
+    if not machine.costs_of(CACHE_RESIDENCY, PAGE_RESIDENCY):
         return tuple(1.0 for _ in pauses_s)
     priced = _Priced(
         trace, cost_model_of(machine, threads), analyse(trace, malloc), measured_threads=True

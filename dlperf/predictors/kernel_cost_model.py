@@ -249,7 +249,7 @@ class KernelCostModel:
     def cost_s(self, name: str) -> float:
         """A named cost in seconds; 0 where the file does not hold it."""
         if name not in self._costs:
-            self._costs[name] = self.machine.cost_s(name, self.threads, default=0.0)
+            self._costs[name] = self.machine.cost_value(name, self.threads, default=0.0)
         return self._costs[name]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
 from dlperf.core.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
 from dlperf.predictors.kernel_cost_model import KernelCostModel
 from dlperf.predictors.kernels.catalog import describe
@@ -101,12 +101,10 @@ def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts
 
 
 def _measured(cost_model: KernelCostModel) -> dict[tuple[str, str, int], float]:
-    found = {}
-    for cost in cost_model.machine.costs:
-        match = re.fullmatch(r"optimizer_tensor/([^/]+)/([^/]+)/(\d+)", cost.name)
-        if match and cost.threads == cost_model.threads:
-            found[match.group(1), match.group(2), int(match.group(3))] = cost.seconds
-    return found
+    return {
+        (cost.key.of, cost.key.variant, cost.key.at): cost.value
+        for cost in cost_model.machine.costs_of(OPTIMIZER_TENSOR, threads=cost_model.threads)
+    }
 
 
 def _slope(measured: dict[tuple[str, str, int], float], info: OptimizerInfo) -> float:
@@ -124,12 +122,13 @@ def _slope(measured: dict[tuple[str, str, int], float], info: OptimizerInfo) -> 
 
 
 def _call_s(info: OptimizerInfo, cost_model: KernelCostModel) -> float:
-    own = cost_model.cost_s(f"optimizer_call/{info.type}/{info.implementation}")
+    own = cost_model.machine.cost_value(
+        OPTIMIZER_CALL, cost_model.threads, 0.0, of=info.type, variant=info.implementation
+    )
     if own:
         return own
     calls = [
-        cost.seconds
-        for cost in cost_model.machine.costs
-        if cost.name.startswith("optimizer_call/") and cost.threads == cost_model.threads
+        cost.value
+        for cost in cost_model.machine.costs_of(OPTIMIZER_CALL, threads=cost_model.threads)
     ]
     return float(np.median(calls)) if calls else 0.0

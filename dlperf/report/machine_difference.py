@@ -105,13 +105,11 @@ def compare_machines(first: Machine, second: Machine) -> Difference:
                 and (a.kernel in STREAM_BYTES_PER_ELEMENT) == (b.kernel in STREAM_BYTES_PER_ELEMENT)
             ):
                 ratios.append(_ratio(f"memory {level}", threads, [a.bytes_per_s / b.bytes_per_s]))
-    costs = {(c.name, c.threads): c.samples.minimum for c in second.costs}
-    for cost in sorted(first.costs, key=lambda c: (c.name, c.threads)):
-        other_s = costs.get((cost.name, cost.threads))
+    costs = {(c.key, c.threads): c.samples.minimum for c in second.costs}
+    for cost in sorted(first.costs, key=lambda c: (c.key, c.threads)):
+        other_s = costs.get((cost.key, cost.threads))
         if other_s and cost.samples.median:
-            ratios.append(
-                _ratio(f"cost {cost.name}", cost.threads, [other_s / cost.samples.median])
-            )
+            ratios.append(_ratio(f"cost {cost.key}", cost.threads, [other_s / cost.samples.median]))
     return Difference(first, second, tuple(ratios), tuple(_only_in_one(first, second)))
 
 

@@ -9,18 +9,20 @@ from statistics import median
 from typing import Any
 
 from dlperf.core.co_run import PREPARATION
-from dlperf.core.machine import (
-    CACHE_MISS_COSTS,
+from dlperf.core.costs import (
+    ARITHMETIC,
+    CACHE_MISS,
     CACHE_RESIDENCY,
-    CONTENTION,
     CORE_SPEED,
+    KINDS,
     PAGE_RESIDENCY,
-    Machine,
+    CostKey,
 )
+from dlperf.core.machine import Machine
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.worker_processes import hardware_threads
 from dlperf.ops import counts
-from dlperf.ops.roofs import CEILING, LEVELS, roofs_of
+from dlperf.ops.roofs import LEVELS, roofs_of
 from dlperf.report.machine_check import (
     busy_line,
     coverage_line,
@@ -30,8 +32,8 @@ from dlperf.report.machine_check import (
 from dlperf.report.table import Column, format_table
 
 _GEMMS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.matmul", "aten.linear", "aten.baddbmm")
-Rates = tuple[tuple[str, int, float], ...]
-"""Values by name and number of threads."""
+Rates = tuple[tuple[str | CostKey, int, float], ...]
+"""Values by name or cost and number of threads."""
 
 
 def _flops(value: float) -> str:
@@ -47,16 +49,17 @@ _TABLES: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
     "no_fma": ("sums or products alone, best", "dtype", "flops_per_s", _flops),
     "roofs": ("memory, best kernel", "level", "bytes_per_s", _rate),
     "bandwidths": ("memory, STREAM triad", "level", "bytes_per_s", _rate),
-    "cache_residency": ("slowdown after a pause", "pause", "slowdown", "{:.2f}".format),
+    "cache_residency": ("slowdown after a pause", "", "value", "{:.2f}".format),
     "cache_miss_penalty": (
         "cache-miss penalty of operands",
-        "name",
-        "s_per_byte",
+        "",
+        "value",
         lambda value: f"{1e12 * value:.0f} ps/B",
     ),
-    "costs": ("costs, median each", "name", "time_s", format_seconds),
+    "costs": ("costs", "", "value", format_seconds),
 }
-"""The tables by the summary's attribute: title, JSON keys of the name and of the value, format."""
+"""The tables by the summary's attribute: title, JSON keys of the name (of
+costs the fields of their key instead) and of the value, format."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Summary:
     """A machine file in the numbers that people ask for, each from the file's own samples.
 
     `peaks` are FLOP/s of the fastest matrix product by dtype, `bandwidths` bytes/s of the STREAM
-    triad by level, `costs` seconds. `no_fma` are FLOP/s of additions or products alone, `roofs`
+    triad by level, `costs` in the unit of their kinds. `no_fma` are FLOP/s of additions or products alone, `roofs`
     bytes/s of the fastest memory kernel (:func:`dlperf.ops.roofs.roofs_of`). `cache_residency` is
     the slowdown of operands in the shared cache after a pause without a touch, by the pause.
     `cache_miss_penalty` is in seconds per byte, by operator and reuse distance in bytes.
@@ -173,7 +176,7 @@ class Summary:
         machine, cpu = self.machine, self.machine.cpu
         tables = {
             attribute: [
-                {key: name, "threads": t, unit: value}
+                {**_name_fields(key, name), "threads": t, unit: value}
                 for name, t, value in getattr(self, attribute)
             ]
             for attribute, (_, key, unit, _) in _TABLES.items()
@@ -188,6 +191,7 @@ class Summary:
             "versions": dict(machine.versions),
             "threads": list(machine.threads),
             "notes": list(machine.notes),
+            "disturbances": [vars(one) for one in machine.disturbances],
             "coverage": [vars(one) for one in machine.coverage],
             "self_tests": [
                 {**vars(test), "error_frac": test.error_frac} for test in machine.self_tests
@@ -225,17 +229,20 @@ class Summary:
 
 
 def _notes(machine: Machine) -> list[str]:
-    """The file's notes, those on busy groups in one line per thread count."""
+    """The file's notes, and its disturbed groups in one line per thread count."""
     busy = [
         f"the machine was busy while {len(names)} groups were measured with {threads} thread(s):"
         f" {', '.join(names)}"
-        for threads in machine.threads
+        for threads in dict.fromkeys(one.threads for one in machine.disturbances)
         if (names := machine.busy_groups(threads))
     ]
-    return [note for note in machine.notes if not note.startswith(_BUSY_NOTE)] + busy
+    return [*machine.notes, *busy]
 
 
-_BUSY_NOTE = "busy while measuring "
+def _name_fields(title: str, name: str | CostKey) -> dict[str, Any]:
+    if isinstance(name, CostKey):
+        return {**name._asdict(), "unit": KINDS[name.kind].unit}
+    return {title: name}
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -279,9 +286,9 @@ def conclude(summary: Summary, seconds: float) -> str:
         ]
         costs = {"boxed_call": "call of an operator", "page_fault": "page fault"}
         rates += [
-            f"{costs[cost]} {format_seconds(value)}"
+            f"{costs[cost.kind]} {format_seconds(value)}"
             for cost, t, value in summary.costs
-            if t == threads and cost in costs
+            if t == threads and isinstance(cost, CostKey) and cost.kind in costs
         ]
         lines += textwrap.wrap(
             ", ".join(rates), 100, initial_indent="    ", subsequent_indent="    "
@@ -312,14 +319,14 @@ def summarize(machine: Machine) -> Summary:
             key = kernel.op.inputs[0].dtype, kernel.threads
             peaks[key] = max(peaks.get(key, 0.0), flops / kernel.samples.minimum)
     measured = {b.threads for b in machine.bandwidths}
-    ordered = sorted(machine.costs, key=lambda c: (_numbers_apart(c.name), c.threads))
+    ordered = sorted(machine.costs, key=lambda c: (c.key, c.threads))
     costs = [
         c
         for c in ordered
-        if not c.name.startswith((CEILING, CONTENTION, CACHE_RESIDENCY, CACHE_MISS_COSTS))
-        and c.name != CORE_SPEED
+        if KINDS[c.key.kind].unit != "factor"
+        and c.key.kind not in (ARITHMETIC, CACHE_MISS, CORE_SPEED)
     ]
-    with_ceilings = {c.threads for c in machine.costs if c.name.startswith(CEILING)}
+    with_ceilings = {c.threads for c in machine.costs_of(ARITHMETIC)}
     roofs = {t: roofs_of(machine, t) for t in machine.threads if t in with_ceilings}
     # STREAM's sweeps of sets that fit a cache are shorter than their calls: where better kernels
     # measured the caches, STREAM counts for memory alone.
@@ -340,8 +347,8 @@ def summarize(machine: Machine) -> Summary:
             spread_frac = median(spreads) if spreads else None
             families.append(Family(name, threads, len(kernels), spread_frac, errors.get(name)))
 
-    def costs_of(prefix: str) -> tuple[tuple[str, int, float], ...]:
-        return tuple((c.name, c.threads, c.seconds) for c in ordered if c.name.startswith(prefix))
+    def costs_of(*kinds: str) -> Rates:
+        return tuple((c.key, c.threads, c.value) for c in ordered if c.key.kind in kinds)
 
     return Summary(
         machine,
@@ -350,7 +357,7 @@ def summarize(machine: Machine) -> Summary:
             for (dtype, t), rate in sorted(peaks.items(), key=lambda item: (-item[1], item[0]))
         ),
         tuple(bandwidths),
-        tuple((c.name, c.threads, c.seconds) for c in costs),
+        tuple((c.key, c.threads, c.value) for c in costs),
         tuple(sorted(families, key=lambda f: (f.name, f.threads))),
         tuple(
             (c.dtype, t, c.other_flops_per_s)
@@ -363,33 +370,17 @@ def summarize(machine: Machine) -> Summary:
             for t, found in roofs.items()
             for roof in found.bandwidths
         ),
-        tuple((_pause(name), t, factor) for name, t, factor in costs_of(CACHE_RESIDENCY)),
-        costs_of(CACHE_MISS_COSTS),
+        costs_of(CACHE_RESIDENCY, PAGE_RESIDENCY),
+        costs_of(CACHE_MISS),
     )
 
 
-def _pause(name: str) -> str:
-    """The pause of a factor for people, and of what it is."""
-    what, _, ms = name.partition("/")
-    return f"{ms} ms, pages" if what == PAGE_RESIDENCY else f"{ms} ms"
+def _readable(name: str | CostKey) -> str:
+    """A row's name, amounts of bytes in human units.
 
-
-def _numbers_apart(name: str) -> tuple[tuple[bool, int, str], ...]:
-    """A key that sorts the numbers in a cost's name by size."""
-    return tuple(
-        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split("/")
-    )
-
-
-def _readable(name: str) -> str:
-    """A cost's name with amounts of bytes in human units.
-
-    >>> _readable("cold/call/1048576"), _readable("optimizer_tensor/SGD/for-loop/3")
-    ('cold/call after 1.00 MiB', 'optimizer_tensor/SGD/for-loop/3')
+    >>> _readable(CostKey("cold_start", "next", 1048576)), _readable(CostKey("cache_residency", at=4))
+    ('cold_start next at 1.00 MiB', 'cache_residency at 4 ms')
     """
-    start, _, last = name.rpartition("/")
-    return (
-        f"{start} after {format_bytes(int(last))}"
-        if name.startswith(("cold/", "churn/", CACHE_MISS_COSTS)) and last.isdigit()
-        else name
-    )
+    if isinstance(name, CostKey) and name.at and KINDS[name.kind].at == "bytes":
+        return f"{name._replace(at=0)} at {format_bytes(name.at)}"
+    return str(name)

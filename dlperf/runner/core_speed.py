@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlperf.core.clock import SLOW, CoreSpeed
-from dlperf.core.machine import CONTENTION, CORE_SPEED, Machine
+from dlperf.core.costs import CONTENTION, CORE_SPEED
+from dlperf.core.machine import Machine
 from dlperf.core.variation import Z90, initial_state_frac, machine_log_sigma
 
 _ELASTICITY = 0.65
@@ -43,8 +44,8 @@ class UsualSpeed:
 
 def usual_speed(machine: Machine, threads: int) -> UsualSpeed:
     """The core speed in a machine's file."""
-    best_s = machine.cost_s(CORE_SPEED, threads, math.inf)
-    if not any(cost.name.startswith(f"{CONTENTION}/") for cost in machine.costs):
+    best_s = machine.cost_value(CORE_SPEED, threads, math.inf)
+    if not machine.costs_of(CONTENTION):
         return UsualSpeed(best_s)
     slowdown = machine.contention_slowdown(threads) * machine.mean_slowdown(threads)
     return UsualSpeed(best_s, slowdown, machine_log_sigma(machine, threads))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from dlperf.core.clock import Samples
+from dlperf.core.costs import KINDS, STEP_COSTS, Cost, CostKey
 from dlperf.core.host import this_cpu, versions
-from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Kernel, Machine
+from dlperf.core.machine import Bandwidth, Kernel, Machine
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.core.verification import SelfTest
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
@@ -119,12 +120,13 @@ def sample_machine() -> Machine:
         for kernel in ("copy", "scale", "add", "triad")
         for size in (2**14, 2**19, 2**23, 2**29)
     )
-    names = [
-        name for names in STEP_COSTS.values() for name in names
-    ]  # all that a step takes, for nothing
     costs = (
-        Cost("dispatch", 1, Samples((1e-6,))),
-        *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names),
+        Cost(CostKey("fork_join"), 1, Samples((1e-6,))),
+        *(
+            Cost(key._replace(at=8 if KINDS[key.kind].at else 0), 1, Samples((0.0,)))
+            for keys in STEP_COSTS.values()  # all that a step takes, for nothing
+            for key in keys
+        ),
     )
     tests = (SelfTest("MLP", 1, 7, 1e-3, 0.9e-3, 1.1e-3, 1e-3),)
     made = "2026-01-01T00:00:00"
@@ -150,11 +152,10 @@ def machine_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def loading_file(machine_file: Path) -> Path:
     """The made-up machine with every cost of loading and of a loop, 1 us each."""
-    names = [
-        f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS, "byte/4096", "byte/65536")
-    ]
-    names += [
-        f"loop/{name}"
+    keys = [CostKey("loader_byte", at=at) for at in (4096, 65536)]
+    keys += [CostKey(f"loader_{name}") for name in (*_NEEDED, *_NEEDED_BY_WORKERS)]
+    keys += [
+        CostKey(f"loop_{name}")
         for name in (
             "item",
             "accuracy",
@@ -172,7 +173,7 @@ def loading_file(machine_file: Path) -> Path:
         machine,
         costs=(
             *machine.costs,
-            *(Cost(name, 1, Samples((1e-9 if "byte" in name else 1e-6,))) for name in names),
+            *(Cost(key, 1, Samples((1e-9 if "byte" in key.kind else 1e-6,))) for key in keys),
         ),
     ).save(machine_file)
     return machine_file

@@ -313,7 +313,7 @@ def test_an_unfinished_calibration_is_a_warning(
 def test_machine_show(dlperf: Callable, machine_file: Path) -> None:
     done = dlperf("machine", "show", machine_file)
     assert done.status == 0
-    for part in ("100 GFLOP/s", "10.0 GB/s", "dispatch", "1.00 us"):
+    for part in ("100 GFLOP/s", "10.0 GB/s", "fork_join", "1.00 us"):
         assert part in done.out
     data = json.loads(dlperf("machine", "show", "--machine", machine_file, "--json", "-").out)
     assert data["peaks"] == [

@@ -25,11 +25,13 @@ from typing import Any
 
 import pytest
 
+from dlperf.core.costs import CostKey
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 import report_cases as cases
 from calibrated_cases import machine as made_up_machine
-from calibrated_cases import mm, relu, trace
+from calibrated_cases import mm, relu, step_keys, trace
 
 from dlperf.cli import main as cli
 from dlperf.cli.main import main
@@ -38,8 +40,10 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
 from dlperf.core.co_run import CoRun
 from dlperf.core.communication import Communication, Event, Step
-from dlperf.core.machine import STEP_COSTS, Cost, Footprint, KernelModelFit
+from dlperf.core.costs import Cost
+from dlperf.core.machine import Footprint, KernelModelFit
 from dlperf.core.trace import OptimizerInfo, Parameter, Storage, TensorSpec
+from dlperf.core.verification import Disturbance
 
 SEED = int(os.environ.get("DLPERF_FUZZ_SEED", "0"))
 N_FILES = int(os.environ.get("DLPERF_FUZZ_FILES", "200"))
@@ -105,11 +109,8 @@ def network() -> Any:
 
 def machine() -> Any:
     """Every entry of a machine file."""
-    names = [name for group in STEP_COSTS.values() for name in group]
-    costs = [
-        Cost(f"{name}/8" if "/" in name else name, 1, Samples((1e-6, 2e-6)))
-        for name in [*names, "unrest/a", "unrest_mean/a"]
-    ]
+    keys = [*step_keys(), CostKey("contention", "a"), CostKey("contention_mean", "a")]
+    costs = [Cost(key, 1, Samples((1e-6, 2e-6))) for key in keys]
     made = made_up_machine()
     curves = (
         KernelModelFit(("gemm", "float32"), "gemm", 1, (1.0, 2.0, 3.0), 0.1, 0.01, (0.1, 0.2)),
@@ -119,7 +120,8 @@ def machine() -> Any:
         costs=tuple(costs),
         kernel_models=curves,
         footprints=(Footprint("forward", 1000),),
-        notes=("busy while measuring a with 1 thread(s): so",),
+        notes=("a note",),
+        disturbances=(Disturbance("a", 1, 50.0, 1, 2),),
         co_runs=(CoRun("compute", 2, Samples((2.0, 3.0)), Samples((1.0, 2.0))),),
         versions={"torch": "2"},
         created="today",

@@ -16,7 +16,8 @@ from calibrated_cases import LEVELS, PEAK_FLOPS_PER_S, T, machine, mm, relu, tra
 
 from dlperf import Prediction, predict
 from dlperf.core.clock import Samples
-from dlperf.core.machine import Bandwidth, Cost, Cpu, Kernel, Machine
+from dlperf.core.costs import Cost
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.measurement import LayerTimes, Measurement
 from dlperf.core.prediction import SOURCES
 from dlperf.core.trace import PHASES, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec, Trace

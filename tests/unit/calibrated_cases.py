@@ -5,9 +5,11 @@ hand; no number here was measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dlperf.core.clock import Samples
-from dlperf.core.machine import Bandwidth, Cost, Cpu, Kernel, Machine
+from dlperf.core.costs import KINDS, STEP_COSTS, Cost, CostKey
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.trace import Layer, Op, TensorSpec, Trace
 
 T = TensorSpec.contiguous
@@ -38,8 +40,22 @@ def relu_s(n: int) -> float:
     return CALL_S + n / ELEMENTS_PER_S
 
 
+def cost(key: CostKey | str, seconds: float, threads: int = 1) -> Cost:
+    """A cost of one sample; a kind alone is a key, too."""
+    return Cost(key if isinstance(key, CostKey) else CostKey(key), threads, Samples((seconds,)))
+
+
+def step_keys() -> list[CostKey]:
+    """Every cost of a step, at 8 where its kind has amounts."""
+    return [
+        key._replace(at=8 if KINDS[key.kind].at else 0)
+        for keys in STEP_COSTS.values()
+        for key in keys
+    ]
+
+
 def machine(
-    costs: Mapping[str, float] | None = None,
+    costs: Mapping[Any, float] | None = None,
     *,
     threads: int = 1,
     factor: float = 1.0,
@@ -64,9 +80,7 @@ def machine(
         Bandwidth("triad", threads, size, 3 * size, Samples((factor * 3 * size / rate,)))
         for size, rate in sets
     )
-    found = tuple(
-        Cost(name, threads, Samples((factor * seconds,))) for name, seconds in (costs or {}).items()
-    )
+    found = tuple(cost(key, factor * seconds, threads) for key, seconds in (costs or {}).items())
     return Machine(
         Cpu("Made-up CPU", 4, (32 * KIB, MIB, 32 * MIB)), (*kernels, *extra), bandwidths, found
     )

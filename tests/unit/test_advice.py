@@ -21,7 +21,8 @@ from dlperf.advice.explanation_text import explanation_to_markdown, explanation_
 from dlperf.advice.mallocs import predict_under
 from dlperf.advice.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE
 from dlperf.core.clock import Samples
-from dlperf.core.machine import Cost, Kernel, Machine
+from dlperf.core.costs import Cost, CostKey
+from dlperf.core.machine import Kernel, Machine
 from dlperf.forecast.prediction import predict
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Target
@@ -42,18 +43,16 @@ def make_target(builder, batch_size: int = 8, inference: bool = False) -> Target
 
 
 def machine(**costs: float) -> Machine:
-    """The made-up machine with kernels for linear layers (bias included), and costs by name; ``_``
-    stands for ``/``.
-    """
-    return cases.machine({name.replace("__", "/"): seconds for name, seconds in costs.items()})
+    """The made-up machine with kernels for linear layers (bias included), and costs by kind."""
+    return cases.machine(costs)
 
 
 def optimizers(loop_s: float, fused_s: float) -> Machine:
     """An optimizer's loop that takes `loop_s` a tensor, fused `fused_s`."""
     costs = {
-        "optimizer_tensor/SGD/for-loop/1": loop_s,
-        "optimizer_tensor/SGD/fused/1": fused_s,
-        "optimizer_tensor/SGD/foreach/2": loop_s,
+        CostKey("optimizer_tensor", "SGD", 1, "for-loop"): loop_s,
+        CostKey("optimizer_tensor", "SGD", 1, "fused"): fused_s,
+        CostKey("optimizer_tensor", "SGD", 2, "foreach"): loop_s,
     }
     return cases.machine(costs)
 
@@ -306,7 +305,7 @@ def test_gradients_that_are_zeroed_could_be_none():
 
 def test_together_takes_one_optimizer_and_gains_more_than_each():
     on = optimizers(0.1, 1e-6)
-    on = replace(on, costs=(*on.costs, Cost("page_fault", 1, Samples((1e-5,)))))
+    on = replace(on, costs=(*on.costs, Cost(CostKey("page_fault"), 1, Samples((1e-5,)))))
 
     def build(size):
         return (

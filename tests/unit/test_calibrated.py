@@ -9,12 +9,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from calibrated_cases import CALL_S, KIB, LEVELS, MIB, T, machine, mm, mm_s, relu, relu_s, trace
+from calibrated_cases import (
+    CALL_S,
+    KIB,
+    LEVELS,
+    MIB,
+    T,
+    cost,
+    machine,
+    mm,
+    mm_s,
+    relu,
+    relu_s,
+    step_keys,
+    trace,
+)
 
 from dlperf import Prediction, Trace, predict
 from dlperf.core.clock import Samples
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import STEP_COSTS, Cost, Kernel, Machine
+from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import LOSS, Layer, Op, OptimizerInfo, Storage, Symbol, TensorSpec
 from dlperf.microbench.conv import backward_of, convolution
 from dlperf.predictors.allocator.simulation import AllocatorSimulation
@@ -57,10 +72,10 @@ def test_an_op_that_was_measured_takes_what_was_measured() -> None:
 def test_a_targets_own_operations_were_measured_at_a_moment_of_their_own() -> None:
     own = Kernel(Op("aten.mm.default", (T(40, 50), T(50, 60))), "exact", 1, Samples((3e-5,)))
     factors = {
-        "unrest/gemm": 1.4,
-        "unrest/rows": 1.4,
-        "unrest/for made-up@1 (forward pass, ops 0)": 1.1,
-        "unrest/for made-up@16 (step, ops 1)": 3.0,
+        CostKey("contention", "gemm"): 1.4,
+        CostKey("contention", "rows"): 1.4,
+        CostKey("contention", "for made-up@1 (forward pass, ops 0)"): 1.1,
+        CostKey("contention", "for made-up@16 (step, ops 1)"): 3.0,
     }
     rows = kernels(priced(trace(mm(40, 60, 50), mm(64, 64, 64)), machine(factors, extra=(own,))))
     assert [row["seconds"] for row in rows] == pytest.approx([1.1 * 3e-5, 1.4 * mm_s(64, 64, 64)])
@@ -139,24 +154,15 @@ def test_other_threads_are_extrapolated_and_warned_of() -> None:
         priced(step, machine({"module_call": 1e-6})).step.total_s
     )
     assert found.step.high_s is not None
-    costs = {name if not name.startswith(CURVES) else f"{name}/1024": 0.0 for name in ALL_COSTS}
-    assert priced(step, machine(costs, threads=2), threads=2).warnings == ()
+    assert priced(step, machine(ALL_COSTS, threads=2), threads=2).warnings == ()
 
 
-ALL_COSTS = {name: 0.0 for names in STEP_COSTS.values() for name in names}
-CURVES = ("cold/", "varied/", "far/")
+ALL_COSTS = dict.fromkeys(step_keys(), 0.0)
 
 
 def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> None:
-    held = {
-        name: 0.0
-        for name in ALL_COSTS
-        if name not in ("module_call", "page_fault") and not name.startswith(CURVES)
-    }
-    points = {
-        f"{name}/1024": 0.0 for name in ALL_COSTS if name.startswith(CURVES)
-    }  # a curve's points are what stands for it
-    cut = replace(machine({**held, **points}), path="cut.json")
+    held = {key: 0.0 for key in ALL_COSTS if key.kind not in ("module_call", "page_fault")}
+    cut = replace(machine(held), path="cut.json")
     assert priced(trace(relu(8)), cut).warnings == (
         (
             "cut.json holds no costs module_call, page_fault, which count as nothing: predictions"
@@ -170,8 +176,7 @@ def test_costs_that_a_file_lacks_are_named_with_the_command_that_adds_them() -> 
         in line
     )  # 21 less the three of an optimizer
     assert line.endswith("dlperf calibrate adds them")
-    full = machine({**{name: 0.0 for name in ALL_COSTS if not name.startswith(CURVES)}, **points})
-    assert priced(step, full).warnings == ()
+    assert priced(step, machine(ALL_COSTS)).warnings == ()
     assert (
         predict(step, machine(), threads=1, predictor="roofline").warnings == ()
     )  # which knows of none
@@ -210,7 +215,15 @@ def test_code_that_ran_long_ago_is_cold() -> None:
     )
     warm, cold = (
         priced(step, machine()),
-        priced(step, machine({"cold/next/1048576": 1e-6, "cold/next/16777216": 3e-6})),
+        priced(
+            step,
+            machine(
+                {
+                    CostKey("cold_start", "next", 1048576): 1e-6,
+                    CostKey("cold_start", "next", 16777216): 3e-6,
+                }
+            ),
+        ),
     )
     product, other = ([row["seconds"] for row in kernels(found)] for found in (warm, cold))
     # between two products lies relu's 1 MiB (its result is in place), between two of relu the
@@ -221,7 +234,15 @@ def test_code_that_ran_long_ago_is_cold() -> None:
     )  # a quarter of the least measured, and less, is warm
     # What all operators share goes by the op before: the product comes after relu's 1 MiB, relu
     # after 32 KiB.
-    shared = priced(step, machine({"cold/next/1048576": 1e-6, "cold/first/1048576": 5e-6}))
+    shared = priced(
+        step,
+        machine(
+            {
+                CostKey("cold_start", "next", 1048576): 1e-6,
+                CostKey("cold_start", "first", 1048576): 5e-6,
+            }
+        ),
+    )
     third = [row["seconds"] for row in kernels(shared)]
     assert third[1] - product[1] == pytest.approx(0.0, abs=1e-12)
     assert third[0] - other[0] == pytest.approx(
@@ -240,7 +261,10 @@ def test_code_that_ran_many_operators_ago_is_cold_however_few_their_bytes() -> N
         mm(64, 64, 64),
         Op("aten.mm.default", (T(8, 8), T(8, 8)), layer="fc"),
     )
-    varied = {"varied/next/2": 0.0, "varied/next/10": 8e-6}
+    varied = {
+        CostKey("instruction_cache_pressure", "next", 2): 0.0,
+        CostKey("instruction_cache_pressure", "next", 10): 8e-6,
+    }
     warm, cold = (
         [row["seconds"] for row in kernels(priced(step, machine(costs)))] for costs in ({}, varied)
     )
@@ -312,10 +336,10 @@ def test_a_library_behind_an_operator_is_colder_than_a_loop() -> None:
         ),
         storages=(Storage(64 * 64 * 4, kind="input"), Storage(MIB, kind="input")),
     )
-    loops = {"cold/next/1048576": 1e-6}
+    loops = {CostKey("cold_start", "next", 1048576): 1e-6}
     plain, own = (
         [row["seconds"] for row in kernels(priced(step, machine(costs)))]
-        for costs in (loops, {**loops, "cold/aten.mm/1048576": 7e-6})
+        for costs in (loops, {**loops, CostKey("cold_start", "aten.mm", 1048576): 7e-6})
     )
     assert own[2] - plain[2] == pytest.approx(6e-6)
     assert own[1] == plain[1]
@@ -392,12 +416,23 @@ def test_a_modules_code_is_as_cold_as_its_operators() -> None:
     step = trace(*ops, storages=(Storage(MIB, kind="input"), Storage(MIB, kind="input")))
     warm, cold = (
         priced(step, machine()),
-        priced(step, machine({"cold/module/1048576": 1e-6, "cold/module/4194304": 3e-6})),
+        priced(
+            step,
+            machine(
+                {
+                    CostKey("cold_start", "module", 1048576): 1e-6,
+                    CostKey("cold_start", "module", 4194304): 3e-6,
+                }
+            ),
+        ),
     )
     assert cold.step.total_s - warm.step.total_s == pytest.approx(2 * 1e-6)  # type: ignore[operator]
 
 
-FAR = {"far/next/4194304": 1e-11, "far/next/67108864": 3e-11}
+FAR = {
+    CostKey("cache_miss", "next", 4194304): 1e-11,
+    CostKey("cache_miss", "next", 67108864): 3e-11,
+}
 """Seconds a byte that elementwise operators take more after so many bytes of other data; nothing
 after 1 MiB.
 """
@@ -419,7 +454,7 @@ def test_operands_from_farther_away_cost_what_such_were_measured_to_cost() -> No
     assert small_row["seconds"] == pytest.approx(relu_s(small) + waited_s)
     assert large_row["seconds"] == pytest.approx(relu_s(large))  # alone it is as far away
     restless = machine(
-        {**FAR, "unrest/gemm": 1.5, "unrest_memory": 1.1}
+        {**FAR, CostKey("contention", "gemm"): 1.5, CostKey("contention_memory"): 1.1}
     )  # a neighbour on the core takes no memory's time
     assert kernels(priced(step, restless))[0]["seconds"] == pytest.approx(
         1.5 * relu_s(small) + 1.1 * waited_s
@@ -438,7 +473,7 @@ def test_operators_wait_for_far_operands_each_in_its_way() -> None:
     )
     seconds = [
         kernels(priced(step, machine(costs)))[0]["seconds"]
-        for costs in ({}, FAR, {**FAR, "far/aten.mm/4194304": 7e-11})
+        for costs in ({}, FAR, {**FAR, CostKey("cache_miss", "aten.mm", 4194304): 7e-11})
     ]
     read = sum(spec.nbytes for spec in operands)
     assert (seconds[1] - seconds[0]) / (seconds[2] - seconds[0]) == pytest.approx(1 / 7)
@@ -456,7 +491,7 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
         for place, size in enumerate((n, 2 * n))
     )
     kept = machine(FAR, extra=(product,))
-    lost = replace(kept, costs=(*kept.costs, *retention({"2": 1.0, "6": 3.0})))
+    lost = replace(kept, costs=(*kept.costs, *residency({2: 1.0, 6: 3.0})))
     # Alone, nothing goes by since the last time: it lies in the core's own caches, which nobody
     # takes.
     step = trace(first, product.op, storages=(Storage(4 * n, kind="input"),))
@@ -478,7 +513,7 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
 
 def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
     plain = machine()
-    on = cost_model_of(replace(plain, costs=retention({"1": 1.0, "2": 3.0, "4": 1.2, "8": 2.0})), 1)
+    on = cost_model_of(replace(plain, costs=residency({1: 1.0, 2: 3.0, 4: 1.2, 8: 2.0})), 1)
     assert on.caches._data_residency[1].tolist() == pytest.approx([1.0, 1.0, 2.1, 2.1, 2.5])
     small, *others = plain.bandwidths
     slow = replace(
@@ -502,7 +537,11 @@ def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
         for place, name in enumerate(("relu_", "abs_"))
     ]
     step = trace(ops[0], product.op, ops[1], storages=(Storage(4 * MIB, kind="input"),) * 2)
-    cold = {"cold/next/1048576": 1e-6, "cold/next/4194304": 2e-6, "cold/next/67108864": 9e-6}
+    cold = {
+        CostKey("cold_start", "next", 1048576): 1e-6,
+        CostKey("cold_start", "next", 4194304): 2e-6,
+        CostKey("cold_start", "next", 67108864): 9e-6,
+    }
     plain = machine(cold, extra=(product,))
     four_times = (
         plain.dram_bytes_per_s(1)
@@ -514,7 +553,7 @@ def test_code_that_a_shared_cache_forgot_comes_from_memory() -> None:
         {"1": 1.0, "2": 1 + (1 / four_times - 1) / 2},
         {"1": 1.0, "2": 1 / four_times},
     ):
-        on = replace(plain, costs=(*plain.costs, *retention(factors)))
+        on = replace(plain, costs=(*plain.costs, *residency(factors)))
         far_s = Kernel(ops[0], "exact", 1, Samples((relu_s(MIB),)))
         row = kernels(
             priced(step, replace(on, kernels=(*on.kernels, far_s), bandwidths=plain.bandwidths))
@@ -536,7 +575,7 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
         first, other, storages=(Storage(4 * n, kind="input"), Storage(8 * n, kind="input"))
     )
     plain = machine(FAR)
-    on = replace(plain, costs=(*plain.costs, *retention({"4": 1.0, "6": 3.0})))
+    on = replace(plain, costs=(*plain.costs, *residency({4: 1.0, 6: 3.0})))
     at_once, soon, later, much_later = pause_slowdowns(
         step, on, 1, "default", (0.0, 0.0005, 0.01, 1.0)
     )
@@ -557,8 +596,8 @@ def test_a_step_that_stands_still_finds_less_in_a_shared_cache() -> None:
     assert pause_slowdowns(step, machine(), 1, "default", (1.0,)) == (1.0,)
 
 
-def retention(factors: dict[str, float]) -> tuple[Cost, ...]:
-    return tuple(Cost(f"retention/{ms}", 1, Samples((factor,))) for ms, factor in factors.items())
+def residency(factors: dict[int, float]) -> tuple[Cost, ...]:
+    return tuple(cost(CostKey("cache_residency", at=ms), value) for ms, value in factors.items())
 
 
 def test_page_faults_stand_where_the_memory_is_born() -> None:
@@ -576,7 +615,14 @@ def test_page_faults_stand_where_the_memory_is_born() -> None:
         pytest.approx((40 * 256 + 1) * FAULT_S),
     )
     restless = priced(
-        step, machine({"page_fault": FAULT_S, "unrest/gemm": 1.5, "unrest_memory": 1.1})
+        step,
+        machine(
+            {
+                "page_fault": FAULT_S,
+                CostKey("contention", "gemm"): 1.5,
+                CostKey("contention_memory"): 1.1,
+            }
+        ),
     )
     (busy,) = restless.ops[restless.ops["what"] == "page faults"].to_dict("records")
     assert busy["seconds"] == pytest.approx(1.1 * row["seconds"])
@@ -621,7 +667,12 @@ def test_page_faults_after_a_long_step_take_longer() -> None:
         storages=storages,
     )
     on = machine(
-        {"page_fault": FAULT_S, "retention_page/4": 1.0, "retention_page/8": 2.0}, extra=(product,)
+        {
+            "page_fault": FAULT_S,
+            CostKey("page_residency", at=4): 1.0,
+            CostKey("page_residency", at=8): 2.0,
+        },
+        extra=(product,),
     )
     found = priced(step, on)
     (row,) = found.ops[found.ops["what"] == "page faults"].to_dict("records")
@@ -677,11 +728,11 @@ def training(info: OptimizerInfo, n_ops: int = 2) -> Trace:
 
 
 COSTS = {
-    "optimizer_tensor/SGD/for-loop/2": 1e-5,
-    "optimizer_call/SGD/for-loop": 6e-5,
+    CostKey("optimizer_tensor", "SGD", 2, "for-loop"): 1e-5,
+    CostKey("optimizer_call", "SGD", variant="for-loop"): 6e-5,
     "zero_grad_call": 1e-4,
     "zero_grad_tensor": 1e-3,
-    "optimizer_tensor/Adam/for-loop/10": 6e-5,
+    CostKey("optimizer_tensor", "Adam", 10, "for-loop"): 6e-5,
 }
 
 
@@ -729,10 +780,10 @@ def test_inference_has_no_backward_optimizer_or_zero_grad() -> None:
     assert set(found.ops["phase"]) == {"forward"}
 
 
-def test_the_machines_unrest_is_in_every_time() -> None:
+def test_contention_slowdown_is_in_every_time() -> None:
     step = trace(mm(64, 64, 64), relu(1024))
     quiet = priced(step, machine({"module_call": 1e-6}))
-    restless = priced(step, machine({"module_call": 1e-6, "unrest/gemm": 1.25}))
+    restless = priced(step, machine({"module_call": 1e-6, CostKey("contention", "gemm"): 1.25}))
     assert list(restless.ops["seconds"]) == pytest.approx(
         [1.25 * seconds for seconds in quiet.ops["seconds"]]
     )
@@ -741,11 +792,14 @@ def test_the_machines_unrest_is_in_every_time() -> None:
 
 
 @pytest.mark.parametrize(("n", "factor"), [(64, 1.4), (2**19, 1.4), (2**22, 1.306), (2**25, 1.2)])
-def test_long_calls_have_less_unrest_to_add(n: int, factor: float) -> None:
+def test_long_calls_have_less_contention_slowdown(n: int, factor: float) -> None:
     """Of 64 ns, 0.5, 4.2 and 34 ms: the best samples of the last had their neighbours, too."""
     quiet, restless = (
         priced(trace(relu(n)), machine(costs)).prices.items
-        for costs in ({}, {"unrest/gemm": 1.4, "unrest_long/gemm": 1.2})
+        for costs in (
+            {},
+            {CostKey("contention", "gemm"): 1.4, CostKey("contention_long", "gemm"): 1.2},
+        )
     )
     (kernel_s,), (usual_s,) = (
         [item.seconds for item in items if item.what == "kernel"] for items in (quiet, restless)
@@ -753,8 +807,8 @@ def test_long_calls_have_less_unrest_to_add(n: int, factor: float) -> None:
     assert usual_s / kernel_s == pytest.approx(factor, rel=2e-3)
 
 
-def test_what_the_framework_does_has_an_unrest_of_its_own() -> None:
-    costs = {"module_call": 1e-6, "unrest/gemm": 1.25}
+def test_the_framework_has_a_contention_slowdown_of_its_own() -> None:
+    costs = {"module_call": 1e-6, CostKey("contention", "gemm"): 1.25}
     step = trace(mm(64, 64, 64), relu(1024))
 
     def by_what(on: Machine) -> dict[str, float]:
@@ -764,7 +818,10 @@ def test_what_the_framework_does_has_an_unrest_of_its_own() -> None:
             for what in {item.what for item in prices.items}
         }
 
-    plain, busy = by_what(machine(costs)), by_what(machine({**costs, "unrest_framework": 2.0}))
+    plain, busy = (
+        by_what(machine(costs)),
+        by_what(machine({**costs, CostKey("contention_framework"): 2.0})),
+    )
     assert plain["module call"] > 0
     assert busy["module call"] == pytest.approx(2.0 / 1.25 * plain["module call"])
     assert (
@@ -783,11 +840,12 @@ def test_the_interval_of_measured_ops_is_the_spread_of_processes_and_hours() -> 
 
 
 @pytest.mark.parametrize(
-    ("factors", "part"), [({}, 1.0), ({"unrest/gemm": 1.25, "unrest_framework": 1.5}, 0.6)]
+    ("factors", "part"),
+    [({}, 1.0), ({CostKey("contention", "gemm"): 1.25, CostKey("contention_framework"): 1.5}, 0.6)],
 )
 def test_seconds_of_another_pace_widen_it(factors: dict[str, float], part: float) -> None:
     on = machine(factors)
-    spells = Cost("unrest_spells", 1, Samples((0.9, *(1.0,) * 9, 1.4)))
+    spells = Cost(CostKey("interference_interval"), 1, Samples((0.9, *(1.0,) * 9, 1.4)))
     step = priced(trace(relu(1024)), replace(on, costs=(*on.costs, spells))).step
     assert step.total_s is not None
     assert step.high_s == pytest.approx(

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calibrated_cases import T, mm, relu, trace
+from calibrated_cases import T, cost, mm, relu, step_keys, trace
 from calibrated_cases import machine as made_up
 
 from dlperf import predict
 from dlperf.core import host
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
-from dlperf.core.machine import STEP_COSTS, Cost, Kernel, Machine
+from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import Op
 from dlperf.core.verification import SelfTest
 from dlperf.microbench import suite
@@ -145,7 +145,7 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
         0,
     )  # a single sample, held against itself, says nothing
     machine = suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
-    assert len([cost for cost in machine.costs if cost.name.startswith("unrest/")]) == 4
+    assert len(machine.costs_of("contention")) == 4
     assert machine.contention_slowdown(1) == pytest.approx(6.1 / 4)
     # ... and a second look at a busy group holds its usual time against the least of both looks.
     worker.seconds, worker.wholes_s = 2e-4, (2e-4,)
@@ -156,7 +156,7 @@ def test_every_group_keeps_its_own_factors(tmp_path: Path, worker: type[Worker])
     ("seconds", "short", "long"),
     [(1e-5, 1.5, 1.5), (9e-4, 1.5, 1.5), (1.1e-3, 1.0, 1.0), (0.019, 1.0, 1.0), (0.02, 1.0, 1.5)],
 )
-def test_long_calls_have_an_unrest_of_their_own(
+def test_long_calls_have_a_contention_slowdown_of_their_own(
     tmp_path: Path, worker: type[Worker], seconds: float, short: float, long: float
 ) -> None:
     worker.seconds, worker.wholes_s, worker.unsteady = seconds, (1.25 * seconds, 1.75 * seconds), 1
@@ -445,7 +445,7 @@ def test_a_neighbour_is_noted(
     worker.switches_per_s = 2 * suite.BUSY_SWITCHES_PER_S
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
     assert machine.notes[0].startswith("2 other process(es) were running")
-    assert sum(note.startswith("busy while measuring") for note in machine.notes) == 3
+    assert [one.switches_per_s > 0 for one in machine.disturbances] == [True] * 3
     told = capsys.readouterr().err
     assert "warning: the machine is busy" in told
     assert told.count("was busy while 3 of 3 groups were measured") == 1
@@ -457,14 +457,14 @@ def test_what_was_measured_on_a_busy_machine_is_mended_by_calibrating_again(
     path = tmp_path / "m.json"
     worker.unsteady = 1
     busy = suite.calibrate(path, mode="quick")
-    assert sum("never had the core's full speed" in note for note in busy.notes) == 3
+    assert sum("never had the core's full speed" in one.note for one in busy.disturbances) == 3
     worker.unsteady = 0
     suite.calibrate(path, mode="quick", traces=[trace(mm(8, 8, 8))])
     assert measured(worker)[1][1] != list(GROUPS)  # adding a target measures that alone
     worker.seconds = 5e-6
     mended = suite.calibrate(path, mode="quick")
     assert set(measured(worker)[2][1]) >= set(GROUPS)
-    assert not any("busy while measuring" in note for note in mended.notes)
+    assert mended.disturbances == ()
     # both looks are kept, and the least of them counts
     assert {kernel.samples.values for kernel in mended.kernels if kernel.family in GROUPS} == {
         (1e-6, 5e-6)
@@ -554,7 +554,6 @@ def test_another_torch_does_not_replace_what_took_hours(
 
 
 def test_costs_that_were_cut_out_are_measured_again() -> None:
-    names = [name for names in STEP_COSTS.values() for name in names]
     groups = tuple(
         f"quick/1/{name}"
         for name in (
@@ -564,14 +563,16 @@ def test_costs_that_were_cut_out_are_measured_again() -> None:
     )
     whole = Machine(
         host.this_cpu(),
-        costs=tuple(Cost(name, 1, Samples((1e-6,))) for name in names),
+        costs=tuple(cost(key, 1e-6) for key in step_keys()),
         groups=groups,
     )
     assert suite._missing(whole, 1, "quick", (), mends=False) == []
     cut = replace(
         whole,
         costs=tuple(
-            cost for cost in whole.costs if cost.name not in ("autograd_node", "cold/first")
+            cost
+            for cost in whole.costs
+            if cost.key[:2] not in (("autograd_node", ""), ("cold_start", "first"))
         ),
     )
     assert [name for name, _ in suite._missing(cut, 1, "quick", (), mends=False)] == ["framework"]
@@ -701,7 +702,7 @@ def test_a_traces_ops_are_measured_for_it(
     assert any(
         "mine.odd.default: this torch has no such operator" in note for note in machine.notes
     )
-    assert machine.cost_s("fork_join", 1) == 0.0
+    assert machine.cost_value("fork_join", 1) == 0.0
     assert capfd.readouterr().out == ""
     found = predict(step, replace(machine, bandwidths=made_up().bandwidths), threads=1)
     assert list(found.ops[found.ops["what"] == "kernel"]["source"]) == [

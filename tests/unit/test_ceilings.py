@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dlperf.core.clock import Clock
+from dlperf.core.costs import CostKey
 from dlperf.core.machine import Cpu, Kernel, Machine
 from dlperf.microbench import ceilings
 from dlperf.microbench.worker import SYSTEM_GROUPS
@@ -90,8 +91,10 @@ def test_what_is_measured_is_what_the_roofs_ask_for(monkeypatch: pytest.MonkeyPa
     assert updates.moved_bytes == 12 * 2048 * (
         2**22 // (16 * 2**10)
     )  # 2048 elements of c, read, added to and written
-    assert {cost.name for cost in costs} == {
-        f"ceiling/{kind}/{dtype}" for kind in ("add", "mul") for dtype in ceilings.DTYPES
+    assert {cost.key for cost in costs} == {
+        CostKey("arithmetic", kind, variant=dtype)
+        for kind in ("add", "mul")
+        for dtype in ceilings.DTYPES
     }
     product = torch_product()
     roofs = roofs_of(Machine(Cpu("x", 1, CACHES), (product,), tuple(bandwidths), tuple(costs)), 1)

@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calibrated_cases import cost, relu
 from calibrated_cases import machine as made_up
-from calibrated_cases import relu
 from calibrated_cases import trace as trace_of
 
 from dlperf.core.clock import Samples
 from dlperf.core.co_run import PREPARATION, CoRun, operations_of
+from dlperf.core.costs import INTERFERENCE, Cost, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.core.machine import INTERFERENCE, Cost, Cpu, Machine
+from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import BOUNDS, Item, Prices
 from dlperf.core.variation import sigma_over
 from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
@@ -195,10 +196,13 @@ def test_the_costs_around_a_step_are_slowed_down_as_python_is() -> None:
     file = machine(compute={2: 1.0}, DRAM={2: 1.0}, overhead={2: 1.25})
     file = replace(
         file,
-        costs=(Cost("loader/batch", 1, Samples((4e-6,))), Cost("page_fault", 1, Samples((4e-6,)))),
+        costs=(
+            Cost(CostKey("loader_batch"), 1, Samples((4e-6,))),
+            Cost(CostKey("page_fault"), 1, Samples((4e-6,))),
+        ),
     )
-    found = {cost.name: cost.seconds for cost in predict_co_run(prediction(file), 2).machine.costs}
-    assert found == {"loader/batch": pytest.approx(5e-6), "page_fault": 4e-6}
+    found = {cost.key: cost.value for cost in predict_co_run(prediction(file), 2).machine.costs}
+    assert found == {CostKey("loader_batch"): pytest.approx(5e-6), CostKey("page_fault"): 4e-6}
 
 
 def test_workers_have_one_thread() -> None:
@@ -282,7 +286,9 @@ def test_workers_wait_for_the_slowest_of_them() -> None:
     values = tuple(
         math.exp(0.1 * statistics.NormalDist().inv_cdf((place + 0.5) / 101)) for place in range(101)
     )
-    restless = replace(steady, costs=(*steady.costs, Cost(INTERFERENCE, 1, Samples(values))))
+    restless = replace(
+        steady, costs=(*steady.costs, Cost(CostKey(INTERFERENCE), 1, Samples(values)))
+    )
     n = 12_500  # epochs of 6,250 steps of 6.5 ms
     one, other = (prediction(file).epoch(n, 2, workers=2) for file in (steady, restless))
     assert one.waiting_s == 0.0
@@ -296,10 +302,13 @@ def test_workers_wait_for_the_slowest_of_them() -> None:
 
 
 def test_loading_workers_share_their_training_workers_part_of_the_cores() -> None:
-    names = [*(f"loader/{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS)), "loader/byte/4096"]
+    names = [
+        *(f"loader_{name}" for name in (*_NEEDED, *_NEEDED_BY_WORKERS)),
+        CostKey("loader_byte", at=4096),
+    ]
     file = replace(
         workers_file(),
-        costs=(*workers_file().costs, *(Cost(name, 1, Samples((1e-9,))) for name in names)),
+        costs=(*workers_file().costs, *(cost(key, 1e-9) for key in names)),
     )
     loader = SampledLoader("l", 10, 4e-3, (1,), 40)
     step_s = 3e-3 * 1.5 + 1e-3 * 2.0

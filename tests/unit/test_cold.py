@@ -10,7 +10,8 @@ from calibrated_cases import relu
 
 from dlperf.core import code_footprint
 from dlperf.core.clock import Clock, CoreSpeed, Repeats, Samples
-from dlperf.core.machine import Bandwidth, Cost, Machine
+from dlperf.core.costs import Cost, CostKey
+from dlperf.core.machine import Bandwidth, Machine
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench import cold_start, framework, stream, worker
 from dlperf.microbench.operator_benchmark import build
@@ -59,14 +60,20 @@ def test_each_of_several_calls_is_compared_with_itself_without_other_work() -> N
 
 def test_moments_are_joined_by_name() -> None:
     costs = [
-        Cost("cold/next/1048576", 2, Samples((1e-6,), 1)),
-        Cost("native_call", 2, Samples((2e-6,))),
+        Cost(CostKey("cold_start", "next", 1048576), 2, Samples((1e-6,), 1)),
+        Cost(CostKey("native_call"), 2, Samples((2e-6,))),
     ]
     found = cold_start.joined(
         costs,
-        {"cold/next/1048576": Samples((3e-6, 4e-6), 2), "cold/first/1048576": Samples((9e-6,))},
+        {
+            CostKey("cold_start", "next", 1048576): Samples((3e-6, 4e-6), 2),
+            CostKey("cold_start", "first", 1048576): Samples((9e-6,)),
+        },
     )
-    assert found == [Cost("cold/next/1048576", 2, Samples((1e-6, 3e-6, 4e-6), 3)), costs[1]]
+    assert found == [
+        Cost(CostKey("cold_start", "next", 1048576), 2, Samples((1e-6, 3e-6, 4e-6), 3)),
+        costs[1],
+    ]
 
 
 def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> None:
@@ -143,15 +150,19 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         framework,
         "measure",
         lambda *_: [
-            Cost("native_call", 1, Samples((1e-6,))),
-            Cost("cold/next/1048576", 1, measured("first cold")),
+            Cost(CostKey("native_call"), 1, Samples((1e-6,))),
+            Cost(CostKey("cold_start", "next", 1048576), 1, measured("first cold")),
         ],
     )
     monkeypatch.setattr(stream, "measure", sweeps)
     monkeypatch.setattr(
-        stream, "measure_residency", lambda *_: [Cost("retention/2", 1, measured("retention"))]
+        stream,
+        "measure_residency",
+        lambda *_: [Cost(CostKey("cache_residency", at=2), 1, measured("retention"))],
     )
-    monkeypatch.setattr(cold_start, "measure", lambda *_: {"cold/next/1048576": measured("cold")})
+    monkeypatch.setattr(
+        cold_start, "measure", lambda *_: {CostKey("cold_start", "next", 1048576): measured("cold")}
+    )
     few = Group(
         "few",
         tuple(Point("pointwise", relu(n)) for n in (64, 128)),
@@ -177,5 +188,9 @@ def test_what_neighbours_change_is_measured_in_several_passes(
         for message in said
         if "group" in message
     }  # the last word of each
-    found = {cost.name: len(cost.samples.values) for cost in (*told["framework"], *told["stream"])}
-    assert (found["native_call"], found["cold/next/1048576"], found["retention/2"]) == (1, 2, 2)
+    found = {cost.key: len(cost.samples.values) for cost in (*told["framework"], *told["stream"])}
+    assert (
+        found[CostKey("native_call")],
+        found[CostKey("cold_start", "next", 1048576)],
+        found[CostKey("cache_residency", at=2)],
+    ) == (1, 2, 2)

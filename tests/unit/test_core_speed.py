@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dlperf.core.clock import Clock, CoreSpeed, Samples
-from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.costs import Cost, CostKey
+from dlperf.core.machine import Cpu, Machine
 from dlperf.core.variation import log_sigma
 from dlperf.runner.core_speed import CoreState, SpeedSamples, UsualSpeed, slowdown, usual_speed
 from dlperf.runner.epoch_log import EpochLog
@@ -81,17 +82,20 @@ def test_a_state_lasts_some_seconds() -> None:
 
 def test_what_a_machine_file_says() -> None:
     groups = [
-        Cost(f"unrest/{name}", 1, Samples((usual,)))
+        Cost(CostKey("contention", name), 1, Samples((usual,)))
         for name, usual in (("gemm", 1.0), ("pool", 1.1), ("sum", 1.2))
     ]
-    spells = Cost("unrest_spells", 1, Samples((0.9, 1.0, 1.1)))
-    groups += [Cost(f"unrest_mean/{name}", 1, Samples((1.02,))) for name in ("gemm", "pool", "sum")]
+    spells = Cost(CostKey("interference_interval"), 1, Samples((0.9, 1.0, 1.1)))
+    groups += [
+        Cost(CostKey("contention_mean", name), 1, Samples((1.02,)))
+        for name in ("gemm", "pool", "sum")
+    ]
     found = usual_speed(
         Machine(
             CPU,
             costs=(
-                Cost("pace", 1, Samples((8e-6,))),
-                Cost("unrest/gemm", 4, Samples((2.0,))),
+                Cost(CostKey("core_speed"), 1, Samples((8e-6,))),
+                Cost(CostKey("contention", "gemm"), 4, Samples((2.0,))),
                 spells,
                 *groups,
             ),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from dlperf.core.clock import Clock
-from dlperf.core.machine import Cost
+from dlperf.core.costs import Cost, CostKey
 from dlperf.microbench import ddp
 
 
@@ -43,18 +43,18 @@ def test_one_more_gradient_is_the_slope_of_what_sending_adds() -> None:
 def test_a_difference_counts_by_its_median() -> None:
     from dlperf.core.clock import Samples
 
-    assert Cost("ddp/call", 1, Samples((0.0, 2.0, 9.0))).seconds == 2.0
+    assert Cost(CostKey("ddp_call"), 1, Samples((0.0, 2.0, 9.0))).value == 2.0
 
 
 @pytest.mark.process
 def test_the_real_costs() -> None:
     code = (
-        "from dlperf.microbench import ddp; print([(c.name, c.threads, c.seconds >= 0) for c in"
+        "from dlperf.microbench import ddp; print([(str(c.key), c.threads, c.value >= 0) for c in"
         " ddp.measure(1, 'quick')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-1000:]
     assert done.stdout.strip() in (
-        "[('ddp/call', 1, True), ('ddp/hook', 1, True), ('ddp/sync', 1, True)]",
+        "[('ddp_call', 1, True), ('ddp_hook', 1, True), ('ddp_sync', 1, True)]",
         "[]",
     )

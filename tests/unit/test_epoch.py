@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from calibrated_cases import cost
 from report_cases import cnn, cnn_items, cnn_trace, gemm_table, machine, prediction
 from test_loading import IN_PROCESS, WORKERS
 
-from dlperf.core.clock import Samples
+from dlperf.core.costs import CONTENTION, CONTENTION_MEAN, CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.core.machine import CONTENTION, CONTENTION_MEAN, Cost
 from dlperf.forecast.epoch import last_batch_size
 from dlperf.forecast.loading import pipeline_s
 from dlperf.forecast.prediction import Prediction
@@ -93,18 +94,16 @@ LOOP = {
     "first_convolution": 2e-3,
     "first_step": 0.05,
 }
-EVERYTHING = {f"loader/{name}": s for name, s in (IN_PROCESS | WORKERS).items()} | {
-    f"loop/{name}": s for name, s in LOOP.items()
-}
+EVERYTHING = IN_PROCESS | WORKERS | {f"loop_{name}": s for name, s in LOOP.items()}
 ITEM_S = LOOP["item"]
 
 
-def with_costs(found: Prediction, costs: Mapping[str, float] = EVERYTHING) -> Prediction:
+def with_costs(found: Prediction, costs: Mapping[Any, float] = EVERYTHING) -> Prediction:
     return replace(
         found,
         machine=replace(
             machine(),
-            costs=tuple(Cost(name, 1, Samples((seconds,))) for name, seconds in costs.items()),
+            costs=tuple(cost(key, seconds) for key, seconds in costs.items()),
         ),
     )
 
@@ -241,10 +240,11 @@ def test_unknown_words_are_named() -> None:
 
 
 def test_epochs_sum_means_of_a_restless_machine() -> None:
-    # steps carry the unrest already; what lies around them takes 1.1 x as long as at best, and
+    # steps carry the contention slowdown already; what lies around them takes 1.1 x as long as at best, and
     # everything 1.2 x on average
     found = with_costs(
-        training(), EVERYTHING | {f"{CONTENTION}/gemm": 1.1, f"{CONTENTION_MEAN}/gemm": 1.2}
+        training(),
+        EVERYTHING | {CostKey(CONTENTION, "gemm"): 1.1, CostKey(CONTENTION_MEAN, "gemm"): 1.2},
     ).epoch(320)
     plain = full().epoch(320)
     assert found.steps_s == pytest.approx(1.2 * plain.steps_s)

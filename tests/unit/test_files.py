@@ -172,8 +172,8 @@ def test_schemas(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (
-            '{"schema": "dlperf.machine", "schema_version": 3}',
-            "schema_version is 3, this dlperf reads up to 2; update dlperf or make the file again",
+            '{"schema": "dlperf.machine", "schema_version": 4}',
+            "schema_version is 4, this dlperf reads up to 2; update dlperf or make the file again",
         ),
         (
             '{"schema": "dlperf.machine", "schema_version": 1}',

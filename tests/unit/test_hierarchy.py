@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dlperf import predict
 from dlperf.core.clock import Samples
-from dlperf.core.machine import Bandwidth, Cost, Cpu
+from dlperf.core.costs import Cost, CostKey
+from dlperf.core.machine import Bandwidth, Cpu
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.blocking import Product, bound_bytes, products_of
@@ -323,8 +324,8 @@ def test_measured_ceilings_take_the_place_of_stream_in_the_caches() -> None:
     sets = ((16 * KIB, 150e9), (512 * KIB, 120e9), (8 * MIB, 60e9), (256 * MIB, 9e9))
     sums = tuple(Bandwidth("sum", 1, size, size, Samples((size / rate,))) for size, rate in sets)
     costs = (
-        Cost("ceiling/add/float32", 1, Samples((1 / 3e9, 1 / 2e9))),
-        Cost("ceiling/mul/float32", 1, Samples((1 / 2.5e9,))),
+        Cost(CostKey("arithmetic", "add", variant="float32"), 1, Samples((1 / 3e9, 1 / 2e9))),
+        Cost(CostKey("arithmetic", "mul", variant="float32"), 1, Samples((1 / 2.5e9,))),
     )
     plain = machine()
     roofs = roofs_of(replace(plain, bandwidths=(*plain.bandwidths, *sums), costs=costs), 1)

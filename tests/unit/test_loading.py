@@ -8,6 +8,7 @@ import pytest
 from calibrated_cases import T, machine
 from loader_simulation import simulate
 
+from dlperf.core.costs import CostKey
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
@@ -24,33 +25,33 @@ from dlperf.forecast.loading import (
 
 US = 1e-6
 IN_PROCESS = {
-    "batch": 30 * US,
-    "batch_tensor": 6 * US,
-    "sample": 1 * US,
-    "tensor": 2 * US,
-    "shuffle": 0.1 * US,
-    "byte/1024": 2e-10,
-    "byte/4096": 4e-10,
+    "loader_batch": 30 * US,
+    "loader_batch_tensor": 6 * US,
+    "loader_sample": 1 * US,
+    "loader_tensor": 2 * US,
+    "loader_shuffle": 0.1 * US,
+    CostKey("loader_byte", at=1024): 2e-10,
+    CostKey("loader_byte", at=4096): 4e-10,
 }
 WORKERS = {
-    "receive_batch": 500 * US,
-    "receive_tensor": 300 * US,
-    "receive_byte": 4e-10,
-    "send_batch": 700 * US,
-    "send_tensor": 200 * US,
-    "send_byte": 1e-9,
-    "start_call": 0.02,
-    "start_worker": 0.015,
-    "stop_call": 0.007,
-    "stop_worker": 0.001,
-    "resume": 0.002,
-    "fork_byte": 1e-9,
+    "loader_receive_batch": 500 * US,
+    "loader_receive_tensor": 300 * US,
+    "loader_receive_byte": 4e-10,
+    "loader_send_batch": 700 * US,
+    "loader_send_tensor": 200 * US,
+    "loader_send_byte": 1e-9,
+    "loader_start_call": 0.02,
+    "loader_start_worker": 0.015,
+    "loader_stop_call": 0.007,
+    "loader_stop_worker": 0.001,
+    "loader_resume": 0.002,
+    "loader_fork_byte": 1e-9,
 }
 
 
 def loading_machine(workers: bool = True, **rest: float) -> Machine:
     costs = IN_PROCESS | (WORKERS if workers else {})
-    return machine({**{f"loader/{name}": seconds for name, seconds in costs.items()}, **rest})
+    return machine({**costs, **rest})
 
 
 # -- the pipeline ----------------------------------------------------------------------------------

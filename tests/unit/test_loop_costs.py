@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dlperf.core.clock import Clock, Repeats, Samples
+from dlperf.core.costs import CostKey
 from dlperf.core.machine import Cpu, Machine
 from dlperf.forecast.loading import LoaderCosts, has_costs
 from dlperf.microbench import loader, loop
@@ -58,7 +59,7 @@ def test_in_process_costs_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
         "shuffle": 0.5 * US,
     }
     assert found == pytest.approx(
-        {f"loader/{name}": s for name, s in expected.items()}
+        {CostKey(f"loader_{name}"): s for name, s in expected.items()}
         | dict(zip(list(found)[5:], (1e-10, 3e-10, 3e-10)))
     )
 
@@ -69,7 +70,6 @@ def test_costs_of_handing_over_come_back(monkeypatch: pytest.MonkeyPatch) -> Non
         "batch_tensor": 6 * US,
         "sample": 1 * US,
         "tensor": 2 * US,
-        "byte/65536": 2e-10,
     }
 
     def handed_over(
@@ -84,16 +84,21 @@ def test_costs_of_handing_over_come_back(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(loader, "_handed_over", handed_over)
     found = loader.with_worker(
-        {f"loader/{name}": Samples((s,)) for name, s in fetched.items()}, 3, Hand().clock()
+        {
+            **{CostKey(f"loader_{name}"): Samples((s,)) for name, s in fetched.items()},
+            CostKey("loader_byte", at=65536): Samples((2e-10,)),
+        },
+        3,
+        Hand().clock(),
     )
     assert {name: samples.median for name, samples in found.items()} == pytest.approx(
         {
-            "loader/receive_batch": 500 * US,
-            "loader/receive_tensor": 300 * US,
-            "loader/receive_byte": 4e-10,
-            "loader/send_batch": 700 * US,
-            "loader/send_tensor": 200 * US,
-            "loader/send_byte": 1e-9,
+            CostKey("loader_receive_batch"): 500 * US,
+            CostKey("loader_receive_tensor"): 300 * US,
+            CostKey("loader_receive_byte"): 4e-10,
+            CostKey("loader_send_batch"): 700 * US,
+            CostKey("loader_send_tensor"): 200 * US,
+            CostKey("loader_send_byte"): 1e-9,
         }
     )
 
@@ -114,12 +119,12 @@ def test_costs_of_starting_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert found == pytest.approx(
         {
-            "loader/start_call": 0.02,
-            "loader/start_worker": 0.015,
-            "loader/stop_call": 0.007,
-            "loader/stop_worker": 0.001,
-            "loader/resume": 0.002,
-            "loader/fork_byte": 1e-9,
+            CostKey("loader_start_call"): 0.02,
+            CostKey("loader_start_worker"): 0.015,
+            CostKey("loader_stop_call"): 0.007,
+            CostKey("loader_stop_worker"): 0.001,
+            CostKey("loader_resume"): 0.002,
+            CostKey("loader_fork_byte"): 1e-9,
         }
     )
 
@@ -130,8 +135,11 @@ def test_a_system_without_workers_is_no_failure(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(loader, "_handed_over", refuse)
     costs, refused = loader.measure(1, "quick")
-    assert {cost.name for cost in costs} >= {"loader/batch", "loader/byte/4096"}
-    assert not any(cost.name.startswith("loader/receive") for cost in costs)
+    assert {cost.key for cost in costs} >= {
+        CostKey("loader_batch"),
+        CostKey("loader_byte", at=4096),
+    }
+    assert not any(cost.key.kind.startswith("loader_receive") for cost in costs)
     assert refused == [
         (
             "worker processes of a data loader (RuntimeError: unable to open shared memory object in"
@@ -153,8 +161,8 @@ def test_everything_for_real_leaves_no_process() -> None:
 
 
 def test_the_loop_for_real() -> None:
-    found = {cost.name: cost.samples for cost in loop.measure(1, "quick")}
-    assert found["loop/item"].minimum > 0
-    assert found["loop/clip_tensor"].minimum > 0
-    assert found["loop/first_convolution"].median > 0
-    assert "loop/first_step" not in found  # it takes a process of its own
+    found = {cost.key: cost.samples for cost in loop.measure(1, "quick")}
+    assert found[CostKey("loop_item")].minimum > 0
+    assert found[CostKey("loop_clip_tensor")].minimum > 0
+    assert found[CostKey("loop_first_convolution")].median > 0
+    assert CostKey("loop_first_step") not in found  # it takes a process of its own

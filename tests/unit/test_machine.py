@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from dlperf.core.clock import Samples
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import Bandwidth, Cost, Cpu, Kernel, KernelModelFit, Machine, default_path
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine, default_path
 from dlperf.core.records.conversion import shown
 from dlperf.core.trace import Op, Symbol, TensorSpec
 
@@ -46,7 +47,10 @@ def full_machine() -> Machine:
         Cpu("Some CPU", 4, (32 * KIB, MIB, 32 * MIB), 2**34, ("avx2", "fma"), "Vendor/1/2/3"),
         (relu(64), relu(64, 2, 2e-6), Kernel(product, "gemm", 1, Samples((1e-6, 3e-6, 2e-6), 1))),
         sweep("triad", 1, (16 * KIB, 2e11), (512 * KIB, 1e11), (16 * MIB, 4e10), (128 * MIB, 1e10)),
-        (Cost("dispatch", 1, Samples((1e-6, 0.0))), Cost("dispatch", 4, Samples((5e-6,)))),
+        (
+            Cost(CostKey("fork_join"), 1, Samples((1e-6, 0.0))),
+            Cost(CostKey("fork_join"), 4, Samples((5e-6,))),
+        ),
         "thorough",
         ("thorough/1/stream",),
         True,
@@ -82,7 +86,9 @@ def test_of_two_thread_counts_as_near_the_lower_counts() -> None:
 
 def test_a_thread_count_without_kernels_is_not_measured() -> None:
     """An interrupted calibration has costs of a second thread count and no kernels of it yet."""
-    machine = Machine(Cpu("c", 8), (relu(1, 1),), costs=(Cost("dispatch", 2, Samples((1e-6,))),))
+    machine = Machine(
+        Cpu("c", 8), (relu(1, 1),), costs=(Cost(CostKey("fork_join"), 2, Samples((1e-6,))),)
+    )
     assert machine.threads == (1,)
     assert machine.nearest_threads(2) == 1
     assert replace(machine, kernels=()).threads == (2,)
@@ -120,21 +126,21 @@ def test_a_newer_measurement_replaces_the_older() -> None:
 
 def test_a_cost_is_its_least_sample_but_where_it_is_spread_by_nature() -> None:
     samples = Samples((4e-6, 1e-6, 3e-6, 2e-6, 5e-6))
-    assert Cost("module_call", 1, samples).seconds == 1e-6
+    assert Cost(CostKey("module_call"), 1, samples).value == 1e-6
     assert (
-        Cost("page_fault", 1, samples).seconds
-        == Cost("cold/next/1048576", 1, samples).seconds
+        Cost(CostKey("page_fault"), 1, samples).value
+        == Cost(CostKey("cold_start", "next", 1048576), 1, samples).value
         == 2e-6
     )  # the second of five
 
 
 def test_costs_come_from_the_nearest_threads() -> None:
     machine = full_machine()
-    assert machine.cost_s("dispatch", 1) == 0.0  # the least of 1 us and 0
-    assert machine.cost_s("dispatch", 3) == 5e-6
-    assert machine.cost_s("unheard_of", 1, default=7.0) == 7.0
-    with pytest.raises(DlperfError, match="holds no cost 'unheard_of'; run dlperf calibrate"):
-        machine.cost_s("unheard_of", 1)
+    assert machine.cost_value("fork_join", 1) == 0.0  # the least of 1 us and 0
+    assert machine.cost_value("fork_join", 3) == 5e-6
+    assert machine.cost_value("module_call", 1, default=7.0) == 7.0
+    with pytest.raises(DlperfError, match="holds no cost 'module_call'; run dlperf calibrate"):
+        machine.cost_value("module_call", 1)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ NEGATIVE = [-1, math.nan, math.inf, "1", None, True]
         (("bandwidths", 3, "working_set_bytes"), ZERO_OR_LESS),
         (("bandwidths", 3, "moved_bytes"), ZERO_OR_LESS),
         (("bandwidths", 0, "threads"), ZERO_OR_LESS),
-        (("costs", 1, "samples_s", 0), NEGATIVE),
+        (("costs", 1, "samples", 0), NEGATIVE),
         (("costs", 1, "threads"), ZERO_OR_LESS),
         (("cpu", "n_cores"), ZERO_OR_LESS),
         (("cpu", "memory_bytes"), NEGATIVE),
@@ -294,8 +300,8 @@ def test_impossible_numbers_are_named(
     ("change", "message"),
     [
         (
-            lambda data: data.update(schema_version=3),
-            "schema_version is 3, this dlperf reads up to 2",
+            lambda data: data.update(schema_version=4),
+            "schema_version is 4, this dlperf reads up to 3",
         ),
         (lambda data: data.update(schema_version=0), "schema_version is 0"),
         (lambda data: data.update(schema_version=True), "schema_version is True"),
@@ -349,10 +355,10 @@ def test_impossible_numbers_are_named(
             lambda data: data["kernels"][2].update(samples_s=[5e-324]),
             r"samples_s\[0\] is 5e-324; expected a finite number of at least 1e-15",
         ),
-        (lambda data: data["costs"][1].update(name=7), r"costs\[1\]\.name is 7; expected text"),
+        (lambda data: data["costs"][1].update(kind=7), r"costs\[1\]\.kind is 7; expected text"),
         (
-            lambda data: data["costs"][1].update(samples_s=[1e308]),
-            r"costs\[1\]\.samples_s\[0\] is 1e\+308; expected a finite number of at most 1e\+06",
+            lambda data: data["costs"][1].update(samples=[1e308]),
+            r"costs\[1\]\.samples\[0\] is 1e\+308; expected a finite number of at most 1e\+06",
         ),
     ],
 )
@@ -393,14 +399,20 @@ def test_the_default_file_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert default_path() == Path.home() / ".local" / "share" / "dlperf" / "machine.json"
 
 
-def test_factors_of_a_restless_machine() -> None:
+def test_slowdowns_of_a_contended_machine() -> None:
     # the median of the groups' factors; 1 where none was kept
     above = {"a": (1.1, 1.0), "b": (1.2, 1.05), "for net.py:build@32": (1.6, 1.5)}
-    costs = [Cost(f"unrest/{group}", 1, Samples((usual,))) for group, (usual, _) in above.items()]
-    costs += [
-        Cost(f"unrest_mean/{group}", 1, Samples((mean,))) for group, (_, mean) in above.items()
+    costs = [
+        Cost(CostKey("contention", group), 1, Samples((usual,)))
+        for group, (usual, _) in above.items()
     ]
-    machine = Machine(Cpu("x", 2), costs=(*costs, Cost("unrest/a", 4, Samples((9.0,)))))
+    costs += [
+        Cost(CostKey("contention_mean", group), 1, Samples((mean,)))
+        for group, (_, mean) in above.items()
+    ]
+    machine = Machine(
+        Cpu("x", 2), costs=(*costs, Cost(CostKey("contention", "a"), 4, Samples((9.0,))))
+    )
     assert (machine.contention_slowdown(2), machine.mean_slowdown(2)) == (1.2, 1.05)
     assert (Machine(Cpu("x", 2)).contention_slowdown(1), Machine(Cpu("x", 2)).mean_slowdown(1)) == (
         1.0,
@@ -409,11 +421,28 @@ def test_factors_of_a_restless_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["varied/aten.mm/x14", "cold/next", "far/next/0", "churn/next/1e6", "cold/a/b/64"]
+    ("changes", "message"),
+    [
+        ({"kind": "far"}, r"costs\[0\].kind is 'far'; expected one of"),
+        ({"at": 0}, r"costs\[0\].at is 0; expected a positive number of bytes"),
+        ({"at": 2.5}, r"costs\[0\].at"),
+        ({"at": 2**53}, r"costs\[0\].at"),
+        ({"kind": "module_call", "statistic": "minimum"}, r"at is 64; expected nothing"),
+        ({"unit": "s/byte"}, r"unit is 's/byte'; expected 's' for cold_start"),
+        ({"statistic": "median"}, r"statistic is 'median'; expected 'lower quartile'"),
+    ],
 )
-def test_a_point_of_a_curve_says_after_how_much(name: str) -> None:
-    data = Machine(Cpu("c", 8), costs=(Cost("cold/next/64", 1, Samples((1e-6,))),)).to_json()
-    assert Machine.from_json(data).costs[0].name == "cold/next/64"
-    data["costs"][0]["name"] = name
-    with pytest.raises(DlperfError, match="after how much"):
+def test_a_cost_has_its_kinds_unit_statistic_and_amount(
+    changes: dict[str, Any], message: str
+) -> None:
+    cost = Cost(CostKey("cold_start", "next", 64), 1, Samples((1e-6,)))
+    data = Machine(Cpu("c", 8), costs=(cost,)).to_json()
+    assert Machine.from_json(data).costs == (cost,)
+    data["costs"][0].update(changes)
+    with pytest.raises(DlperfError, match=message):
         Machine.from_json(data)
+
+
+def test_unknown_kinds_of_costs_are_refused() -> None:
+    with pytest.raises(DlperfError, match="cost 'dispatch' is unknown; known are core_speed"):
+        Cost(CostKey("dispatch"), 1, Samples((1e-6,)))

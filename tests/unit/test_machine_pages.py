@@ -3,11 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from calibrated_cases import cost, step_keys
 
 from dlperf.core.clock import Samples
-from dlperf.core.machine import STEP_COSTS, Bandwidth, Cost, Cpu, Kernel, KernelModelFit, Machine
+from dlperf.core.costs import Cost, CostKey
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op, TensorSpec, Trace
-from dlperf.core.verification import Coverage, SelfTest
+from dlperf.core.verification import Coverage, Disturbance, SelfTest
 from dlperf.report.machine_check import (
     find_mismatches,
     find_missing_dtypes,
@@ -36,10 +38,9 @@ def machine_of(scale: float = 1.0, **changes: object) -> Machine:
         Bandwidth("triad", 1, size, size, Samples((scale * size / 10e9,) * 3))
         for size in (16 * 2**10, 2**19, 2**23, 2**28)
     )
-    names = (name for names in STEP_COSTS.values() for name in names)
     costs = (
-        Cost("dispatch", 1, Samples((scale * 1e-6,))),
-        *(Cost(f"{name}/8", 1, Samples((0.0,))) for name in names),
+        Cost(CostKey("fork_join"), 1, Samples((scale * 1e-6,))),
+        *(cost(key, 0.0) for key in step_keys()),
     )
     tests = (SelfTest("MLP", 1, 7, 1.1e-3, 0.9e-3, 1.3e-3, 1e-3),)
     machine = Machine(
@@ -68,7 +69,7 @@ def test_summary_holds_the_rates_of_the_samples() -> None:
     assert [(level, rate) for level, _, rate in summary.bandwidths] == [
         (level, pytest.approx(10e9)) for level in ("L1", "L2", "L3", "DRAM")
     ]
-    assert summary.costs[-1] == ("dispatch", 1, 1e-6) or ("dispatch", 1, 1e-6) in summary.costs
+    assert (CostKey("fork_join"), 1, 1e-6) in summary.costs
     (family,) = summary.families
     assert (
         family.name,
@@ -130,7 +131,11 @@ def test_problems_of_the_measuring() -> None:
     ]
     (line,) = find_problems(
         machine_of(
-            costs=tuple(cost for cost in machine_of().costs if not cost.name.startswith("page_"))
+            costs=tuple(
+                cost
+                for cost in machine_of().costs
+                if cost.key.kind not in ("page_fault", "page_release")
+            )
         ),
         CPU,
         VERSIONS,
@@ -190,13 +195,10 @@ def test_busy_groups_are_a_remark() -> None:
         groups = tuple(
             f"full/{threads}/group {number}" for threads in (1, 2) for number in range(4)
         )
-        notes = tuple(
-            f"busy while measuring group {number} with 1 thread(s): why" for number in range(n_busy)
-        )
         return machine_of(
             groups=groups,
+            disturbances=tuple(Disturbance(f"group {number}", 1, 50.0) for number in range(n_busy)),
             notes=(
-                *notes,
                 "1 other process(es) were running when the measuring began; times may be too long",
             ),
         )
@@ -231,7 +233,7 @@ def test_difference_is_a_ratio_of_times() -> None:
     difference = compare_machines(machine_of(), machine_of(2.0, path="two.json"))
     assert {ratio.what: ratio.ratio for ratio in difference.ratios} == {
         what: pytest.approx(2.0)
-        for what in ("gemm", "memory L1", "memory L2", "memory L3", "memory DRAM", "cost dispatch")
+        for what in ("gemm", "memory L1", "memory L2", "memory L3", "memory DRAM", "cost fork_join")
     }
     assert difference.ratios[0].n_shared == 3
     assert difference.notes == ()

@@ -12,6 +12,7 @@ import torch
 from calibrated_cases import mm, relu, trace
 
 from dlperf.core.clock import Clock, Repeats, Samples
+from dlperf.core.costs import CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import conv, gemm, memory, pointwise, stream, threads
 from dlperf.microbench.operator_benchmark import Unplayable, build, n_bytes
@@ -208,15 +209,17 @@ def test_a_cache_that_forgets_is_told_by_the_pause() -> None:
 
     clock = Clock(now=lambda: pass_time(1e-4), switches=lambda: 0)
     found = stream.measure_residency(1, "quick", (2**15, 2**20, 2**25), clock, sweep)
-    assert [cost.name for cost in found] == [f"retention/{ms}" for ms in stream.PAUSES_MS["quick"]]
-    assert [round(cost.seconds, 1) for cost in found] == [2.0, 2.0]
+    assert [cost.key for cost in found] == [
+        CostKey("cache_residency", at=ms) for ms in stream.PAUSES_MS["quick"]
+    ]
+    assert [round(cost.value, 1) for cost in found] == [2.0, 2.0]
     assert (
         stream.measure_residency(1, "quick", (2**15, 2**20, 2**20), clock, sweep) == []
     )  # no cache beyond a core's own
     assert stream.measure_residency(1, "quick", (0, 0, 0), clock, sweep) == []
 
 
-def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(
+def test_sweeps_beyond_a_cores_own_caches_have_a_contention_slowdown_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of three sweeps each the last takes ten times as long; the small one's do not count, and a
@@ -238,8 +241,8 @@ def test_sweeps_beyond_a_cores_own_caches_have_an_unrest_of_their_own(
     monkeypatch.setattr(stream, "kernel", kernel)
     bandwidths, (cost,) = stream.measure(1, "quick", (2**15, 2**20, 2**25), ticks.clock())
     assert {bandwidth.working_set_bytes for bandwidth in bandwidths} == {2**15, 2**22}
-    assert (cost.name, cost.samples.values) == (
-        "unrest_memory",
+    assert (cost.key, cost.samples.values) == (
+        CostKey("contention_memory"),
         (pytest.approx((1 + 1 + 2.5) / 3),),
     )
     assert stream.measure(1, "quick", (2**15, 2**23, 2**25), ticks.clock())[1] == []
@@ -566,11 +569,11 @@ def test_a_traces_ops_are_taken_once_each() -> None:
 
 def test_one_thread_wakes_nobody() -> None:
     (cost,) = threads.measure(1, "quick")
-    assert (cost.name, cost.samples.values) == ("fork_join", (0.0,))
+    assert (cost.key, cost.samples.values) == (CostKey("fork_join"), (0.0,))
 
 
 def test_a_page_costs_something() -> None:
-    found = {cost.name: cost.samples.median for cost in memory.measure(1, "quick")}
+    found = {cost.key.kind: cost.samples.median for cost in memory.measure(1, "quick")}
     assert found.keys() - {"huge_page_fault"} == {"page_fault", "page_release"}
     assert found["page_fault"] > 0
     assert found["page_release"] > 0
@@ -606,8 +609,8 @@ def test_pages_that_the_cache_forgot_take_longer(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(memory, "_touch", touch)
     monkeypatch.setattr(memory, "computing", lambda _clock: lambda _ms: paused.__setitem__(0, True))
     found = memory.measure_residency(1, "quick")
-    assert [(cost.name, cost.seconds) for cost in found] == [
-        (f"retention_page/{ms}", 2.0) for ms in stream.PAUSES_MS["quick"]
+    assert [(cost.key, cost.value) for cost in found] == [
+        (CostKey("page_residency", at=ms), 2.0) for ms in stream.PAUSES_MS["quick"]
     ]
 
 

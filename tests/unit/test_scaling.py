@@ -12,17 +12,9 @@ import pytest
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Rank
 from dlperf.core.co_run import CoRun, operations_of
+from dlperf.core.costs import CONTENTION, CONTENTION_FRAMEWORK, INTERFERENCE, Cost, CostKey
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import (
-    CONTENTION,
-    CONTENTION_FRAMEWORK,
-    INTERFERENCE,
-    Bandwidth,
-    Cost,
-    Cpu,
-    Kernel,
-    Machine,
-)
+from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
 from dlperf.core.units import MIB
@@ -481,11 +473,11 @@ def test_the_slowest_of_n() -> None:
 def test_spread_comes_from_measurements() -> None:
     even = Samples(tuple(1.0 + place / 100 for place in range(11)))  # deciles 1.01 and 1.09
     assert log_sigma(even) == pytest.approx(math.log(1.09 / 1.01) / 2.5631, rel=1e-3)
-    spells = Cost(INTERFERENCE, 1, even)
+    spells = Cost(CostKey(INTERFERENCE), 1, even)
     assert machine_log_sigma(machine(costs=(spells,)), 1) == log_sigma(even)
     factors = (
-        Cost(f"{CONTENTION}/gemm", 1, Samples((1.25,))),
-        Cost(CONTENTION_FRAMEWORK, 1, Samples((1.5,))),
+        Cost(CostKey(CONTENTION, "gemm"), 1, Samples((1.25,))),
+        Cost(CostKey(CONTENTION_FRAMEWORK), 1, Samples((1.5,))),
     )
     assert machine_log_sigma(machine(costs=(spells, *factors)), 1) == pytest.approx(
         0.6 * log_sigma(even)
@@ -505,7 +497,7 @@ def test_spread_comes_from_measurements() -> None:
 
 def test_stragglers_make_more_ranks_slower() -> None:
     even = Samples(tuple(1.0 + place / 10 for place in range(11)))
-    own = machine(costs=(Cost(INTERFERENCE, 1, even),))
+    own = machine(costs=(Cost(CostKey(INTERFERENCE), 1, even),))
     rows = ask((1, 2, 64), own=cluster(bandwidth=1e15), at=lambda size: prediction(size, own)).rows
     assert rows[0].compute_s < rows[1].compute_s < rows[2].compute_s
     assert rows[2].p10_s < rows[2].step_s < rows[2].p90_s
@@ -513,7 +505,7 @@ def test_stragglers_make_more_ranks_slower() -> None:
 
 def test_ddp_itself_costs_what_the_machine_file_says() -> None:
     costs = tuple(
-        Cost(f"ddp/{name}", 1, Samples((seconds,)))
+        Cost(CostKey(f"ddp_{name}"), 1, Samples((seconds,)))
         for name, seconds in (("call", 0.5), ("sync", 0.25), ("hook", 0.125))
     )
     row = ask(

@@ -14,7 +14,8 @@ import torch
 
 from dlperf.core import host
 from dlperf.core.clock import Clock, CoreSpeed, Samples
-from dlperf.core.machine import Cost, Cpu, Machine
+from dlperf.core.costs import Cost, CostKey
+from dlperf.core.machine import Cpu, Machine
 from dlperf.core.trace import Op
 from dlperf.microbench import (
     ceilings,
@@ -90,7 +91,7 @@ def calibrate(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> Told:
             simulation.spend(simulation.call_s)
         while not own.is_late:
             simulation.spend(1e-3)
-        return [Cost("made-up", 1, Samples((1.0,)))]
+        return [Cost(CostKey("fork_join"), 1, Samples((1.0,)))]
 
     monkeypatch.setattr(host, "this_cpu", lambda: CPU)
     for module in (framework, memory, threads, loop, ddp):

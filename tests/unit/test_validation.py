@@ -25,8 +25,9 @@ from report_cases import (
 )
 
 from dlperf.core.clock import Samples
+from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.machine import EXACT, Cost, Kernel
+from dlperf.core.machine import EXACT, Kernel
 from dlperf.core.measurement import LayerTimes, Measurement
 from dlperf.core.prediction import Item
 from dlperf.core.trace import LOSS, Trace
@@ -335,14 +336,14 @@ def test_rooflines_replace_the_ops_alone() -> None:
 
 
 def test_operands_are_near_where_the_term_is_left_out() -> None:
-    kept = Cost("cold/next/1048576", 1, Samples((1e-6,)))
+    kept = Cost(CostKey("cold_start", "next", 1048576), 1, Samples((1e-6,)))
     found = near_operands(
         replace(
             machine(),
             costs=(
                 kept,
-                Cost("far/next/1048576", 1, Samples((1e-11,))),
-                Cost("cold/operand/1048576", 1, Samples((1e-7,))),
+                Cost(CostKey("cache_miss", "next", 1048576), 1, Samples((1e-11,))),
+                Cost(CostKey("cold_start", "operand", 1048576), 1, Samples((1e-7,))),
             ),
         )
     )

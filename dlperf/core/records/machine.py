@@ -12,7 +12,7 @@ from dlperf.core.records.conversion import (
     Positive,
     PositiveSamplesRecord,
     PositiveSeconds,
-    SamplesRecord,
+    Seconds,
     Text,
     Threads,
     Whole,
@@ -44,11 +44,18 @@ class BandwidthRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     moved_bytes: Positive
 
 
-class CostRecord(SamplesRecord, gc=False, kw_only=True):
-    """A framework or system cost."""
+class CostRecord(Struct, gc=False, kw_only=True):
+    """A framework or system cost; `unit` and `statistic` are those of its kind."""
 
-    name: Name
+    kind: Name
+    of: Text = ""
+    at: Annotated[int, Meta(ge=0, lt=2**53)] = 0
+    variant: Text = ""
     threads: Threads
+    unit: Name
+    statistic: Name
+    samples: Annotated[list[Seconds], Meta(min_length=1)]
+    disturbed: Whole = 0
 
 
 class KernelModelRecord(Struct, gc=False):
@@ -95,6 +102,16 @@ class CoverageRecord(Struct, gc=False):
     n_planned: Whole
 
 
+class DisturbanceRecord(Struct, gc=False):
+    """A group of measurements that co-tenants disturbed."""
+
+    group: Name
+    threads: Threads
+    switches_per_s: Annotated[float, Meta(ge=0, le=1e12)]
+    n_unsteady: Whole
+    n_kernels: Whole
+
+
 class SelfTestRecord(Struct, gc=False):
     """A step of a random network, predicted and measured."""
 
@@ -124,5 +141,6 @@ class MachineRecord(Struct, gc=False):
     kernels: list[KernelRecord]
     tensors: list[TensorRecord]
     coverage: list[CoverageRecord]
+    disturbances: list[DisturbanceRecord]
     self_tests: list[SelfTestRecord]
     co_runs: list[CoRunRecord] = []

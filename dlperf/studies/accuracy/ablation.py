@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from dlperf.core.machine import (
-    CACHE_MISS_COSTS,
+from dlperf.core.costs import (
+    CACHE_MISS,
     CACHE_RESIDENCY,
-    COLD_START_COSTS,
-    CONTENTION,
-    Machine,
+    COLD_START,
+    COLD_STARTS,
+    KINDS,
+    PAGE_RESIDENCY,
 )
+from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item
 from dlperf.forecast.prediction import Prediction
 from dlperf.predictors import registry
@@ -79,7 +81,7 @@ def near_operands(machine: Machine) -> Machine:
         costs=tuple(
             cost
             for cost in machine.costs
-            if not cost.name.startswith((CACHE_MISS_COSTS, "cold/operand/"))
+            if cost.key.kind != CACHE_MISS and cost.key[:2] != (COLD_START, "operand")
         ),
     )
 
@@ -88,7 +90,7 @@ def warm_code(machine: Machine) -> Machine:
     """No call finds its code and the interpreter's data cold."""
     return _with(
         machine,
-        costs=tuple(cost for cost in machine.costs if not cost.name.startswith(COLD_START_COSTS)),
+        costs=tuple(cost for cost in machine.costs if cost.key.kind not in COLD_STARTS),
     )
 
 
@@ -96,11 +98,12 @@ def free_framework(machine: Machine) -> Machine:
     """No cost of dispatch, autograd, modules, optimizers; page faults stay, and what is no cost but
     a factor.
     """
-    kept = ("malloc", CONTENTION, CACHE_RESIDENCY)
     return _with(
         machine,
         costs=tuple(
-            cost for cost in machine.costs if "fault" in cost.name or cost.name.startswith(kept)
+            cost
+            for cost in machine.costs
+            if "fault" in cost.key.kind or KINDS[cost.key.kind].unit == "factor"
         ),
     )
 
@@ -109,7 +112,9 @@ def undisturbed_cache(machine: Machine) -> Machine:
     """Nobody takes the shared cache's room while a step computes."""
     return _with(
         machine,
-        costs=tuple(cost for cost in machine.costs if not cost.name.startswith(CACHE_RESIDENCY)),
+        costs=tuple(
+            cost for cost in machine.costs if cost.key.kind not in (CACHE_RESIDENCY, PAGE_RESIDENCY)
+        ),
     )
 
 
