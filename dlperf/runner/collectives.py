@@ -1,27 +1,26 @@
-"""Sees every call that a program makes on its process groups, whoever makes it, and goes away.
+"""Records every call of a program on its process groups.
 
-A kernel of our own stands before those of torch's c10d operators (at the dispatch key
-BackendSelect, which they leave free) and calls on. So calls from C++ (the reducer of
-DistributedDataParallel), from Python (the program, FSDP, communication hooks) and functional
-collectives are seen alike, and process groups, models and communication hooks stay what they were.
-It costs some 50 to 200 us a call (a blocking all-reduce of 4 B to 4 MB between two processes of a
-two-core machine), half of it for the callback that tells when a call is complete.
+A kernel at the dispatch key BackendSelect precedes those of torch's c10d operators, which leave it
+free. So calls from C++ (the reducer of DistributedDataParallel), from Python (the program, FSDP,
+communication hooks) and functional collectives are recorded alike; process groups, models and
+communication hooks do not change. The overhead is 50 to 200 us per call (a blocking all-reduce of
+4 B to 4 MB between two processes of a two-core machine), half of it for the completion callback.
 
-Exact: what is called, its bytes, its group, when it was issued; blocking in Python (`Work.wait`,
-functional `wait_tensor`). A completion is seen when its callback gets Python's lock: late by what
-the program's Python takes meanwhile, never early. Inferred: blocking in C++
-(:mod:`dlperf.runner.communication_recording`) from when DDP's backward began and ended to wait for
-its buckets, which closing callbacks of autograd tell, and how long its broadcast of buffers took.
-
-Not seen: a wait on a call's future in Python, and what a backend does inside one call. On an
-accelerator launches and waits are the host's, not the streams'. In a first step with static_graph
-DDP waits where no callback of ours can come between: that wait counts as computation.
+- Exact: kind, bytes, group and launch of a call; blocking in Python (`Work.wait`, functional
+  `wait_tensor`).
+- Late, never early: completion, by the time until its callback gets Python's lock.
+- Inferred: blocking in C++ (:mod:`dlperf.runner.communication_recording`), from the closing
+  callbacks of autograd around DDP's wait for its buckets, and from the duration of its broadcast of
+  buffers.
+- Not seen: a wait on a call's future in Python, and the inside of a call. On an accelerator
+  launches and waits are the host's, not the streams'. In a first step with static_graph no callback
+  can precede DDP's wait: it counts as computation.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,6 +28,8 @@ from torch import distributed, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from dlperf.core.clock import Clock
+from dlperf.core.patching import wrap_attribute
+from dlperf.recorder.tensors import tensors_of
 from dlperf.runner.communication_recording import (
     CollectiveCall,
     RecordedStep,
@@ -36,7 +37,6 @@ from dlperf.runner.communication_recording import (
     WaitRegion,
     assemble,
 )
-from dlperf.runner.patching import replace
 
 _KINDS = {
     "allreduce_": ("all_reduce", "tensors"),
@@ -60,18 +60,20 @@ _KINDS = {
     "recv_": ("recv", "tensors"),
     "recv_any_source_": ("recv", "tensors"),
 }
-"""c10d's operators: what they are, and the argument whose bytes count (of a gather and a scatter, a
-rank's own share of the vector).
+"""The kinds of c10d's operators, and the argument whose bytes count.
+
+For a gather and a scatter it is a rank's own share of the vector.
 """
 _PEERS = ("root_rank", "dst", "src")
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
 class CollectiveRecorder:
-    """Records from :meth:`install` to :meth:`remove`; what fails inside is remembered in `error`,
-    ends the recording, and never reaches the program.
+    """Records from :meth:`install` to :meth:`remove`.
 
-    `between` is called after steps whose successors are not kept. `most_calls` are kept before an
-    optimizer's first step; more are forgotten, for a program may run for days and never train.
+    A failure inside is kept in `error`, ends the recording, and never reaches the program.
+    `between` is called after steps whose successors are not kept. `most_calls` are kept before the
+    first step of an optimizer; more are dropped, since a program may run for days and never train.
     """
 
     def __init__(
@@ -82,22 +84,17 @@ class CollectiveRecorder:
     ) -> None:
         self.clock, self._between, self.most_calls = clock, between, most_calls
         self.error: BaseException | None = None
-        self.groups: dict[str, tuple[int, ...]] = {}
-        """The process groups met, by their names in torch: the ranks of the world in each."""
+        self.groups: dict[str, tuple[int, ...]] = {}  # torch's name: ranks of the world
         self.backend = ""
-        self.has_forgotten = False
-        """Whether there were more calls than that before any optimizer stepped; without one,
-        nothing is said of the run then.
-        """
+        self.has_forgotten = False  # more than `most_calls` before any optimizer stepped
         self._calls: list[CollectiveCall] = []
         self._regions: dict[tuple[str, int], WaitRegion] = {}
         self._marks: list[StepMark] = []
         self._optimizer: int | None = None
         self._first_began: float | None = None
         self._is_open = False
-        self._works: dict[
-            int, tuple[Any, CollectiveCall]
-        ] = {}  # a work must live for its id to be its own
+        # a work must live for its id to be its own
+        self._works: dict[int, tuple[Any, CollectiveCall]] = {}
         self._storages: dict[int, CollectiveCall] = {}
         self._without_future: set[str] = set()
         self._n_broadcasts = 0
@@ -110,7 +107,7 @@ class CollectiveRecorder:
     # -- setting and removing ----------------------------------------------------------------------
 
     def install(self) -> None:
-        """Set the kernels; nothing happens where torch has no process groups."""
+        """Set the kernels; no effect where torch has no process groups."""
         if not distributed.is_available():
             return
         self._is_open = True
@@ -126,12 +123,12 @@ class CollectiveRecorder:
             functional._destroy,
             self._library._destroy,
             self._first.remove,
-            replace(distributed.Work, "wait", self._timed_wait),
-            replace(distributed, "_broadcast_coalesced", self._timed_broadcast),
+            wrap_attribute(distributed.Work, "wait", self._timed_wait),
+            wrap_attribute(distributed, "_broadcast_coalesced", self._timed_broadcast),
         ]
 
     def remove(self) -> None:
-        """Take everything out again; what was recorded stays. Nothing happens the second time."""
+        """Remove the kernels; the recording stays. A second call has no effect."""
         self._is_open = False
         undo, self._undo = self._undo, []
         for action in reversed(undo):
@@ -140,15 +137,11 @@ class CollectiveRecorder:
         self._works, self._storages = {}, {}
 
     def fail(self, error: BaseException) -> None:
-        """Remember an error of our own and record no more."""
+        """Keep an error of dlperf's own and end the recording."""
         self.error, self._is_open = error, False
 
-    # -- what the watcher tells --------------------------------------------------------------------
-
     def after_step(self, mark: StepMark, is_watched: bool) -> None:
-        """An optimizer has stepped, and is the one that is watched or (before that is known) may
-        become it.
-        """
+        """The watched optimizer, or one that may become it, has stepped."""
         if is_watched and self._optimizer is None:
             self._optimizer = mark.optimizer
         self._marks.append(mark)
@@ -180,40 +173,28 @@ class CollectiveRecorder:
         tensors = names.index(argument) if argument else names.index("tensor")
         group = names.index("process_group")
         peer = next((names.index(one) for one in _PEERS if one in names), None)
-        below, now = (
-            torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect),
-            self.clock.now,
-        )
+        now = self.clock.now
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._is_open:
-                return operator.redispatch(keys & below, *args, **kwargs)
+                return operator.redispatch(keys & _BELOW, *args, **kwargs)
             at = now()
-            result = operator.redispatch(keys & below, *args, **kwargs)
+            result = operator.redispatch(keys & _BELOW, *args, **kwargs)
             until = now()
             try:
-                moved = _leaves(args[tensors])
+                moved = list(tensors_of(args[tensors]))
                 if not any(tensor.is_meta for tensor in moved):  # tracing is no call
                     name, ranks = self._group(args[group])
-                    n_bytes = (
-                        sum(tensor.numel() * tensor.element_size() for tensor in moved)
-                        if argument
-                        else 0
-                    )
-                    if kind in ("gather", "scatter"):
+                    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in moved)
+                    if kind == "barrier":
+                        n_bytes = 0
+                    elif kind in ("gather", "scatter"):
                         n_bytes *= len(ranks)
-                    call = CollectiveCall(
-                        kind,
-                        n_bytes,
-                        name,
-                        at,
-                        until,
-                        None if peer is None else ranks[args[peer]],
-                        self._region_now(),
-                    )
-                    self._issued(
-                        call, _leaves(args[0]), result[-1] if isinstance(result, tuple) else result
-                    )
+                    other = None if peer is None else ranks[args[peer]]
+                    region = self._region_now()
+                    call = CollectiveCall(kind, n_bytes, name, at, until, other, region)
+                    work = result[-1] if isinstance(result, tuple) else result
+                    self._issued(call, tensors_of(args[0]), work)
             except Exception as error:
                 self.fail(error)
             return result
@@ -228,7 +209,7 @@ class CollectiveRecorder:
             self.backend = self.backend or str(distributed.get_backend(group))
         return name, self.groups[name]
 
-    def _issued(self, call: CollectiveCall, tensors: list[torch.Tensor], boxed: Any) -> None:
+    def _issued(self, call: CollectiveCall, tensors: Iterable[torch.Tensor], boxed: Any) -> None:
         if len(self._calls) >= self.most_calls and not self._marks:
             self._calls, self._works, self._storages, self.has_forgotten = [], {}, {}, True
         self._calls.append(call)
@@ -251,31 +232,24 @@ class CollectiveRecorder:
 
     # -- waits -------------------------------------------------------------------------------------
 
-    def _timed_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        now = self.clock.now
-
-        @functools.wraps(original)
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            at = now()
-            try:
-                return original(work, *args, **kwargs)
-            finally:
-                until = now()
-                _, call = self._works.pop(id(work), (None, None))
-                if call is not None:
-                    call.waits.append((at, until))
-
-        return wait
+    def _timed_wait(
+        self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        at = self.clock.now()
+        try:
+            return original(work, *args, **kwargs)
+        finally:
+            until = self.clock.now()
+            _, call = self._works.pop(id(work), (None, None))
+            if call is not None:
+                call.waits.append((at, until))
 
     def _waiting_kernel(self, operator: Any) -> Callable[..., Any]:
-        below, now = (
-            torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect),
-            self.clock.now,
-        )
+        now = self.clock.now
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
             at = now()
-            result = operator.redispatch(keys & below, tensor)
+            result = operator.redispatch(keys & _BELOW, tensor)
             until = now()
             try:
                 call = (
@@ -308,9 +282,7 @@ class CollectiveRecorder:
         return region
 
     def _gradients_done(self, region: tuple[str, int]) -> None:
-        """The first of autograd's closing callbacks, DDP's own comes next; one more is appended, to
-        run after it.
-        """
+        """The first of autograd's closing callbacks; DDP's own follows, then one appended here."""
         try:
             at = self.clock.now()
             self._regions[region] = WaitRegion(at, at)
@@ -323,19 +295,15 @@ class CollectiveRecorder:
     def _backward_done(self, region: tuple[str, int]) -> None:
         self._regions[region].until = self.clock.now()
 
-    def _timed_broadcast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def broadcast(*args: Any, **kwargs: Any) -> Any:
-            self._n_broadcasts += 1
-            region = self._region = ("broadcast", self._n_broadcasts)
-            at = self.clock.now()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._regions[region] = WaitRegion(at, self.clock.now())
-                self._region = None
-
-        return broadcast
+    def _timed_broadcast(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._n_broadcasts += 1
+        region = self._region = ("broadcast", self._n_broadcasts)
+        at = self.clock.now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._regions[region] = WaitRegion(at, self.clock.now())
+            self._region = None
 
     def _forward_begins(self, module: nn.Module, _args: Any) -> None:
         if module.training and torch.is_grad_enabled():
@@ -345,9 +313,3 @@ class CollectiveRecorder:
 
 def _complete(call: CollectiveCall, now: Callable[[], float], _future: Any) -> None:
     call.done = now()
-
-
-def _leaves(argument: Any) -> list[torch.Tensor]:
-    if isinstance(argument, torch.Tensor):
-        return [argument]
-    return [tensor for part in argument for tensor in _leaves(part)]

@@ -1,8 +1,7 @@
-"""When epochs began and how many steps they took: two light hooks that stay for the whole run."""
+"""Start and number of steps of each epoch, by two light hooks that stay for the whole run."""
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import threading
@@ -16,15 +15,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
 
 from dlperf.core.clock import Clock
+from dlperf.core.patching import wrap_attribute
 
 
 @dataclass
 class EpochTimes:
-    """One pass of a data loader during which an optimizer stepped: its length in batches, the
-    steps, and its time up to the last step.
+    """One pass of a data loader in which an optimizer stepped, up to the last step.
 
-    `worth` is the length in whole batches, a smaller last one counted as the share of samples that
-    it has. `first` is the end of the first step.
+    `n_batches`: its length. `worth`: its length in whole batches, a smaller last one as its
+    fraction. `first`: the end of the first step.
     """
 
     n_batches: int | None
@@ -38,14 +37,15 @@ class EpochTimes:
 
     @property
     def seconds(self) -> float:
-        """From the start of the loader to the end of the last optimizer step."""
+        """Time from the start of the loader to the end of the last optimizer step."""
         return self.ended - self.began
 
 
 @dataclass(frozen=True)
 class LoaderProgress:
-    """Batches that a loader's workers have made so far (None: it has none, or they do not tell),
-    whether they have made all that they may make ahead, and how many workers there are.
+    """Batches that a loader's `n_workers` have made (None: no workers, or unknown).
+
+    `is_idle`: they may make no more ahead.
     """
 
     n_made: int | None = None
@@ -54,13 +54,12 @@ class LoaderProgress:
 
 
 class EpochLog:
-    """Passes of data loaders and optimizer steps. One call an epoch, a reading of the clock and an
-    addition a step are all it costs.
+    """Passes of data loaders, and optimizer steps.
 
-    A pass without an optimizer step (validation) leaves no epoch, and does not end the one that it
-    interrupts. Once `optimizer` is set, only its steps count. `call_at(at, then)`: the first step
-    that ends at `at` or later calls ``then(now)``, once. `on_pass` is called with each pass that
-    begins and the frame that began it. Neither may raise.
+    Its overhead is a call per epoch, a clock reading and an addition per step. A pass without an
+    optimizer step (validation) makes no epoch and does not end the one that it interrupts. Once
+    `optimizer` is set, only its steps count. `on_pass` is called with each pass that begins, and
+    the frame that began it; it may not raise.
     """
 
     def __init__(self, clock: Clock = Clock()) -> None:
@@ -80,47 +79,35 @@ class EpochLog:
 
     def install(self) -> None:
         """Set both hooks."""
-        original = data.DataLoader.__iter__
-        log, now, own = self, self._clock.now, self._thread
-
-        @functools.wraps(original)
-        def begin(loader: Any) -> Any:
-            at = now()
-            iterator = original(loader)
-            if threading.get_ident() == own:
-                epoch = log.begin(loader, iterator, at)
-                if log.on_pass is not None:
-                    log.on_pass(epoch, sys._getframe(1))
-            return iterator
-
-        data.DataLoader.__iter__ = begin  # type: ignore[method-assign]
-
-        def count(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if log.optimizer is None or log.optimizer is optimizer:
-                log.count(now())
-
-        handle = register_optimizer_step_post_hook(count)
-
-        def undo() -> None:
-            handle.remove()
-            if data.DataLoader.__iter__ is begin:
-                data.DataLoader.__iter__ = original  # type: ignore[method-assign]
-
-        self._undo.append(undo)
+        self._undo = [
+            wrap_attribute(data.DataLoader, "__iter__", self._iterate),
+            register_optimizer_step_post_hook(self._stepped).remove,
+        ]
 
     def remove(self) -> None:
-        """Take both out."""
-        for undo in self._undo:
-            undo()
-        self._undo = []
+        """Remove both hooks."""
+        undo, self._undo = self._undo, []
+        for action in undo:
+            action()
         self.call_at(math.inf, None)
         self.on_pass = None
 
-    def call_at(self, at: float, then: Callable[[float], None] | None) -> None:
-        """What the next step that ends at `at` or later calls; it must not raise."""
-        self._due, self._then = at, then
+    def _iterate(self, original: Callable[..., Any], loader: Any) -> Any:
+        at = self._clock.now()
+        iterator = original(loader)
+        if threading.get_ident() == self._thread:
+            epoch = self.begin(loader, iterator, at)
+            if self.on_pass is not None:
+                self.on_pass(epoch, sys._getframe(1))
+        return iterator
 
-    # -- what the hooks tell -----------------------------------------------------------------------
+    def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self.optimizer is None or self.optimizer is optimizer:
+            self.count(self._clock.now())
+
+    def call_at(self, at: float, then: Callable[[float], None] | None) -> None:
+        """The first step that ends at `at` or later calls ``then(now)``, which may not raise."""
+        self._due, self._then = at, then
 
     def begin(self, loader: Any, iterator: Any, at: float) -> EpochTimes:
         """A loader's pass begins."""
@@ -159,8 +146,9 @@ class EpochLog:
             self._interrupted = current
 
     def _resume_or_open(self, current: EpochTimes, at: float) -> EpochTimes | None:
-        """The first step after a pass began: of that pass, unless the one before it goes on (a
-        validation in its middle), or it is over already.
+        """The pass of the first step after a pass began.
+
+        It is the one before where that goes on after a validation, and None where both are over.
         """
         before, self._interrupted = self._interrupted, None
         if before is not None:
@@ -168,9 +156,7 @@ class EpochLog:
                 self._current = before
                 return before
             self._epochs.append(before)
-        if (
-            current.iterator() is None
-        ):  # a validation, or a single batch, and a training without loader
+        if current.iterator() is None:  # a validation or single batch; a training without loader
             self._current = None
             return None
         current.first = at
@@ -178,7 +164,7 @@ class EpochLog:
 
     @property
     def loaded(self) -> LoaderProgress:
-        """What the workers of the running pass's loader have done so far."""
+        """The progress of the workers of the running pass's loader."""
         iterator = None if self._current is None else self._current.iterator()
         if iterator is None or not hasattr(iterator, "_task_info"):
             return LoaderProgress()
@@ -192,21 +178,15 @@ class EpochLog:
     @property
     def epochs(self) -> list[EpochTimes]:
         """The passes that trained, the running one included."""
-        return [
-            *self._epochs,
-            *(
-                epoch
-                for epoch in (self._interrupted, self._current)
-                if epoch is not None and epoch.n_steps
-            ),
-        ]
+        recent = [epoch for epoch in (self._interrupted, self._current) if epoch is not None]
+        return [*self._epochs, *(epoch for epoch in recent if epoch.n_steps)]
 
 
 _UNKNOWN = object()
 
 
 def _weakly(iterator: Any) -> Callable[[], Any]:
-    """The iterator as long as the program holds it: ours would keep its worker processes alive."""
+    """A weak reference to the iterator: a strong one would keep its worker processes alive."""
     try:
         return weakref.ref(iterator)
     except TypeError:  # a foreign one
@@ -214,12 +194,8 @@ def _weakly(iterator: Any) -> Callable[[], Any]:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches in a pass; None for an iterable dataset without a length, or whatever a foreign
-    loader raises.
-    """
-    name = (  # once somebody has asked, torch warns about wrong lengths: nobody has
-        "_IterableDataset_len_called"
-    )
+    """Batches in a pass; None for a loader without a length."""
+    name = "_IterableDataset_len_called"  # torch warns about wrong lengths where it is set
     before = getattr(loader, name, None)
     try:
         return len(loader)
@@ -231,7 +207,7 @@ def _length(loader: Any) -> int | None:
 
 
 def _worth(loader: Any, n_batches: int | None) -> float | None:
-    """Whole batches in a pass, a smaller last one by its share; None where nothing tells."""
+    """Whole batches in a pass, a smaller last one as its fraction; None where unknown."""
     try:
         worth = len(loader.sampler) / loader.batch_size
     except Exception:  # no batch size, a sampler without a length, a foreign loader

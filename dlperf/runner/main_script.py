@@ -13,10 +13,17 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from dlperf.core import patching
 from dlperf.core.errors import DlperfError
 
-_OWN_FOLDER = str(Path(__file__).resolve().parent)
-_RUNNERS = (_OWN_FOLDER + os.sep, "<frozen runpy>", runpy.__file__)
+_RUNNERS = (
+    str(Path(__file__).resolve().parent) + os.sep,
+    str(Path(patching.__file__).parents[1] / "profiler" / "probe.py"),
+    patching.__file__,
+    "<frozen runpy>",
+    runpy.__file__,
+)
+"""Where frames of dlperf under a script come from: this folder, the wrappers, the layer probe."""
 INTERRUPTED = 130
 
 

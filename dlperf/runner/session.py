@@ -43,8 +43,8 @@ class Session:
             n_epochs,
             exchange,
         )
-        self._looks = SpeedSamples()
-        self._looks.take()
+        self._speed_samples = SpeedSamples()
+        self._speed_samples.take()
         self._finder: _AfterTorch | None = None
 
     def watch_when_torch_comes(self) -> None:
@@ -64,10 +64,11 @@ class Session:
 
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            self._looks.take()
+            self._speed_samples.take()
             world = self._exchange.world
             watcher = Watcher(
-                looks=self._looks, plan=WatchPlan(layered=0) if world.rank else WatchPlan()
+                speed_samples=self._speed_samples,
+                plan=WatchPlan(layered=0) if world.rank else WatchPlan(),
             )
             if not world.rank:
                 self._show_forecasts_of(watcher)
@@ -160,9 +161,11 @@ def _forecast_from(live: LiveEta, watcher: Watcher, usual: UsualSpeed) -> None:
         for step in steps
         if step.interval_s is not None
     ]
-    looks = [s.pace_s for s in watched.plain if s.pace_s is not None]
+    looks = [s.speed_sample_s for s in watched.plain if s.speed_sample_s is not None]
     passes = round(statistics.median(step.n_passes for step in watched.plain))
-    live.begin(seen, passes, watched.root_type, lambda: watcher.looks.core_state(looks, usual))
+    live.begin(
+        seen, passes, watched.root_type, lambda: watcher.speed_samples.core_state(looks, usual)
+    )
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):

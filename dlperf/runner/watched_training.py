@@ -1,6 +1,4 @@
-"""What was seen of a training: its steps, who trained, and what is needed to record a step
-afterwards.
-"""
+"""The watched steps of a training, and the inputs and loss to record a step afterwards."""
 
 from __future__ import annotations
 
@@ -17,13 +15,15 @@ from dlperf.runner.epoch_log import LoaderProgress
 from dlperf.runner.recomputed_loss import RecomputedLoss
 
 FEWEST = 2
-"""Timed steps below which there is nothing to say."""
+"""The fewest timed steps for a report."""
 
 
 @dataclass(frozen=True)
 class WatchPlan:
-    """How many optimizer steps are watched: after `warm`, `plain` ones with time stamps alone and
-    `layered` ones with the probe.
+    """Numbers of watched optimizer steps.
+
+    After `warm` ones follow `plain` ones, with time stamps alone, and `layered` ones, with the
+    probe.
     """
 
     warm: int = 3
@@ -32,9 +32,7 @@ class WatchPlan:
 
     @property
     def n_least(self) -> int:
-        """Optimizer steps that a loop needs: two in which its training is found, warm-up, two that
-        are timed.
-        """
+        """The fewest optimizer steps of a loop: two to find it, warm-up, two that are timed."""
         return 2 + self.warm + FEWEST
 
     @property
@@ -47,9 +45,10 @@ class WatchPlan:
 class WatchedStep:
     """One optimizer step of the program, in seconds; forward and backward summed over its passes.
 
-    `interval_s` is from the end of the optimizer step before to the end of this one, everything between included; None
-    where something else than training lay between. `processor_s`: what the process used of processors in it. `pace_s`: see
-    :class:`dlperf.runner.core_speed.SpeedSamples`. `began` is when the model was first called for it.
+    `interval_s`: from the end of the optimizer step before to the end of this one; None where
+    something else than training lay between. `processor_s`: processor time in it.
+    `speed_sample_s`: see :class:`dlperf.runner.core_speed.SpeedSamples`. `began`: the first call of
+    the model for it.
     """
 
     forward_s: float = 0.0
@@ -62,22 +61,22 @@ class WatchedStep:
     disturbed: bool = False
     loaded: LoaderProgress = LoaderProgress()
     processor_s: float = 0.0
-    pace_s: float | None = None
+    speed_sample_s: float | None = None
     began: float | None = None
 
     @property
     def own_s(self) -> float:
-        """The step itself; the rest of the interval is loading, moving data, logging."""
+        """The step itself, without loading, moving data, logging."""
         return self.zero_grad_s + self.forward_s + self.backward_s + self.optimizer_s
 
 
 @dataclass
 class WatchedTraining:
-    """What was seen of a training: who trained, the steps by kind, and what is needed to record a
-    step afterwards.
+    """A training: model and optimizer, the steps by kind, and the parts to record a step.
 
-    The model and its optimizer are held, since most scripts let go of them before they end.
-    `reducer` is how DistributedDataParallel around it reduces.
+    Model and optimizer are referenced here, since most scripts drop them before they end.
+    `reducer`: the options of the DistributedDataParallel around the model. `flags`: the modules'
+    training flags. `with_gradient`: ids of the parameters that have a gradient.
     """
 
     root: nn.Module

@@ -1,17 +1,14 @@
-"""Finds the training in a program that knows nothing of dlperf, watches a few of its steps, and
-goes away.
+"""Watches some steps of a training in a program that knows nothing of dlperf.
 
-Nothing is registered on the program's objects. Global hooks find the outermost module that is
-called for training and the optimizer that steps its parameters. After warm-up a few steps are timed
-with time stamps alone (one hook call a forward), a few more with
-:class:`dlperf.profiler.probe.LayerProbe`; then every hook is taken out but two that see the start
-of an epoch and count steps. Whatever fails inside a hook is remembered, takes all hooks out, and
-never reaches the program.
+Nothing is registered on the program's objects. Global hooks find the training
+(:mod:`dlperf.runner.training_search`). After warm-up some steps are timed with time stamps alone
+(one hook call per forward), some more with :class:`dlperf.profiler.probe.LayerProbe`. Then all hooks
+are removed but the two of :class:`dlperf.runner.epoch_log.EpochLog`. A failure inside a hook is
+kept, removes all hooks, and never reaches the program.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -28,13 +25,13 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.core.clock import Clock
+from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.core_speed import SpeedSamples
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.patching import replace
 from dlperf.runner.recomputed_loss import LossRecorder
 from dlperf.runner.training_search import FoundTraining, TrainingSearch, reducer_options
 from dlperf.runner.watched_training import WatchedStep, WatchedTraining, WatchPlan
@@ -46,7 +43,7 @@ SEEK, WARM, PLAIN, LAYERED, DONE = range(5)
 
 
 class Watcher:
-    """Watches one training; see the module. `model`: watch this one instead of looking for one."""
+    """Watches one training. `model`: this one, instead of the one that is found."""
 
     def __init__(
         self,
@@ -55,21 +52,22 @@ class Watcher:
         clock: Clock = Clock(),
         plan: WatchPlan = WatchPlan(),
         on_watched: Callable[[Watcher], None] | None = None,
-        looks: SpeedSamples | None = None,
+        speed_samples: SpeedSamples | None = None,
     ) -> None:
-        self.clock, self.plan, self.looks = clock, plan, SpeedSamples() if looks is None else looks
+        self.clock, self.plan, self.on_watched = clock, plan, on_watched
+        self.speed_samples = SpeedSamples() if speed_samples is None else speed_samples
         self.stage = SEEK
         self.watched: WatchedTraining | None = None
         self.error: BaseException | None = None
         self.reason: str | None = None
         self.epochs = EpochLog(clock)
-        self.on_watched = on_watched
         self.recorder: CollectiveRecorder | None = None
         self._thread = threading.get_ident()
-        self._undo: list[Callable[[], None]] = []
-        self._step_hooks: list[Any] = []
-        self._root_handle: Any = None
-        self._seeker = TrainingSearch(model)
+        self._undo: list[Callable[[], object]] = []
+        self._undo_search: list[Callable[[], object]] = []
+        self._undo_step: list[Callable[[], object]] = []
+        self._undo_root: Callable[[], object] | None = None
+        self._search = TrainingSearch(model)
         # the step that is running
         self._root: nn.Module | None = None
         self._optimizer: Any = None
@@ -80,92 +78,90 @@ class Watcher:
         self._stepping: float | None = None
         self._last_end: float | None = None
         self._used = 0.0
-        self._switches, self._depth = 0, 0
+        self._switches = self._depth = 0
         self._spoilt = False
-        self._tape: LossRecorder | None = None
-        self._taping: tuple[Any, ...] | None = None
-        self._costs = HookOverhead()
+        self._probe: LayerProbe | None = None
+        self._overhead = HookOverhead()
+        self._loss_recorder: LossRecorder | None = None
+        self._output: Any = None
+        self._is_recording_due = True
 
     # -- setting and removing ----------------------------------------------------------------------
 
     def install(self) -> None:
         """Set the hooks."""
-        self._step_hooks = [
-            register_optimizer_step_pre_hook(self._guard(self._before_step)),
-            register_optimizer_step_post_hook(self._guard(self._after_step)),
+        safely = self._guarded
+        self._undo_step = [
+            register_optimizer_step_pre_hook(safely(self._before_step)).remove,
+            register_optimizer_step_post_hook(safely(self._after_step)).remove,
+        ]
+        enter, leave = safely(self._search_enter), safely(self._search_leave)
+        self._undo_search = [
+            register_module_forward_pre_hook(enter).remove,
+            register_module_forward_hook(leave, always_call=True).remove,
         ]
         self._undo += [
-            _removal(register_module_forward_pre_hook(self._guard(self._seek_enter))),
-            _removal(register_module_forward_hook(self._guard(self._seek_leave), always_call=True)),
-            replace(torch.autograd, "backward", self._timed_backward),
-            replace(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
+            wrap_attribute(torch.autograd, "backward", self._timed_backward),
+            wrap_attribute(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
         ]
         iterator = getattr(data.dataloader, "_BaseDataLoaderIter", None)
         if iterator is not None:
-            self._undo.append(replace(iterator, "__next__", self._timed("loading_s")))
+            self._undo.append(wrap_attribute(iterator, "__next__", self._timed("loading_s")))
         self.epochs.install()
 
     def follow(self, recorder: CollectiveRecorder) -> None:
-        """Tell it of every step, and take it out when the watching ends; after :meth:`install`."""
+        """Tell a recorder every step, and remove it when the watching ends."""
         self.recorder = recorder
         self._undo.append(recorder.remove)
 
     def remove(self) -> None:
-        """Take every hook out; nothing happens the second time. Not to be called from within an
-        optimizer's step.
-        """
+        """Remove every hook; a second call has no effect. Not from within an optimizer's step."""
         self._stop_watching()
-        self._remove_step_hooks()
+        self._undo_all("_undo_step")
         self.epochs.remove()
 
-    def _remove_step_hooks(self) -> None:
-        for handle in self._step_hooks:
-            handle.remove()
-        self._step_hooks = []
+    def _undo_all(self, name: str) -> None:
+        actions: list[Callable[[], object]] = getattr(self, name)
+        setattr(self, name, [])
+        for action in reversed(actions):
+            action()
 
     def _remove_step_hooks_later(self) -> None:
-        """An optimizer that is stepping goes through its hooks, none may leave: the next module
-        that is called takes them out.
-        """
-        handle: list[Any] = []
+        """Remove the optimizer's hooks at the next module call: a running step iterates over them."""
 
         def leave(_module: nn.Module, _args: Any) -> None:
             if threading.get_ident() == self._thread:
-                handle[0].remove()
-                self._remove_step_hooks()
+                self._undo_all("_undo_step")
 
-        handle.append(register_module_forward_pre_hook(leave))
-        self._step_hooks.append(handle[0])
+        self._undo_step.append(register_module_forward_pre_hook(leave).remove)
 
     def _stop_watching(self) -> None:
-        self._close_tape()
-        if self._root_handle is not None:
-            self._root_handle.remove()
-            self._root_handle = None
-        if self.watched is not None and self.watched.probe is not None:
-            self.watched.probe.detach()
-        for undo in reversed(self._undo):
-            undo()
-        self._undo = []
+        self._stop_recording_loss()
+        self._undo_root_hook()
+        if self._probe is not None:
+            self._probe.detach()
+        self._undo_all("_undo_search")
+        self._undo_all("_undo")
         if self.stage != DONE:
             self.stage = DONE
             self._remove_step_hooks_later()
 
     def give_up(self, reason: str) -> None:
-        """Stop watching because the training is of a kind that cannot be watched."""
+        """Stop watching a kind of training that cannot be watched."""
         self.reason = reason
         self._stop_watching()
 
     def fail(self, error: BaseException) -> None:
-        """Remember an error of our own and get out of the program's way."""
+        """Keep an error of dlperf's own and stop watching."""
         self.error = error
         try:
             self._stop_watching()
-        except Exception:  # nothing of ours may reach the program
+        except Exception:  # it may not reach the program
             self._undo = []
 
-    def _guard(self, hook: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(hook)
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """The hook in this thread, until the watching ends; its failure ends the watching."""
+
         def guarded(*args: Any) -> None:
             if threading.get_ident() != self._thread or self.stage == DONE:
                 return
@@ -176,29 +172,29 @@ class Watcher:
 
         return guarded
 
-    def _seek_enter(self, module: nn.Module, _args: Any) -> None:
-        self._seeker.enter(module)
+    # -- finding the training ----------------------------------------------------------------------
 
-    def _seek_leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        self._seeker.leave(module)
+    def _search_enter(self, module: nn.Module, _args: Any) -> None:
+        self._search.enter(module)
 
-    def _seek_step(self, optimizer: Any) -> None:
-        found = self._seeker.stepped(optimizer)
+    def _search_leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        self._search.leave(module)
+
+    def _search_step(self, optimizer: Any) -> None:
+        found = self._search.stepped(optimizer)
         if found is not None:
             self._begin(found)
-        elif self._seeker.is_exhausted:
+        elif self._search.is_exhausted:
             self.give_up(
                 "no module was called in training mode whose parameters the optimizer steps"
             )
 
     def _begin(self, found: FoundTraining) -> None:
-        """The training is known: from here on only its own calls matter."""
-        device = next(
-            (p.device for p in found.root.parameters() if p.device.type not in CPU_DEVICES), None
-        )
-        if device is not None:
-            self.give_up(f"{type(found.root).__name__} lies on {device}; {CPU_ONLY}")
-            return
+        """Watch the training that was found."""
+        for parameter in found.root.parameters():
+            if parameter.device.type not in CPU_DEVICES:
+                name = type(found.root).__name__
+                return self.give_up(f"{name} lies on {parameter.device}; {CPU_ONLY}")
         self._root, self._optimizer = found.called, found.optimizer
         self.epochs.optimizer = found.optimizer
         self.watched = WatchedTraining(
@@ -207,24 +203,26 @@ class Watcher:
             type(found.root).__name__,
             type(found.optimizer).__name__,
             threads=torch.get_num_threads(),
+            reducer=reducer_options(found.called),
+            notes=list(found.notes),
         )
-        self.watched.notes += found.notes
-        self.watched.reducer = reducer_options(found.called)
-        self._seeker = TrainingSearch()
-        for undo in self._undo[:2]:
-            undo()
-        del self._undo[:2]
+        self._search = TrainingSearch()
+        self._undo_all("_undo_search")
         self.stage, self._count = WARM, 0
         self._await_root()
 
     # -- one step of the program -------------------------------------------------------------------
 
     def _await_root(self) -> None:
-        """One global hook until the root is called next; the rest of its forward runs as if there
-        were none.
-        """
-        if self._root_handle is None and self.stage in (WARM, PLAIN, LAYERED):
-            self._root_handle = register_module_forward_pre_hook(self._guard(self._root_enter))
+        """Set one global hook until the next call of the root; the forward runs without it."""
+        if self._undo_root is None and self.stage in (WARM, PLAIN, LAYERED):
+            hook = self._guarded(self._root_enter)
+            self._undo_root = register_module_forward_pre_hook(hook).remove
+
+    def _undo_root_hook(self) -> None:
+        if self._undo_root is not None:
+            self._undo_root()
+            self._undo_root = None
 
     def _root_enter(self, module: nn.Module, _args: Any) -> None:
         if module is not self._root:
@@ -233,62 +231,48 @@ class Watcher:
             self._spoilt = True  # an evaluation pass: this interval is no training step's
             return
         if self._stepping is not None:
-            self.give_up(
+            return self.give_up(
                 f"{type(self._optimizer).__name__} calls the model from within its step (a"
                 " closure); such training is not watched"
             )
-            return
-        self._root_handle.remove()
-        self._root_handle = None
+        self._undo_root_hook()
         if self._pass_began is not None and not self._after_backward:
             return  # called again before the backward: the same pass
         self._close_pass()
-        if self.stage == WARM and self._count == self.plan.warm - 1 and self._taping is None:
-            self._open_tape()
-        if self.stage == LAYERED and self.watched is not None and self.watched.probe is not None:
-            # the root's own hook has run already; a wrapper's (DDP) inner module is entered in its
-            # own time
-            self.watched.probe.start(inside_root=module is self.watched.root)
+        if self.stage == WARM and self._count == self.plan.warm - 1 and self._is_recording_due:
+            self._record_loss()
+        if self._probe is not None and self.watched is not None:
+            # the root's own hook has run already; the inner module of a wrapper (DDP) follows
+            self._probe.start(inside_root=module is self.watched.root)
         self._after_backward = False
         self._step.n_passes += 1
         self._pass_began = self.clock.now()
         if self._step.began is None:
             self._step.began = self._pass_began
 
-    def _timed_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            outermost = (
-                self._depth == 0
-                and threading.get_ident() == self._thread
-                and self._pass_began is not None
-            )
-            if not outermost:
-                return original(tensors, *args, **kwargs)
-            began = self.clock.now()
-            self._quietly(lambda: self._backward_begins(tensors, began))
-            self._depth += 1
-            began = self.clock.now()
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                ended = self.clock.now()
-                self._depth -= 1
-                self._quietly(lambda: self._backward_ended(ended - began, ended))
-
-        return backward
+    def _timed_backward(
+        self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        is_own_thread = threading.get_ident() == self._thread
+        if self._depth or not is_own_thread or self._pass_began is None:
+            return original(tensors, *args, **kwargs)
+        self._guarded(self._backward_begins)(tensors, self.clock.now())
+        self._depth += 1
+        began = self.clock.now()
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            ended = self.clock.now()
+            self._depth -= 1
+            self._guarded(self._backward_ended)(ended - began, ended)
 
     def _backward_begins(self, tensors: Any, at: float) -> None:
         if self._pass_began is not None:
             self._step.forward_s += at - self._pass_began
-        if (
-            self._tape is not None
-            and self._tape.is_open
-            and self.watched is not None
-            and self._taping
-            and isinstance(tensors, torch.Tensor)
-        ):
-            self.watched.loss = self._tape.close(self._taping[0], tensors)
+        recorder = self._loss_recorder
+        if recorder is not None and recorder.is_open and isinstance(tensors, torch.Tensor):
+            assert self.watched is not None
+            self.watched.loss = recorder.close(self._output, tensors)
 
     def _backward_ended(self, seconds: float, at: float) -> None:
         self._step.backward_s += seconds
@@ -296,23 +280,15 @@ class Watcher:
         self._await_root()
 
     def _close_pass(self) -> None:
-        """The pass before is over: its layers' times."""
-        probe = None if self.watched is None else self.watched.probe
-        if (
-            self._after_backward
-            and self.stage == LAYERED
-            and probe is not None
-            and self.watched is not None
-        ):
-            probe.stop()
-            self.watched.layered.append(probe.finish())
+        """The pass before is over: keep its layers' times."""
+        if self._after_backward and self._probe is not None and self.watched is not None:
+            self._probe.stop()
+            self.watched.layered.append(self._probe.finish())
         self._pass_began, self._after_backward = None, False
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self.stage == SEEK:
-            return
-        if optimizer is self._optimizer and self._stepping is None:
-            self._close_tape()
+        if self.stage != SEEK and optimizer is self._optimizer and self._stepping is None:
+            self._stop_recording_loss()
             self._close_pass()
             self._stepping = self.clock.now()
             self._await_root()  # to notice a closure
@@ -320,9 +296,9 @@ class Watcher:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         now = self.clock.now()
         if self.stage == SEEK:
-            self._seek_step(optimizer)
+            self._search_step(optimizer)
             self._last_end = None
-            self._tell(optimizer, now)
+            self._tell(StepMark(id(optimizer), now, self.clock.now()), is_watched=False)
             return
         if optimizer is not self._optimizer:
             # another model's turn: what the root did for it is none of its own training
@@ -331,35 +307,28 @@ class Watcher:
             return
         if self._stepping is None:
             return
-        step = self._step
+        step, is_plain = self._step, self.stage == PLAIN
         step.optimizer_s = now - self._stepping
         self._stepping = None
-        switches = self.clock.switches()
-        step.disturbed = switches != self._switches
+        step.disturbed = self.clock.switches() != self._switches
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
         step.processor_s = time.process_time() - self._used
         if self.stage in (PLAIN, LAYERED):
             step.loaded = self.epochs.loaded
-        is_plain = self.stage == PLAIN and step.interval_s is not None and step.n_passes > 0
         if step.n_passes:
-            step.pace_s = self.looks.take()
+            step.speed_sample_s = self.speed_samples.take()
             self._keep(step)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
-        if self.stage != DONE:
-            self._await_root()
-        self._tell(optimizer, now, step, is_plain)
+        self._await_root()
+        is_plain = is_plain and step.interval_s is not None and step.n_passes > 0
+        mark = StepMark(id(optimizer), now, self.clock.now(), is_plain, step.began, step.own_s)
+        self._tell(mark, is_watched=True)
         self._last_end, self._used = self.clock.now(), time.process_time()
 
-    def _tell(
-        self, optimizer: Any, ended: float, step: WatchedStep | None = None, is_plain: bool = False
-    ) -> None:
+    def _tell(self, mark: StepMark, is_watched: bool) -> None:
         if self.recorder is not None:
-            began, own_s = (None, 0.0) if step is None else (step.began, step.own_s)
-            self.recorder.after_step(
-                StepMark(id(optimizer), ended, self.clock.now(), is_plain, began, own_s),
-                is_watched=step is not None,
-            )
+            self.recorder.after_step(mark, is_watched)
             if self.stage in (LAYERED, DONE):
                 self.recorder.remove()
 
@@ -367,7 +336,7 @@ class Watcher:
         assert self.watched is not None
         self._count += 1
         if self.stage == WARM and self._count >= self.plan.warm:
-            self._costs = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
+            self._overhead = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
             self.stage, self._count = PLAIN, 0
         elif self.stage == PLAIN:
             self.watched.plain.append(step)
@@ -387,19 +356,18 @@ class Watcher:
             self.watched.notes.append(
                 "the model is compiled: its layers run as one and are not timed"
             )
-            self._finish()
-            return
-        self.watched.probe = LayerProbe(root, self.clock, self._costs)
-        self.watched.probe.attach()
+            return self._finish()
+        self.watched.probe = self._probe = LayerProbe(root, self.clock, self._overhead)
+        self._probe.attach()
         self.stage, self._count = LAYERED, 0
 
     def _finish(self) -> None:
         assert self.watched is not None
         self.watched.with_gradient = frozenset(
-            id(p)
+            id(parameter)
             for group in self._optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
+            for parameter in group["params"]
+            if parameter.grad is not None
         )
         self._stop_watching()
         self._root = self._optimizer = None
@@ -408,72 +376,47 @@ class Watcher:
 
     # -- the loss ----------------------------------------------------------------------------------
 
-    def _open_tape(self) -> None:
-        """In one warm step: the root's inputs, and what the program makes of its output."""
-        self._taping = ()
-        handle: list[Any] = []
+    def _record_loss(self) -> None:
+        """In one warm step: keep the root's inputs, and record the loss from its output on."""
+        assert self.watched is not None
+        self._is_recording_due, watched = False, self.watched
 
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if module is not self._taped() or self._taping or threading.get_ident() != self._thread:
+            is_own_thread = threading.get_ident() == self._thread
+            if module is not watched.root or self._output is not None or not is_own_thread:
                 return
-            handle[0].remove()
-            self._quietly(lambda: self._tape_from(args, kwargs, output))
+            undo()
+            self._guarded(start)(args, kwargs, output)
 
-        handle.append(register_module_forward_hook(leave, with_kwargs=True))
-        self._undo.append(_removal(handle[0]))
+        def start(args: Any, kwargs: Any, output: Any) -> None:
+            watched.inputs = pytree.tree_map(_detached, (args, kwargs))
+            watched.flags = {module: module.training for module in watched.root.modules()}
+            self._output, self._loss_recorder = output, LossRecorder()
+            self._loss_recorder.__enter__()  # type: ignore[no-untyped-call]
 
-    def _taped(self) -> nn.Module | None:
-        return None if self.watched is None else self.watched.root
+        undo = register_module_forward_hook(leave, with_kwargs=True).remove
+        self._undo.append(undo)
 
-    def _tape_from(self, args: Any, kwargs: Any, output: Any) -> None:
-        assert self.watched is not None
-        root = self.watched.root
-        self.watched.inputs = _detached((args, kwargs))
-        self.watched.flags = {module: module.training for module in root.modules()}
-        self._taping = (output,)
-        self._tape = LossRecorder()
-        self._tape.__enter__()  # type: ignore[no-untyped-call]
+    def _stop_recording_loss(self) -> None:
+        recorder, self._loss_recorder, self._output = self._loss_recorder, None, None
+        if recorder is not None:
+            recorder.is_open = False
+            recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _close_tape(self) -> None:
-        if self._tape is not None:
-            tape, self._tape, self._taping = self._tape, None, (None,)
-            tape.is_open = False
-            tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def _timed(self, name: str) -> Callable[..., Any]:
+        """A wrapper that adds a method's time to a field of the running step."""
 
-    # -- wrappers ----------------------------------------------------------------------------------
+        def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            began = self.clock.now()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                step = self._step
+                setattr(step, name, getattr(step, name) + self.clock.now() - began)
 
-    def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Add what a method takes to a field of the running step."""
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                began = self.clock.now()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    step = self._step
-                    setattr(step, name, getattr(step, name) + self.clock.now() - began)
-
-            return timed
-
-        return wrap
-
-    def _quietly(self, action: Callable[[], None]) -> None:
-        if self.stage == DONE:
-            return
-        try:
-            action()
-        except Exception as error:
-            self.fail(error)
+        return timed
 
 
-def _detached(tree: Any) -> Any:
-    return pytree.tree_map(
-        lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) and not leaf.is_leaf else leaf,
-        tree,
-    )
-
-
-def _removal(handle: Any) -> Callable[[], None]:
-    return lambda: handle.remove()
+def _detached(leaf: Any) -> Any:
+    is_result = isinstance(leaf, torch.Tensor) and not leaf.is_leaf
+    return leaf.detach() if is_result else leaf
