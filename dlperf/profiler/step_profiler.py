@@ -433,13 +433,13 @@ def layer_sum_frac(measurement: Measurement, rows: Sequence[LayerTimes]) -> floa
     return _ratio(sum_of_rows_s(rows), step_s)
 
 
-def sum_note(sum_frac: float) -> str | None:
-    """A note where the layers do not add up to the step; None where they do.
+def sum_note(sum_frac: float, apart_frac: float = _APART_FRAC) -> str | None:
+    """A note where the layers do not add up to the step, within `apart_frac`; else None.
 
     >>> sum_note(1.2), sum_note(1.1)
     ('the layers add up to 120 % of the step', None)
     """
-    is_apart = abs(sum_frac - 1) > _APART_FRAC
+    is_apart = abs(sum_frac - 1) > apart_frac
     return f"the layers add up to {100 * sum_frac:.0f} % of the step" if is_apart else None
 
 

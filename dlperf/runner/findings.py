@@ -1,13 +1,12 @@
-"""What watching a training found: measurement, trace, prediction, data loading, and the forecast of
-an epoch beside its real time.
-"""
+"""Findings on a watched training: measurement, trace, prediction, loading, forecast of an epoch."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from dlperf.core import host, units
+from dlperf.core import host
 from dlperf.core.clock import undisturbed
 from dlperf.core.errors import DlperfError, one_line
 from dlperf.core.measurement import STEP_PHASES, Measurement
-from dlperf.core.text import fit, text_width
 from dlperf.profiler.layer_times import layer_rows, overhead_factors
 from dlperf.profiler.optimizer_shares import (
     OptimizerShares,
@@ -28,7 +26,7 @@ from dlperf.profiler.optimizer_shares import (
     shares_by_timing,
 )
 from dlperf.profiler.snapshot import Snapshot
-from dlperf.profiler.step_profiler import NO_BACKWARD
+from dlperf.profiler.step_profiler import NO_BACKWARD, layer_sum_frac, sum_note
 from dlperf.recorder.targets import first_batch_size
 from dlperf.report.machine_check import find_mismatches
 from dlperf.runner.step_rate import typical_s
@@ -46,22 +44,19 @@ if TYPE_CHECKING:
     from dlperf.runner.parallel_step import ParallelStep
     from dlperf.runner.ranks import MergedRanks
 
-_ALONE = (
-    "step and layers: predicted for one rank on its own, measured with what they wait for the"
-    " others; the distributed step is compared below them"
-)
+_APART_FRAC = 0.5
+"""Layers and step come from different steps, few of each: smaller differences are noise."""
 
 
 @dataclass(frozen=True)
 class EpochForecast:
-    """An epoch forecast after the first watched steps, in seconds, beside the real times of the
-    epochs.
+    """The forecast of an epoch after the first watched steps, and the measured epochs, in seconds.
 
-    `n_steps` are the optimizer steps of an epoch. `from_steps_s`: as many times the mean of the
-    watched intervals from one step's end to the next, so with loading and whatever else the loop
-    does. `from_prediction_s`: as many times the predicted step plus what the loop was seen to do
-    around it. `is_epoch`: False where no loader told an epoch's length, and the forecast is of the
-    steps that the run made after those watched.
+    `n_steps`: optimizer steps of an epoch. `from_steps_s`: n_steps times the mean watched interval
+    between the ends of steps, so with loading and whatever else the loop does.
+    `from_prediction_s`: n_steps times the predicted step plus what the loop was seen to do around
+    it. `is_epoch`: False where no loader told an epoch's length; then it is of all steps after the
+    watched ones.
     """
 
     n_steps: int
@@ -82,12 +77,11 @@ class EpochForecast:
 
 
 class Findings:
-    """The result of a :class:`dlperf.runner.watcher.Watcher` that has seen a training.
+    """The results of a :class:`dlperf.runner.watcher.Watcher` that has watched a training.
 
-    `name` is what the training is called in the report. With a machine there are predictions;
-    `live` is the forecast that was shown meanwhile. `team` are the findings of all ranks where
-    there are several, `cluster` the links between them. Raises DlperfError where too few steps were
-    seen.
+    `name`: the training's name in the report. With a machine there are predictions. `live`: the ETA
+    that was shown meanwhile. `ranks`: the findings of all ranks where there are several; `cluster`:
+    the links between them. Raises DlperfError where too few steps were seen.
     """
 
     def __init__(
@@ -96,110 +90,101 @@ class Findings:
         machine: Machine | None = None,
         name: str = "",
         live: LiveEta | None = None,
-        team: MergedRanks | None = None,
+        ranks: MergedRanks | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         watched = watcher.watched
         if watched is None or len(watched.plain) < FEWEST:
             raise DlperfError(why_no_training(watcher))
-        self.machine = machine
-        self.name = name or watched.root_type
+        self.machine, self.name = machine, name or watched.root_type
         self.notes = list(watched.notes)
-        self._watched, self._log, self._live = watched, watcher.epochs, live
-        self.team, self._cluster = team, cluster
+        self.watched, self.live, self.ranks = watched, live, ranks
+        self._log, self._cluster = watcher.epochs, cluster
         n_layered, plan = len(watched.layered), watcher.plan
         if watcher.epochs.n_steps < plan.n_steps and n_layered < plan.layered:
             timed = f"layers were timed in {n_layered} of {plan.layered} steps"
             self.notes.append(f"the training ended early, {timed}: {_steps_seen(watcher)}")
-        self.notes += [] if team is None else team.remarks
-        if live is not None:
-            self.notes += live.notes
+        self.notes += [] if ranks is None else ranks.remarks
+        self.notes += [] if live is None else live.notes
 
-    # -- what was measured -------------------------------------------------------------------------
+    # -- measured ----------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
         """Samples of one forward pass."""
-        return first_batch_size(self._watched.inputs) if self._watched.inputs is not None else 1
+        return 1 if self.watched.inputs is None else first_batch_size(self.watched.inputs)
 
     @cached_property
     def n_passes(self) -> int:
-        """Forward and backward passes of one optimizer step (gradient accumulation makes more than
-        one).
-        """
-        return round(statistics.median(step.n_passes for step in self._watched.plain))
+        """Forward and backward passes of one optimizer step; gradient accumulation has several."""
+        return round(statistics.median(step.n_passes for step in self.watched.plain))
 
     @cached_property
     def measurement(self) -> Measurement:
         """The watched steps. With gradient accumulation: one pass and one optimizer step."""
-        watched, n = self._watched, self.n_passes
+        watched, n = self.watched, self.n_passes
         notes = list(self.notes)
         if n > 1:
             notes.append(
                 f"{n} passes accumulate gradients for one optimizer step: the times are of one pass"
                 " and one optimizer step"
             )
+        phases = [(_seconds_by_phase(step), step.disturbed) for step in watched.plain]
         step = {
-            name: undisturbed(
-                [(seconds[name], s.disturbed) for s in watched.plain for seconds in [_phases_of(s)]]
-            )
+            name: undisturbed([(seconds[name], disturbed) for seconds, disturbed in phases])
             for name in STEP_PHASES
         }
-        layers: Sequence[Any] = ()
-        noise: dict[str, float] = {
-            "steps": float(len(watched.plain)),
-            "layer_steps": float(len(watched.layered)),
-            "spread_frac": step["total"].spread_frac,
-        }
-        if watched.probe is not None and watched.layered:
-            medians = {name: samples.median for name, samples in step.items()}
-            factors = overhead_factors([(medians, times) for times in watched.layered])
-            layers = layer_rows(
-                watched.probe.names,
-                watched.layered,
-                step["optimizer"],
-                self._shares.fractions,
-                factors,
-            )
-            notes += [] if self._shares.note is None else [self._shares.note]
-            if any(times.backward is None for times in watched.layered):
-                notes.append(NO_BACKWARD)
-            noise.update(watched.probe.overhead.to_noise(factors))
-        return Measurement(
+        found = Measurement(
             target=self.name,
             batch_size=self.batch_size,
             threads=watched.threads,
             step=step,
-            layers=tuple(layers),
-            noise=noise,
+            layers=(),
+            noise={
+                "steps": float(len(watched.plain)),
+                "layer_steps": float(len(watched.layered)),
+                "spread_frac": step["total"].spread_frac,
+            },
             notes=tuple(notes),
             versions=host.versions(),
             machine=host.this_cpu().model,
         )
+        return self._with_layers(found)
+
+    def _with_layers(self, found: Measurement) -> Measurement:
+        watched, probe = self.watched, self.watched.probe
+        if probe is None or not watched.layered:
+            return found
+        medians = {name: samples.median for name, samples in found.step.items()}
+        factors = overhead_factors([(medians, times) for times in watched.layered])
+        fractions, optimizer = self._shares.fractions, found.step["optimizer"]
+        rows = layer_rows(probe.names, watched.layered, optimizer, fractions, factors)
+        notes = [] if self._shares.note is None else [self._shares.note]
+        if any(times.backward is None for times in watched.layered):
+            notes.append(NO_BACKWARD)
+        elif (note := sum_note(layer_sum_frac(found, rows), _APART_FRAC)) is not None:
+            notes.append(f"{note}: the core speed or the memory allocator changed between them")
+        noise = found.noise | probe.overhead.to_noise(factors)
+        return replace(found, layers=rows, noise=noise, notes=(*found.notes, *notes))
 
     @cached_property
     def _shares(self) -> OptimizerShares:
-        """Found after the training: its optimizer is stepped on zero gradients, and everything put
-        back.
-        """
-        model, optimizer = self._watched.root, self._watched.optimizer
-        owners = parameter_owners(model)
-        only = set(self._watched.with_gradient)
-        alone = (
-            self.team is None
-            and not is_sharded(model)
-            and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        """Shares of the optimizer's step, found after the training; everything is restored."""
+        model, optimizer = self.watched.root, self.watched.optimizer
+        owners, only = parameter_owners(model), set(self.watched.with_gradient)
+        is_one_of_several = (
+            self.ranks is not None
+            or is_sharded(model)
+            or (torch.distributed.is_available() and torch.distributed.is_initialized())
         )
-        hooked = bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
-        if (
-            not alone
-            or hooked
+        has_hooks = (
+            _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
             or getattr(optimizer, "_optimizer_step_pre_hooks", None)
             or getattr(optimizer, "_optimizer_step_post_hooks", None)
-        ):
-            return shares_by_bytes(
-                optimizer, owners, only
-            )  # a step would reach other processes, or foreign code
+        )
+        if is_one_of_several or has_hooks:  # a step would reach other processes, or foreign code
+            return shares_by_bytes(optimizer, owners, only)
         snapshot = Snapshot(model, optimizer)
         try:
             for group in optimizer.param_groups:
@@ -212,22 +197,22 @@ class Findings:
         finally:
             snapshot.restore()
 
-    # -- what is predicted -------------------------------------------------------------------------
+    # -- predicted ---------------------------------------------------------------------------------
 
     @cached_property
     def trace(self) -> Trace | None:
-        """The step recorded under fake tensors, with the inputs and the loss that were seen; None
-        (and a note) where that fails.
+        """The step, recorded with the inputs and the loss that were seen.
+
+        None, and a note, where that fails.
         """
-        watched = self._watched
-        model = watched.root
-        if watched.inputs is None or is_sharded(model):
-            why = (
-                "the model's inputs were not seen"
-                if watched.inputs is None
-                else "the model is sharded, and no rank can take a step alone"
+        watched, model = self.watched, self.watched.root
+        if watched.inputs is None:
+            self.notes.append("no prediction: the model's inputs were not seen")
+            return None
+        if is_sharded(model):
+            self.notes.append(
+                "no prediction: the model is sharded, and no rank can take a step alone"
             )
-            self.notes.append(f"no prediction: {why}")
             return None
         from dlperf.recorder.recording import record
 
@@ -237,57 +222,47 @@ class Findings:
                 " mean of the output instead"
             )
         flags = {module: module.training for module in model.modules()}
+        size = self.batch_size
         try:
             inputs = inputs_of(model, watched.inputs)
-            for module, training in (watched.flags or {}).items():
-                module.training = training
-            try:
-                return record(
-                    model,
-                    inputs,
-                    loss=watched.loss,
-                    optimizer=watched.optimizer,
-                    target=self.name,
-                    batch_size=self.batch_size,
-                )
-            except Exception:
-                if watched.loss is None:
-                    raise
-                trace = record(
-                    model,
-                    inputs,
-                    optimizer=watched.optimizer,
-                    target=self.name,
-                    batch_size=self.batch_size,
-                )
-                self.notes.append(
-                    "the loss could not be repeated; the prediction takes the mean of the output"
-                    " instead"
-                )
+            _set_flags(watched.flags or {})
+            for loss in (watched.loss, None) if watched.loss is not None else (None,):
+                try:
+                    trace = record(
+                        model,
+                        inputs,
+                        loss=loss,
+                        optimizer=watched.optimizer,
+                        target=self.name,
+                        batch_size=size,
+                    )
+                except Exception:
+                    if loss is None:
+                        raise
+                    continue
+                if loss is not watched.loss:
+                    self.notes.append(
+                        "the loss could not be repeated; the prediction takes the mean of the"
+                        " output instead"
+                    )
                 return trace
         except Exception as error:
             self.notes.append(f"no prediction: the step could not be recorded ({one_line(error)})")
-            return None
         finally:
-            for module, training in flags.items():
-                module.training = training
+            _set_flags(flags)
+        return None
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """The recorded step on the machine; None where there is no machine, or the step cannot be
-        recorded or priced.
-        """
+        """The recorded step on the machine; None without a machine or trace, or where it fails."""
         if self.machine is None or self.trace is None:
             return None
         from dlperf.forecast.prediction import predict
 
         try:
-            prediction = predict(self.trace, self.machine, threads=self._watched.threads)
-            return (
-                prediction.cross_machine()
-                if find_mismatches(self.machine, host.this_cpu(), host.versions())
-                else prediction
-            )
+            prediction = predict(self.trace, self.machine, threads=self.watched.threads)
+            is_other = find_mismatches(self.machine, host.this_cpu(), host.versions())
+            return prediction.cross_machine() if is_other else prediction
         except DlperfError as error:
             self.notes.append(f"no prediction: {error}")
             return None
@@ -303,17 +278,18 @@ class Findings:
 
     @cached_property
     def parallel_step(self) -> ParallelStep | None:
-        """The step of all ranks, with a cluster file beside its prediction; None for one rank, and
-        where the ranks could not be put together.
+        """The step of all ranks; None for one rank, and where their findings do not fit together.
+
+        With a cluster file it has a prediction.
         """
-        if self.team is None:
+        if self.ranks is None:
             return None
         from dlperf.runner.parallel_step import compare_step
 
         found = compare_step(
-            self.team,
+            self.ranks,
             self.prediction,
-            self._watched.reducer,
+            self.watched.reducer,
             self.batch_size,
             self.n_passes,
             self._cluster,
@@ -325,180 +301,67 @@ class Findings:
 
     @property
     def intervals_s(self) -> tuple[float, ...]:
-        """From one optimizer step's end to the next, of the uninstrumented steps."""
-        return tuple(step.interval_s for step in self._watched.plain if step.interval_s is not None)
+        """Intervals between the ends of uninstrumented steps."""
+        return tuple(step.interval_s for step in self.watched.plain if step.interval_s is not None)
 
     @property
     def interval_s(self) -> float | None:
-        """Their mean, without what happened once; None where no interval was seen."""
-        seen = [step for step in self._watched.plain if step.interval_s is not None]
-        waited_s = [step.loading_s for step in seen if step.loaded.n_made is not None]
-        return typical_s(self.intervals_s, waited_s if len(waited_s) == len(seen) else ())
+        """The mean interval without outliers; None where no interval was seen."""
+        seen = [step for step in self.watched.plain if step.interval_s is not None]
+        has_workers = all(step.loaded.n_made is not None for step in seen)
+        return typical_s(self.intervals_s, [s.loading_s for s in seen] if has_workers else ())
 
     @property
     def loading_frac(self) -> float | None:
-        """Share of the watched time that the loop waited for its data loader; None where no
-        interval was seen.
-        """
-        steps = [step for step in self._watched.plain if step.interval_s]
+        """The part of the watched time spent waiting for the loader; None without an interval."""
+        steps = [step for step in self.watched.plain if step.interval_s]
         whole = sum(step.interval_s or 0.0 for step in steps)
         return sum(step.loading_s for step in steps) / whole if whole else None
 
     @cached_property
     def forecast(self) -> EpochForecast | None:
-        """The forecast that the first watched steps allow; None where no interval was seen."""
-        interval_s = self.interval_s
-        epochs = self._log.epochs
-        batches = next((epoch.n_batches for epoch in epochs if epoch.n_batches), None)
+        """The forecast from the first watched steps; None where no interval was seen."""
+        interval_s, log, epochs = self.interval_s, self._log, self._log.epochs
         if interval_s is None:
             return None
+        batches = next((epoch.n_batches for epoch in epochs if epoch.n_batches), None)
+        is_epoch = batches is not None or len(epochs) > 1
         if batches is not None:
-            n_steps = max(1, math.ceil(batches / self.n_passes))
-            measured_s = tuple(
-                epoch.seconds for epoch in epochs if epoch.n_steps >= batches // self.n_passes
-            )
-        elif epochs and len(epochs) > 1:
+            n_steps, least = max(1, math.ceil(batches / self.n_passes)), batches // self.n_passes
+            measured_s = tuple(epoch.seconds for epoch in epochs if epoch.n_steps >= least)
+        elif is_epoch:
             n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)
         else:
-            first, last = self._log.first_step, self._log.last_step
-            n_steps = max(1, self._log.n_steps - 1)
-            measured_s = (
-                (last - first,) if first is not None and last is not None and last > first else ()
-            )
-        predicted_s = None
-        if self.prediction is not None and self.prediction.step.total_s is not None:
-            step = self.prediction.step
-            once = (step.zero_grad_s or 0.0) + (step.optimizer_s or 0.0)
-            total_s = once + self.n_passes * ((step.forward_s or 0.0) + (step.backward_s or 0.0))
-            predicted_s = n_steps * (total_s + max(0.0, interval_s - self._own_s()))
-        return EpochForecast(
-            n_steps,
-            n_steps * interval_s,
-            predicted_s,
-            measured_s,
-            is_epoch=bool(epochs) and (batches is not None or len(epochs) > 1),
-        )
-
-    def _own_s(self) -> float:
-        """What of an interval is the step itself: the rest is loading, moving data, logging."""
-        return statistics.median(step.own_s for step in self._watched.plain)
-
-    # -- as text and data --------------------------------------------------------------------------
-
-    def to_text(self, width: int | None = None) -> str:
-        """The report for people: layers, loading, forecast, notes; `width` columns wide (default:
-        the terminal's).
-        """
-        width = text_width() if width is None else width
-        body = self._body(width)
-        ranks = self.rank_lines(width)
-        alone = [f"{_ALONE}\n"] if ranks and self.report is not None else []
-        notes = [
-            note
-            for note in dict.fromkeys([*self.notes, *self.measurement.notes])
-            if note not in body
-        ]
-        return fit(
-            "\n".join(
-                [*alone, body, "", *self.run_lines(), *ranks, *(f"note: {note}" for note in notes)]
-            ),
-            width,
-        )
-
-    def rank_lines(self, width: int | None = None) -> list[str]:
-        """The table of the ranks and that of their step; none for one rank, and where the ranks
-        could not be put together, which is a note.
-        """
-        if self.team is None or self.team.trace is None:
-            return []
-        return [
-            "",
-            *self.team.lines(width),
-            "",
-            *([] if self.parallel_step is None else [*self.parallel_step.lines(width), ""]),
-        ]
-
-    def _body(self, width: int) -> str:
-        if self.report is not None:
-            return self.report.to_text(width)
-        from dlperf.report.step_pages import measurement_to_text
-
-        return measurement_to_text(self.measurement, width)
-
-    def run_lines(self) -> list[str]:
-        """What was watched, the forecasts and what became of them, one sentence a line."""
-        seconds, percent = units.format_seconds, units.format_percent
-        first = (
-            f"watched {self._watched.root_type} with {self._watched.optimizer_type}:"
-            f" {len(self._watched.plain)} steps"
-        )
-        if self.loading_frac is not None:
-            first += (
-                f", one every {seconds(self.interval_s)}, {percent(self.loading_frac)} of it"
-                " waiting for data"
-            )
-        forecast = self.forecast
-        if forecast is None:
-            return [first]
-        what = (
-            f"epoch of {forecast.n_steps} steps"
-            if forecast.is_epoch
-            else f"{forecast.n_steps} steps (no data loader tells an epoch's length)"
-        )
-        parts = [f"forecast after the watched steps, {what}:"]
-        if forecast.from_prediction_s is not None:
-            parts.append(f"{seconds(forecast.from_prediction_s)} from the prediction,")
-        parts.append(f"{seconds(forecast.from_steps_s)} from the measured steps;")
-        parts.append(
-            "real: "
-            + (_listed(forecast.measured_s) if forecast.measured_s else "no epoch was finished")
-        )
-        return [first, " ".join(parts), *(self._live.lines() if self._live is not None else [])]
-
-    def to_json(self) -> dict[str, Any]:
-        """The findings as JSON data (schema ``dlperf.run``)."""
-        return {
-            "schema": "dlperf.run",
-            "schema_version": 1,
-            "target": self.name,
-            "batch_size": self.batch_size,
-            "threads": self._watched.threads,
-            "model": self._watched.root_type,
-            "optimizer": self._watched.optimizer_type,
-            "passes_per_step": self.n_passes,
-            "loading_frac": self.loading_frac,
-            "interval_s": self.interval_s,
-            "forecast": (
-                None
-                if self.forecast is None
-                else {
-                    **self.forecast.to_json(),
-                    **(self._live.to_json() if self._live is not None else {}),
-                }
-            ),
-            "ranks": None if self.team is None else self.team.to_json(),
-            "parallel_step": None if self.parallel_step is None else self.parallel_step.to_json(),
-            "measurement": self.measurement.to_json(),
-            "report": None if self.report is None else self.report.to_json(),
-            "notes": list(dict.fromkeys([*self.notes, *self.measurement.notes])),
-            "versions": host.versions(),
-        }
+            n_steps = max(1, log.n_steps - 1)
+            whole_s = (log.last_step or 0.0) - (log.first_step or 0.0)
+            measured_s = (whole_s,) if whole_s > 0 else ()
+        predicted_s, step = None, None if self.prediction is None else self.prediction.step
+        if step is not None and step.total_s is not None:
+            once_s = (step.zero_grad_s or 0.0) + (step.optimizer_s or 0.0)
+            total_s = once_s + self.n_passes * ((step.forward_s or 0.0) + (step.backward_s or 0.0))
+            own_s = statistics.median(one.own_s for one in self.watched.plain)
+            predicted_s = n_steps * (total_s + max(0.0, interval_s - own_s))
+        return EpochForecast(n_steps, n_steps * interval_s, predicted_s, measured_s, is_epoch)
 
 
-def _phases_of(step: WatchedStep) -> dict[str, float]:
+def _seconds_by_phase(step: WatchedStep) -> dict[str, float]:
     forward_s, backward_s = step.forward_s / step.n_passes, step.backward_s / step.n_passes
-    total_s = step.zero_grad_s + forward_s + backward_s + step.optimizer_s
     return {
         "zero_grad": step.zero_grad_s,
         "forward": forward_s,
         "backward": backward_s,
         "optimizer": step.optimizer_s,
-        "total": total_s,
+        "total": step.zero_grad_s + forward_s + backward_s + step.optimizer_s,
     }
 
 
+def _set_flags(flags: Mapping[nn.Module, bool]) -> None:
+    for module, training in flags.items():
+        module.training = training
+
+
 def why_no_training(watcher: Watcher) -> str:
-    """One line that says why a watcher has nothing to report."""
+    """The reason, in one line, why a watcher has no findings."""
     if watcher.reason is not None:
         return f"no training to watch: {watcher.reason}"
     if watcher.watched is None:
@@ -510,7 +373,7 @@ def why_no_training(watcher: Watcher) -> str:
 
 
 def _steps_seen(watcher: Watcher) -> str:
-    """How many optimizer steps were seen, and how many are needed."""
+    """The number of optimizer steps seen, and how many are needed."""
     n, plan = watcher.epochs.n_steps, watcher.plan
     seen = f"{n} optimizer step{'s were' if n != 1 else ' was'} seen"
     return f"{seen}, at least {plan.n_least} are needed, {plan.n_steps} with the times of layers"
@@ -519,11 +382,10 @@ def _steps_seen(watcher: Watcher) -> str:
 def inputs_of(
     model: nn.Module, seen: tuple[tuple[Any, ...], Mapping[str, Any]]
 ) -> tuple[Any, ...] | dict[str, Any]:
-    """Positional and keyword inputs as one of the two. Raises DlperfError where they cannot be
-    (positional ones that have no name beside keywords).
-    """
-    import inspect
+    """Positional and keyword inputs as one of the two.
 
+    Raises DlperfError for positional ones without a name beside keywords.
+    """
     args, kwargs = seen
     if not kwargs:
         return tuple(args)
@@ -531,20 +393,13 @@ def inputs_of(
         return dict(kwargs)
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     named = dict(bound.arguments)
+    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
     for parameter in bound.signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             named.update(named.pop(parameter.name, {}))
-        elif (
-            parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
-            and parameter.name in named
-        ):
+        elif parameter.kind in positional and parameter.name in named:
             raise DlperfError(
                 f"{type(model).__name__}.forward takes {parameter.name} by position and others by"
                 " keyword"
             )
     return named
-
-
-def _listed(values: Iterable[float]) -> str:
-    shown = [units.format_seconds(value) for value in values]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:5], "...", shown[-1]])

@@ -2,9 +2,9 @@
 
 Nothing is registered on the program's objects. Global hooks find the training
 (:mod:`dlperf.runner.training_search`). After warm-up some steps are timed with time stamps alone
-(one hook call per forward), some more with :class:`dlperf.profiler.probe.LayerProbe`. Then all hooks
-are removed but the two of :class:`dlperf.runner.epoch_log.EpochLog`. A failure inside a hook is
-kept, removes all hooks, and never reaches the program.
+(one hook call per forward), some more with :class:`dlperf.profiler.probe.LayerProbe`. Then all
+hooks are removed but the two of :class:`dlperf.runner.epoch_log.EpochLog`. A failure inside a hook
+is kept, removes all hooks, and never reaches the program.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Watcher:
             action()
 
     def _remove_step_hooks_later(self) -> None:
-        """Remove the optimizer's hooks at the next module call: a running step iterates over them."""
+        """Remove the optimizer's hooks at the next module call: a running step iterates on them."""
 
         def leave(_module: nn.Module, _args: Any) -> None:
             if threading.get_ident() == self._thread:

@@ -1,8 +1,7 @@
-"""``dlperf run script.py``: an unmodified training script, watched for a few steps; and the same
-for a loop in one's own code.
+"""Wraps a training script (``dlperf run``) or a training loop (:class:`profile`).
 
-torch is imported when the script imports it, not before: what the script sets up for it (threads,
-environment) keeps its effect.
+torch is imported when the script imports it: what the script sets up for it (threads, environment)
+keeps its effect.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dlperf.core import streams
-from dlperf.core.errors import DlperfError, check_type
+from dlperf.core.errors import DlperfError, check_type, one_line
 from dlperf.core.files import default_path
-from dlperf.core.streams import write_err
 from dlperf.core.text import visible
 from dlperf.runner.main_script import check_script, run_as_main
 from dlperf.runner.rendezvous import FAILED_LIMIT_S, Rendezvous, World
@@ -42,30 +39,6 @@ if TYPE_CHECKING:
     from dlperf.runner.watcher import Watcher
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Where findings go: the report (``.html``, ``.md``, else text; None: stdout), the JSON (``-``:
-    stdout, and nothing else of ours), the trace of the ranks' communication.
-    """
-
-    report: Path | None = None
-    json: str | None = None
-    communication: Path | None = None
-
-    @classmethod
-    def of(
-        cls, report: str | Path | None, json: str | None, communication: str | Path | None
-    ) -> Outputs:
-        """As the user named them; a script may change directory, so they are where the user stands
-        now.
-        """
-        return cls(
-            None if report is None or str(report) == "-" else Path(report).absolute(),
-            json if json is None or json == "-" else str(Path(json).absolute()),
-            None if communication is None else Path(communication).absolute(),
-        )
-
-
 def run_script(
     command: Sequence[str],
     *,
@@ -79,19 +52,18 @@ def run_script(
     cluster_path: str | Path | None = None,
     communication: str | Path | None = None,
 ) -> int:
-    """Run a training script as ``__main__`` and report on its training when it ends; gives the
-    script's exit status.
+    """Run a training script as ``__main__``, report on its training; returns its exit status.
 
     ``command[0]`` is the script (`module`: the module's name), the rest its arguments.
     `machine_path` is the machine file, by default this machine's; where there is none a quick one
-    is made first. The report goes to `output` (``.html``, ``.md``, else text), else to stdout after
-    the script's own; `json_path` takes it as JSON (``-``: stdout, and nothing else of ours).
-    Everything that dlperf has to say on the way goes to stderr, a forecast of the run among it;
-    `n_epochs` is how many epochs that has, where it cannot be found in the script's loops.
+    is made. The report is written to `output` (``.html``, ``.md``, else text), by default to stdout
+    after the script's own output; `json_path` is for JSON (``-``: stdout, and nothing else of
+    dlperf). All else goes to stderr, the ETA of the run included; `n_epochs` is its number of
+    epochs, where the script's loops do not tell it.
 
-    Under torchrun every rank is watched, the calls on its process groups too, and rank 0 alone
-    reports, for all of them. `communication` takes the trace of these calls; with the cluster file
-    at `cluster_path` the distributed step is predicted beside what it took.
+    Under torchrun every rank is watched, with its calls on process groups, and rank 0 reports for
+    all. The trace of these calls is written to `communication`. With the cluster file at
+    `cluster_path` the distributed step has a prediction.
 
     Raises DlperfError where there is no such script, or an explicitly named machine or cluster file
     cannot be read.
@@ -99,193 +71,187 @@ def run_script(
     check_script(command, module)
     world = World.of(os.environ)
     if world.n_ranks == 1 and os.environ.get("RANK", "0") != "0":
-        return run_as_main(command, module)  # one of several, nobody says how many
-    exchange = Rendezvous(world)
+        return run_as_main(command, module)  # one of an unknown number of ranks
+    run = _ScriptRun(command, module, debug, Rendezvous(world))
     if world.rank:
-        return _run_beside(command, module, threads, exchange, debug)
-    outputs = Outputs.of(output, json_path, communication)
+        return run.as_other_rank(threads)
+    # a script may change its directory
+    report = None if output is None or str(output) == "-" else Path(output).absolute()
+    json = json_path if json_path in (None, "-") else str(Path(json_path).absolute())
+    calls = None if communication is None else Path(communication).absolute()
     machine = find_machine(machine_path)
     cluster = _find_cluster(cluster_path)
-    if world.n_ranks == 1 and (cluster_path is not None or communication is not None):
-        _say(
+    if world.n_ranks == 1 and (cluster is not None or calls is not None):
+        streams.log(
             "one rank sends nothing: --cluster and --communication are for several, started with"
             " torchrun"
         )
-    session = Session(threads, machine, n_epochs, exchange)
-    session.watch_when_torch_comes()
-    pid = os.getpid()
-    with streams.stdout_to_stderr() if outputs.json == "-" else contextlib.nullcontext():
-        status = run_as_main(command, module)
-    if os.getpid() != pid:
-        return status  # a process that the script forked and that came this far
-    streams.flush_out()
+    run.session = Session(threads, machine, n_epochs, run.rendezvous)
+    with streams.stdout_to_stderr() if json == "-" else contextlib.nullcontext():
+        if not run.execute():
+            return run.status
     try:
-        session.end()
-        team = _collect(session, exchange, status, _name_of(command, module))
+        run.session.end()
         with streams.escaping():
-            _report(session, machine, _name_of(command, module), outputs, debug, team, cluster)
+            run.report(machine, cluster, report, json, calls)
     except DlperfError as error:
-        _say(str(error), error, debug)
+        run.log(str(error), error)
     except OSError as error:
-        _say(
-            "the report was not written:"
-            f" {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}",
-            error,
-            debug,
-        )
+        name = f"{error.filename}: " if error.filename else ""
+        run.log(f"the report was not written: {name}{error.strerror or error}", error)
     except KeyboardInterrupt:
-        _say("interrupted while reporting")
+        run.log("interrupted while reporting")
     except Exception as error:  # a report that fails is no failure of the script
-        _say(f"the report failed: {type(error).__name__}: {error}", error, debug)
-    return status
+        run.log(f"the report failed: {one_line(error)}", error)
+    return run.status
 
 
-def _run_beside(
-    command: Sequence[str], module: bool, threads: int | None, exchange: Rendezvous, debug: bool
-) -> int:
-    """Another rank than 0: watched as rank 0 is, but for its layers; what was found goes to rank 0,
-    and nothing is printed.
-    """
-    session = Session(threads, None, None, exchange)
-    session.watch_when_torch_comes()
-    pid = os.getpid()
-    status = run_as_main(command, module)
-    if os.getpid() != pid:
-        return status
-    streams.flush_out()
-    try:
-        session.end()
-        if "torch" in sys.modules:
-            exchange.give(session.findings(status).to_json())
-    except Exception as error:  # rank 0 misses it and says so
-        if debug:
-            _say(
-                f"rank {exchange.world.rank} could not hand over its findings:"
-                f" {type(error).__name__}: {error}",
-                error,
-                debug,
-            )
-    return status
+class _ScriptRun:
+    """One run of a script on this rank."""
 
+    session: Session
 
-def _collect(session: Session, exchange: Rendezvous, status: int, name: str) -> MergedRanks | None:
-    """The findings of all ranks, once they have ended; None for one rank, and for a script without
-    torch.
-    """
-    world = exchange.world
-    if world.n_ranks == 1 or "torch" not in sys.modules:
-        return None
-    from dlperf.runner.ranks import MergedRanks, RankFindings
+    def __init__(
+        self, command: Sequence[str], module: bool, debug: bool, rendezvous: Rendezvous
+    ) -> None:
+        self.rendezvous, self.status = rendezvous, 0
+        self._command, self._module, self._debug = command, module, debug
+        self._name = command[0] if module else os.path.basename(command[0])
 
-    others = exchange.collect(FAILED_LIMIT_S if status else None)
-    found = {
-        0: session.findings(status),
-        **{rank: RankFindings.from_json(data) for rank, data in others.items()},
-    }
-    return MergedRanks(found, world.n_ranks, name)
+    def execute(self) -> bool:
+        """Run the script under the session; False in a process that the script forked."""
+        self.session.watch_after_torch()
+        pid = os.getpid()
+        self.status = run_as_main(self._command, self._module)
+        if os.getpid() != pid:
+            return False
+        streams.flush_out()
+        return True
 
+    def as_other_rank(self, threads: int | None) -> int:
+        """Watch a rank other than 0; its findings go to rank 0, and nothing is printed."""
+        self.session = Session(threads, None, None, self.rendezvous)
+        if not self.execute():
+            return self.status
+        try:
+            self.session.end()
+            if "torch" in sys.modules:
+                self.rendezvous.give(self.session.rank_findings(self.status).to_json())
+        except Exception as error:  # rank 0 misses it and says so
+            if self._debug:
+                rank = self.rendezvous.world.rank
+                self.log(f"rank {rank} could not hand over its findings: {one_line(error)}", error)
+        return self.status
 
-def _report(
-    session: Session,
-    machine: Machine | None,
-    name: str,
-    outputs: Outputs,
-    debug: bool,
-    team: MergedRanks | None,
-    cluster: Cluster | None,
-) -> None:
-    from dlperf.core.files import write_json, write_text
+    def log(self, line: str, error: BaseException | None = None) -> None:
+        """Write a line to stderr; for debugging the traceback, too."""
+        streams.log(line)
+        if self._debug and error is not None:
+            traceback.print_exception(error)
 
-    if team is not None and outputs.communication is not None:
-        if team.trace is not None:
-            team.trace.save(outputs.communication)
-        else:
-            _say(f"{outputs.communication} was not written: {team.problem}")
-    watcher = session.watcher
-    if session.error is not None:
-        _say(
-            f"watching failed and was given up: {type(session.error).__name__}: {session.error}",
-            session.error,
-            debug,
-        )
-        return
-    if watcher is None:
-        _say("no training was found: the script never imported torch")
-        return
-    if watcher.error is not None:
-        _say(
-            f"watching failed and was given up: {type(watcher.error).__name__}: {watcher.error}",
-            watcher.error,
-            debug,
-        )
-        return
-    from dlperf.runner.document import to_document
-    from dlperf.runner.findings import Findings
+    def _merged_ranks(self) -> MergedRanks | None:
+        """The findings of all ranks, once they have ended; None for one rank or without torch."""
+        n_ranks = self.rendezvous.world.n_ranks
+        if n_ranks == 1 or "torch" not in sys.modules:
+            return None
+        from dlperf.runner.ranks import MergedRanks, RankFindings
 
-    try:
-        findings = Findings(watcher, machine, name, session.live, team, cluster)
-    except DlperfError:
-        if team is not None:
-            for remark in team.remarks:
-                _say(remark)
-            if outputs.json != "-" and (lines := team.lines()):
+        others = self.rendezvous.collect(FAILED_LIMIT_S if self.status else None)
+        found = {rank: RankFindings.from_json(data) for rank, data in others.items()}
+        found[0] = self.session.rank_findings(self.status)
+        return MergedRanks(dict(sorted(found.items())), n_ranks, self._name)
+
+    def report(
+        self,
+        machine: Machine | None,
+        cluster: Cluster | None,
+        report: Path | None,
+        json: str | None,
+        communication: Path | None,
+    ) -> None:
+        """Write the report and the files that were asked for."""
+        from dlperf.core.files import write_json, write_text
+
+        ranks, watcher = self._merged_ranks(), self.session.watcher
+        if ranks is not None and communication is not None:
+            if ranks.trace is not None:
+                ranks.trace.save(communication)
+            else:
+                self.log(f"{communication} was not written: {ranks.problem}")
+        failure = self.session.failure
+        if failure is not None:
+            self.log(f"watching failed and was given up: {one_line(failure)}", failure)
+            return
+        if watcher is None or (self.status and not watcher.epochs.n_steps and ranks is None):
+            if not self.status:
+                self.log("no training was found: the script never imported torch")
+            return  # a script that failed before it trained has said why
+        from dlperf.runner import run_report
+        from dlperf.runner.findings import Findings
+
+        try:
+            findings = Findings(watcher, machine, self._name, self.session.live, ranks, cluster)
+        except DlperfError:
+            for remark in [] if ranks is None else ranks.remarks:
+                self.log(remark)
+            if ranks is not None and json != "-" and (lines := ranks.lines()):
                 streams.write_out("\n".join(("", *lines)))
-            if team.is_whole_run:
-                _say(
-                    "no optimizer stepped: these are the run's own calls, and there is no training"
-                    " to report on"
-                )
-                return
-        raise
-    findings.prediction  # noqa: B018  first, so that its notes are among the others
-    findings.parallel_step  # noqa: B018
-    if outputs.json is not None:
-        write_json(outputs.json, findings.to_json())
-    if outputs.report is not None:
-        write_text(outputs.report, to_document(findings, outputs.report.suffix))
-    elif outputs.json != "-":
-        streams.write_out(f"\n{visible(findings.to_text())}")
-
-
-def _name_of(command: Sequence[str], module: bool) -> str:
-    return command[0] if module else os.path.basename(command[0])
-
-
-def _say(line: str, error: BaseException | None = None, debug: bool = False) -> None:
-    write_err(f"dlperf: {line}")
-    if debug and error is not None:
-        traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+            if ranks is None or not ranks.is_whole_run:
+                raise
+            self.log(
+                "no optimizer stepped: these are the run's own calls, and there is no training to"
+                " report on"
+            )
+            return
+        findings.prediction  # noqa: B018  first, so that its notes are among the others
+        findings.parallel_step  # noqa: B018
+        if json is not None:
+            write_json(json, run_report.to_json(findings))
+        if report is not None:
+            write_text(report, run_report.to_document(findings, report.suffix))
+        elif json != "-":
+            streams.write_out(f"\n{visible(run_report.to_text(findings))}")
 
 
 # -- the machine -----------------------------------------------------------------------------------
 
 
 def find_machine(path: str | Path | None) -> Machine | None:
-    """The machine file, a quick one made first where there is none; None (and a line on stderr)
-    where that fails.
+    """The machine file; where there is none, a quick one is made.
 
-    Raises DlperfError for a file that was named and cannot be read.
+    None, and a line on stderr, where that fails. Raises DlperfError for a file that was named and
+    cannot be read.
     """
     from dlperf.core.machine import Machine
 
     place = Path(path) if path is not None else default_path()
     if path is not None or os.path.exists(place):
         return Machine.load(place)
-    _say(
+    streams.log(
         f"this machine has not been measured; doing so quickly, once, into {place} (dlperf"
         " calibrate does it better)"
     )
+    # a folder named dlperf beside the script is not this package
+    start = (
+        "import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('dlperf',"
+        " run_name='__main__', alter_sys=True)"
+    )
+    home = str(Path(__file__).resolve().parents[2])
+    options = ["calibrate", "--quick", "--threads", "1", "-o", str(place)]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            _calibration(place), stdout=sys.stderr, stdin=subprocess.DEVNULL, check=False
+            [sys.executable, "-c", start, home, *options],
+            stdout=sys.stderr,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
         if done.returncode == 0:
             return Machine.load(place)
         reason = f"status {done.returncode}"
     except (OSError, DlperfError) as error:
         reason = str(error)
-    _say(f"measuring the machine failed ({reason}); going on without predictions")
+    streams.log(f"measuring the machine failed ({reason}); going on without predictions")
     return None
 
 
@@ -295,40 +261,7 @@ def _find_cluster(path: str | Path | None) -> Cluster | None:
     return None if path is None else Cluster.load(path)
 
 
-def _calibration(place: Path) -> list[str]:
-    # a folder of the same name beside the script must not be taken for ours
-    start = (
-        "import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('dlperf',"
-        " run_name='__main__', alter_sys=True)"
-    )
-    home = str(Path(__file__).resolve().parent.parent)
-    return [
-        sys.executable,
-        "-c",
-        start,
-        home,
-        "calibrate",
-        "--quick",
-        "--threads",
-        "1",
-        "-o",
-        str(place),
-    ]
-
-
 # -- in one's own code -----------------------------------------------------------------------------
-
-
-def _machine_of(given: Machine | str | Path | None) -> Machine | None:
-    """The machine given or in the file given; by default this machine's, None where it was never
-    measured.
-    """
-    from dlperf.core.machine import Machine, default_path
-
-    if isinstance(given, Machine):
-        return given
-    place = default_path() if given is None else Path(given)
-    return None if given is None and not os.path.exists(place) else Machine.load(place)
 
 
 class profile:
@@ -352,14 +285,13 @@ class profile:
 
         check_type("profile", "model", model, nn.Module, "an instance, the one that the loop calls")
         if machine is not None:
-            check_type(
-                "profile",
-                "machine",
-                machine,
-                (Machine, str, Path),
-                "a Machine, or a machine file by its path",
-            )
-        self._model, self._machine = model, _machine_of(machine)
+            way_out = "a Machine, or a machine file by its path"
+            check_type("profile", "machine", machine, (Machine, str, Path), way_out)
+        elif os.path.exists(default_path()):
+            machine = default_path()
+        if isinstance(machine, (str, Path)):
+            machine = Machine.load(machine)
+        self._model, self._machine = model, machine
         self._watcher: Watcher | None = None
         self._is_over = False
         self._findings: Findings | None = None
@@ -368,11 +300,11 @@ class profile:
         from dlperf.runner.watcher import Watcher
 
         if self._machine is None:
-            text = (
+            warnings.warn(
                 f"dlperf: no machine file {default_path()}: the loop is measured, and predicted"
-                " once dlperf calibrate has made it"
+                " once dlperf calibrate has made it",
+                stacklevel=2,
             )
-            warnings.warn(text, stacklevel=2)
         self._watcher = Watcher(self._model)
         self._watcher.install()
         return self
@@ -389,7 +321,7 @@ class profile:
 
     @property
     def findings(self) -> Findings:
-        """Everything that was found. Raises DlperfError where no training was seen."""
+        """All findings. Raises DlperfError where no training was seen."""
         if self._findings is None:
             if self._watcher is None:
                 raise DlperfError("profile: nothing was watched; use it in a with statement")
@@ -411,7 +343,11 @@ class profile:
 
     def __str__(self) -> str:
         try:
-            return self.findings.to_text() if self._is_over else repr(self)
+            if not self._is_over:
+                return repr(self)
+            from dlperf.runner.run_report import to_text
+
+            return to_text(self.findings)
         except DlperfError as error:
             return f"{self!r}\n{error}"
 
@@ -425,19 +361,15 @@ class profile:
 
     @property
     def trace(self) -> Trace | None:
-        """The step as recorded with the inputs and loss that were seen; None where it could not be."""
+        """The step, recorded with the inputs and loss that were seen; None where that failed."""
         return self.findings.trace
 
     def report(self) -> Report:
-        """Predicted beside actual. Raises DlperfError where there is nothing to predict with, or
-        nothing was seen.
-        """
-        report = self.findings.report
-        if report is None:
-            reason = (
-                self.findings.notes[-1]
-                if self.findings.machine is not None and self.findings.notes
-                else "no machine file; make one with dlperf calibrate"
-            )
-            raise DlperfError(f"profile: {reason}")
-        return report
+        """Predicted beside actual. Raises DlperfError without a machine, a prediction or steps."""
+        findings = self.findings
+        if findings.report is not None:
+            return findings.report
+        reason = "no machine file; make one with dlperf calibrate"
+        if findings.machine is not None and findings.notes:
+            reason = findings.notes[-1]
+        raise DlperfError(f"profile: {reason}")

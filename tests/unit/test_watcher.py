@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlperf.core.clock import Clock
 from dlperf.core.errors import DlperfError
-from dlperf.runner.findings import Findings, inputs_of, typical_s
+from dlperf.runner.findings import Findings, inputs_of
 from dlperf.runner.recomputed_loss import LossRecorder
+from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import TrainingSearch
 from dlperf.runner.watcher import DONE, Watcher
 from dlperf.runner.wrapping import profile
@@ -156,7 +157,7 @@ def test_evaluation_between_steps_is_no_training() -> None:
 
     with profile(model) as watching:
         train(model, 60, nn.CrossEntropyLoss(), call)
-    steps = watching.findings._watched.plain
+    steps = watching.findings.watched.plain
     assert {step.n_passes for step in steps} == {1}
     assert sum(step.interval_s is None for step in steps) in (
         2,
@@ -197,7 +198,7 @@ def test_a_loop_that_ends_early_says_what_the_layers_lack(n: int, timed: int) ->
     with profile(model, machine()) as watching:
         train(model, n, nn.CrossEntropyLoss())
     notes = [note for note in watching.findings.notes if "ended early" in note]
-    assert len(watching.findings._watched.layered) == timed
+    assert len(watching.findings.watched.layered) == timed
     assert [
         f"layers were timed in {timed} of 6 steps: {n} optimizer steps were seen" in note
         for note in notes
@@ -318,7 +319,7 @@ def test_forecast_is_steps_times_interval() -> None:
     # between two steps: one reading before and one after the loader's next, the same for zero_grad,
     # forward from enter to backward, and so on
     assert {
-        (s.zero_grad_s, s.loading_s, s.forward_s, s.backward_s) for s in findings._watched.plain
+        (s.zero_grad_s, s.loading_s, s.forward_s, s.backward_s) for s in findings.watched.plain
     } == {(1.0, 1.0, 1.0, 1.0)}
 
 

@@ -1,0 +1,123 @@
+"""The report on a watched run: as text, JSON data, Markdown or a page of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dlperf.core import host, units
+from dlperf.core.text import fit, text_width
+from dlperf.runner.findings import Findings
+
+_FILE_WIDTH = 160  # columns of text in a file
+_ALONE = (
+    "step and layers: predicted for one rank on its own, measured with what they wait for the"
+    " others; the distributed step is compared below them"
+)
+
+
+def to_text(findings: Findings, width: int | None = None) -> str:
+    """Layers, loading, forecast and notes, `width` columns wide (default: the terminal's)."""
+    width = text_width() if width is None else width
+    if findings.report is not None:
+        body = findings.report.to_text(width)
+    else:
+        from dlperf.report.step_pages import measurement_to_text
+
+        body = measurement_to_text(findings.measurement, width)
+    ranks = rank_lines(findings, width)
+    alone = [f"{_ALONE}\n"] if ranks and findings.report is not None else []
+    notes = [f"note: {note}" for note in _notes(findings) if note not in body]
+    return fit("\n".join([*alone, body, "", *run_lines(findings), *ranks, *notes]), width)
+
+
+def _notes(findings: Findings) -> list[str]:
+    return list(dict.fromkeys([*findings.notes, *findings.measurement.notes]))
+
+
+def rank_lines(findings: Findings, width: int | None = None) -> list[str]:
+    """The tables of the ranks and of their step; none where the ranks do not fit together."""
+    ranks, step = findings.ranks, findings.parallel_step
+    if ranks is None or ranks.trace is None:
+        return []
+    own = [] if step is None else [*step.lines(width), ""]
+    return ["", *ranks.lines(width), "", *own]
+
+
+def run_lines(findings: Findings) -> list[str]:
+    """The watched steps, and the forecasts beside the measured times; one sentence a line."""
+    seconds, watched, forecast = units.format_seconds, findings.watched, findings.forecast
+    first = f"watched {watched.root_type} with {watched.optimizer_type}: {len(watched.plain)} steps"
+    if findings.loading_frac is not None:
+        loading = units.format_percent(findings.loading_frac)
+        first += f", one every {seconds(findings.interval_s)}, {loading} of it waiting for data"
+    if forecast is None:
+        return [first]
+    what = f"{forecast.n_steps} steps (no data loader tells an epoch's length)"
+    if forecast.is_epoch:
+        what = f"epoch of {forecast.n_steps} steps"
+    predicted = ""
+    if forecast.from_prediction_s is not None:
+        predicted = f"{seconds(forecast.from_prediction_s)} from the prediction, "
+    second = (
+        f"forecast after the watched steps, {what}: {predicted}{seconds(forecast.from_steps_s)}"
+        f" from the measured steps; measured: {_listed(forecast.measured_s)}"
+    )
+    return [first, second, *([] if findings.live is None else findings.live.lines())]
+
+
+def _listed(values: Sequence[float]) -> str:
+    if not values:
+        return "no epoch was finished"
+    shown = [units.format_seconds(value) for value in values]
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:5], "...", shown[-1]])
+
+
+def to_json(findings: Findings) -> dict[str, Any]:
+    """The findings as JSON data (schema ``dlperf.run``)."""
+    forecast, ranks, step = findings.forecast, findings.ranks, findings.parallel_step
+    live = {} if findings.live is None else findings.live.to_json()
+    return {
+        "schema": "dlperf.run",
+        "schema_version": 2,
+        "target": findings.name,
+        "batch_size": findings.batch_size,
+        "threads": findings.watched.threads,
+        "model": findings.watched.root_type,
+        "optimizer": findings.watched.optimizer_type,
+        "passes_per_step": findings.n_passes,
+        "loading_frac": findings.loading_frac,
+        "interval_s": findings.interval_s,
+        "forecast": None if forecast is None else forecast.to_json() | live,
+        "ranks": None if ranks is None else ranks.to_json(),
+        "parallel_step": None if step is None else step.to_json(),
+        "measurement": findings.measurement.to_json(),
+        "report": None if findings.report is None else findings.report.to_json(),
+        "notes": _notes(findings),
+        "versions": host.versions(),
+    }
+
+
+def to_document(findings: Findings, suffix: str) -> str:
+    """The report in the format of a file's suffix: ``.html``, ``.md``, else text.
+
+    Without a prediction a page contains the text.
+    """
+    from dlperf.report.comparison import plots_of
+    from dlperf.report.document import Block, Bullets, Heading, Image, Preformatted
+    from dlperf.report.html import to_html
+    from dlperf.report.markdown import to_markdown
+    from dlperf.report.step_pages import report_page
+
+    text = to_text(findings, _FILE_WIDTH)
+    if suffix not in (".html", ".md"):
+        return f"dlperf report\n\n{text}\n"
+    page: list[Block] = [Preformatted(text)]
+    if findings.report is not None:
+        images: list[Image] = plots_of(findings.report) if suffix == ".html" else []
+        page = report_page(findings.report, images)
+        lines = (*run_lines(findings), *(f"note: {note}" for note in findings.notes))
+        page += [Heading("Run"), Bullets(lines)]
+        if table := "\n".join(rank_lines(findings, _FILE_WIDTH)).strip("\n"):
+            page += [Heading("Ranks"), Preformatted(table)]
+    return to_markdown("report", page) if suffix == ".md" else to_html(findings.name, page)
