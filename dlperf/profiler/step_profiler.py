@@ -286,8 +286,8 @@ def measure_target(
 ) -> Measurement:
     """Build a target on real tensors and measure it; see :func:`measure`.
 
-    The core speed (:class:`dlperf.core.clock.CoreSpeed`) is sampled around every step. A slow core gives
-    a note; steps on it count like all others, since a training there meets it, too.
+    The core speed (:class:`dlperf.core.clock.CoreSpeed`) is sampled around every step. A slow core
+    gives a note; steps on it count like all others, since a training there meets it, too.
     """
     speed = CoreSpeed()
     speed.settle(_SETTLE_S)
