@@ -1,9 +1,9 @@
-"""The calls that one rank was seen to make, put into the steps of its training: data and
-arithmetic, without torch.
+"""The calls of one rank, put into the steps of its training: data and arithmetic, without torch.
 
-What is exact and what is inferred: launches are exact, and so are waits that Python made. Code in C++ that issues calls and blocks for them itself (a
-:class:`WaitRegion`: DistributedDataParallel's backward, its broadcast of buffers) shows when it began and ended to wait, not for which call; it waits for
-its calls in the order of their launches, so each wait ends when its call was complete. What the region does besides (copying buckets back) is then computation.
+Launches are exact, and so are waits in Python. Code in C++ that issues calls and blocks for them (a
+:class:`WaitRegion`: DistributedDataParallel's backward, its broadcast of buffers) shows the start
+and end of its wait, not the call it waits for. It waits in the order of the launches, so each wait
+ends when its call was complete. The rest of the region (copying buckets back) is computation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from dlperf.core.communication import LAUNCH, WAIT, Event, Step, step_from_json,
 
 @dataclass(slots=True)
 class CollectiveCall:
-    """A call on a process group, on the rank's clock. `group` is its name in torch, `peer` the
-    other end or the root as a rank of the world.
+    """A call on a process group, on the rank's clock.
 
-    `region` names the code in C++ that may wait for it, `waits` are those that Python made: (from,
-    until).
+    `group`: its name in torch. `peer`: the other end or the root, as a rank of the world. `region`:
+    the code in C++ that may wait for it. `waits`: waits in Python, (from, until).
     """
 
     kind: str
@@ -38,7 +37,7 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class WaitRegion:
-    """Time that code in C++ spent with waiting for calls of its own."""
+    """The time in which code in C++ waited for its calls."""
 
     at: float
     until: float
@@ -48,9 +47,8 @@ class WaitRegion:
 class StepMark:
     """The end of an optimizer's step at `ended`; from `begun` on the next one is timed.
 
-    `began` is when the model was first called for this one, None if that is unknown. `plain`:
-    nothing of dlperf but the recording itself disturbed it; `own_s`: zero_grad, forward, backward
-    and optimizer, without what lies between.
+    `began`: the first call of the model for it, None if unknown. `plain`: no hooks but the
+    recording's. `own_s`: zero_grad, forward, backward and optimizer, without what lies between.
     """
 
     optimizer: int
@@ -62,18 +60,15 @@ class StepMark:
 
 
 WHOLE_RUN = -1
-"""The number of the only "step" of a program in which no optimizer steps: from its first call to
-its last.
-"""
+"""The number of the only "step" of a program without optimizer: first call to last call."""
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step worth keeping: `number` counts the optimizer's steps from 0 on, alike on all ranks of
-    a training (or is :data:`WHOLE_RUN`).
+    """A recorded step. `number`: of the optimizer's steps from 0, or :data:`WHOLE_RUN`.
 
-    `own_s` is the step without what the loop does around it, `own_communication_s` what of that
-    went into issuing calls and blocking for them.
+    `own_s`: the step without what the loop does around it. `own_communication_s`: the part of it
+    spent in launches and waits.
     """
 
     number: int
@@ -106,12 +101,11 @@ def assemble(
     first_began: float | None,
     groups: Sequence[str],
 ) -> tuple[RecordedStep, ...]:
-    """The first step of `optimizer`, from `first_began` on, and its plain ones. `groups` are the
-    groups' names in the order of their numbers.
+    """The first step of `optimizer`, from `first_began` on, and its plain ones.
 
-    A wait for a call that was launched in a step not kept is left out. An event that begins before
-    the one before it has ended (several threads) begins there. Where no optimizer ever stepped, all
-    calls make one step, :data:`WHOLE_RUN`; none where there is no call either.
+    `groups`: the groups' names in the order of their numbers. A wait for a call of a step not kept
+    is left out. An event begins no earlier than the one before ends (several threads). Without any
+    optimizer step all calls make one step, :data:`WHOLE_RUN`.
     """
     ordered = sorted(calls, key=lambda call: call.at)
     _wait_in_regions(ordered, regions)
@@ -119,10 +113,8 @@ def assemble(
     if not marks:
         if not ordered:
             return ()
-        begin, end = (
-            ordered[0].at,
-            max(max([call.until, *(until for _, until in call.waits)]) for call in ordered),
-        )
+        begin = ordered[0].at
+        end = max(max([call.until, *(until for _, until in call.waits)]) for call in ordered)
         events = _events(ordered, numbers, begin, math.nextafter(end, math.inf), set())
         return (RecordedStep(WHOLE_RUN, Step(begin, end, tuple(events))),)
     own = [mark for mark in marks if mark.optimizer == optimizer]
@@ -152,7 +144,7 @@ def assemble(
 def _wait_in_regions(
     ordered: Sequence[CollectiveCall], regions: dict[tuple[str, int], WaitRegion]
 ) -> None:
-    """Give the calls that Python never waited for the waits of their regions."""
+    """Give calls without a wait in Python the waits of their regions."""
     reached: dict[tuple[str, int], float] = {}
     for call in ordered:
         if call.waits or call.region is None or call.region not in regions:
@@ -171,8 +163,9 @@ def _events(
     end: float,
     kept: set[int],
 ) -> list[Event]:
-    """Launches and waits that begin between `begin` and `end`, relative to `begin`, one after
-    another; `kept` are the calls launched so far in steps kept.
+    """Launches and waits between `begin` and `end`, relative to `begin`, one after another.
+
+    `kept`: the calls launched so far in steps kept.
     """
     seen: list[tuple[float, float, str, int, CollectiveCall]] = []
     for number, call in enumerate(ordered):
@@ -189,17 +182,8 @@ def _events(
         at, until = max(at, reached), max(min(until, end), reached)
         reached = until
         done = None if op == WAIT or call.done is None else call.done - begin
+        group, kind = numbers[call.group], call.kind
         events.append(
-            Event(
-                op,
-                number,
-                call.kind,
-                call.n_bytes,
-                numbers[call.group],
-                at - begin,
-                until - begin,
-                call.peer,
-                done,
-            )
+            Event(op, number, kind, call.n_bytes, group, at - begin, until - begin, call.peer, done)
         )
     return events

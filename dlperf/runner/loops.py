@@ -1,10 +1,9 @@
-"""Which ``for ... in range(...)`` loops a running program is in: how far it is, and how far it may
-go.
+"""The running ``for ... in range(...)`` loops of a program: rounds done, and their number.
 
-Python does not show the iterator of a running loop. So the source of the calling functions is read,
-and the range's arguments are looked up: names, attributes, items of plain dictionaries and
-whole-number arithmetic. Nothing of the program is called, so a property or a ``len`` of its own
-makes the loop unknown. The loop's variable must hold a member of the range, else it is unknown too.
+Python does not show the iterator of a running loop. So the source of the calling functions is
+parsed, and the range's arguments are looked up: names, attributes, items of plain dictionaries and
+whole-number arithmetic. No code of the program runs: a property or a ``len`` of its own makes a
+loop unknown. So does a loop variable whose value is no member of the range.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ _MOST = 2**53
 
 @dataclass(frozen=True)
 class RunningLoop:
-    """A running loop over a range: `index` rounds are behind it, of `length`; `may_end_early` if
-    its body breaks or returns.
+    """A running loop over a range: `index` of `length` rounds are done.
+
+    `may_end_early`: its body may break or return.
     """
 
     index: int
@@ -48,58 +48,55 @@ class RunningLoop:
 
 
 def enclosing_loops(frame: FrameType | None) -> tuple[RunningLoop, ...]:
-    """The loops over ranges that the program runs in at `frame`, innermost first; those of
-    libraries and dlperf left out.
+    """The program's loops over known ranges around `frame`, innermost first.
 
-    A loop whose range cannot be told is left out as well.
+    Those of libraries and of dlperf are left out.
     """
     found: list[RunningLoop] = []
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
-            function, nodes = _loops_at(
-                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            )
-            if nodes:
-                with_names = _Names(frame, asks_for_locals=_asks_for_locals(function))
-                found += [loop for node in nodes if (loop := _loop(node, with_names)) is not None]
-                with_names.forget()
-        frame = frame.f_back
+    for nodes, names in _loops_around(frame):
+        found += [loop for node in nodes if (loop := _loop(node, names)) is not None]
     return tuple(found)
 
 
 def innermost_length(frame: FrameType | None) -> int | None:
-    """How many rounds the innermost loop at `frame` makes, where it goes over a plain list or
-    tuple, also inside ``enumerate`` or ``tqdm``; else None.
+    """Rounds of the innermost loop at `frame`, where it is over a plain list or tuple; else None.
+
+    The list may be inside ``enumerate`` or ``tqdm``.
     """
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
-            function, nodes = _loops_at(
-                frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            )
-            if nodes:
-                with_names = _Names(frame, asks_for_locals=_asks_for_locals(function))
-                length = (
-                    _sequence_length(nodes[0].iter, with_names)
-                    if not any(_leaves(nodes[0].body))
-                    else None
-                )
-                with_names.forget()
-                return length
-        frame = frame.f_back
+    for nodes, names in _loops_around(frame):
+        return None if any(_leaves(nodes[0].body)) else _sequence_length(nodes[0].iter, names)
     return None
 
 
+def _loops_around(frame: FrameType | None) -> Iterator[tuple[list[ast.For], _Names]]:
+    """The program's functions with loops around `frame`: their loops and names."""
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((_OWN, *_LIBRARIES, "<")):
+            function, nodes = _loops_at(code.co_filename, frame.f_lineno, code.co_name)
+            if nodes:
+                names = _Names(frame, asks_for_locals=_asks_for_locals(function))
+                try:
+                    yield nodes, names
+                finally:
+                    names.forget()
+        frame = frame.f_back
+
+
+def _called(node: ast.Call) -> str:
+    """The name of a called function, without its module."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return getattr(node.func, "id", "")
+
+
 def _sequence_length(node: ast.expr, names: _Names) -> int | None:
-    if isinstance(node, ast.Call) and node.args:
-        called = (
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
-        if called == "tqdm" or (isinstance(node.func, ast.Name) and names.get(called) is enumerate):
-            return _sequence_length(node.args[0], names)
-    held = _value(node, names) if not isinstance(node, ast.Call) else None
-    return (
-        len(held) if isinstance(held, (list, tuple)) and type(held) in (list, tuple) else None
-    )  # a class of its own may run code
+    if isinstance(node, ast.Call):
+        is_name = isinstance(node.func, ast.Name)
+        wraps = _called(node) == "tqdm" or (is_name and names.get(_called(node)) is enumerate)
+        return _sequence_length(node.args[0], names) if wraps and node.args else None
+    value = _value(node, names)
+    return len(value) if type(value) in (list, tuple) else None  # a class of its own may run code
 
 
 @functools.lru_cache(maxsize=16)
@@ -149,20 +146,20 @@ class _Names:
         self._globals: Mapping[str, Any] = frame.f_globals
         self._locals: Any = {}
         optimized = bool(frame.f_code.co_flags & _CO_OPTIMIZED)
-        # Up to Python 3.12 this fills the very dictionary that locals() gave to the function: one
-        # that asks for it is left alone.
+        # Up to Python 3.12 this changes the dictionary that the function got from locals(): not
+        # where the function calls it.
         if not (optimized and _SNAPSHOTS and asks_for_locals):
             self._locals = frame.f_locals
         self._snapshot = optimized and _SNAPSHOTS
 
     def forget(self) -> None:
-        """Let go of the frame's objects. A snapshot lives as long as its frame, and would keep from
-        the garbage what the function deletes.
+        """Drop the frame's objects.
+
+        A snapshot lives as long as its frame, and would keep alive what the function deletes.
         """
         held, self._locals = self._locals, {}
-        if (
-            self._snapshot and sys.getrefcount(held) == 3
-        ):  # the frame, this name and the call: nobody else looks at it
+        # three references, of the frame, this name and the call: nobody else uses it
+        if self._snapshot and sys.getrefcount(held) == 3:
             held.clear()
 
     def get(self, name: str) -> Any:
@@ -187,9 +184,7 @@ def _range(node: ast.expr, names: _Names) -> range | None:
     """``range(...)``, also inside ``tqdm``, or ``trange(...)``."""
     if not isinstance(node, ast.Call) or not node.args:
         return None
-    called = (
-        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    )
+    called = _called(node)
     if called == "tqdm":
         return _range(node.args[0], names)
     if called != "trange" and not (isinstance(node.func, ast.Name) and names.get(called) is range):
@@ -213,9 +208,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def _value(node: ast.expr, names: _Names) -> Any:
-    """What an expression is worth, without running any code of the program; None where that cannot
-    be told.
-    """
+    """The value of an expression, without running code of the program; None where unknown."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):

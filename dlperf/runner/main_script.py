@@ -1,6 +1,4 @@
-"""Run a script or a module as ``__main__``, as ``python script.py`` and ``python -m module`` do.
-Knows nothing of torch.
-"""
+"""Runs a script or module as ``__main__``, like ``python script.py`` and ``python -m module``."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ INTERRUPTED = 130
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """Raises DlperfError where there is no script to run. A module is looked for only when it is
-    run.
-    """
+    """Raise DlperfError where there is no such script; a module is not looked for."""
     if not command:
         raise DlperfError("run: no script is named; dlperf run SCRIPT.py [ARGUMENTS]")
     if not module and not os.path.isfile(command[0]):
@@ -39,12 +35,11 @@ def check_script(command: Sequence[str], module: bool) -> None:
 
 
 def run_as_main(command: Sequence[str], module: bool) -> int:
-    """Run the script (`module`: the module) ``command[0]`` with the rest as its arguments; gives
-    the exit status that Python would.
+    """Run the script (`module`: the module) ``command[0]``; returns Python's exit status.
 
-    ``sys.modules["__main__"]``, ``sys.argv`` and ``sys.path[0]`` are the script's from here on, so
-    that classes defined in it can be pickled and worker processes find them. An exception that
-    nobody caught is printed with the script's frames alone, through ``sys.excepthook``.
+    The rest of `command` are its arguments. ``sys.modules["__main__"]``, ``sys.argv`` and
+    ``sys.path[0]`` are the script's from here on: its classes can be pickled, and worker processes
+    find them. An uncaught exception is printed through ``sys.excepthook``, without dlperf's frames.
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
@@ -75,41 +70,29 @@ def _status(run: Callable[[], object]) -> int:
     try:
         run()
     except SystemExit as error:
-        return _exit_status(error)
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
     except BaseException as error:
-        error.__traceback__ = own_frames_removed(error.__traceback__)
-        _clean_chain(error)
+        chain: dict[int, BaseException] = {}
+        link: BaseException | None = error
+        while link is not None and id(link) not in chain:
+            chain[id(link)] = link
+            link.__traceback__ = own_frames_removed(link.__traceback__)
+            link = link.__cause__ or link.__context__
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-def _exit_status(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code
-    print(error.code, file=sys.stderr)
-    return 1
-
-
 def own_frames_removed(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the frames of dlperf and of what started the script."""
-    frames = []
+    """The traceback without the frames of dlperf and runpy."""
+    kept, links = None, []
     while traceback is not None:
-        frames.append(traceback)
+        links.append(traceback)
         traceback = traceback.tb_next
-    kept = None
-    for link in reversed(frames):
+    for link in reversed(links):
         if not link.tb_frame.f_code.co_filename.startswith(_RUNNERS):
             kept = types.TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
-
-
-def _clean_chain(error: BaseException) -> None:
-    seen = {id(error)}
-    following = error.__cause__ or error.__context__
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        following.__traceback__ = own_frames_removed(following.__traceback__)
-        following = following.__cause__ or following.__context__

@@ -1,10 +1,8 @@
-"""The step of data-parallel training on the ranks at hand: what was measured beside what `dlperf
-scale` would have said.
-"""
+"""The step of a data-parallel training: measured, and predicted as `dlperf scale` does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core import units
@@ -23,12 +21,11 @@ PARTS = ("step_s", "compute_s", "exposed_communication_s")
 
 @dataclass(frozen=True)
 class ParallelStep:
-    """Seconds of :data:`PARTS`: zero_grad, forward, backward and optimizer on the slowest rank,
-    without what the loop does around them.
+    """Seconds of :data:`PARTS` on the slowest rank, without what the loop does around the step.
 
-    The slowest rank's computing counts, and what its step takes beyond that is exposed
-    communication, as in a scaling forecast. `predicted` is None without a cluster file, or where
-    nothing can be predicted; `notes` say why.
+    The step is zero_grad, forward, backward and optimizer. Its time beyond the slowest rank's
+    computation is exposed communication, as in a scaling forecast. `predicted` is None without a
+    cluster file or a prediction; `notes` contain the reason.
     """
 
     actual: tuple[float, ...]
@@ -62,44 +59,37 @@ class ParallelStep:
 
 
 def compare_step(
-    team: MergedRanks,
+    ranks: MergedRanks,
     prediction: Prediction | None,
     options: ReducerOptions | None,
     batch_size: int,
     n_passes: int,
     cluster: Cluster | None,
 ) -> ParallelStep | None:
-    """The team's step beside its forecast; None where the ranks' own steps were not seen.
-    `prediction` is of one rank's step alone.
+    """The ranks' step and its forecast; None where the ranks' own steps were not seen.
+
+    `prediction`: of one rank's step alone.
     """
-    times = team.step_times
+    times = ranks.step_times
     if not times:
         return None
-    step_s, compute_s = (
-        max(getattr(one, name) for one in times) for name in ("step_s", "compute_s")
-    )
+    step_s, compute_s = max(one.step_s for one in times), max(one.compute_s for one in times)
     actual = (step_s, compute_s, max(0.0, step_s - compute_s))
+
+    def unpredicted(*reasons: str) -> ParallelStep:
+        notes = tuple(f"no prediction of the distributed step: {reason}" for reason in reasons)
+        return ParallelStep(actual, notes=notes)
+
     if cluster is None:
-        return ParallelStep(actual)
+        return unpredicted()
     if options is None:
-        return ParallelStep(
-            actual,
-            notes=(
-                (
-                    "no prediction of the distributed step: the model is not wrapped in"
-                    " DistributedDataParallel"
-                ),
-            ),
-        )
-    if prediction is None or team.trace is None:
-        return ParallelStep(
-            actual,
-            notes=("no prediction of the distributed step: there is none of a single rank's",),
-        )
+        return unpredicted("the model is not wrapped in DistributedDataParallel")
+    if prediction is None or ranks.trace is None:
+        return unpredicted("there is none of a single rank's")
     from dlperf.distributed.forecast import forecast
     from dlperf.distributed.scenario import ScalingScenario, hosts_per_system_of
 
-    hosts = team.trace.hosts
+    hosts = ranks.trace.hosts
     notes = []
     if n_passes > 1:
         notes.append(
@@ -108,22 +98,15 @@ def compare_step(
         )
     try:
         question = ScalingScenario(
-            (team.n_ranks,),
+            (ranks.n_ranks,),
             batch_size,
             ranks_per_node=max(hosts.count(name) for name in hosts),
             hosts_per_system=hosts_per_system_of(cluster),
-            options=ReducerOptions(
-                options.bucket_bytes,
-                options.gradient_as_bucket_view,
-                options.static_graph,
-                options.find_unused_parameters,
-                options.broadcast_buffers,
-                n_passes,
-            ),
+            options=replace(options, accumulate=n_passes),
         )
         found = forecast(lambda _: prediction, cluster, question)
     except DlperfError as error:
-        return ParallelStep(actual, notes=(f"no prediction of the distributed step: {error}",))
+        return unpredicted(str(error))
     (row,) = found.rows
     return ParallelStep(
         actual, (row.step_s, row.compute_s, row.exposed_communication_s), (*notes, *found.notes)

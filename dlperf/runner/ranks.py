@@ -1,6 +1,4 @@
-"""What each rank of a training found, merged by rank 0: one trace of communication, a row for each
-rank, and what to say of ranks that are missing.
-"""
+"""The findings of the ranks of a training, merged: trace of communication, table, missing ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host, units
 from dlperf.core.communication import Communication, Step
-from dlperf.core.errors import DlperfError
+from dlperf.core.errors import DlperfError, one_line
 from dlperf.core.text import fit, text_width
 from dlperf.distributed.rank_shares import RankShares, rank_shares
 from dlperf.report.table import Column, format_table
@@ -26,8 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFindings:
-    """What one rank found. `status` is its script's exit status, `reason` why it has no steps;
-    `groups` are its process groups by torch's name for them.
+    """The findings of one rank.
+
+    `status`: its script's exit status. `reason`: why it has no steps. `groups`: its process groups,
+    by torch's name.
     """
 
     rank: int
@@ -48,10 +48,7 @@ class RankFindings:
         if recorder is None:
             return cls(rank, name, status, reason or "torch was never imported", threads=threads)
         if recorder.error is not None:
-            reason = (
-                reason
-                or f"recording its calls failed: {type(recorder.error).__name__}: {recorder.error}"
-            )
+            reason = reason or f"recording its calls failed: {one_line(recorder.error)}"
             return cls(rank, name, status, " ".join(reason.split()), threads=threads)
         steps = recorder.steps
         if recorder.has_forgotten and not steps:
@@ -72,37 +69,22 @@ class RankFindings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The findings as JSON data, to be handed over."""
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "status": self.status,
-            "reason": self.reason,
-            "steps": [step.to_json() for step in self.steps],
-            "groups": [[name, list(ranks)] for name, ranks in self.groups],
-            "backend": self.backend,
-            "threads": self.threads,
-        }
+        """The findings as JSON data, for rank 0."""
+        return {**vars(self), "steps": [step.to_json() for step in self.steps]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RankFindings:
         """The findings that :meth:`to_json` wrote."""
-        return cls(
-            data["rank"],
-            data["host"],
-            data["status"],
-            data["reason"],
-            tuple(RecordedStep.from_json(step) for step in data["steps"]),
-            tuple((name, tuple(ranks)) for name, ranks in data["groups"]),
-            data["backend"],
-            data["threads"],
-        )
+        steps = tuple(RecordedStep.from_json(step) for step in data["steps"])
+        groups = tuple((name, tuple(ranks)) for name, ranks in data["groups"])
+        return cls(**{**data, "steps": steps, "groups": groups})
 
 
 @dataclass(frozen=True)
 class RankStepTimes:
-    """A rank's step without what its loop does around it: medians of the plain steps, seconds.
-    `compute_s` is what of it was not communication.
+    """A rank's step without what its loop does around it, in seconds: medians of plain steps.
+
+    `compute_s`: the part without communication.
     """
 
     step_s: float
@@ -110,7 +92,7 @@ class RankStepTimes:
 
 
 class MergedRanks:
-    """The findings of all ranks of a world of `n_ranks`, some of whom may be missing."""
+    """The findings of all ranks of a world of `n_ranks`, some of which may be missing."""
 
     def __init__(self, found: Mapping[int, RankFindings], n_ranks: int, script: str = "") -> None:
         self.found, self.n_ranks, self.script = dict(found), n_ranks, script
@@ -118,7 +100,7 @@ class MergedRanks:
 
     @property
     def remarks(self) -> list[str]:
-        """Ranks whose script failed, and why there is no comparison where there is none."""
+        """Ranks whose script failed, and the reason where there is no comparison."""
         failed = [
             f"rank {one.rank} ended with status {one.status}"
             for one in self.found.values()
@@ -145,14 +127,12 @@ class MergedRanks:
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether the ranks never trained, and their runs are compared from the first call to the
-        last.
-        """
+        """Whether the ranks never trained: their runs are compared, first call to last."""
         return not self._lacking and self._numbers == (WHOLE_RUN,)
 
     @cached_property
     def problem(self) -> str:
-        """Why the ranks cannot be put together, in a few words; empty where they can."""
+        """The reason why the findings do not fit together; empty where they do."""
         return self._lacking or (self._misfit if self.trace is None else "")
 
     @cached_property
@@ -172,13 +152,13 @@ class MergedRanks:
 
     @cached_property
     def _numbers(self) -> tuple[int, ...]:
-        """The steps that every rank has."""
+        """The numbers of the steps that every rank has."""
         own = [{step.number for step in one.steps} for one in self.found.values()]
         return tuple(sorted(set.intersection(*own))) if own else ()
 
     @cached_property
     def trace(self) -> Communication | None:
-        """What they sent one another; None where they cannot be put together."""
+        """The trace of their communication; None where the findings do not fit together."""
         if self._lacking:
             return None
         names = {one: number for number, one in enumerate(self._groups())}
@@ -201,7 +181,7 @@ class MergedRanks:
         return trace
 
     def _groups(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Every group met by any rank, the world first: the default one's, else one without calls."""
+        """Every group of any rank, the world first: the default one's, else one without calls."""
         met = dict.fromkeys(
             group for rank in range(self.n_ranks) for group in self.found[rank].groups
         )
@@ -228,7 +208,7 @@ class MergedRanks:
 
     @cached_property
     def shares(self) -> tuple[RankShares, ...]:
-        """A row for each rank; none where they cannot be put together."""
+        """A row for each rank; none where the findings do not fit together."""
         return () if self.trace is None else rank_shares(self.trace)
 
     @cached_property
@@ -253,9 +233,7 @@ class MergedRanks:
     # -- as text and data --------------------------------------------------------------------------
 
     def lines(self, width: int | None = None) -> list[str]:
-        """The table of the ranks, `width` columns wide (default: the terminal's); nothing where
-        there is none.
-        """
+        """The table of the ranks, `width` columns wide (default: the terminal's), if any."""
         if self.trace is None:
             return []
         n = sum(not step.first for step in self.trace.steps[0]) or 1
@@ -284,9 +262,7 @@ class MergedRanks:
 
 
 def columns_of(rows: Sequence[RankShares]) -> list[Column]:
-    """The table of the ranks; `shares of the step` is communication and waiting, as in Cardwell's
-    Figure 2.4.
-    """
+    """The columns of the ranks' table; shares as in Cardwell's Figure 2.4."""
 
     def seconds(title: str, name: str) -> Column:
         return Column(title, tuple(units.format_seconds(getattr(row, name)) for row in rows))

@@ -1,9 +1,8 @@
-"""The loss of a foreign training loop, written down while it is computed once, so that it can be
-computed again.
+"""The loss of a user's training loop as a function, recorded while the loop computes it once.
 
-Between the model's output and the backward a loop calls whatever it likes. A function mode sees
-these calls; those that lead from the output to the tensor that the backward starts from are the
-loss. The rest (metrics, logging) is left out.
+A function mode records the calls between the model's output and the backward. Those that lead from
+the output to the tensor where the backward starts are the loss; the rest (metrics, logging) is left
+out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class _Slot:
-    """A tensor that the replay itself makes: the n-th of them."""
+    """The n-th tensor that the recomputation makes."""
 
     number: int
 
@@ -33,7 +32,7 @@ class _Call:
 
 
 class LossRecorder(TorchFunctionMode):
-    """Active from the model's output to the backward; lets every call through unchanged."""
+    """Records calls from the model's output to the backward; it changes none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +42,7 @@ class LossRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note the call and make it."""
+        """Make the call and record it."""
         result = func(*args, **(kwargs or {}))
         if self.is_open and func is not torch.Tensor.backward:
             self._calls.append((func, args, kwargs or {}, result))
@@ -54,63 +53,51 @@ class LossRecorder(TorchFunctionMode):
         self.is_open = False
         needed, chosen = {id(scalar)}, []
         for call in reversed(self._calls):
-            makes = _ids(call[3])
-            if needed & makes:
-                needed |= _ids(call[1]) | _ids(call[2])
+            if needed & _ids(call[3]):
+                needed |= _ids(call[1:3])
                 chosen.append(call)
         self._calls = []
-        chosen.reverse()
         slots: dict[int, int] = {}
-        outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        for leaf in outputs:
-            slots.setdefault(id(leaf), len(slots))
-        inputs = tuple(slots[id(leaf)] for leaf in outputs)
-        if id(scalar) not in slots and not any(id(scalar) in _ids(call[3]) for call in chosen):
-            return None
-        if not needed & set(slots):
+        inputs = tuple(slots.setdefault(id(leaf), len(slots)) for leaf in _tensors(output))
+        is_made = any(id(scalar) in _ids(call[3]) for call in chosen)
+        if not needed & set(slots) or not (is_made or id(scalar) in slots):
             return None
         calls = []
-        for function, args, kwargs, result in chosen:
-            template_args, template_kwargs = _templates((args, kwargs), slots)
-            numbers = []
-            for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    # an in-place call gives its own argument back: the same slot, with its new
-                    # value
-                    numbers.append(slots.setdefault(id(leaf), len(slots)))
-            calls.append(_Call(function, template_args, template_kwargs, tuple(numbers)))
+        for function, args, kwargs, result in reversed(chosen):
+            args, kwargs = _templates((args, kwargs), slots)
+            # an in-place call returns its own argument: the same slot, with its new value
+            numbers = [slots.setdefault(id(leaf), len(slots)) for leaf in _tensors(result)]
+            calls.append(_Call(function, args, kwargs, tuple(numbers)))
         return RecomputedLoss(tuple(calls), inputs, slots[id(scalar)])
 
 
 @dataclass(frozen=True)
 class RecomputedLoss:
-    """A function of the model's output: the loss, with the targets it had when it was written down."""
+    """The loss as a function of the model's output, with the targets of the recorded step."""
 
     calls: tuple[_Call, ...]
     inputs: tuple[int, ...]
     result: int
 
     def __call__(self, output: Any) -> torch.Tensor:
-        """The loss of `output`, whose tensors stand in the order of those that were seen."""
-        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        values: dict[int, torch.Tensor] = dict(zip(self.inputs, leaves))
+        """The loss of `output`, whose tensors have the order of the recorded ones."""
+        values: dict[int, torch.Tensor] = dict(zip(self.inputs, _tensors(output)))
 
         def fill(leaf: Any) -> Any:
             return values[leaf.number] if isinstance(leaf, _Slot) else leaf
 
         for call in self.calls:
             args, kwargs = pytree.tree_map(fill, (call.args, call.kwargs))
-            made = [
-                leaf
-                for leaf in pytree.tree_leaves(call.function(*args, **kwargs))
-                if isinstance(leaf, torch.Tensor)
-            ]
-            values.update(zip(call.makes, made))
+            values.update(zip(call.makes, _tensors(call.function(*args, **kwargs))))
         return values[self.result]
 
 
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def _ids(tree: Any) -> set[int]:
-    return {id(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+    return {id(leaf) for leaf in _tensors(tree)}
 
 
 def _templates(tree: Any, slots: dict[int, int]) -> Any:
@@ -119,8 +106,6 @@ def _templates(tree: Any, slots: dict[int, int]) -> Any:
             return leaf
         if id(leaf) in slots:
             return _Slot(slots[id(leaf)])
-        return (
-            leaf if leaf.is_leaf else leaf.detach()
-        )  # what the loop made before: it must not hold its graph
+        return leaf if leaf.is_leaf else leaf.detach()  # made before: without its graph
 
     return pytree.tree_map(template, tree)

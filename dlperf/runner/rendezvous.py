@@ -1,12 +1,10 @@
-"""How the ranks of a training hand their findings to rank 0: through a store, never through the
-script's process groups.
+"""Rendezvous of the ranks of a training: their findings go to rank 0 through a store.
 
-A script may have destroyed its process group when it ends, and ranks may run on several hosts. So
-findings go through a TCPStore: that of torchrun's agent, which lives until the last rank of rank
-0's host has ended; or, under another launcher, one of dlperf's own in rank 0's process, whose
-address rank 0 leaves in the script's store while that lives. It listens at MASTER_ADDR alone, and
-says so where that is no loopback address. A rank writes and is gone; rank 0 waits for all of them,
-up to a limit.
+The script's process groups are not used: it may have destroyed them when it ends. The store is a
+TCPStore. Under torchrun it is the agent's, which lives until the last rank of rank 0's host has
+ended. Under another launcher it is dlperf's own, in rank 0's process; rank 0 leaves its address in
+the script's store while that lives. It listens at MASTER_ADDR alone, and a line says so unless that
+is a loopback address. Other ranks write and end; rank 0 waits for them, up to a limit.
 """
 
 from __future__ import annotations
@@ -25,30 +23,29 @@ from typing import Any
 from dlperf.core.streams import log
 
 LIMIT_S = 60.0
-"""How long rank 0 waits for the others once its own script has ended."""
+"""Time for which rank 0 waits for the others once its own script has ended."""
 FAILED_LIMIT_S = 5.0
-"""And where its own script failed: then others may have died without a word."""
+"""The same after its own script failed: then others may have died."""
 _PREFIX = "dlperf/run"
 _REACH_S = 10.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
+_UNREACHABLE = (RuntimeError, OSError, ValueError)
 _ADDRESS = f"{_PREFIX}/address"
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those of a launcher, as the environment says (torchrun's
-    variables).
-    """
+    """This process's rank among those of a launcher, from torchrun's environment variables."""
 
     rank: int
     n_ranks: int
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> World:
-        """Rank 0 of 1 where the environment does not tell, or tells nonsense.
+        """The rank in an environment; rank 0 of 1 where it has none, or an impossible one.
 
-        >>> World.of({"RANK": "1", "WORLD_SIZE": "4"}), World.of({"RANK": "1"}), World.of({"RANK": "4", "WORLD_SIZE": "4"})
-        (World(rank=1, n_ranks=4), World(rank=0, n_ranks=1), World(rank=0, n_ranks=1))
+        >>> World.of({"RANK": "1", "WORLD_SIZE": "4"}), World.of({"RANK": "4", "WORLD_SIZE": "4"})
+        (World(rank=1, n_ranks=4), World(rank=0, n_ranks=1))
         """
         try:
             rank, n_ranks = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -58,8 +55,10 @@ class World:
 
 
 class Rendezvous:
-    """A rank's way to rank 0. :meth:`meet` is called now and then while the script's process group
-    lives, the others when the script has ended.
+    """A rank's connection to rank 0.
+
+    :meth:`meet` is called repeatedly while the script's process group lives, the others after the
+    script.
     """
 
     def __init__(
@@ -75,9 +74,7 @@ class Rendezvous:
         self._store: Any = None
 
     def meet(self) -> None:
-        """Where there is no agent's store: rank 0 opens its own and leaves the address in the
-        script's, the others read it there.
-        """
+        """Without an agent's store: rank 0 opens its own, the others get its address."""
         from torch import distributed
 
         if (
@@ -86,9 +83,7 @@ class Rendezvous:
             or not distributed.is_initialized()
         ):
             return
-        with contextlib.suppress(
-            RuntimeError, OSError, ValueError
-        ):  # then rank 0 will miss this rank, and say so
+        with contextlib.suppress(*_UNREACHABLE):  # then rank 0 reports this rank as missing
             self._agree(distributed.distributed_c10d._get_default_store())
 
     def _agree(self, theirs: Any) -> None:
@@ -115,35 +110,25 @@ class Rendezvous:
             self._address = (host, port)
 
     def give(self, findings: dict[str, Any]) -> None:
-        """Leave this rank's findings for rank 0. Raises RuntimeError where the store cannot be
-        reached.
-        """
+        """Leave findings for rank 0. Raises RuntimeError where the store cannot be reached."""
         store = self._reach()
         if store is not None:
             store.set(self._key(self.world.rank), json.dumps(findings))
 
     def collect(self, limit_s: float | None = None) -> dict[int, dict[str, Any]]:
-        """What the other ranks have left, by rank; those that leave nothing within the limit are
-        missing.
-        """
+        """The findings of the other ranks, by rank, that arrive within the limit."""
         found: dict[int, dict[str, Any]] = {}
         until = self._now() + (self.limit_s if limit_s is None else limit_s)
-        with contextlib.suppress(
-            RuntimeError, OSError, ValueError
-        ):  # a store that is gone: what came so far
+        with contextlib.suppress(*_UNREACHABLE):  # a store that is gone
             store = self._reach()
-            waited_for = (
-                []
-                if store is None
-                else [rank for rank in range(self.world.n_ranks) if rank != self.world.rank]
-            )
-            while waited_for:
-                for rank in [rank for rank in waited_for if store.check([self._key(rank)])]:
+            missing = set() if store is None else set(range(self.world.n_ranks)) - {self.world.rank}
+            while missing:
+                for rank in sorted(rank for rank in missing if store.check([self._key(rank)])):
                     found[rank] = json.loads(store.get(self._key(rank)))
-                    waited_for.remove(rank)
-                if not waited_for or self._now() >= until:
+                missing -= set(found)
+                if not missing or self._now() >= until:
                     break
-                self._sleep(_LOOK_S)
+                self._sleep(_POLL_S)
         return found
 
     def _reach(self) -> Any:
@@ -158,18 +143,15 @@ class Rendezvous:
         return self._store
 
     def _key(self, rank: int) -> str:
-        """A restarted training writes under keys of its own."""
-        again, run = (
-            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-            os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        )
-        return f"{_PREFIX}/{run}/{again}/{rank}"
+        """A key of this run; a restarted training has its own."""
+        names = ("TORCHELASTIC_RUN_ID", ""), ("TORCHELASTIC_RESTART_COUNT", "0")
+        return "/".join([_PREFIX, *(os.environ.get(*name) for name in names), str(rank)])
 
 
 def _listen(host: str) -> socket.socket:
-    """A listener at `host`'s own address; on all interfaces where that is none of this computer's.
+    """A listener at `host`'s address; on all interfaces where it is not this computer's.
 
-    torch's own store would listen on all interfaces, whatever the host.
+    A store of torch without it listens on all interfaces.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)

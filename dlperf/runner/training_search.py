@@ -1,4 +1,4 @@
-"""Which module a program trains, and which optimizer steps it: found from the calls that it makes."""
+"""Search for the training in a program: its model and optimizer, from the calls that it makes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch import nn
 
 from dlperf.models.buckets import ReducerOptions
 
-_AT_MOST = 50  # optimizer steps without a module that belongs to them
+_MOST_STEPS = 50  # without a module whose parameters they step
 
 
 @dataclass(frozen=True)
 class FoundTraining:
-    """A training: `called` is the module that the program calls, `root` the model in it (inside
-    data-parallel wrappers).
-    """
+    """A training. `called`: the module that the program calls. `root`: the model in wrappers."""
 
     called: nn.Module
     root: nn.Module
@@ -34,12 +32,11 @@ class _Candidate:
 
 
 class TrainingSearch:
-    """Told of every module call and every optimizer step, until :meth:`stepped` knows the training.
+    """The search, from module calls and optimizer steps, until :meth:`stepped` returns a training.
 
-    The model is the outermost module that is called in training mode with gradients enabled, and
-    whose parameters the optimizer steps; a loss called beside it has none. Once an optimizer comes
-    round again, every model has had its turn, and the largest is chosen. `wanted`: look for this
-    one only.
+    The model is an outermost module that is called in training mode with gradients enabled, and
+    whose parameters the optimizer steps. At the second step of an optimizer every model has had its
+    turn, and the largest is chosen. `wanted`: the only model that counts.
     """
 
     def __init__(self, wanted: nn.Module | None = None) -> None:
@@ -51,8 +48,8 @@ class TrainingSearch:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether many steps went by and none belonged to a module that was called."""
-        return self._n_steps >= _AT_MOST
+        """Whether many steps belonged to no module that was called."""
+        return self._n_steps >= _MOST_STEPS
 
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
@@ -71,7 +68,7 @@ class TrainingSearch:
             self._inside = None
 
     def stepped(self, optimizer: Any) -> FoundTraining | None:
-        """An optimizer has stepped; the training, once it is known."""
+        """An optimizer has stepped. Returns the training, once it is known."""
         self._n_steps += 1
         self._inside = None
         again = id(optimizer) in self._candidates
@@ -83,38 +80,26 @@ class TrainingSearch:
 
     def _candidate(self, optimizer: Any) -> _Candidate | None:
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        counted = [
-            (sum(p.numel() for p in module.parameters() if id(p) in ids), module)
+        stepped = {
+            module: n
             for module in self._outermost
-        ]
-        counted = [
-            (n, module)
-            for n, module in counted
-            if n and (self._wanted is None or contains(module, self._wanted))
-        ]
-        if not counted:
+            if (n := sum(p.numel() for p in module.parameters() if id(p) in ids))
+            and (self._wanted is None or contains(module, self._wanted))
+        }
+        if not stepped:
             return None
-        n, chosen = max(counted, key=lambda pair: pair[0])
-        beside = sorted(
-            {
-                type(module).__name__
-                for _, module in counted
-                if module is not chosen and not contains(chosen, module)
-            }
-        )
-        return _Candidate(n, chosen, optimizer, tuple(beside))
+        chosen = max(stepped, key=lambda module: stepped[module])
+        beside = {type(module).__name__ for module in stepped if not contains(chosen, module)}
+        return _Candidate(stepped[chosen], chosen, optimizer, tuple(sorted(beside)))
 
     def _choice(self) -> FoundTraining:
         chosen = max(self._candidates.values(), key=lambda candidate: candidate.n_parameters)
         root = self._wanted if self._wanted is not None else inner(chosen.module)
         name, notes = type(root).__name__, []
-        rivals = sorted(
-            {
-                type(inner(other.module)).__name__
-                for other in self._candidates.values()
-                if other.module is not chosen.module
-            }
-        )
+        others = [
+            one.module for one in self._candidates.values() if one.module is not chosen.module
+        ]
+        rivals = sorted({type(inner(module)).__name__ for module in others})
         if rivals:
             notes.append(
                 f"several models are trained: {name}, the largest, is watched;"
@@ -139,8 +124,9 @@ def inner(module: nn.Module) -> nn.Module:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether ranks hold parts of its parameters (FSDP, tensor parallelism), so that no rank can
-    take a step alone.
+    """Whether each rank has a part of the parameters (FSDP, tensor parallelism).
+
+    Then no rank can take a step alone.
     """
     parts = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
     return parts or any(type(parameter).__name__ == "DTensor" for parameter in module.parameters())
@@ -152,7 +138,7 @@ def contains(module: nn.Module, other: nn.Module) -> bool:
 
 
 def reducer_options(module: nn.Module) -> ReducerOptions | None:
-    """How a DistributedDataParallel was told to reduce; None for any other module."""
+    """The options of a DistributedDataParallel; None for any other module."""
     if type(module).__name__ != "DistributedDataParallel":
         return None
     is_default = getattr(module, "bucket_bytes_cap_default", True)
