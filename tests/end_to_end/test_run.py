@@ -213,7 +213,7 @@ def test_module_form_and_its_own_names(tmp_path: Path, machine: Path) -> None:
     )
     assert (alone.returncode, alone.stdout) == (with_us.returncode, with_us.stdout)
     assert alone.returncode == 5
-    assert "never imported torch" in with_us.stderr
+    assert with_us.stderr == ""  # a script that failed before any training gets no line on it
     missing = watched(tmp_path, machine, "package.nowhere", module=True)
     assert missing.returncode == plainly(tmp_path, "-m", "package.nowhere").returncode == 1
     assert "No module named package.nowhere" in missing.stderr
