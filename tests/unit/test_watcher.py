@@ -40,6 +40,11 @@ def hooks() -> tuple[Any, ...]:
 
 
 @pytest.fixture(autouse=True)
+def _no_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "unmeasured.json"))
+
+
+@pytest.fixture(autouse=True)
 def _no_hook_stays() -> Iterator[None]:
     before = hooks()
     yield
@@ -427,7 +432,7 @@ def test_a_machine_file_that_cannot_be_used_is_noticed_before_the_loop(
     monkeypatch.setenv("DLPERF_MACHINE", str(broken))
     with pytest.raises(DlperfError, match="is truncated"):
         profile(Net())
-    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "none.json"))
+    monkeypatch.setenv("DLPERF_MACHINE", str(tmp_path / "unmeasured.json"))
     with (
         pytest.warns(
             UserWarning,
