@@ -1,8 +1,7 @@
-"""dlperf: how long a PyTorch layer, step, epoch or run takes on a CPU, what limits it, and how
-right that answer was.
+"""dlperf: time of a PyTorch layer, step, epoch or run on a CPU, its bounds, and its accuracy.
 
-A measured :class:`Machine` and a recorded :class:`Trace` go through a predictor and give a :class:`Prediction`; a
-:class:`Measurement` of the same step turns it into a :class:`Report`.
+A measured :class:`Machine` and a recorded :class:`Trace` go through a predictor and give a
+:class:`Prediction`. A :class:`Measurement` of the same step turns it into a :class:`Report`.
 """
 
 from __future__ import annotations

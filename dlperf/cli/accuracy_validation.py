@@ -234,8 +234,8 @@ def _time_ops(
     random_ops = draw_ops(seed, known, args.ops)
     n_runs = args.runs or OPS_RUNS
     log(
-        f"{len(random_ops)} random ops that the machine file does not hold (--seed {seed}), {n_runs}"
-        f" fresh process(es) with {threads} thread(s)"
+        f"{len(random_ops)} random ops that the machine file does not hold (--seed {seed}),"
+        f" {n_runs} fresh process(es) with {threads} thread(s)"
     )
     runs: list[tuple[Kernel, ...]] = []
     refused: set[str] = set()

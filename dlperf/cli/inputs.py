@@ -89,7 +89,7 @@ def resolve(
 
 
 def is_trace(spec: str) -> bool:
-    """Whether a target is a trace file. Raises DlperfError for another JSON file, naming its kind."""
+    """Whether a target is a trace file. Raises DlperfError for a JSON file of another kind."""
     from dlperf.core import trace
 
     schema = schema_of(spec)

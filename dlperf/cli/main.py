@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise DlperfError for options that exclude one another, and outputs that cannot be written."""
+    """Raise DlperfError for options that exclude one another and outputs that cannot be written."""
     command: Command = args.command_data
     if command.check is not None:
         command.check(args)

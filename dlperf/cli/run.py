@@ -104,18 +104,25 @@ COMMAND = Command(
         option(
             "--cluster",
             metavar="FILE",
-            help="several ranks: cluster file, to predict the distributed step beside what it takes",
+            help=(
+                "several ranks: cluster file, to predict the distributed step beside what it takes"
+            ),
         ),
         option(
             "--communication",
             metavar="FILE",
-            help="several ranks: write the collectives and messages they issued, and when they waited",
+            help=(
+                "several ranks: write the collectives and messages they issued, and when "
+                "they waited"
+            ),
         ),
         output("report to write: .html, .md, or text"),
         *common(batch_size=False),
     ),
     check=check,
-    usage="%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]",
+    usage=(
+        "%(prog)s [options] SCRIPT.py [ARGUMENTS]\n       %(prog)s [options] -m MODULE [ARGUMENTS]"
+    ),
     epilog="Options of dlperf stand before the script; everything behind it is the script's own."
     " Under torchrun (torchrun ... -m dlperf run SCRIPT.py) every rank is watched, and rank 0"
     " reports for all.",

@@ -198,23 +198,25 @@ COMMAND = Command(
             "--ranks",
             type=counts,
             metavar="N,N",
-            help="numbers of ranks, such as 1,2,4,8 (with --trace default: as many as were recorded)",
+            help=(
+                "numbers of ranks, such as 1,2,4,8 (with --trace default: as many as were recorded)"
+            ),
         ),
         option(
             "--ranks-per-node",
             type=count,
             metavar="K",
             help=(
-                "ranks that share a node (default: as the cluster file was measured; all where it has"
-                " no link between nodes; 1 by hand)"
+                "ranks that share a node (default: as the cluster file was measured; all "
+                "where it has no link between nodes; 1 by hand)"
             ),
         ),
         option(
             "--cluster",
             metavar="FILE",
             help=(
-                "cluster file: torchrun ... -m dlperf.microbench.network -o FILE measures one, or write"
-                " it by hand"
+                "cluster file: torchrun ... -m dlperf.microbench.network -o FILE "
+                "measures one, or write it by hand"
             ),
         ),
         option(
@@ -226,8 +228,8 @@ COMMAND = Command(
             "--recorded-on",
             metavar="FILE",
             help=(
-                "with --trace: cluster file of the links it was recorded over (default: its calls' own"
-                " times)"
+                "with --trace: cluster file of the links it was recorded over (default: "
+                "its calls' own times)"
             ),
         ),
         option(

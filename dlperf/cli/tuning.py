@@ -241,8 +241,8 @@ COMMAND = Command(
             type=counts,
             metavar="P,P",
             help=(
-                "worker processes to compare, each with its share of the samples (powers of 2 up to the"
-                " cores)"
+                "worker processes to compare, each with its share of the samples (powers "
+                "of 2 up to the cores)"
             ),
         ),
         option(
@@ -264,7 +264,9 @@ COMMAND = Command(
     ),
     work=tune,
     check=check,
-    epilog="It seeks speed, not convergence: a larger batch, or more workers, update the weights less"
-    " often in an epoch.",
+    epilog=(
+        "It seeks speed, not convergence: a larger batch, or more workers, update the "
+        "weights less often in an epoch."
+    ),
     folder_answer="comparison",
 )

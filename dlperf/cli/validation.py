@@ -150,8 +150,8 @@ COMMAND = Command(
         flag(
             "--distributed",
             (
-                "data-parallel steps instead: on ranks with a host each (network namespaces, which need"
-                " root; else loopback); some 16 minutes"
+                "data-parallel steps instead: on ranks with a host each (network "
+                "namespaces, which need root; else loopback); some 16 minutes"
             ),
         ),
         option(
@@ -159,8 +159,8 @@ COMMAND = Command(
             type=rates,
             metavar="RATE,...",
             help=(
-                "with --distributed: rates of the links, such as 300mbit; none for links as they are"
-                " (1gbit,300mbit,none)"
+                "with --distributed: rates of the links, such as 300mbit; none for links "
+                "as they are (1gbit,300mbit,none)"
             ),
         ),
         option(
@@ -168,7 +168,8 @@ COMMAND = Command(
             type=counts,
             metavar="N,N",
             help=(
-                "with --distributed: numbers of ranks; steps run on the first, all-reduces on all (2,4)"
+                "with --distributed: numbers of ranks; steps run on the first, "
+                "all-reduces on all (2,4)"
             ),
         ),
         flag(

@@ -1,5 +1,5 @@
-"""How a process that works for another ends: the child with its answer or one line on stderr, the
-parent with the exception that this stands for.
+"""Processes that work for another: the child ends with its answer or one line on stderr, the parent
+with the exception for that line.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(work: Callable[[], str], out: TextIO | None = None) -> int:
-    """Exit status of a child that does `work` and writes the line that it returns to `out` (stdout
-    where none is given).
+    """Do the work of a child and write the line that it returns to `out` (default: stdout); the
+    exit status.
 
-    What the work prints on the way is not the answer and goes to stderr. Status 0; UNUSABLE where
-    the work raises DlperfError, FAILED where it raises WorkFailed or anything else, with one line
-    on stderr that says why; INTERRUPTED on Ctrl-C.
+    Prints of the work go to stderr. Status 0; UNUSABLE for DlperfError, FAILED for WorkFailed or
+    any other exception, with one line on stderr; INTERRUPTED on Ctrl-C.
     """
     out = sys.stdout if out is None else out
     try:
@@ -47,7 +46,7 @@ def run(work: Callable[[], str], out: TextIO | None = None) -> int:
 
 def read_job() -> dict[str, Any]:
     """The job that the parent wrote as one line of JSON to stdin. Ends this process quietly where
-    there is none: the parent is gone, and says itself why.
+    there is none: the parent is gone.
     """
     line = sys.stdin.readline()
     try:
@@ -58,11 +57,9 @@ def read_job() -> dict[str, Any]:
 
 
 def end_with_parent() -> None:
-    """Linux: SIGTERM for this process when its parent ends, however it ends: what it goes on to do
-    nobody would read.
+    """Linux: SIGTERM for this process when its parent ends, however it ends.
 
-    Ends this process at once where the parent has gone already, which shows at the pipe that stdout
-    is.
+    Ends this process at once where the parent is gone already, which the pipe of stdout shows.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -74,7 +71,7 @@ def end_with_parent() -> None:
 
 
 def last_line(said: str) -> str:
-    """The last line that is not empty: why a process ended, if it said so.
+    """The last line that is not empty: usually why a process ended.
 
     >>> last_line("loading\\nValueError: no such weather\\n\\n")
     'ValueError: no such weather'
@@ -88,11 +85,11 @@ def failure(
     process: str = "the measuring process",
     unusable: type[DlperfError] = DlperfError,
 ) -> KeyboardInterrupt | DlperfError:
-    """What a child's exit status other than 0 and its stderr stand for; `process` names it where it
-    said nothing.
+    """The exception for a child's exit status other than 0 and its stderr; `process` names a child
+    that wrote nothing.
 
     KeyboardInterrupt for INTERRUPTED, since Ctrl-C reaches the whole group; `unusable` for
-    UNUSABLE, else WorkFailed, with the last line that it said.
+    UNUSABLE, else WorkFailed, with the last line of stderr.
 
     >>> failure(1, "ValueError: no such weather\\n")
     WorkFailed('ValueError: no such weather')

@@ -1,10 +1,10 @@
-"""Measured links between ranks as data: what joins them, how long messages and collectives take,
-what computing loses meanwhile, and beside other ranks.
+"""Measured links between ranks as data: messages, collectives, interference with computation, and
+co-run slowdowns of ranks.
 
 Nothing here imports torch. A cluster file keeps raw samples, as a machine file does; postal, LogGP
-and max-rate parameters are fitted from them when the file is used (:mod:`dlperf.distributed.link_fits`), so that
-a better law needs no new measurement. A file written by hand from data sheets holds the two numbers
-of each link instead.
+and max-rate parameters are fitted from them when the file is used
+(:mod:`dlperf.distributed.link_fits`), so that a better model needs no new measurement. A file
+written by hand from data sheets holds the two numbers of each link instead.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ class Interference:
 
     @property
     def compute_factor(self) -> float:
-        """How many times as long the computation takes meanwhile, at the rate of this link."""
+        """Slowdown of the computation by the collective, at the rate of this link."""
         return self.together.median / self.alone.median
 
     @property
     def collective_factor(self) -> float:
-        """How many times as long the collective takes while every rank computes."""
+        """Slowdown of the collective while every rank computes."""
         return self.collective_together.median / self.collective_alone.median
 
     @property
@@ -154,8 +154,8 @@ class Cluster(Displayed, by="dlperf.report.summaries"):
 
     `backend` is that of torch.distributed, `threads` what each rank computed with, `mode` the depth
     (``quick``, ``full``, ``hand-written``), `groups` the finished parts, `notes` what the measuring
-    noticed. `co_runs` say what ranks of one computer, computing at once with one thread each, cost
-    one another by kind of work; empty where each had a computer of its own.
+    noticed. `co_runs` are slowdowns of ranks of one computer, one thread each, by kind of work;
+    empty where each rank had a computer of its own.
     """
 
     links: tuple[Link, ...] = ()

@@ -1,6 +1,4 @@
-"""What workers that run at once cost one another, as data: measured on one machine or on the ranks
-of a cluster, and kept in its file.
-"""
+"""Co-run slowdown of worker processes, measured on a machine or on the ranks of a cluster."""
 
 from __future__ import annotations
 
@@ -13,19 +11,20 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.records.conversion import CoRunRecord, refuse
 
 PREPARATION = "preparation"
-"""Not a resource: from the start of the workers' processes until all of them have imported torch
-and made an optimizer.
+"""Kind of work: from the start of the worker processes until all of them have imported torch and
+made an optimizer.
 """
 
 
 @dataclass(frozen=True)
 class CoRun:
-    """One kind of work done by `workers` processes of one thread each at once, and by one of them
-    alone: seconds a call, sampled in turns.
+    """Seconds per call of one kind of work, by `workers` processes of one thread each at once, and
+    by one of them alone.
 
-    `work` is what bounds the items of a prediction (``compute``, ``L2``, ``page-faults``, ...), :data:`PREPARATION`, or
-    :func:`operations_of` a step. A sample is the mean over the processes, taken while all of them were busy; the i-th one alone and the i-th
-    beside the others follow each other. Raises DlperfError where there are not as many of both.
+    `work` is a bound of a prediction's items (``compute``, ``L2``, ``page-faults``, ...),
+    :data:`PREPARATION`, or :func:`operations_of` a step. A sample is the mean over the processes
+    while all of them are busy. Samples alone and together are taken in turns, so that the i-th of
+    both are neighbours in time. Raises DlperfError for numbers of samples that differ.
     """
 
     work: str
@@ -37,17 +36,16 @@ class CoRun:
         together, alone = len(self.samples.values), len(self.alone.values)
         if together != alone:
             raise DlperfError(
-                f"co_run of {self.work} by {self.workers} workers has {together} samples together"
+                f"co-run of {self.work} by {self.workers} workers has {together} samples together"
                 f" and {alone} alone; they are taken in pairs"
             )
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a call takes beside the others as alone: the median over the
-        pairs, and not below 1, since nobody computes faster for company.
+        """Slowdown of a call: the median over the pairs of samples, and not below 1.
 
-        Not the ratio of the least: a neighbour on the machine may slow any core for seconds, and
-        that all cores are quiet at once may not happen. Two samples in a row mostly meet the same
+        It is not the ratio of the least samples: a co-tenant of the machine may slow any core for
+        seconds, and all cores may never be quiet at once. Two samples in a row mostly meet the same
         state.
         """
         return max(
@@ -69,7 +67,7 @@ def co_run_to_json(co_run: CoRun) -> dict[str, Any]:
 
 
 def co_run_from_record(record: CoRunRecord, entry: str) -> CoRun:
-    """The co_run of a file's `entry`. Raises DlperfError for samples that are no pairs."""
+    """The co-run of a file's `entry`. Raises DlperfError for samples that are no pairs."""
     together, alone = samples_from_record(record), samples_from_record(record.alone)
     if len(together.values) != len(alone.values):
         refuse(
@@ -81,8 +79,7 @@ def co_run_from_record(record: CoRunRecord, entry: str) -> CoRun:
 
 
 def operations_of(target: str, batch_size: int, inference: bool) -> str:
-    """The name under which a file keeps the contention of a target's own operations, repeated one
-    by one in their order.
+    """Kind of work: a target's own operations, repeated one by one in their order.
 
     >>> operations_of("lenet", 32, inference=False)
     'operations of lenet@32 (step)'

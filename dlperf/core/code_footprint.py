@@ -143,8 +143,9 @@ def relative_footprint(packet: str) -> int:
 
 
 def code_since(code: str, recent: Sequence[str]) -> int:
-    """How much code, as :func:`relative_footprint` has it, the `recent` operators ran after the last that
-    brought this one, each once, in the order of their last run; that of all where none brought it.
+    """How much code, as :func:`relative_footprint` has it, the `recent` operators ran after the
+    last that brought this one, each once, in the order of their last run; that of all where none
+    brought it.
 
     >>> code_since("aten.mm", ("aten.relu", "aten.addmm", "aten.convolution", "aten.mul"))
     21

@@ -352,7 +352,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
 
 
 def step_from_json(row: dict[str, Any]) -> Step:
-    """The step that :func:`step_to_json` wrote. Raises DlperfError naming the entry that is none."""
+    """The step of :func:`step_to_json`. Raises DlperfError naming an entry that does not fit."""
     return _step_from_record(convert(row, StepRecord), "step")
 
 

@@ -23,7 +23,7 @@ class WorkFailed(DlperfError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM in the middle of long work; the message says what of it was kept, and is
+    """Ctrl-C or SIGTERM in the middle of long work; the message names what of it was kept, and is
     empty where nothing could be.
     """
 
@@ -141,7 +141,7 @@ _TEXTS = (
     "can't start new thread",
     "memory allocation",
 )
-"""What the loader, numpy, torch and threads say, in lower case."""
+"""Messages of the loader, numpy, torch and threads, in lower case."""
 
 
 def check_room(with_torch: bool) -> None:
@@ -179,7 +179,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def says_shortage(text: str) -> bool:
-    """Whether a message speaks of too little memory."""
+    """Whether a message is on too little memory."""
     lower = text.lower()
     return any(known in lower for known in _TEXTS)
 

@@ -302,7 +302,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def one_writer(path: str | Path, work: str) -> Iterator[None]:
     """Hold the lock of `path` while its `work` (a calibration) lasts.
 
-    The system releases the lock when the process ends, however it ends. The lock file lies beside
+    The system releases the lock when the process ends, however it ends. The lock file lies next to
     `path`; one that a killed process left behind holds nothing up, and is removed by the next.
     Where the file system has no locks there is none.
 

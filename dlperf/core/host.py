@@ -1,4 +1,4 @@
-"""What this computer is: processor, caches, memory, versions. Read from the system, without torch."""
+"""This computer: processor, caches, memory, versions, thread count. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def available_cores() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of dlperf, Python, torch and numpy, and the operating system. torch is not imported."""
+    """Versions of dlperf, Python, torch, numpy and the system, without importing torch."""
     found = {
         "dlperf": VERSION,
         "python": platform.python_version(),

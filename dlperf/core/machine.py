@@ -124,9 +124,10 @@ class KernelModelFit:
     """How smooth the times of one curve's kernels are, and how well they are predicted from one
     another, found once at the end of a calibration.
 
-    `length_scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of logarithms) are what
-    :class:`dlperf.predictors.kernel_model.Hyperparameters` says. `leave_one_out_fracs` are |predicted / measured - 1| of every kernel,
-    predicted from all the others.
+    `length_scales` (in octaves, a coordinate each), `signal` and `noise` (standard deviations of
+    logarithms) are what :class:`dlperf.predictors.kernel_model.Hyperparameters` says.
+    `leave_one_out_fracs` are |predicted / measured - 1| of every kernel, predicted from all the
+    others.
     """
 
     variant: tuple[str, ...]
@@ -360,7 +361,7 @@ class Machine(Displayed, by="dlperf.report.summaries"):
         )
 
     def co_runs_of(self, work: str) -> dict[int, CoRun]:
-        """What was measured of one kind of work done by several workers at once, by their number."""
+        """Co-runs of one kind of work, by the number of workers."""
         return {co_run.workers: co_run for co_run in self.co_runs if co_run.work == work}
 
     def bandwidth_curve(self, kernel: str, threads: int) -> list[Bandwidth]:

@@ -1,5 +1,4 @@
-"""A measured training step as data: what the step and its layers took, with the samples behind
-every number.
+"""A measured training step as data: times of the step and its layers, with their samples.
 
 Nothing here imports torch; :mod:`dlperf.profiler.step_profiler` takes the measurement.
 """
@@ -58,8 +57,8 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
     ``total``, the samples of steps without any instrumentation; with `inference` only ``forward``
     and ``total``. `layers` come from a second, instrumented pass, the instrument's own cost
     subtracted. `repeat` holds the total of an independent repetition, if one was made: the two
-    medians' distance is the repeatability floor. `noise` says what was seen (disturbed samples,
-    faults). `peak_memory_bytes` is the most that three steps add to a fresh process
+    medians' distance is the repeatability. `noise` counts disturbed samples and faults.
+    `peak_memory_bytes` is the most that three steps add to a fresh process
     (:func:`dlperf.profiler.peak_memory.measure_peak_memory`), None where it was not asked for.
     `trace` is the recorded step, so that a prediction needs no code; None where it was not
     recorded.
@@ -86,7 +85,7 @@ class Measurement(Displayed, by="dlperf.report.summaries"):
 
     @property
     def repeatability_frac(self) -> float | None:
-        """Repeatability floor: |median - median of the repetition| / median of the step; None
+        """Repeatability: |median - median of the repetition| / median of the step; None
         without a repetition.
         """
         if self.repeat is None:

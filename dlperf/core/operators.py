@@ -186,7 +186,8 @@ class Op:
         """What decides the op's time, as text: name and arguments without storages. Equal ops have
         equal signatures.
         """
-        return f"{self.name}({_describe(self.args)}|{','.join(f'{k}={_describe(v)}' for k, v in self.kwargs)})"
+        options = ",".join(f"{name}={_describe(value)}" for name, value in self.kwargs)
+        return f"{self.name}({_describe(self.args)}|{options})"
 
 
 def _describe(argument: Argument) -> str:

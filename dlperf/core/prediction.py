@@ -24,7 +24,7 @@ Predicted = TypeVar("Predicted", bound="PredictedStep")
 class Item:
     """Time of one piece of a step.
 
-    `op` is the index of the op in the trace, -1 for what is no op (a module's call, the optimizer's
+    `op` is the index of the op in the trace, -1 for no op (a module's call, the optimizer's
     loop, page faults of ...). `what` names the piece in reports (``kernel``, ``dispatch``, ``module
     call``, ``page faults``, ``optimizer loop``, ...). `share` is the fraction of the op that
     belongs to the layer.
@@ -45,9 +45,9 @@ class Prices:
     """Price list of a trace.
 
     `items` add up to the step. A predictor supports `phases`; the others are null in the
-    prediction. It does not support the layers `unsupported`: their rows are null in every phase. The
-    90 % interval is `low_factor` to `high_factor` times the step's time; None without an interval.
-    `warnings` make the whole prediction doubtful, `notes` do not.
+    prediction. It does not support the layers `unsupported`: their rows are null in every phase.
+    The 90 % interval is `low_factor` to `high_factor` times the step's time; None without an
+    interval. `warnings` make the whole prediction doubtful, `notes` do not.
     """
 
     items: tuple[Item, ...]

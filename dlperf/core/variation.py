@@ -1,4 +1,4 @@
-"""How much steps vary from one time to the next, and what the slowest of n takes."""
+"""Variation of times: between seconds on one machine, and of the slowest of n ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dlperf.core.machine import Machine
 Z90 = 1.645
 """Half width of a two-sided 90 % interval of a normal distribution, in standard deviations."""
 INTERFERENCE_INTERVAL_S = 5.0
-"""How long a state of a core lasts whose neighbours come and go: paces of one second and the next
-were alike (correlation 0.7 to 0.9), those five seconds apart half so.
+"""Interference interval: mean time between changes of a core's speed by co-tenants. The correlation
+of core speeds is 0.7 to 0.9 one second apart, and half of that five seconds apart.
 """
 _STANDARD = statistics.NormalDist()
 _DECILES_APART = 2 * _STANDARD.inv_cdf(0.9)
 
 
 def log_sigma(samples: Samples) -> float:
-    """The standard deviation of the logarithm of repeated measurements, from their deciles: ln(q90
-    / q10) / 2.56; 0 for one sample.
+    """Standard deviation of the logarithm of repeated measurements: ln(q90 / q10) / 2.56; 0 for one
+    sample.
     """
     if len(samples.values) < 2:
         return 0.0
@@ -31,9 +31,10 @@ def log_sigma(samples: Samples) -> float:
 
 
 def machine_log_sigma(machine: Machine, threads: int) -> float:
-    """How much the same computation varies from one second to the next: as the core's pace did
-    while the machine was measured, less by how much less than the interpreter, whose pace that is,
-    kernels suffer from a neighbour; 0 where nobody looked at the pace.
+    """Standard deviation of the logarithm of kernels' times from one second to the next.
+
+    It is that of the core speed during calibration, times the kernels' sensitivity to interference
+    (:func:`kernel_sensitivity_frac`); 0 without samples of the core speed.
     """
     spells = core_speed_samples(machine, threads)
     return (
@@ -45,41 +46,43 @@ def machine_log_sigma(machine: Machine, threads: int) -> float:
 
 
 def core_speed_samples(machine: Machine, threads: int) -> Samples | None:
-    """The core's pace in single seconds of the calibration, in usual ones; None where nobody looked
-    at it.
-    """
+    """Core speed in single seconds of the calibration, over the usual one; None without samples."""
     found = machine.cost(CostKey(INTERFERENCE), threads)
     return None if found is None else found.samples
 
 
-def kernel_sensitivity_frac(machine: Machine, threads: int, unrest: float) -> float:
-    """How much of a change of the core's pace is seen by what usually takes `unrest` times as long
-    as at best: all, if the interpreter takes no longer.
+def kernel_sensitivity_frac(machine: Machine, threads: int, slowdown: float) -> float:
+    """Share of a change of core speed that work with a usual contention slowdown u sees:
+    (1 - 1/u) / (1 - 1/f), between 0 and 1.
 
-    A neighbour who is usually half there adds u - 1 to it and f - 1 to the interpreter, so a change
-    of the interpreter's time by a fraction changes this by (1 - 1/u) / (1 - 1/f) of that.
+    f is the interpreter's contention slowdown, since the core speed is sampled by the interpreter.
+    A co-tenant that is half there adds u - 1 to the work and f - 1 to the interpreter.
     """
     framework = machine.factor(CONTENTION_FRAMEWORK, threads)
     return (
-        min(1.0, max(0.0, 1.0 - 1.0 / unrest) / (1.0 - 1.0 / framework)) if framework > 1.0 else 1.0
+        min(1.0, max(0.0, 1.0 - 1.0 / slowdown) / (1.0 - 1.0 / framework))
+        if framework > 1.0
+        else 1.0
     )
 
 
 def slowest_factor(n: int, sigma: float, fraction: float = 0.5) -> float:
-    """A quantile of the slowest of n, over the median of one: exp(sigma z) with P(z < Z)^n =
-    `fraction`, where logarithms vary by a normal law.
+    """Quantile of the slowest of n over the median of one: exp(sigma z) with P(Z < z)^n =
+    `fraction`, for log-normal times.
 
-    The median of the slowest grows like sqrt(2 ln n). Independent ranks are assumed: errs high
-    where they are disturbed together. Raises DlperfError for n below 1, a negative sigma or a
-    fraction outside (0, 1).
+    The median of the slowest grows like sqrt(2 ln n). Ranks are independent: errs high where they
+    are disturbed together. Raises DlperfError for n below 1, a negative sigma or a fraction outside
+    (0, 1).
 
-    >>> slowest_factor(1, 0.1), round(slowest_factor(2, 0.1), 4)  # of two, z = 0.5449: 0.5 ** 0.5 = 0.7071 lie below
+    Of two, 0.5 ** 0.5 = 0.7071 lie below z = 0.5449:
+
+    >>> slowest_factor(1, 0.1), round(slowest_factor(2, 0.1), 4)
     (1.0, 1.056)
     """
     if n < 1 or sigma < 0 or not 0 < fraction < 1:
         raise DlperfError(
-            f"the slowest of {n} with a spread of {sigma} at quantile {fraction}: expected n >= 1,"
-            " spread >= 0, quantile in (0, 1)"
+            f"the slowest of {n} with a sigma of {sigma} at quantile {fraction}: expected n >= 1,"
+            " sigma >= 0, quantile in (0, 1)"
         )
     if n == 1 and fraction == 0.5:
         return 1.0
@@ -87,44 +90,43 @@ def slowest_factor(n: int, sigma: float, fraction: float = 0.5) -> float:
 
 
 def mean_factor(n: int, sigma: float, n_points: int = 99) -> float:
-    """The mean of the slowest of n over its median, from evenly spaced quantiles: what an epoch's
-    sum takes more than so many medians.
-    """
+    """Mean of the slowest of n over its median, from evenly spaced quantiles."""
     points = [slowest_factor(n, sigma, (place + 0.5) / n_points) for place in range(n_points)]
     return statistics.fmean(points) / slowest_factor(n, sigma)
 
 
 def initial_state_frac(seconds: float) -> float:
-    """The share of the state at their beginning in the mean over so many seconds, where states last
-    INTERFERENCE_INTERVAL_S by an exponential law: t/T (1 - exp(-T/t)).
+    """Share of the initial core state in the mean over so many seconds T: t/T (1 - exp(-T/t)).
+
+    States last t = INTERFERENCE_INTERVAL_S on average, exponentially distributed.
 
     >>> initial_state_frac(0.0), round(initial_state_frac(INTERFERENCE_INTERVAL_S), 3)
     (1.0, 0.632)
     """
-    spells = seconds / INTERFERENCE_INTERVAL_S
-    return -math.expm1(-spells) / spells if spells > 0 else 1.0
+    intervals = seconds / INTERFERENCE_INTERVAL_S
+    return -math.expm1(-intervals) / intervals if intervals > 0 else 1.0
 
 
 def sigma_over(sigma: float, seconds: float) -> float:
-    """The standard deviation of the mean over so many seconds of what varies by `sigma` in spells:
-    sigma^2 2 t/T (1 - t/T (1 - exp(-T/t))).
+    """Standard deviation of the mean over so many seconds T of what varies by `sigma` in
+    interference intervals of t: sigma sqrt(2 t/T (1 - t/T (1 - exp(-T/t)))).
 
-    >>> sigma_over(0.1, 0.0), round(sigma_over(0.1, 100 * INTERFERENCE_INTERVAL_S), 4)  # sqrt(2 / 100 * 0.99)
-    (0.1, 0.0141)
+    >>> round(sigma_over(0.1, 100 * INTERFERENCE_INTERVAL_S), 4)  # 0.1 sqrt(2 / 100 * 0.99)
+    0.0141
     """
-    spells = seconds / INTERFERENCE_INTERVAL_S
+    intervals = seconds / INTERFERENCE_INTERVAL_S
     return (
-        sigma * math.sqrt(min(1.0, 2 / spells * (1 - initial_state_frac(seconds))))
-        if spells > 0
+        sigma * math.sqrt(min(1.0, 2 / intervals * (1 - initial_state_frac(seconds))))
+        if intervals > 0
         else sigma
     )
 
 
 def waiting_s(n: int, sigma: float, seconds: float) -> float:
-    """Seconds that `n` workers wait for the slowest of them, on average, where each has `seconds`
-    of work that varies by `sigma` in spells.
+    """Mean seconds that `n` workers wait for the slowest of them, each with `seconds` of work that
+    varies by `sigma` in interference intervals.
 
-    Independent workers are assumed. With the 0.084 of a machine file (:func:`machine_log_sigma`) two
+    Workers are independent. With the 0.084 of a machine file (:func:`machine_log_sigma`) two
     workers wait 4.6 % of rounds of 1 s and 4.2 % of rounds of 4 s; in two series of a convolutional
     network's steps on that virtual machine they waited 4.1 and 6.0 %, 3.2 and 5.4 %.
 

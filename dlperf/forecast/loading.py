@@ -1,8 +1,8 @@
-"""How long batches keep a training waiting: fetched in its own process, or by workers beside it.
+"""Time that a training waits for batches, fetched in its own process or by loader workers.
 
 Nothing here imports torch. What the loader costs stands in the machine file
 (``microbench/loader.py``), what a dataset costs beyond that is sampled
-(:mod:`dlperf.profiler.loader_sampling`); this module says what the two come to over an epoch.
+(:mod:`dlperf.profiler.loader_sampling`); this module combines the two over an epoch.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PAGE_BYTES = 4096
 def rates(
     n_active: int, threads: int, n_cores: float, busy_frac: float = 1.0
 ) -> tuple[float, float]:
-    """The paces, from 0 to 1, of a training with `threads` and of each of `n_active` workers beside
-    it on `n_cores`.
+    """Relative speeds, from 0 to 1, of a training with `threads` and of each of `n_active` loader
+    workers on `n_cores`.
 
     A worker needs a core for `busy_frac` of its time; for the rest it waits (for a disk, a network,
     a clock). Where more is needed than there are cores, each gets an equal share. Threads that work
@@ -306,7 +306,7 @@ class LoaderCosts:
         return Batches(fetch_s, send_s, receive_s, waiting_frac)
 
     def starts(self, n_workers: int, memory_bytes: float) -> Starts:
-        """Starting and ending workers beside a training that writes to `memory_bytes`."""
+        """Starting and ending loader workers of a training that writes to `memory_bytes`."""
         if n_workers == 0:
             return Starts()
         self._check_workers()
@@ -326,7 +326,7 @@ class LoaderCosts:
 
 
 def has_costs(machine: Machine) -> bool:
-    """Whether a machine file says what loading costs."""
+    """Whether a machine file holds the costs of loading."""
     return all(machine.costs_of(f"loader_{name}") for name in (*_NEEDED, "byte"))
 
 

@@ -155,7 +155,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
 
     @cached_property
     def page_faults(self) -> PageFaults | None:
-        """Cost of page faults, with allocator recommendations; None for a small share of the step."""
+        """Cost of page faults and allocator recommendations; None for a small share of the step."""
         return recommend_allocators(self)
 
     def epoch(
