@@ -11,7 +11,13 @@ import math
 
 from dlperf.core.trace import Op, TensorSpec, tensors_in
 from dlperf.ops.layers import LAYER_NORM_FLOPS, SOFTMAX_FLOPS
-from dlperf.ops.registry import argument, flop_formula, n_first_out, tensor
+from dlperf.ops.registry import (
+    argument,
+    aten,
+    flop_formula,
+    n_first_out,
+    tensor,
+)
 
 # -- matrix products -------------------------------------------------------------------------------
 
@@ -36,13 +42,6 @@ def added_matrix_product(op: Op) -> int:
     return 2 * tensor(op, 1).numel * tensor(op, 2).shape[-1]
 
 
-@flop_formula("aten.mv", "aten.dot", "aten.vdot", "aten.inner")
-def vector_product(op: Op) -> int:
-    """m x k times k: 2 m k (inner: 2 FLOP per multiply-add of every pair of rows)."""
-    left = tensor(op, 0)
-    return 2 * n_first_out(op) * (left.shape[-1] if left.shape else 1)
-
-
 @flop_formula("aten.addmv")
 def added_vector_product(op: Op) -> int:
     """2 m k."""
@@ -56,6 +55,10 @@ def added_outer_product(op: Op) -> int:
 
 
 @flop_formula(
+    "aten.mv",
+    "aten.dot",
+    "aten.vdot",
+    "aten.inner",
     "aten.matmul",
     "aten.linear",
     "aten.mkldnn_linear",
@@ -64,7 +67,7 @@ def added_outer_product(op: Op) -> int:
     "mkl._mkl_linear",
 )
 def linear(op: Op) -> int:
-    """Every output element contracts the last dimension of the input: 2 numel(out) k."""
+    """Every output element contracts the last dimension, k, of the input: 2 numel(out) k."""
     left = tensor(op, 0)
     return 2 * n_first_out(op) * (left.shape[-1] if left.shape else 1)
 
@@ -115,42 +118,23 @@ def convolution(op: Op) -> int:
     return _per_weight(tensor(op, 0) if transposed else op.outputs[0], tensor(op, 1))
 
 
-@flop_formula(
-    "aten.conv1d",
-    "aten.conv2d",
-    "aten.conv3d",
-    "aten.mkldnn_convolution",
-    "mkldnn._convolution_pointwise",
-    "aten.cudnn_convolution",
-    "aten.miopen_convolution",
-    "aten._conv_depthwise2d",
-    "aten.conv_depthwise3d",
-    "aten.miopen_depthwise_convolution",
-    "aten.thnn_conv2d",
-    "aten._slow_conv2d_forward",
-    "aten.slow_conv3d",
-    "aten.slow_conv3d_forward",
-    "aten.slow_conv_dilated2d",
-    "aten.slow_conv_dilated3d",
-    "aten._nnpack_spatial_convolution",
-    "aten.cudnn_convolution_relu",
-    "aten.cudnn_convolution_add_relu",
-)
+_PLAIN = """
+conv1d conv2d conv3d mkldnn_convolution cudnn_convolution miopen_convolution _conv_depthwise2d conv_depthwise3d miopen_depthwise_convolution thnn_conv2d
+_slow_conv2d_forward slow_conv3d slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution cudnn_convolution_relu
+cudnn_convolution_add_relu
+"""
+_TRANSPOSED = """
+conv_transpose1d conv_transpose2d conv_transpose3d slow_conv_transpose2d slow_conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose
+"""
+
+
+@flop_formula(*aten(_PLAIN), "mkldnn._convolution_pointwise")
 def plain_convolution(op: Op) -> int:
     """As a convolution that is not transposed."""
     return _per_weight(op.outputs[0], tensor(op, 1))
 
 
-@flop_formula(
-    "aten.conv_transpose1d",
-    "aten.conv_transpose2d",
-    "aten.conv_transpose3d",
-    "aten.slow_conv_transpose2d",
-    "aten.slow_conv_transpose3d",
-    "aten.cudnn_convolution_transpose",
-    "aten.miopen_convolution_transpose",
-    "mkldnn._convolution_transpose_pointwise",
-)
+@flop_formula(*aten(_TRANSPOSED), "mkldnn._convolution_transpose_pointwise")
 def transposed_convolution(op: Op) -> int:
     """As a transposed convolution."""
     return _per_weight(tensor(op, 0), tensor(op, 1))
@@ -199,55 +183,46 @@ def _attention(query: TensorSpec, key: TensorSpec, value: TensorSpec, causal: bo
     return _n_scores(query, key, causal) * (2 * query.shape[-1] + 2 * value.shape[-1] + SCORE_FLOPS)
 
 
-def _attention_backward(query: TensorSpec, key: TensorSpec, value: TensorSpec, causal: bool) -> int:
-    """Five products: Q K' again, dP = dO V', dV = P' dO, dQ = dS K, dK = dS' Q; scores rebuilt
-    (scale, subtract, exp) and dS = P (dP - D).
-    """
-    d, d_v = query.shape[-1], value.shape[-1]
-    return _n_scores(query, key, causal) * (6 * d + 4 * d_v + 3 + 2)
-
-
-# place of is_causal in each operator's schema
+# Place of is_causal in each operator's schema.
 _CAUSAL_PLACE = {
-    "scaled_dot_product_attention": 5,
-    "_scaled_dot_product_attention_math": 5,
-    "_scaled_dot_product_flash_attention_for_cpu": 4,
-    "_scaled_dot_product_flash_attention": 4,
-    "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_cudnn_attention": 6,
-    "_scaled_dot_product_fused_attention_overrideable": 5,
+    "aten.scaled_dot_product_attention": 5,
+    "aten._scaled_dot_product_attention_math": 5,
+    "aten._scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten._scaled_dot_product_flash_attention": 4,
+    "aten._scaled_dot_product_efficient_attention": 6,
+    "aten._scaled_dot_product_cudnn_attention": 6,
+    "aten._scaled_dot_product_fused_attention_overrideable": 5,
 }
 _CAUSAL_PLACE_BACKWARD = {
-    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
-    "_scaled_dot_product_flash_attention_backward": 11,
-    "_scaled_dot_product_efficient_attention_backward": 11,
-    "_scaled_dot_product_cudnn_attention_backward": 14,
-    "_scaled_dot_product_fused_attention_overrideable_backward": 13,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "aten._scaled_dot_product_flash_attention_backward": 11,
+    "aten._scaled_dot_product_efficient_attention_backward": 11,
+    "aten._scaled_dot_product_cudnn_attention_backward": 14,
+    "aten._scaled_dot_product_fused_attention_overrideable_backward": 13,
 }
 
 
-@flop_formula(*(f"aten.{name}" for name in _CAUSAL_PLACE))
+@flop_formula(*_CAUSAL_PLACE)
 def attention(op: Op) -> int:
-    """softmax(Q K' / sqrt(d)) V: b h t_q t_k (2 d + 2 d_v + 6); a causal mask leaves the triangle,
-    other masks and dropout count nothing.
+    """softmax(Q K' / sqrt(d)) V: b h t_q t_k (2 d + 2 d_v + 6).
 
-    The plain-math kernel works out the masked scores as well, so the count errs low there.
+    A causal mask leaves the triangle; other masks and dropout are not counted. The plain-math
+    kernel computes the masked scores as well, so the count errs low there.
     """
-    place = _CAUSAL_PLACE[op.packet[len("aten.") :]]
-    causal = argument(op, place, "is_causal", False) is True
+    causal = argument(op, _CAUSAL_PLACE[op.packet], "is_causal", False) is True
     return _attention(tensor(op, 0, "query"), tensor(op, 1, "key"), tensor(op, 2, "value"), causal)
 
 
-@flop_formula(*(f"aten.{name}" for name in _CAUSAL_PLACE_BACKWARD))
+@flop_formula(*_CAUSAL_PLACE_BACKWARD)
 def attention_backward(op: Op) -> int:
-    """b h t_q t_k (6 d + 4 d_v + 5): five products, because the scores are worked out again, and
-    the softmax's backward.
+    """b h t_q t_k (6 d + 4 d_v + 5).
+
+    Five products: Q K' again, dP = dO V', dV = P' dO, dQ = dS K, dK = dS' Q. Scores are rebuilt
+    (scale, subtract, exp), and dS = P (dP - D).
     """
-    place = _CAUSAL_PLACE_BACKWARD[op.packet[len("aten.") :]]
-    causal = argument(op, place, "is_causal", False) is True
-    return _attention_backward(
-        tensor(op, 1, "query"), tensor(op, 2, "key"), tensor(op, 3, "value"), causal
-    )
+    causal = argument(op, _CAUSAL_PLACE_BACKWARD[op.packet], "is_causal", False) is True
+    query, key, value = (tensor(op, 1, "query"), tensor(op, 2, "key"), tensor(op, 3, "value"))
+    return _n_scores(query, key, causal) * (6 * query.shape[-1] + 4 * value.shape[-1] + 3 + 2)
 
 
 def _self_attention(rows: TensorSpec, n_heads: int, *weights: TensorSpec) -> int:
@@ -276,12 +251,16 @@ def transformer_encoder_layer(op: Op) -> int:
     """
     x, n_heads = tensor(op, 0), argument(op, 2, "num_heads", 1)
     up, down = tensor(op, 14), tensor(op, 16)
-    n_rows = x.numel // max(x.shape[-1], 1)
     return (
         _self_attention(x, n_heads, tensor(op, 3), tensor(op, 5), up, down)
         + 2 * (LAYER_NORM_FLOPS + 1) * x.numel
-        + n_rows * up.shape[0]
+        + _n_rows(x) * up.shape[0]
     )
+
+
+def _n_rows(x: TensorSpec) -> int:
+    """Vectors along the last dimension."""
+    return x.numel // max(x.shape[-1], 1)
 
 
 # -- recurrent layers ------------------------------------------------------------------------------
@@ -301,36 +280,26 @@ def _cell(n_gates: int, with_bias: bool) -> int:
     return _CELL_FLOPS[n_gates] + (_CELL_BIAS_FLOPS[n_gates] if with_bias else 0)
 
 
-@flop_formula("aten.mkldnn_rnn_layer")
-def recurrent_layer(op: Op) -> int:
+def _recurrent_layer(op: Op, has_biases: bool) -> int:
     """One layer in one direction over t steps of b samples: 2 t b (numel(W_ih) + numel(W_hh)) and
     the cells.
     """
     x, w_ih, w_hh = tensor(op, 0), tensor(op, 1), tensor(op, 2)
-    hidden, n_steps = w_hh.shape[-1], x.numel // max(x.shape[-1], 1)
-    n_gates = w_hh.shape[0] // max(hidden, 1)
-    return n_steps * (
-        2 * (w_ih.numel + w_hh.numel)
-        + hidden * _cell(n_gates, bool(argument(op, 12, "has_biases", True)))
-    )
+    hidden = w_hh.shape[-1]
+    cell = hidden * _cell(w_hh.shape[0] // max(hidden, 1), has_biases)
+    return _n_rows(x) * (2 * (w_ih.numel + w_hh.numel) + cell)
+
+
+@flop_formula("aten.mkldnn_rnn_layer")
+def recurrent_layer(op: Op) -> int:
+    """One layer in one direction."""
+    return _recurrent_layer(op, bool(argument(op, 12, "has_biases", True)))
 
 
 @flop_formula("aten.mkldnn_rnn_layer_backward")
 def recurrent_layer_backward(op: Op) -> int:
-    """Each product of the forward twice (gradients of its input and its weight), each cell
-    operation twice.
-    """
-    x, w_ih, w_hh = tensor(op, 0), tensor(op, 1), tensor(op, 2)
-    hidden, n_steps = w_hh.shape[-1], x.numel // max(x.shape[-1], 1)
-    n_gates = w_hh.shape[0] // max(hidden, 1)
-    return (
-        2
-        * n_steps
-        * (
-            2 * (w_ih.numel + w_hh.numel)
-            + hidden * _cell(n_gates, bool(argument(op, 17, "has_biases", True)))
-        )
-    )
+    """Twice the forward's: each product for the gradients of its input and its weight."""
+    return 2 * _recurrent_layer(op, bool(argument(op, 17, "has_biases", True)))
 
 
 @flop_formula("aten._cudnn_rnn", "aten.miopen_rnn")
@@ -338,58 +307,51 @@ def fused_recurrent_layers(op: Op) -> int:
     """All layers and directions at once: every weight matrix is met by each of the t b rows; the
     gates are not counted.
     """
-    x = tensor(op, 0)
-    return (
-        2
-        * (x.numel // max(x.shape[-1], 1))
-        * sum(weight.numel for weight in tensors_in(op.args[1]) if len(weight.shape) == 2)
-    )
+    matrices = (weight.numel for weight in tensors_in(op.args[1]) if len(weight.shape) == 2)
+    return 2 * _n_rows(tensor(op, 0)) * sum(matrices)
 
 
-@flop_formula("aten._thnn_fused_lstm_cell")
-def lstm_cell(op: Op) -> int:
-    """What follows an LSTM cell's two products, per hidden unit."""
-    return tensor(op, 2).numel * _cell(4, argument(op, 3, "input_bias") is not None)
+_CELLS = {"aten._thnn_fused_lstm_cell": 4, "aten._thnn_fused_gru_cell": 3}
 
 
-@flop_formula("aten._thnn_fused_lstm_cell_backward_impl", "aten._thnn_fused_lstm_cell_backward")
-def lstm_cell_backward(op: Op) -> int:
+@flop_formula(*_CELLS)
+def fused_cell(op: Op) -> int:
+    """What follows a cell's two products, per hidden unit."""
+    return tensor(op, 2).numel * _cell(_CELLS[op.packet], argument(op, 3, "input_bias") is not None)
+
+
+_CELL_BACKWARDS = {
+    "aten._thnn_fused_lstm_cell_backward_impl": (4, 2),
+    "aten._thnn_fused_lstm_cell_backward": (4, 2),
+    "aten._thnn_fused_gru_cell_backward": (3, 0),
+}
+"""Number of gates, and place of an argument of the hidden state's size."""
+
+
+@flop_formula(*_CELL_BACKWARDS)
+def fused_cell_backward(op: Op) -> int:
     """Twice the forward's."""
-    return 2 * tensor(op, 2).numel * _cell(4, False)
-
-
-@flop_formula("aten._thnn_fused_gru_cell")
-def gru_cell(op: Op) -> int:
-    """What follows a GRU cell's two products, per hidden unit."""
-    return tensor(op, 2).numel * _cell(3, argument(op, 3, "input_bias") is not None)
-
-
-@flop_formula("aten._thnn_fused_gru_cell_backward")
-def gru_cell_backward(op: Op) -> int:
-    """Twice the forward's."""
-    return 2 * tensor(op, 0).numel * _cell(3, False)
+    n_gates, place = _CELL_BACKWARDS[op.packet]
+    return 2 * tensor(op, place).numel * _cell(n_gates, False)
 
 
 _N_GATES = {"aten.lstm": 4, "aten.gru": 3, "aten.rnn_tanh": 1, "aten.rnn_relu": 1}
 
 
-@flop_formula("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
+@flop_formula(*_N_GATES)
 def recurrent_layers(op: Op) -> int:
     """All layers and directions of a recurrent module at once: 2 t b numel(W) for every weight
     matrix, and the cells.
     """
-    x, weights = (
-        tensor(op, 0),
-        tuple(tensors_in(op.args[3 if op.name.endswith(".data") else 2])),
-    )  # .data: a packed sequence
-    n_steps = x.numel // max(x.shape[-1], 1)
+    # .data: a packed sequence.
+    weights = tuple(tensors_in(op.args[3 if op.name.endswith(".data") else 2]))
     matrices = [weight for weight in weights if len(weight.shape) == 2]
     n_gates = _N_GATES[op.packet]
     n_units = (
         sum(weight.shape[0] // n_gates for weight in matrices if weight.shape[0] % n_gates == 0)
         // 2
     )  # input and hidden matrix of each cell
-    return n_steps * (
+    return _n_rows(tensor(op, 0)) * (
         2 * sum(weight.numel for weight in matrices)
         + n_units * _cell(n_gates, len(weights) > len(matrices))
     )
@@ -398,12 +360,10 @@ def recurrent_layers(op: Op) -> int:
 @flop_formula("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", "aten.rnn_relu_cell")
 def recurrent_cell(op: Op) -> int:
     """One step of one cell: its two products, 2 b numel(W), and the gates."""
-    x, w_ih, w_hh = tensor(op, 0), tensor(op, 2), tensor(op, 3)
-    n_rows, hidden = x.numel // max(x.shape[-1], 1), w_hh.shape[-1]
-    return n_rows * (
-        2 * (w_ih.numel + w_hh.numel)
-        + hidden * _cell(w_hh.shape[0] // max(hidden, 1), argument(op, 4, "b_ih") is not None)
-    )
+    w_ih, w_hh = tensor(op, 2), tensor(op, 3)
+    hidden = w_hh.shape[-1]
+    cell = hidden * _cell(w_hh.shape[0] // max(hidden, 1), argument(op, 4, "b_ih") is not None)
+    return _n_rows(tensor(op, 0)) * (2 * (w_ih.numel + w_hh.numel) + cell)
 
 
 @flop_formula("aten.einsum")

@@ -10,14 +10,19 @@ from __future__ import annotations
 import math
 
 from dlperf.core.trace import Op
-from dlperf.ops.registry import argument, flop_formula, n_first_in, n_first_list, n_first_out
+from dlperf.ops.registry import (
+    argument,
+    aten,
+    flop_formula,
+    flops_per_element,
+    foreach,
+    n_first_in,
+    n_first_list,
+    n_first_out,
+    n_larger,
+)
 
-
-def _aten(names: str) -> tuple[str, ...]:
-    return tuple(f"aten.{name}" for name in names.split())
-
-
-# -- elementwise -----------------------------------------------------------------------------------
+# -- elementwise functions, reductions, scans ------------------------------------------------------
 
 _UNARY_AND_BINARY = """
 __and__ __ilshift__ __ior__ __iand__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel abs absolute acos acosh add angle arccos
@@ -48,123 +53,51 @@ random randperm rrelu_with_noise uniform normal_functional
 """
 
 
-@flop_formula(*_aten(_UNARY_AND_BINARY + _BACKWARD))
-def elementwise(op: Op) -> int:
-    """1 FLOP per output element, scale factors (`alpha`) and the function's own cost aside."""
-    return n_first_out(op)
-
-
-@flop_formula(*_aten(_RANDOM))
-def random_numbers(op: Op) -> int:
-    """1 FLOP per number drawn."""
-    return n_first_out(op)
-
-
-@flop_formula(
-    "aten.addcmul",
-    "aten.addcdiv",
-    "aten.native_dropout",
-    "aten._fused_dropout",
-    "aten.dropout",
-    "aten.feature_dropout",
-    "aten.alpha_dropout",
-    "aten.feature_alpha_dropout",
-    "aten.glu",
-    "aten._fused_moving_avg_obs_fq_helper",
-)
-def two_per_element(op: Op) -> int:
-    """Two operations per output element: product or quotient and sum; draw and mask; sigmoid and
-    product.
-    """
-    return 2 * n_first_out(op)
-
-
-@flop_formula("aten.lerp")
-def lerp(op: Op) -> int:
-    """a + w (b - a): 3 FLOP per output element."""
-    return 3 * n_first_out(op)
-
-
-@flop_formula("aten.glu_backward")
-def glu_backward(op: Op) -> int:
-    """g s for one half and g a s (1 - s) for the other: 6 FLOP per element of the incoming
-    gradient, sigmoid included.
-    """
-    return 6 * n_first_in(op)
-
-
-# -- the same on lists of tensors ------------------------------------------------------------------
-
 _FOREACH_ONE = """
 abs acos add asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max maximum minimum mul neg
 pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc
 """
+_REDUCTIONS = """
+all amax amin any argmax argmin count_nonzero cummax cummin cumprod cumsum equal kthvalue max mean median min mode nanmedian nanmean nansum nonzero
+prod sum trace bincount histc masked_select _is_all_true _is_any_true _grad_sum_to_size topk _cummax_helper _cummin_helper segment_reduce
+_segment_reduce_backward allclose
+"""
 
-
-@flop_formula(*(f"aten._foreach_{name}" for name in _FOREACH_ONE.split()))
-def foreach_elementwise(op: Op) -> int:
-    """1 FLOP per element of all tensors."""
-    return n_first_list(op)
-
-
-@flop_formula(
-    "aten._foreach_addcmul", "aten._foreach_addcdiv", "aten._foreach_norm", "aten._foreach_powsum"
+# Of binary functions, scale factors (`alpha`) are not counted.
+flops_per_element(1, n_first_out, aten(_UNARY_AND_BINARY + _BACKWARD + _RANDOM))
+flops_per_element(1, n_first_list, foreach(_FOREACH_ONE))
+flops_per_element(1, n_larger, aten(_REDUCTIONS))
+# Product or quotient, and sum; draw and mask; sigmoid and product.
+flops_per_element(
+    2,
+    n_first_out,
+    aten(
+        "addcmul addcdiv native_dropout _fused_dropout dropout feature_dropout alpha_dropout"
+        " feature_alpha_dropout glu _fused_moving_avg_obs_fq_helper"
+    ),
 )
-def foreach_two_per_element(op: Op) -> int:
-    """2 FLOP per element of all tensors."""
-    return 2 * n_first_list(op)
-
-
-@flop_formula("aten._foreach_lerp")
-def foreach_lerp(op: Op) -> int:
-    """3 FLOP per element of all tensors."""
-    return 3 * n_first_list(op)
-
-
-# -- reductions and scans --------------------------------------------------------------------------
-
-
-@flop_formula(
-    *_aten(
-        "all amax amin any argmax argmin count_nonzero cummax cummin cumprod cumsum equal kthvalue"
-        " max mean median min mode nanmedian nanmean nansum nonzero prod sum trace bincount histc"
-        " masked_select _is_all_true _is_any_true _grad_sum_to_size topk _cummax_helper"
-        " _cummin_helper segment_reduce _segment_reduce_backward allclose"
-    )
-)
-def reduction(op: Op) -> int:
-    """1 FLOP per element read (of the larger of two operands for the elementwise forms of max and
-    min).
-    """
-    return max(n_first_in(op), n_first_out(op))
-
-
-@flop_formula(
-    *_aten(
+flops_per_element(2, n_first_list, foreach("addcmul addcdiv norm powsum"))
+# Square or exponential, and sum; both extremes.
+flops_per_element(
+    2,
+    n_first_in,
+    aten(
         "aminmax norm linalg_vector_norm logcumsumexp frobenius_norm linalg_norm"
         " cumulative_trapezoid renorm"
-    )
+    ),
 )
-def two_per_read(op: Op) -> int:
-    """2 FLOP per element read: square or exponential, and sum; or both extremes."""
-    return 2 * n_first_in(op)
+# Subtract the maximum (or the other operand), exponential (or power), sum.
+flops_per_element(3, n_first_in, aten("logsumexp special_logsumexp dist"))
+# a + w (b - a).
+flops_per_element(3, n_first_out, aten("lerp"))
+flops_per_element(3, n_first_list, foreach("lerp"))
+# Sum; subtract the mean, square, sum.
+flops_per_element(4, n_first_in, aten("std std_mean var var_mean"))
+# g s for one half and g a s (1 - s) for the other, sigmoid included.
+flops_per_element(6, n_first_in, aten("glu_backward"))
 
 
-@flop_formula(*_aten("logsumexp special_logsumexp dist"))
-def three_per_read(op: Op) -> int:
-    """3 FLOP per element read: subtract the maximum (or the other operand), exponential (or power),
-    sum.
-    """
-    return 3 * n_first_in(op)
-
-
-@flop_formula(*_aten("std std_mean var var_mean"))
-def variance(op: Op) -> int:
-    """4 FLOP per element read: sum; subtract the mean, square, sum."""
-    return 4 * n_first_in(op)
-
-
-@flop_formula(*_aten("sort argsort msort _unique2 unique_dim unique_consecutive _unique"))
+@flop_formula(*aten("sort argsort msort _unique2 unique_dim unique_consecutive _unique"))
 def sort(op: Op) -> int:
     """n log2 n comparisons along the sorted dimension, over all slices."""
     spec = op.inputs[0]
@@ -180,7 +113,7 @@ def sort(op: Op) -> int:
 # -- nothing to compute ----------------------------------------------------------------------------
 
 VIEWS = frozenset(
-    _aten("""
+    aten("""
 _conj _neg_view _nested_view_from_buffer _nested_view_from_jagged _reshape_alias _unsafe_view adjoint alias as_strided broadcast_to chunk conj
 detach diagonal dsplit empty empty_like empty_permuted empty_strided expand expand_as hsplit imag is_pinned is_same_size lift lift_fresh
 mH mT matrix_H movedim moveaxis narrow new_empty new_empty_strided numpy_T permute positive real record_stream requires_grad resize resolve_conj
@@ -205,7 +138,7 @@ bytes.
 """
 
 MAYBE_VIEWS = frozenset(
-    _aten(
+    aten(
         "contiguous flatten ravel reshape reshape_as to type_as pin_memory cpu"
         " _autocast_to_full_precision _autocast_to_reduced_precision _to_dense"
     )
@@ -229,13 +162,4 @@ _nested_select_backward _foreach_clone _foreach_copy _foreach_zero
 """
 
 
-@flop_formula(*sorted(VIEWS))
-def view(op: Op) -> int:
-    """A view, metadata or fresh memory computes nothing."""
-    return 0
-
-
-@flop_formula(*_aten(_COPIES), *sorted(MAYBE_VIEWS))
-def copy(op: Op) -> int:
-    """Copies, casts, fills and gathers move bytes and compute nothing."""
-    return 0
+flops_per_element(0, n_first_out, (*sorted(VIEWS | MAYBE_VIEWS), *aten(_COPIES)))

@@ -5,15 +5,18 @@ embeddings, resampling; and of optimizers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from dlperf.core.trace import Op
 from dlperf.ops.registry import (
     argument,
+    aten,
     flop_formula,
+    flops_per_element,
     n_first_in,
     n_first_list,
     n_first_out,
+    n_larger,
+    n_tensor,
     tensor,
 )
 
@@ -21,24 +24,35 @@ from dlperf.ops.registry import (
 
 LAYER_NORM_FLOPS = 8
 """Per element: mean 1, variance 3 (subtract, square, sum), normalise 2, scale and shift 2."""
-_NORM_BACKWARD_FLOPS = 10
-"""Per element: normalised input again 2, shift's gradient 1, scale's 2, input's gradient 5 (scale,
-two mean terms, two subtractions).
-"""
 _FIXED_NORM_FLOPS = 4
 """Per element with given statistics: subtract, divide, scale, shift."""
 
-
-@flop_formula(
-    "aten.native_layer_norm",
-    "aten.layer_norm",
-    "aten.native_group_norm",
-    "aten.group_norm",
-    "aten.instance_norm",
+flops_per_element(
+    LAYER_NORM_FLOPS,
+    n_first_in,
+    aten("native_layer_norm layer_norm native_group_norm group_norm instance_norm"),
 )
-def norm(op: Op) -> int:
-    """8 FLOP per element."""
-    return LAYER_NORM_FLOPS * n_first_in(op)
+flops_per_element(
+    _FIXED_NORM_FLOPS,
+    n_first_in,
+    aten("_native_batch_norm_legit_no_training _batch_norm_no_update"),
+)
+# Normalised input again 2, shift's gradient 1, scale's 2, input's gradient 5 (scale, two mean
+# terms, two subtractions).
+flops_per_element(
+    10,
+    n_first_in,
+    aten(
+        "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward"
+        " batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward"
+    ),
+)
+# Square, sum, divide, scale; backward: normalised input 1, scale's gradient 2, input's gradient 5.
+flops_per_element(4, n_first_in, aten("_fused_rms_norm rms_norm"))
+flops_per_element(8, n_first_in, aten("_fused_rms_norm_backward"))
+# g v / |v|: square, sum, scale; backward: product with v, sum; scale, product, subtract.
+flops_per_element(3, n_first_in, aten("_weight_norm_interface _weight_norm"))
+flops_per_element(5, n_first_in, aten("_weight_norm_interface_backward"))
 
 
 @flop_formula(
@@ -63,78 +77,23 @@ def batch_norm(op: Op) -> int:
     return (LAYER_NORM_FLOPS if training else _FIXED_NORM_FLOPS) * n_first_in(op)
 
 
-@flop_formula("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
-def fixed_batch_norm(op: Op) -> int:
-    """4 FLOP per element."""
-    return _FIXED_NORM_FLOPS * n_first_in(op)
-
-
-@flop_formula(
-    "aten.native_layer_norm_backward",
-    "aten.native_group_norm_backward",
-    "aten.native_batch_norm_backward",
-    "aten.batch_norm_backward",
-    "aten.cudnn_batch_norm_backward",
-    "aten.miopen_batch_norm_backward",
-)
-def norm_backward(op: Op) -> int:
-    """10 FLOP per element."""
-    return _NORM_BACKWARD_FLOPS * n_first_in(op)
-
-
-@flop_formula("aten._fused_rms_norm", "aten.rms_norm")
-def rms_norm(op: Op) -> int:
-    """Square, sum, divide, scale: 4 FLOP per element."""
-    return 4 * n_first_in(op)
-
-
-@flop_formula("aten._fused_rms_norm_backward")
-def rms_norm_backward(op: Op) -> int:
-    """Normalised input 1, scale's gradient 2, input's gradient 5: 8 FLOP per element."""
-    return 8 * n_first_in(op)
-
-
-@flop_formula("aten._weight_norm_interface", "aten._weight_norm")
-def weight_norm(op: Op) -> int:
-    """g v / |v|: square, sum, scale: 3 FLOP per element of v."""
-    return 3 * n_first_in(op)
-
-
-@flop_formula("aten._weight_norm_interface_backward")
-def weight_norm_backward(op: Op) -> int:
-    """Product with v, sum; scale, product, subtract: 5 FLOP per element of v."""
-    return 5 * n_first_in(op)
-
-
 # -- softmax ---------------------------------------------------------------------------------------
 
 SOFTMAX_FLOPS = 5
 """Per element: maximum, subtract, exponential, sum, divide (subtract the logarithm in log_softmax).
 """
 
-
-@flop_formula(
-    "aten._softmax",
-    "aten.softmax",
-    "aten._safe_softmax",
-    "aten._masked_softmax",
-    "aten._log_softmax",
-    "aten.log_softmax",
-    "aten.special_softmax",
+flops_per_element(
+    SOFTMAX_FLOPS,
+    n_first_in,
+    aten("_softmax softmax _safe_softmax _masked_softmax _log_softmax log_softmax special_softmax"),
 )
-def softmax(op: Op) -> int:
-    """5 FLOP per element."""
-    return SOFTMAX_FLOPS * n_first_in(op)
-
-
-@flop_formula(
-    "aten._softmax_backward_data",
-    "aten._log_softmax_backward_data",
-    "aten._masked_softmax_backward",
+# Product, sum, subtract, product (sum, exponential, product, subtract).
+flops_per_element(
+    4,
+    n_first_in,
+    aten("_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward"),
 )
-def softmax_backward(op: Op) -> int:
-    """Product, sum, subtract, product (sum, exponential, product, subtract): 4 FLOP per element."""
-    return 4 * n_first_in(op)
 
 
 # -- pooling ---------------------------------------------------------------------------------------
@@ -146,101 +105,59 @@ def _window(op: Op, place: int, n_dims: int) -> int:
     return math.prod(sizes) if len(sizes) > 1 else sizes[0] ** n_dims
 
 
-def _pool(n_dims: int) -> Callable[[Op], int]:
+def _register_pooling(n_dims: int) -> None:
+    pools = aten(
+        f"max_pool{n_dims}d max_pool{n_dims}d_with_indices avg_pool{n_dims}d mkldnn_max_pool{n_dims}d"
+    )
+
+    @flop_formula(*pools, f"aten.fractional_max_pool{n_dims}d")
     def pool(op: Op) -> int:
-        """One comparison or sum per element of each output's window; padding counts as if it were
-        there.
-        """
+        """One comparison or sum per element of each output's window, padding included."""
         return _window(op, 1, n_dims) * n_first_out(op)
 
-    return pool
-
-
-def _average_pool_backward(n_dims: int) -> Callable[[Op], int]:
+    @flop_formula(f"aten.avg_pool{n_dims}d_backward")
     def average_pool_backward(op: Op) -> int:
         """Each output's gradient is added to every element of its window."""
         return _window(op, 2, n_dims) * tensor(op, 0).numel
 
-    return average_pool_backward
-
 
 for _n_dims in (1, 2, 3):
-    flop_formula(
-        f"aten.max_pool{_n_dims}d",
-        f"aten.max_pool{_n_dims}d_with_indices",
-        f"aten.avg_pool{_n_dims}d",
-        f"aten.mkldnn_max_pool{_n_dims}d",
-        f"aten.fractional_max_pool{_n_dims}d",
-    )(_pool(_n_dims))
-    flop_formula(f"aten.avg_pool{_n_dims}d_backward")(_average_pool_backward(_n_dims))
+    _register_pooling(_n_dims)
 
-
-@flop_formula(
-    *(
-        f"aten.{name}pool{n}d"
-        for name in ("_adaptive_avg_", "adaptive_avg_", "adaptive_max_", "mkldnn_adaptive_avg_")
-        for n in (1, 2, 3)
-    )
-)
-def adaptive_pool(op: Op) -> int:
-    """Each input element once; windows overlap where the sizes do not divide, and then the count
-    errs low.
-    """
-    return max(n_first_in(op), n_first_out(op))
-
-
-@flop_formula(
-    *(
-        f"aten.{name}pool{n}d_backward"
-        for name in ("_adaptive_avg_", "adaptive_avg_", "mkldnn_adaptive_avg_")
-        for n in (1, 2, 3)
-    )
-)
-def adaptive_average_pool_backward(op: Op) -> int:
-    """One scaled sum per element of the input's gradient."""
-    return max(n_first_in(op), n_first_out(op))
-
-
-@flop_formula(
-    *(
-        f"aten.{name}_backward"
-        for name in (
-            "max_pool1d",
-            "max_pool2d",
-            "max_pool2d_with_indices",
-            "max_pool3d_with_indices",
-            "mkldnn_max_pool2d",
-            "mkldnn_max_pool3d",
-            "adaptive_max_pool2d",
-            "adaptive_max_pool3d",
-            "fractional_max_pool2d",
-            "fractional_max_pool3d",
-            "reflection_pad1d",
-            "reflection_pad2d",
-            "reflection_pad3d",
-            "replication_pad1d",
-            "replication_pad2d",
-            "replication_pad3d",
-            "upsample_nearest1d",
-            "upsample_nearest2d",
-            "upsample_nearest3d",
-            "_upsample_nearest_exact1d",
-            "_upsample_nearest_exact2d",
-            "_upsample_nearest_exact3d",
-            "embedding_dense",
-            "embedding",
-            "index_select",
-            "gather",
-            "unfold",
-            "masked_scatter",
-            "value_selecting_reduction",
-        )
+# Each input element once, or one scaled sum per element of the input's gradient. Where the sizes do
+# not divide, windows overlap and the count errs low.
+_ADAPTIVE = ("_adaptive_avg_pool", "adaptive_avg_pool", "mkldnn_adaptive_avg_pool")
+flops_per_element(
+    1,
+    n_larger,
+    (
+        *(f"aten.adaptive_max_pool{n}d" for n in (1, 2, 3)),
+        *(
+            f"aten.{name}{n}d{way}"
+            for name in _ADAPTIVE
+            for n in (1, 2, 3)
+            for way in ("", "_backward")
+        ),
     ),
-    "aten.col2im",
 )
-def sum_per_gradient(op: Op) -> int:
-    """Each incoming element is added to the place that it came from."""
-    return n_first_in(op)
+# Each element of the incoming gradient is added where it came from.
+flops_per_element(
+    1,
+    n_first_in,
+    (
+        *(
+            f"aten.{name}_backward"
+            for name in """
+            max_pool1d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_max_pool2d
+            adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+            replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+            _upsample_nearest_exact2d _upsample_nearest_exact3d embedding_dense embedding index_select gather unfold masked_scatter
+            value_selecting_reduction
+            """.split()
+        ),
+        "aten.col2im",
+    ),
+)
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -275,22 +192,13 @@ def loss(op: Op) -> int:
     return _PER_ELEMENT[name] * tensor(op, 1 if name.endswith("_backward") else 0).numel
 
 
-@flop_formula(
-    "aten.nll_loss_forward",
-    "aten.nll_loss2d_forward",
-    "aten.nll_loss",
-    "aten.nll_loss2d",
-    "aten.nll_loss_nd",
+# One sum or product per target.
+flops_per_element(
+    1, n_tensor(1), aten("nll_loss_forward nll_loss2d_forward nll_loss nll_loss2d nll_loss_nd")
 )
-def nll_loss(op: Op) -> int:
-    """One sum per target."""
-    return tensor(op, 1).numel
-
-
-@flop_formula("aten.nll_loss_backward", "aten.nll_loss2d_backward")
-def nll_loss_backward(op: Op) -> int:
-    """One product per target."""
-    return tensor(op, 2).numel
+flops_per_element(1, n_tensor(2), aten("nll_loss_backward nll_loss2d_backward"))
+# Three dot products.
+flops_per_element(6, n_first_in, aten("cosine_similarity"))
 
 
 @flop_formula("aten._ctc_loss", "aten.ctc_loss")
@@ -311,12 +219,6 @@ def ctc_loss_backward(op: Op) -> int:
 def distances(op: Op) -> int:
     """Difference, power, sum: 3 FLOP per coordinate of each pair."""
     return 3 * n_first_out(op) * op.inputs[0].shape[-1]
-
-
-@flop_formula("aten.cosine_similarity")
-def cosine_similarity(op: Op) -> int:
-    """Three dot products: 6 FLOP per coordinate."""
-    return 6 * n_first_in(op)
 
 
 @flop_formula("aten._cdist_backward", "aten._pdist_backward")
@@ -355,22 +257,15 @@ def embedding_renorm(op: Op) -> int:
     return 3 * tensor(op, 1).numel * tensor(op, 0).shape[-1]
 
 
+# One operation per element of the source; a gather computes nothing.
+flops_per_element(1, n_tensor(3), aten("scatter_add scatter_reduce index_add index_reduce"))
+flops_per_element(0, n_first_out, aten("_unsafe_index _unsafe_masked_index"))
+
+
 @flop_formula("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put")
 def index_put(op: Op) -> int:
     """One sum per value where it accumulates, else a copy."""
     return tensor(op, 2).numel if argument(op, 3, "accumulate", False) else 0
-
-
-@flop_formula("aten.scatter_add", "aten.scatter_reduce", "aten.index_add", "aten.index_reduce")
-def scatter_sum(op: Op) -> int:
-    """One operation per element of the source."""
-    return tensor(op, 3).numel
-
-
-@flop_formula("aten._unsafe_index", "aten._unsafe_masked_index")
-def unchecked_index(op: Op) -> int:
-    """A gather."""
-    return 0
 
 
 # -- resampling, Fourier transforms ----------------------------------------------------------------
@@ -385,20 +280,11 @@ _TAPS = {
 }
 
 
-def _upsample_name(name: str) -> str:
-    return f"aten._upsample_{name[1:]}" if name.startswith("_") else f"aten.upsample_{name}"
-
-
-def _resample(n_taps: int) -> Callable[[Op], int]:
-    def resample(op: Op) -> int:
-        """One multiply-add per neighbour of each element of the fine side."""
-        return 2 * n_taps * (n_first_in(op) if op.packet.endswith("_backward") else n_first_out(op))
-
-    return resample
-
-
+# One multiply-add per neighbour of each element of the fine side.
 for _name, _taps in _TAPS.items():
-    flop_formula(_upsample_name(_name), _upsample_name(_name) + "_backward")(_resample(_taps))
+    _packet = f"aten._upsample_{_name[1:]}" if _name.startswith("_") else f"aten.upsample_{_name}"
+    flops_per_element(2 * _taps, n_first_out, (_packet,))
+    flops_per_element(2 * _taps, n_first_in, (f"{_packet}_backward",))
 
 
 def _sampler_taps(op: Op, place: int, n_dims: int) -> int:
@@ -488,10 +374,8 @@ def fused_adagrad(op: Op) -> int:
     return n_first_list(op) * (7 + (2 if dict(op.kwargs).get("weight_decay") else 0))
 
 
-@flop_formula("aten._amp_foreach_non_finite_check_and_unscale")
-def unscale(op: Op) -> int:
-    """Check and product: 2 FLOP per element."""
-    return 2 * n_first_list(op)
+# Check and product.
+flops_per_element(2, n_first_list, aten("_amp_foreach_non_finite_check_and_unscale"))
 
 
 @flop_formula("aten._amp_update_scale")

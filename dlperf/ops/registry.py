@@ -1,8 +1,8 @@
-"""Where the formulas live: one per operator, registered by name."""
+"""Registry of FLOP and byte formulas: one per operator, by packet name (``aten.addmm``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dlperf.core.errors import DlperfError
@@ -48,6 +48,28 @@ def byte_formula(*packets: str) -> Callable[[Formula], Formula]:
     return _register(BYTES, "byte", packets)
 
 
+def flops_per_element(flops: int, count: Callable[[Op], int], packets: Iterable[str]) -> None:
+    """Register formulas: `flops` times the elements that `count` gives."""
+
+    @flop_formula(*packets)
+    def per_element(op: Op) -> int:
+        return flops * count(op) if flops else 0
+
+
+def aten(names: str) -> tuple[str, ...]:
+    """Packets of a text of operators.
+
+    >>> aten("mm bmm")
+    ('aten.mm', 'aten.bmm')
+    """
+    return tuple(f"aten.{name}" for name in names.split())
+
+
+def foreach(names: str) -> tuple[str, ...]:
+    """Packets of the operators on lists of tensors."""
+    return tuple(f"aten._foreach_{name}" for name in names.split())
+
+
 def names_of(packet: str) -> tuple[str, ...]:
     """The names to look an operator up by: its own, and the out-of-place one where it works in
     place.
@@ -65,20 +87,12 @@ def is_in_place(packet: str) -> bool:
 
 def find(table: dict[str, Formula], packet: str) -> Formula | None:
     """The formula of an operator, or of its out-of-place form; None where there is none."""
-    formula = table.get(packet)
-    if formula is None and is_in_place(packet):
-        formula = table.get(packet[:-1])
-    return formula
+    return next((table[name] for name in names_of(packet) if name in table), None)
 
 
 def argument(op: Op, place: int, name: str, default: Any = None) -> Any:
     """An argument by its place in the schema, or by keyword; `default` where the call left it out."""
-    if place < len(op.args):
-        return op.args[place]
-    for key, value in op.kwargs:
-        if key == name:
-            return value
-    return default
+    return op.args[place] if place < len(op.args) else dict(op.kwargs).get(name, default)
 
 
 def tensor(op: Op, place: int, name: str = "") -> TensorSpec:
@@ -91,14 +105,22 @@ def tensor(op: Op, place: int, name: str = "") -> TensorSpec:
 
 def n_first_out(op: Op) -> int:
     """Elements of the first output; of the first input where an in-place op recorded no output."""
-    if op.outputs:
-        return op.outputs[0].numel
-    return op.inputs[0].numel if op.inputs else 0
+    return op.outputs[0].numel if op.outputs else n_first_in(op)
 
 
 def n_first_in(op: Op) -> int:
     """Elements of the first input; 0 where there is none."""
     return op.inputs[0].numel if op.inputs else 0
+
+
+def n_tensor(place: int) -> Callable[[Op], int]:
+    """Function that gives the elements of the tensor argument at `place`."""
+    return lambda op: tensor(op, place).numel
+
+
+def n_larger(op: Op) -> int:
+    """Elements of the larger one of the first input and the first output."""
+    return max(n_first_in(op), n_first_out(op))
 
 
 def n_first_list(op: Op) -> int:

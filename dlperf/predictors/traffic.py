@@ -10,7 +10,7 @@ first cache are the registers. Assumptions:
 - Outwards: an operand lies in the innermost level that holds all the bytes that went by since it was last touched and the op's own; it crosses every
   level up to that one, and none beyond. Caches replace the least recently used line, hold any line anywhere, and are not shared with other
   processes; the first two belong to a core and are multiplied by the threads, the third is shared. An outer cache holds at least what an inner does.
-- A contraction that crosses a level crosses it as often as its tiling needs (:mod:`dlperf.predictors.blocking`), the tile taking half of the level inside; its
+- A contraction that crosses a level crosses it as often as its tiling needs (:mod:`dlperf.ops.blocking`), the tile taking half of the level inside; its
   operands share this traffic in proportion to their sizes. Contractions without a spelled-out shape move Hong and Kung's bound.
 - Scratch memory (oneDNN's reordered copies) and parameters of the framework's own code are not counted.
 - Where a trace does not know the memory of its tensors, everything comes from DRAM.
@@ -28,8 +28,8 @@ import numpy.typing as npt
 from dlperf.core.machine import Cpu
 from dlperf.core.trace import Op, Trace
 from dlperf.ops import counts
+from dlperf.ops.blocking import Product, bound_bytes, is_contraction, products_of
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.blocking import Product, bound_bytes, is_contraction, products_of
 
 TILE_FRAC = 0.5
 """The part of a cache that a tile takes; the rest is for what streams past it (Goto and van de

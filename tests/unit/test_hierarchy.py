@@ -18,8 +18,8 @@ from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Bandwidth, Cpu
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
+from dlperf.ops.blocking import Product, bound_bytes, products_of
 from dlperf.ops.roofs import roofs_of
-from dlperf.predictors.blocking import Product, bound_bytes, products_of
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.predictors.layer_traffic import layer_traffic
 from dlperf.predictors.traffic import register_bytes, trace_traffic

@@ -27,8 +27,8 @@ from dlperf import predict
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import SOURCES, Item
 from dlperf.core.trace import LOSS, Layer, Op, TensorSpec, Trace
-from dlperf.predictors.base import get, register
-from dlperf.predictors.registry import names
+from dlperf.predictors.base import register
+from dlperf.predictors.registry import get, names
 
 PHASES = ["forward_s", "backward_s", "optimizer_s"]
 
