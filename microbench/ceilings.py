@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import torch
 
-from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
+from dlperf.core.clock import Clock, sample_in_turns
 from dlperf.core.costs import ARITHMETIC, Cost, CostKey
 from dlperf.core.machine import Bandwidth
 from dlperf.microbench.plan import log_sizes
@@ -128,7 +128,7 @@ def measure(
                     threads,
                     set_bytes,
                     moved * n_elements,
-                    _sample(call, repeats_of(mode, set_bytes, 9), own),
+                    sample_in_turns([call], repeats_of(mode, set_bytes, 9), own)[0],
                 )
             )
     costs = []
@@ -143,9 +143,9 @@ def measure(
             ("mul", [reduction("prod", half_bytes, kind, threads)]),
         ):
             each = [
-                _per_element(
-                    _sample(call, replace(repeats, n_samples=2 * repeats.n_samples), clock), n
-                )
+                sample_in_turns([call], replace(repeats, n_samples=2 * repeats.n_samples), clock)[
+                    0
+                ].minus(0.0, n)
                 for call, n in kernels
             ]
             costs.append(
@@ -165,13 +165,3 @@ def _memory_kernels(
     yield "sum", lambda: reduction("sum", set_bytes, torch.float64, threads), 8
     yield "bag", lambda: bag(set_bytes, threads), 4
     yield "update", lambda: update(set_bytes), 12
-
-
-def _sample(call: Callable[[], object], repeats: Repeats, clock: Clock) -> Samples:
-    sampler = Sampler(call, repeats, clock)
-    take_turns([sampler])
-    return sampler.result()
-
-
-def _per_element(samples: Samples, n_elements: int) -> Samples:
-    return Samples(tuple(value / n_elements for value in samples.values), samples.n_disturbed)

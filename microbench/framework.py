@@ -20,7 +20,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
+from dlperf.core.clock import (
+    Clock,
+    Repeats,
+    Samples,
+    sample_in_turns,
+    take_single,
+)
 from dlperf.core.code_footprint import code_since, relative_footprint
 from dlperf.core.costs import CODE_EVICTION, OPTIMIZER_CALL, OPTIMIZER_TENSOR, Cost, CostKey
 from dlperf.microbench import cold_start
@@ -34,25 +40,11 @@ _ROOTS = 2**16
 Call = Callable[[], object]
 
 
-def _samples(calls: list[Call], repeats: Repeats, clock: Clock) -> list[Samples]:
-    """The calls sampled in turn, so that drift meets all of them alike."""
-    samplers = [Sampler(call, repeats, clock) for call in calls]
-    take_turns(samplers)
-    return [sampler.result() for sampler in samplers]
-
-
 def _slope(make: Callable[[int], Call], repeats: Repeats, clock: Clock) -> Samples:
     """Seconds that one more adds: (t(many) - t(few)) / (many - few)."""
-    few, many = _samples([make(_FEW), make(_MANY)], repeats, clock)
-    return Samples(
-        tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values),
-        few.n_disturbed + many.n_disturbed,
-    )
-
-
-def _less(samples: Samples, amount_s: float) -> Samples:
-    return Samples(
-        tuple(max(0.0, value - amount_s) for value in samples.values), samples.n_disturbed
+    few, many = sample_in_turns([make(_FEW), make(_MANY)], repeats, clock)
+    return replace(
+        many.minus(few.minimum, _MANY - _FEW), n_disturbed=few.n_disturbed + many.n_disturbed
     )
 
 
@@ -78,6 +70,11 @@ def _loop(calls: Sequence[Call]) -> Call:
     return run
 
 
+def _cycle(calls: list[Call]) -> Callable[[int], Call]:
+    """Loops of so many calls, in turns."""
+    return lambda n: _loop((calls * n)[:n])
+
+
 def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     """Costs of calling an operator: through torch.ops, from Python, recorded by autograd, run by
     the engine.
@@ -86,54 +83,36 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     few = [torch.rand(4, 4) for _ in range(3)]
     x, y, z = few
 
-    def native(n: int) -> Call:
-        return _loop(
-            (
-                [
-                    lambda: torch.relu(x),
-                    lambda: torch.add(x, y),
-                    lambda: torch.mul(y, z),
-                    lambda: torch.tanh(z),
-                ]
-                * n
-            )[:n]
-        )
-
-    def boxed(n: int) -> Call:
-        return _loop(
-            (
-                [
-                    lambda: ops.relu.default(x),
-                    lambda: ops.add.Tensor(x, y),
-                    lambda: ops.mul.Tensor(y, z),
-                    lambda: ops.tanh.default(z),
-                ]
-                * n
-            )[:n]
-        )
-
+    native: list[Call] = [
+        lambda: torch.relu(x),
+        lambda: torch.add(x, y),
+        lambda: torch.mul(y, z),
+        lambda: torch.tanh(z),
+    ]
+    boxed: list[Call] = [
+        lambda: ops.relu.default(x),
+        lambda: ops.add.Tensor(x, y),
+        lambda: ops.mul.Tensor(y, z),
+        lambda: ops.tanh.default(z),
+    ]
     with torch.no_grad():
-        native_s, boxed_s = _slope(native, repeats, clock), _slope(boxed, repeats, clock)
+        native_s, boxed_s = (
+            _slope(_cycle(native), repeats, clock),
+            _slope(_cycle(boxed), repeats, clock),
+        )
     leaf = torch.rand(4, 4, requires_grad=True)
 
-    def recorded(n: int) -> Call:
-        return _loop(
-            (
-                [
-                    lambda: torch.relu(leaf),
-                    lambda: torch.add(leaf, y),
-                    lambda: torch.mul(leaf, z),
-                    lambda: torch.tanh(leaf),
-                ]
-                * n
-            )[:n]
-        )
-
-    recorded_s = _slope(recorded, repeats, clock)
+    recorded: list[Call] = [
+        lambda: torch.relu(leaf),
+        lambda: torch.add(leaf, y),
+        lambda: torch.mul(leaf, z),
+        lambda: torch.tanh(leaf),
+    ]
+    recorded_s = _slope(_cycle(recorded), repeats, clock)
     return {
-        CostKey("boxed_call"): _less(boxed_s, native_s.minimum),
+        CostKey("boxed_call"): boxed_s.minus(native_s.minimum),
         CostKey("native_call"): native_s,
-        CostKey("autograd_record"): _less(recorded_s, native_s.minimum),
+        CostKey("autograd_record"): recorded_s.minus(native_s.minimum),
     }
 
 
@@ -180,9 +159,11 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, S
     ]
     with torch.no_grad():
         relu_s, tanh_s, detach_s = (
-            samples.minimum - boxed_s for samples in _samples(single, repeats, clock)
+            samples.minimum - boxed_s for samples in sample_in_turns(single, repeats, clock)
         )
-        few_kernels, many_kernels = _samples([_loop(few_calls), _loop(many_calls)], repeats, clock)
+        few_kernels, many_kernels = sample_in_turns(
+            [_loop(few_calls), _loop(many_calls)], repeats, clock
+        )
     # With leaves each round adds the node of an addition (no kernel of its own) and that of one
     # accumulation, whose detach is an operator of the step.
     graphs: list[Callable[[int], torch.Tensor]] = [
@@ -262,12 +243,9 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     call, module, functional = (
         _slope(make, repeats, clock) for make in (identities, linears, functionals)
     )
-    lookup = tuple(
-        max(0.0, value - functional.minimum - call.minimum) / 2 for value in module.values
-    )
     return {
         CostKey("module_call"): call,
-        CostKey("parameter_lookup"): Samples(lookup, module.n_disturbed),
+        CostKey("parameter_lookup"): module.minus(functional.minimum + call.minimum, 2),
     }
 
 
@@ -298,7 +276,7 @@ def _in_steps(
     counts = [4, 1, 1, 1, 1]
     alone_s = sum(
         count * samples.minimum
-        for count, samples in zip(counts, _samples(functions, repeats, clock))
+        for count, samples in zip(counts, sample_in_turns(functions, repeats, clock))
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
@@ -333,10 +311,7 @@ def _in_steps(
             code_since(what, tuple(operators.packets)) if what == "aten.addmm" else code,
         )
     return {
-        CostKey("module_body"): Samples(
-            tuple(max(0.0, value - known_s) / len(modules) for value in forward.values),
-            forward.n_disturbed,
-        ),
+        CostKey("module_body"): forward.minus(known_s, len(modules)),
     }
 
 
@@ -402,16 +377,14 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[CostKey, Samp
             made.append(optimizer)
         with cold_start.Operators() as operators:
             made[0].step()
-        few, many = _samples([made[0].step, made[1].step], repeats, clock)
+        few, many = sample_in_turns([made[0].step, made[1].step], repeats, clock)
         span = _MANY - _FEW
-        each = Samples(
-            tuple(max(0.0, value - few.minimum) / span for value in many.values), many.n_disturbed
-        )
+        each = many.minus(few.minimum, span)
         loop = implementation(options)
         n_ops = round(len(operators.calls) / _FEW) if loop == "for-loop" else len(operators.calls)
         found[CostKey(OPTIMIZER_TENSOR, type_name, n_ops, loop)] = each
         found.setdefault(
-            CostKey(OPTIMIZER_CALL, type_name, variant=loop), _less(few, each.minimum * _FEW)
+            CostKey(OPTIMIZER_CALL, type_name, variant=loop), few.minus(each.minimum * _FEW)
         )
 
     def with_gradients(n: int) -> Call:
@@ -425,13 +398,11 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[CostKey, Samp
         4 * repeats.n_samples,
         clock,  # type: ignore[misc]
     )
-    each = Samples(tuple(max(0.0, value - few.minimum) / (_MANY - _FEW) for value in many.values))
+    each = many.minus(few.minimum, _MANY - _FEW)
     found[CostKey("zero_grad_tensor")] = each
-    found[CostKey("zero_grad_call")] = _less(few, each.minimum * _FEW)
-    ones, zeros = _samples([_roots(1.0), _roots(0.0)], repeats, clock)
-    found[CostKey("optimizer_zero_root")] = Samples(
-        tuple(max(0.0, value - ones.minimum) / _ROOTS for value in zeros.values), zeros.n_disturbed
-    )
+    found[CostKey("zero_grad_call")] = few.minus(each.minimum * _FEW)
+    ones, zeros = sample_in_turns([_roots(1.0), _roots(0.0)], repeats, clock)
+    found[CostKey("optimizer_zero_root")] = zeros.minus(ones.minimum, _ROOTS)
     return found
 
 

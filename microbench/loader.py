@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, default_collate
 
-from dlperf.core.clock import Clock, Repeats, Sampler, Samples, quantile, take_single, take_turns
+from dlperf.core.clock import (
+    Clock,
+    Repeats,
+    Samples,
+    quantile,
+    sample_in_turns,
+    take_single,
+)
 from dlperf.core.costs import LOADER_BYTE, Cost, CostKey
 
 _FEW, _MANY = 8, 72
@@ -88,9 +95,7 @@ def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[CostKey,
         for size in (_FEW, _MANY)
     }
     shuffled = _next_of(tiny[1], _MANY, True)
-    samplers = [Sampler(call, repeats, clock) for call in (*cases.values(), shuffled)]
-    take_turns(samplers)
-    results = [sampler.result() for sampler in samplers]
+    results = sample_in_turns([*cases.values(), shuffled], repeats, clock)
     found = dict(zip(cases, results))
     least = {case: samples.minimum for case, samples in found.items()}
     slope = {
@@ -103,32 +108,24 @@ def in_process(repeats: Repeats, data_bytes: int, clock: Clock) -> dict[CostKey,
     }
     tensor_s, batch_tensor_s = max(0.0, slope[3] - slope[1]) / 2, max(0.0, start[3] - start[1]) / 2
 
-    def moved(samples: Samples, amount_s: float, parts: float = 1.0) -> Samples:
-        return Samples(
-            tuple(max(0.0, value - amount_s) / parts for value in samples.values),
-            samples.n_disturbed,
-        )
-
     single = found[_MANY, 1]
     costs = {
-        CostKey("loader_batch"): moved(found[_FEW, 1], _FEW * slope[1] + batch_tensor_s),
-        CostKey("loader_batch_tensor"): moved(found[_FEW, 3], _FEW * slope[3] + start[1], 2.0),
-        CostKey("loader_sample"): moved(
-            single, least[_FEW, 1] + (_MANY - _FEW) * tensor_s, _MANY - _FEW
+        CostKey("loader_batch"): found[_FEW, 1].minus(_FEW * slope[1] + batch_tensor_s),
+        CostKey("loader_batch_tensor"): found[_FEW, 3].minus(_FEW * slope[3] + start[1], 2.0),
+        CostKey("loader_sample"): single.minus(
+            least[_FEW, 1] + (_MANY - _FEW) * tensor_s, _MANY - _FEW
         ),
-        CostKey("loader_tensor"): moved(
-            found[_MANY, 3], least[_FEW, 3] + (_MANY - _FEW) * slope[1], 2.0 * (_MANY - _FEW)
+        CostKey("loader_tensor"): found[_MANY, 3].minus(
+            least[_FEW, 3] + (_MANY - _FEW) * slope[1], 2.0 * (_MANY - _FEW)
         ),
-        CostKey("loader_shuffle"): moved(results[-1], single.minimum, _MANY),
+        CostKey("loader_shuffle"): results[-1].minus(single.minimum, _MANY),
     }
     for row_bytes in ROW_BYTES:
         size = max(1, min(32, 2**22 // row_bytes))
         dataset = _dataset(1, row_bytes, data_bytes // row_bytes)
         alone_s = start[1] + size * slope[1]
-        big = Sampler(_next_of(dataset, size, True), repeats, clock)
-        take_turns([big])
-        costs[CostKey(LOADER_BYTE, at=row_bytes)] = moved(
-            big.result(),
+        (big,) = sample_in_turns([_next_of(dataset, size, True)], repeats, clock)
+        costs[CostKey(LOADER_BYTE, at=row_bytes)] = big.minus(
             alone_s + size * costs[CostKey("loader_shuffle")].minimum,
             size * row_bytes,
         )
@@ -223,18 +220,9 @@ def with_worker(
     send_tensor_s = max(0.0, send[3] - send[1]) / 2
     copied_s = _BATCH_BYTES * cost[CostKey(LOADER_BYTE, at=ROW_BYTES[1])]
     return {
-        CostKey("loader_receive_batch"): Samples(
-            tuple(max(0.0, value - receive_tensor_s) for value in single[0].values),
-            single[0].n_disturbed,
-        ),
-        CostKey("loader_receive_tensor"): Samples(
-            tuple(max(0.0, value - single[0].minimum) / 2 for value in triple[0].values),
-            triple[0].n_disturbed,
-        ),
-        CostKey("loader_receive_byte"): Samples(
-            tuple(max(0.0, value - single[0].minimum) / _BATCH_BYTES for value in big[0].values),
-            big[0].n_disturbed,
-        ),
+        CostKey("loader_receive_batch"): single[0].minus(receive_tensor_s),
+        CostKey("loader_receive_tensor"): triple[0].minus(single[0].minimum, 2),
+        CostKey("loader_receive_byte"): big[0].minus(single[0].minimum, _BATCH_BYTES),
         CostKey("loader_send_batch"): Samples((max(0.0, send[1] - send_tensor_s),)),
         CostKey("loader_send_tensor"): Samples((send_tensor_s,)),
         CostKey("loader_send_byte"): Samples(

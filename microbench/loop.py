@@ -15,7 +15,13 @@ from pathlib import Path
 
 import torch
 
-from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_single, take_turns
+from dlperf.core.clock import (
+    Clock,
+    Repeats,
+    Samples,
+    sample_in_turns,
+    take_single,
+)
 from dlperf.core.costs import Cost, CostKey
 
 _FEW, _MANY = 8, 72
@@ -25,19 +31,7 @@ _N_CLASSES, _N_SAMPLES = 10, 32
 Call = Callable[[], object]
 
 
-def _results(calls: list[Call], repeats: Repeats, clock: Clock) -> list[Samples]:
-    samplers = [Sampler(call, repeats, clock) for call in calls]
-    take_turns(samplers)
-    return [sampler.result() for sampler in samplers]
-
-
-def _over(samples: Samples, less_s: float, parts: float = 1.0) -> Samples:
-    return Samples(
-        tuple(max(0.0, value - less_s) / parts for value in samples.values), samples.n_disturbed
-    )
-
-
-def _looks(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
+def _item_costs(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     """``item`` of a loss, ``accuracy`` (right answers counted and looked at), a ``scheduler``'s
     step.
     """
@@ -48,7 +42,9 @@ def _looks(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     optimizer.step()  # a scheduler that steps first complains
     calls: list[Call] = [loss.item, lambda: int((output.argmax(1) == labels).sum()), scheduler.step]
     return dict(
-        zip(("loop_item", "loop_accuracy", "loop_scheduler"), _results(calls, repeats, clock))
+        zip(
+            ("loop_item", "loop_accuracy", "loop_scheduler"), sample_in_turns(calls, repeats, clock)
+        )
     )
 
 
@@ -66,12 +62,12 @@ def _clipping(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
         partial(torch.nn.utils.clip_grad_norm_, p, 1.0)
         for p in (few, many, big)  # type: ignore[misc]
     ]
-    small_s, many_s, big_s = _results(calls, repeats, clock)
-    each = _over(many_s, small_s.minimum, _MANY - _FEW)
+    small_s, many_s, big_s = sample_in_turns(calls, repeats, clock)
+    each = many_s.minus(small_s.minimum, _MANY - _FEW)
     return {
-        "loop_clip_call": _over(small_s, _FEW * each.minimum),
+        "loop_clip_call": small_s.minus(_FEW * each.minimum),
         "loop_clip_tensor": each,
-        "loop_clip_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
+        "loop_clip_byte": big_s.minus(small_s.minimum, 4 * _FEW * _BIG),
     }
 
 
@@ -101,11 +97,11 @@ def _saving(n_samples: int, clock: Clock) -> dict[str, Samples]:
             take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock)  # type: ignore[misc]
             for state in states
         )
-    each = _over(many_s, small_s.minimum, _MANY - _FEW)
+    each = many_s.minus(small_s.minimum, _MANY - _FEW)
     return {
-        "loop_save_call": _over(small_s, _FEW * each.minimum),
+        "loop_save_call": small_s.minus(_FEW * each.minimum),
         "loop_save_tensor": each,
-        "loop_save_byte": _over(big_s, small_s.minimum, 4 * _FEW * _BIG),
+        "loop_save_byte": big_s.minus(small_s.minimum, 4 * _FEW * _BIG),
     }
 
 
@@ -164,7 +160,9 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
     """
     quick = mode == "quick"
     repeats = Repeats(sample_s=2e-4 if quick else 1e-3, n_samples=5 if quick else 11)
-    found = _looks(repeats, clock) | _clipping(repeats, clock) | _saving(3 if quick else 7, clock)
+    found = (
+        _item_costs(repeats, clock) | _clipping(repeats, clock) | _saving(3 if quick else 7, clock)
+    )
     found["loop_first_convolution"] = _first_convolutions(4 if quick else 12, clock)
     if not quick:
         found["loop_first_step"] = _first_step(threads, 1 if mode == "full" else 3)

@@ -23,6 +23,7 @@ from dlperf.core.clock import (
     Repeats,
     Sampler,
     Samples,
+    sample_in_turns,
     take_turns,
     undisturbed,
     usual_factor,
@@ -129,9 +130,7 @@ def measure(
     sets = {name: working_sets(mode, caches_bytes[2], name) for name in STREAM_BYTES_PER_ELEMENT}
     left = sum(map(len, sets.values()))
     for name, n_arrays in STREAM_BYTES_PER_ELEMENT.items():
-        floor = Sampler(kernel(name, 1), Repeats(1e-3, 5), clock)
-        take_turns([floor])
-        call_s = floor.result().median
+        call_s = sample_in_turns([kernel(name, 1)], Repeats(1e-3, 5), clock)[0].median
         for working_set in sets[name]:
             n = working_set // (n_arrays * _ITEM_BYTES)
             repeats = repeats_of(mode, working_set, 10)

@@ -20,7 +20,6 @@ from dlperf.core.clock import Clock, CoreSpeed, Samples, involuntary_switches, q
 from dlperf.core.costs import CONTENTION_FRAMEWORK, CORE_SPEED, INTERFERENCE, Cost, CostKey
 from dlperf.core.machine import EXACT, Bandwidth, Machine
 from dlperf.core.trace import Trace, own_operations
-from dlperf.microbench.budget import Budget
 from dlperf.microbench.job import Say, do_job
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.timing import Timed, Timing
@@ -229,7 +228,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     cpu = host.this_cpu()
     speed = speed or settled_core_speed(mode, job["core_speed_s"])
     clock = speed.clock()
-    budget = Budget(BUDGET_S[mode], speed.now)
+    budget = Clock(speed.now).within(BUDGET_S[mode])
     least = budget.part(LEAST_FRAC)
 
     def data_residency(own: Clock) -> list[Cost]:
@@ -334,7 +333,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
 
     def take(
         ahead: dict[str, list[int]],
-        time_left: Budget,
+        time_left: Clock,
         what: str = "",
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[str]:
@@ -360,14 +359,14 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
                     (
                         math.inf
                         if name in exact
-                        else time_left.part(weight / of_all).left_s()
+                        else time_left.part(weight / of_all).left_s
                         if of_all
                         else 0.0
                     ),
                 )
             yield name
 
-    def first_samples(most_rank: float, time_left: Budget) -> None:
+    def first_samples(most_rank: float, time_left: Clock) -> None:
         ahead = {
             name: places
             for name, timing in timings.items()
@@ -381,7 +380,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         seconds = sum(spent[name].seconds for name in timings)
         n_points = sum(len(timing.group.points) for timing in timings.values())
         return (
-            min(FURTHER[mode], int(_FURTHER_FRAC * budget.left_s() * n_points / seconds))
+            min(FURTHER[mode], int(_FURTHER_FRAC * budget.left_s * n_points / seconds))
             if seconds > 0
             else 0
         )
@@ -413,7 +412,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     while lacking := {
         name: places
         for name, timing in timings.items()
-        if (places := timing.lacking) and (name in exact or budget.left_s() > 0)
+        if (places := timing.lacking) and (name in exact or budget.left_s > 0)
     }:
         number += 1
         if number % 2 == 0:

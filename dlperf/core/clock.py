@@ -55,6 +55,11 @@ class Clock:
         """Whether the time for repeated samples is over."""
         return self.until < math.inf and self.now() >= self.until
 
+    @property
+    def left_s(self) -> float:
+        """Seconds left for repeated samples."""
+        return max(0.0, self.until - self.now())
+
     def within(self, seconds: float) -> Clock:
         """The same clock with at most `seconds` from now for repeated samples."""
         return (
@@ -65,11 +70,7 @@ class Clock:
 
     def part(self, fraction: float) -> Clock:
         """The same clock with a `fraction` of the time that is left for repeated samples."""
-        return (
-            self
-            if self.until == math.inf
-            else self.within(fraction * max(0.0, self.until - self.now()))
-        )
+        return self if self.until == math.inf else self.within(fraction * self.left_s)
 
 
 SLOW, SLOWEST = 1.25, 2.5
@@ -227,6 +228,15 @@ class Samples:
     def joined(self, more: Samples) -> Samples:
         """These and those of another moment."""
         return Samples((*self.values, *more.values), self.n_disturbed + more.n_disturbed)
+
+    def minus(self, amount: float, parts: float = 1.0) -> Samples:
+        """What each sample exceeds an amount by (0 where it does not), divided by `parts`.
+
+        >>> Samples((1.0, 5.0)).minus(3.0, 2.0).values
+        (0.0, 1.0)
+        """
+        values = tuple(max(0.0, value - amount) / parts for value in self.values)
+        return Samples(values, self.n_disturbed)
 
     @property
     def spread_frac(self) -> float:
@@ -469,6 +479,15 @@ def take_turns(samplers: Sequence[Sampler]) -> None:
             return
         for sampler in lacking:
             sampler.take(0.0 if sampler.is_late else MAX_EXTENSION)
+
+
+def sample_in_turns(
+    calls: Sequence[Callable[[], object]], repeats: Repeats, clock: Clock
+) -> list[Samples]:
+    """Samples of each call, taken in turns (:func:`take_turns`)."""
+    samplers = [Sampler(call, repeats, clock) for call in calls]
+    take_turns(samplers)
+    return [sampler.result() for sampler in samplers]
 
 
 def take_single(

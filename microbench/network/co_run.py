@@ -15,7 +15,6 @@ from dlperf.core.clock import Clock, Samples
 from dlperf.core.co_run import CoRun
 from dlperf.core.machine import Cpu
 from dlperf.microbench import kinds
-from dlperf.microbench.budget import Budget
 from dlperf.microbench.co_run import batch_of, resources, time_window, warm_s, window_s_of
 from dlperf.microbench.network.team import Team
 
@@ -60,7 +59,7 @@ class _Work:
 def measure_co_runs(
     team: Team,
     mode: str,
-    budget: Budget,
+    budget: Clock,
     cpu: Cpu,
     make: Callable[[str, Cpu, int, int], Callable[[], object]] = kinds.make,
     clock: Clock | None = None,
@@ -82,7 +81,7 @@ def measure_co_runs(
     n_rounds = 0
     while team.decide(
         team.everyone,
-        int((budget.left_s() > 0 and n_rounds < MOST_ROUNDS) or n_rounds < LEAST_ROUNDS[mode]),
+        int((budget.left_s > 0 and n_rounds < MOST_ROUNDS) or n_rounds < LEAST_ROUNDS[mode]),
     ):
         for work in works:
             team.watch.begin(f"{work.name} by {len(ranks)} ranks of one computer at once")

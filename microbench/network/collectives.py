@@ -11,10 +11,9 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 
-from dlperf.core.clock import Clock, Repeats, Sampler, Samples, take_turns
+from dlperf.core.clock import Clock, Repeats, Samples, sample_in_turns
 from dlperf.core.cluster import KINDS, Collective, Interference, Reduction
 from dlperf.core.units import KIB, MIB
-from dlperf.microbench.budget import Budget
 from dlperf.microbench.network.links import grown_s, shares
 from dlperf.microbench.network.passes import Passes
 from dlperf.microbench.network.team import Group, Team
@@ -68,7 +67,7 @@ def _counts(n: int) -> list[int]:
 
 
 def measure_collectives(
-    team: Team, mode: str, budget: Budget, passes: Passes[Key], kinds: Iterable[str] = KINDS
+    team: Team, mode: str, budget: Clock, passes: Passes[Key], kinds: Iterable[str] = KINDS
 ) -> list[Collective]:
     """All kinds over all groups, their samples through `passes`; rank 0 gets them."""
     plan = [(kind, team.group(ranks)) for ranks in groups_of(team.nodes()) for kind in kinds]
@@ -83,7 +82,7 @@ def measure_collectives(
                 lists = team.repeat(
                     group,
                     prepare(team, kind, size, group),
-                    own.left_s() * share,
+                    own.left_s * share,
                     grown_s(expected_s, last, size),
                 )
                 if not lists:
@@ -136,13 +135,12 @@ def measure_reductions(mode: str) -> list[Reduction]:
     found = []
     for size in (256 * KIB, MIB):
         a, b = torch.zeros(size // 4), torch.zeros(size // 4)
-        sampler = Sampler(
-            partial(a.add_, b),
+        (samples,) = sample_in_turns(
+            [partial(a.add_, b)],  # type: ignore[misc]
             Repeats(5e-4, 5 if mode == "quick" else 15),
-            Clock(),  # type: ignore[misc]
+            Clock(),
         )
-        take_turns([sampler])
-        found.append(Reduction(size, sampler.result()))
+        found.append(Reduction(size, samples))
     torch.set_num_threads(threads)
     return found
 
@@ -166,7 +164,7 @@ def kernels(device: torch.device) -> dict[str, Callable[[], object]]:
     return {"gemm": lambda: torch.mm(square, square, out=product), "stream": stream}
 
 
-def measure_interference(team: Team, mode: str, budget: Budget) -> list[Interference]:
+def measure_interference(team: Team, mode: str, budget: Clock) -> list[Interference]:
     """An all-reduce of everyone in the background of each computation, and each without the other,
     all in turns; rank 0 gets them.
     """
@@ -190,13 +188,11 @@ def measure_interference(team: Team, mode: str, budget: Budget) -> list[Interfer
 
 
 def _in_turns(
-    team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor, budget: Budget
+    team: Team, group: Group, compute: Callable[[], object], vector: torch.Tensor, budget: Clock
 ) -> list[Samples]:
     lists: list[list[float]] = [[], [], [], []]
     team.wait()
-    while team.decide(
-        group, int((budget.left_s() > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)
-    ):
+    while team.decide(group, int((budget.left_s > 0 and len(lists[0]) < 15) or len(lists[0]) < 2)):
         team.watch.begin(team.watch.step)
         rows = []
         team.wait()

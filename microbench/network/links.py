@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dlperf.core.clock import Clock
 from dlperf.core.cluster import PING_PONG, SEND, TRAIN, Link, Message
 from dlperf.core.units import KIB, MIB
-from dlperf.microbench.budget import Budget
 from dlperf.microbench.network.passes import Passes
 from dlperf.microbench.network.team import Group, Team
 
@@ -72,7 +72,7 @@ def find_pairs(nodes: list[list[int]], sockets: list[int]) -> list[Pairs]:
     return found
 
 
-def measure_links(team: Team, mode: str, budget: Budget, passes: Passes[Key]) -> list[Link]:
+def measure_links(team: Team, mode: str, budget: Clock, passes: Passes[Key]) -> list[Link]:
     """Every link that the team has, its samples through `passes`; rank 0 gets them, the others
     empty links.
     """
@@ -112,7 +112,7 @@ def _one_pass(
     distance: str,
     pairs: tuple[tuple[int, int], ...],
     group: Group,
-    budget: Budget,
+    budget: Clock,
     passes: Passes[Key],
     number: int,
 ) -> None:
@@ -122,7 +122,7 @@ def _one_pass(
             team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
             expected_s = grown_s(expected_s, last, size)
             lists = team.repeat(
-                group, _ping_pong(team, pairs, size), budget.left_s() * share, 2 * expected_s
+                group, _ping_pong(team, pairs, size), budget.left_s * share, 2 * expected_s
             )
             if not lists:
                 break
@@ -137,7 +137,7 @@ def _one_pass(
                     lists = team.repeat(
                         group,
                         _train(team, pairs[0], size, n_messages, sends),
-                        budget.left_s() * share / 4,
+                        budget.left_s * share / 4,
                         0.0,
                         most=15,
                     )

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from dlperf.core import host
+from dlperf.core.clock import Clock
 from dlperf.core.cluster import Cluster, Link
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable
 from dlperf.core.streams import log
-from dlperf.microbench.budget import Budget
 from dlperf.microbench.network import collectives, links
 from dlperf.microbench.network.co_run import measure_co_runs
 from dlperf.microbench.network.collectives import (
@@ -129,7 +129,7 @@ def _measure(
     )
     of_links: Passes[links.Key] = Passes()
     of_collectives: Passes[collectives.Key] = Passes()
-    groups: dict[str, Callable[[Cluster, Budget], Cluster]] = {
+    groups: dict[str, Callable[[Cluster, Clock], Cluster]] = {
         "local": lambda found, budget: replace(
             _with_local(team, found, mode, budget),
             reductions=tuple(measure_reductions(mode)) if team.rank == 0 else (),
@@ -155,7 +155,12 @@ def _measure(
         watch.begin(name)
         begin = time.monotonic()
         cluster = replace(
-            run(cluster, Budget(SECONDS[mode]["local"] / 3 if pair else SECONDS[mode][name])),
+            run(
+                cluster,
+                Clock(time.monotonic).within(
+                    SECONDS[mode]["local"] / 3 if pair else SECONDS[mode][name]
+                ),
+            ),
             groups=(*cluster.groups, name),
         )
         if team.rank == 0:
@@ -230,7 +235,7 @@ def _joined(links: tuple[Link, ...], measured: list[Link]) -> tuple[Link, ...]:
     return (*measured, *(link for link in links if link.distance not in own))
 
 
-def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
+def _with_local(team: Team, cluster: Cluster, mode: str, budget: Clock) -> Cluster:
     """What the same transfers cost inside one host, without a wire; measured by a pair that rank 0
     starts, unless ranks share its node anyway.
     """
@@ -242,7 +247,7 @@ def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Clus
             output = Path(folder) / "pair.json"
             pair = _start_pair(output, mode)
             team.watch.children = [process.pid for process in pair]
-            end = time.monotonic() + _PAIR_START_S + 3 * budget.left_s()
+            end = time.monotonic() + _PAIR_START_S + 3 * budget.left_s
             while any(process.poll() is None for process in pair) and time.monotonic() < end:
                 team.go_on(True)
                 time.sleep(0.2)
@@ -265,7 +270,7 @@ def _with_local(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Clus
     return replace(cluster, links=found.links, collectives=found.collectives)
 
 
-def _with_co_runs(team: Team, cluster: Cluster, mode: str, budget: Budget) -> Cluster:
+def _with_co_runs(team: Team, cluster: Cluster, mode: str, budget: Clock) -> Cluster:
     """What ranks that share a computer cost one another while they compute; nothing where each has
     its own, and where they compute on GPUs.
     """

@@ -5,8 +5,6 @@ once with a real one.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from calibrated_cases import T, cost, mm, relu, step_keys, trace
 from calibrated_cases import machine as made_up
 
 from dlperf import predict
+from dlperf.cli.main import main
 from dlperf.core import host
 from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
@@ -24,7 +23,6 @@ from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import Op
 from dlperf.core.verification import SelfTest
 from dlperf.microbench import suite
-from dlperf.microbench.__main__ import main
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.worker import SYSTEM_GROUPS, planned_groups
 
@@ -599,15 +597,6 @@ def test_wrong_usage(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_file_and_nothing_else(
-    tmp_path: Path, worker: type[Worker], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "m.json"
-    assert main(["-o", str(path), "--quick", "--threads", "1,2"]) == 0
-    assert capsys.readouterr().out == f"{path}\n"
-    assert Machine.load(path).threads == (1, 2)
-
-
 def test_an_interruption_in_the_first_group_promises_nothing(
     tmp_path: Path, worker: type[Worker]
 ) -> None:
@@ -628,6 +617,7 @@ def test_an_interruption_in_the_first_group_promises_nothing(
     assert path.read_bytes() == held
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("fate", "status"), [(KeyboardInterrupt, 130), (WorkFailed, 1), (DlperfError, 2)]
 )
@@ -641,11 +631,11 @@ def test_exit_statuses(
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise fate("why")
 
-    monkeypatch.setattr("dlperf.microbench.__main__.calibrate", fail)
-    assert main(["-o", str(tmp_path / "m.json")]) == status
+    monkeypatch.setattr("dlperf.microbench.suite.calibrate", fail)
+    assert main(["calibrate", "--quick", "-o", str(tmp_path / "m.json")]) == status
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("dlperf: ")
+    assert captured.err.startswith("dlperf calibrate: ")
     assert len(captured.err.splitlines()) == 1
 
 
@@ -662,27 +652,17 @@ def test_exit_statuses(
 def test_wrong_options_exit_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
+    assert main(["calibrate", *arguments]) == 2
     assert capsys.readouterr().out == ""
 
 
 def test_bad_values_exit_with_2_before_anything_is_written(tmp_path: Path) -> None:
-    assert main(["-o", str(tmp_path / "m.json"), "--threads", "0"]) == 2
-    assert main(["-o", str(tmp_path)]) == 2
+    assert main(["calibrate", "-o", str(tmp_path / "m.json"), "--threads", "0"]) == 2
+    assert main(["calibrate", "-o", str(tmp_path)]) == 2
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.process
-def test_help_of_the_real_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "microbench", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "Measure this machine into a machine file" in done.stdout
-    assert done.stderr == ""
-
-
 # -- a real worker ---------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from dlperf.core.clock import Clock, Samples
 from dlperf.core.cluster import Cluster, Rank
 from dlperf.core.co_run import CoRun
 from dlperf.core.machine import Cpu
-from dlperf.microbench.budget import Budget
 from dlperf.microbench.network import suite
 from dlperf.microbench.network.co_run import (
     LEAST_ROUNDS,
@@ -91,7 +90,7 @@ def make(team: Team) -> Callable[[str, Cpu, int, int], Callable[[], object]]:
 
 def measured(team: Team, budget_s: float = 0.0) -> list[CoRun]:
     return measure_co_runs(
-        team, "quick", Budget(budget_s, team.now), CPU, make(team), Clock(team.now, lambda: 0)
+        team, "quick", Clock(team.now).within(budget_s), CPU, make(team), Clock(team.now, lambda: 0)
     )  # type: ignore[arg-type]
 
 
@@ -144,7 +143,7 @@ def test_ranks_apart_on_gpus_or_of_several_threads_measure_nothing(
     team, cluster = Team(), Cluster(ranks=Team().places)
 
     def added(team: Team, cluster: Cluster = cluster) -> Cluster:
-        return suite._with_co_runs(team, cluster, "quick", Budget(1.0))  # type: ignore[arg-type]
+        return suite._with_co_runs(team, cluster, "quick", Clock().within(1.0))  # type: ignore[arg-type]
 
     assert added(team).co_runs == (co_run,)
     assert added(Team(backend="nccl")) is cluster
