@@ -635,7 +635,7 @@ def test_exit_statuses(
     assert main(["calibrate", "--quick", "-o", str(tmp_path / "m.json")]) == status
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("dlperf calibrate: ")
+    assert captured.err.startswith(("dlperf calibrate: ", "dlperf: "))
     assert len(captured.err.splitlines()) == 1
 
 
