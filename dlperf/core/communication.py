@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from dlperf.core import files
 from dlperf.core.errors import DlperfError
-from dlperf.core.records.communication import CommunicationRecord, EventRecord, Kind, StepRecord
+from dlperf.core.records.communication import CommunicationRecord, EventRecord, Kind, RankStepRecord
 from dlperf.core.records.conversion import convert, refuse
 
 SCHEMA, SCHEMA_VERSION = "dlperf.communication", 1
@@ -61,7 +61,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RankStep:
     """A rank's step from the end of the optimizer's step before to the end of its own, on the
     rank's own clock (seconds, from any origin).
 
@@ -132,7 +132,7 @@ class Communication:
 
     hosts: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[RankStep, ...], ...]
     script: str = ""
     backend: str = "gloo"
     threads: int = 1
@@ -167,7 +167,7 @@ class Communication:
                 )
             self._check_rank(rank, steps)
 
-    def _check_rank(self, rank: int, steps: tuple[Step, ...]) -> None:
+    def _check_rank(self, rank: int, steps: tuple[RankStep, ...]) -> None:
         launched: set[int] = set()
         newest = -1
         for place, step in enumerate(steps):
@@ -328,7 +328,7 @@ class Communication:
         )
 
 
-def step_to_json(step: Step) -> dict[str, Any]:
+def step_to_json(step: RankStep) -> dict[str, Any]:
     """A step as JSON data; times are rounded to the nanosecond."""
     return {
         "begin_s": round(step.begin_s, 9),
@@ -351,19 +351,19 @@ def step_to_json(step: Step) -> dict[str, Any]:
     }
 
 
-def step_from_json(row: dict[str, Any]) -> Step:
+def step_from_json(row: dict[str, Any]) -> RankStep:
     """The step of :func:`step_to_json`. Raises DlperfError naming an entry that does not fit."""
-    return _step_from_record(convert(row, StepRecord), "step")
+    return _step_from_record(convert(row, RankStepRecord), "step")
 
 
-def _step_from_record(record: StepRecord, entry: str) -> Step:
+def _step_from_record(record: RankStepRecord, entry: str) -> RankStep:
     if record.end_s < record.begin_s:
         refuse(f"{entry}.end_s", record.end_s, f"at least begin_s, {record.begin_s}")
     events = tuple(
         _event_from_record(event, f"{entry}.events[{place}]")
         for place, event in enumerate(record.events)
     )
-    return Step(record.begin_s, record.end_s, events, record.first)
+    return RankStep(record.begin_s, record.end_s, events, record.first)
 
 
 def _event_from_record(e: EventRecord, entry: str) -> Event:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlperf.core.communication import LAUNCH, WAIT, Event, Step, step_from_json, step_to_json
+from dlperf.core.communication import LAUNCH, WAIT, Event, RankStep, step_from_json, step_to_json
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class RecordedStep:
     """
 
     number: int
-    step: Step
+    step: RankStep
     own_s: float = 0.0
     own_communication_s: float = 0.0
 
@@ -116,7 +116,7 @@ def assemble(
         begin = ordered[0].at
         end = max(max([call.until, *(until for _, until in call.waits)]) for call in ordered)
         events = _events(ordered, numbers, begin, math.nextafter(end, math.inf), set())
-        return (RecordedStep(WHOLE_RUN, Step(begin, end, tuple(events))),)
+        return (RecordedStep(WHOLE_RUN, RankStep(begin, end, tuple(events))),)
     own = [mark for mark in marks if mark.optimizer == optimizer]
     spans = [] if first_began is None or not own else [(0, first_began, own[0], True)]
     spans += [
@@ -128,7 +128,7 @@ def assemble(
     kept: set[int] = set()
     for number, begin, mark, first in spans:
         events = _events(ordered, numbers, begin, mark.ended, kept)
-        step = Step(begin, max(begin, mark.ended), tuple(events), first)
+        step = RankStep(begin, max(begin, mark.ended), tuple(events), first)
         since = 0.0 if mark.began is None else mark.began - begin
         found.append(
             RecordedStep(

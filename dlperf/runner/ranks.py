@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core import host, units
-from dlperf.core.communication import Communication, Step
+from dlperf.core.communication import Communication, RankStep
 from dlperf.core.errors import DlperfError, one_line
 from dlperf.core.text import fit, text_width
 from dlperf.distributed.rank_shares import RankShares, rank_shares
@@ -191,7 +191,7 @@ class MergedRanks:
 
     def _steps(
         self, one: RankFindings, names: Mapping[tuple[str, tuple[int, ...]], int]
-    ) -> tuple[Step, ...]:
+    ) -> tuple[RankStep, ...]:
         own = [names[group] for group in one.groups]
         steps, launched = [], set()
         for recorded in one.steps:

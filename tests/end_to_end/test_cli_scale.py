@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.communication import Communication, Event, RankStep
 
 UNUSABLE = 2
 
@@ -254,7 +254,9 @@ def trace_file(tmp_path: Path) -> Path:
         Event("wait", 0, "all_reduce", 2**20, 0, 0.01, 0.025),
     )
     steps = tuple(
-        Step(0.03 * n, 0.03 * (n + 1), tuple(replace(event, call=n) for event in events), n == 0)
+        RankStep(
+            0.03 * n, 0.03 * (n + 1), tuple(replace(event, call=n) for event in events), n == 0
+        )
         for n in range(3)
     )
     path = tmp_path / "communication.json"

@@ -39,7 +39,7 @@ from dlperf.core import host
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
 from dlperf.core.co_run import CoRun
-from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.communication import Communication, Event, RankStep
 from dlperf.core.costs import Cost
 from dlperf.core.machine import Footprint, KernelModelFit
 from dlperf.core.trace import OptimizerInfo, Parameter, Storage, TensorSpec
@@ -168,9 +168,11 @@ def communication() -> Communication:
             "wait", number, kind, 64, 0, at_s + 0.01, at_s + 0.1, peer
         )
 
-    first = Step(0.0, 1.0, (*call(0, "all_reduce", 0.2), *call(1, "broadcast", 0.4, 0)), first=True)
+    first = RankStep(
+        0.0, 1.0, (*call(0, "all_reduce", 0.2), *call(1, "broadcast", 0.4, 0)), first=True
+    )
     zero, one = (
-        Step(1.0, 2.0, (*call(2, "all_reduce", 0.2), *call(3, kind, 0.5, 1 - rank)))
+        RankStep(1.0, 2.0, (*call(2, "all_reduce", 0.2), *call(3, kind, 0.5, 1 - rank)))
         for rank, kind in enumerate(("send", "recv"))
     )
     return Communication(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from dlperf.core.cluster import Cluster
-from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.communication import Communication, Event, RankStep
 from dlperf.distributed.collective_costs import CallCosts, interference_of
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.distributed.programs import Call
@@ -100,7 +100,7 @@ def record(
                 )
             elif isinstance(task, Mark):
                 own.append(
-                    Step(
+                    RankStep(
                         origin + begin + late,
                         origin + at + late + extra_s,
                         tuple(events),

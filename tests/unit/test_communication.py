@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.communication import Communication, Event, RankStep
 from dlperf.core.errors import DlperfError
 
 
@@ -33,9 +33,11 @@ def call(
 
 def two_ranks() -> Communication:
     """Two steps each; rank 0 sends a message to rank 1 in the second."""
-    first = Step(5.0, 6.0, call(0, "all_reduce", 0.2), first=True)
-    zero = Step(6.0, 7.0, (*call(1, "all_reduce", 0.2), *call(2, "send", 0.5, peer=1)))
-    one = Step(6.0, 7.0, (*call(1, "recv", 0.1, peer=0), *call(2, "all_reduce", 0.5, n_bytes=16)))
+    first = RankStep(5.0, 6.0, call(0, "all_reduce", 0.2), first=True)
+    zero = RankStep(6.0, 7.0, (*call(1, "all_reduce", 0.2), *call(2, "send", 0.5, peer=1)))
+    one = RankStep(
+        6.0, 7.0, (*call(1, "recv", 0.1, peer=0), *call(2, "all_reduce", 0.5, n_bytes=16))
+    )
     return Communication(
         ("a", "b"),
         ((0, 1),),
@@ -93,7 +95,7 @@ def test_the_nth_call_on_a_group_is_the_same_collective_and_messages_meet_by_the
 
 
 def test_groups_count_their_calls_apart_and_a_missing_partner_leaves_a_meeting_incomplete() -> None:
-    zero = Step(
+    zero = RankStep(
         0.0,
         1.0,
         (
@@ -102,7 +104,7 @@ def test_groups_count_their_calls_apart_and_a_missing_partner_leaves_a_meeting_i
             *call(2, "send", 0.5, 0, peer=1),
         ),
     )
-    one = Step(
+    one = RankStep(
         0.0,
         1.0,
         (
@@ -121,7 +123,7 @@ def test_groups_count_their_calls_apart_and_a_missing_partner_leaves_a_meeting_i
 
 
 def test_calls_that_cannot_belong_together_are_refused() -> None:
-    zero, one = (Step(0.0, 1.0, call(0, kind, 0.1)) for kind in ("all_reduce", "all_gather"))
+    zero, one = (RankStep(0.0, 1.0, call(0, kind, 0.1)) for kind in ("all_reduce", "all_gather"))
     with pytest.raises(
         DlperfError, match="call 0 on group 0 is all_reduce on rank 0 and all_gather on rank 1"
     ):

@@ -8,7 +8,7 @@ import pytest
 
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Link
-from dlperf.core.communication import Event, Step
+from dlperf.core.communication import Event, RankStep
 from dlperf.core.machine import Bandwidth, Cpu, Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Layer, Op, OptimizerInfo, Parameter, TensorSpec, Trace
@@ -59,7 +59,7 @@ def team(hosts: tuple[str, ...] = ("a", "b")) -> MergedRanks:
             Event("launch", 0, "all_reduce", MIB, 0, at_s, at_s, None, 4.0),
             Event("wait", 0, "all_reduce", MIB, 0, at_s, 4.0),
         )
-        step = RecordedStep(3, Step(0.0, 7.0, events), 6.0, 4.0 - at_s)
+        step = RecordedStep(3, RankStep(0.0, 7.0, events), 6.0, 4.0 - at_s)
         found[rank] = RankFindings(
             rank, name, 0, "", (step,), (("0", tuple(range(len(hosts)))),), "gloo"
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dlperf.core.cluster import Cluster, Link
-from dlperf.core.communication import Event, Step
+from dlperf.core.communication import Event, RankStep
 from dlperf.models.buckets import ReducerOptions
 from dlperf.runner.communication_recording import WHOLE_RUN, RecordedStep
 from dlperf.runner.parallel_step import compare_step
@@ -26,7 +26,7 @@ def recorded(number: int, group: int = 0, at_s: float = 1.0, first: bool = False
         Event("wait", number, "all_reduce", 8, group, at_s, 5.0),
     )
     return RecordedStep(
-        number, Step(begin, begin + 10.0, events, first), 0.0 if first else 8.0, 5.0 - at_s
+        number, RankStep(begin, begin + 10.0, events, first), 0.0 if first else 8.0, 5.0 - at_s
     )
 
 
@@ -110,7 +110,8 @@ def test_groups_go_by_their_names() -> None:
 
 def test_a_training_without_calls_is_all_computation() -> None:
     silent = [
-        RankFindings(rank, "a", 0, "", (RecordedStep(3, Step(0.0, 2.0), 1.0),)) for rank in range(2)
+        RankFindings(rank, "a", 0, "", (RecordedStep(3, RankStep(0.0, 2.0), 1.0),))
+        for rank in range(2)
     ]
     merged = team(*silent)
     assert merged.trace is not None

@@ -12,7 +12,7 @@ from recorded_runs import call, record, run, steps_s
 
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Interference, Link
-from dlperf.core.communication import Communication, Event, Step
+from dlperf.core.communication import Communication, Event, RankStep
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.collective_costs import CallCosts
 from dlperf.distributed.collective_times import LinkFactors
@@ -357,10 +357,10 @@ def test_calls_that_nobody_waits_for_and_clocks_that_nothing_ties() -> None:
 
 
 def test_a_trace_without_a_call() -> None:
-    trace = Communication(("a",), ((0,),), ((Step(0.0, 1.5), Step(1.5, 3.0)),))
+    trace = Communication(("a",), ((0,),), ((RankStep(0.0, 1.5), RankStep(1.5, 3.0)),))
     row = replay_communication(trace, cluster()).rows[0]
     assert (row.step_s, row.exposed_communication_s, row.bound) == (1.5, 0.0, "compute")
-    empty = replace(trace, steps=((Step(0.0, 0.0),),))
+    empty = replace(trace, steps=((RankStep(0.0, 0.0),),))
     assert (
         replay_communication(empty, cluster()).rows[0].step_s,
         replay_communication(empty, cluster()).rows[0].p90_s,
@@ -408,7 +408,9 @@ def test_waking_up_after_a_call_is_kept() -> None:
         Event("launch", 0, "all_reduce", MIB, 0, 1.0, 1.0, None, 2.0),
         Event("wait", 0, "all_reduce", MIB, 0, 1.0, 2.1),
     )
-    trace = Communication(HOSTS, ((0, 1),), ((Step(0.0, 2.5, events),), (Step(0.0, 2.5, events),)))
+    trace = Communication(
+        HOSTS, ((0, 1),), ((RankStep(0.0, 2.5, events),), (RankStep(0.0, 2.5, events),))
+    )
     found = replay_communication(trace, cluster(MIB / 2), cluster())
     assert found.rows[0].step_s == pytest.approx(1.0 + 2.0 + 0.1 + 0.4)
     assert found.ranks[0].replayed.exposed_communication_s == pytest.approx(2.1)
@@ -488,7 +490,7 @@ def test_the_page_the_data_and_the_plot(found: CommunicationReplay, tmp_path: ob
 
 
 def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
-    def rank(last_done_s: float) -> tuple[Step, ...]:
+    def rank(last_done_s: float) -> tuple[RankStep, ...]:
         events = []
         for number, done_s in enumerate((1.5, 2.5, last_done_s)):  # the first two tie the clocks
             events.append(
@@ -497,7 +499,7 @@ def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
                 )
             )
             events.append(Event("wait", number, "all_reduce", MIB, 0, 1.0 + number, 1.5 + number))
-        return (Step(0.0, 4.0, tuple(events)),)
+        return (RankStep(0.0, 4.0, tuple(events)),)
 
     (spell,) = recording_of(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9)))).spells
     assert [one.end_s for one in spell.calls] == [1.5, 2.5, 3.5]

@@ -39,7 +39,7 @@ class EventRecord(Struct, gc=False):
     done_s: Time | None = None
 
 
-class StepRecord(Struct, gc=False):
+class RankStepRecord(Struct, gc=False):
     """A rank's step."""
 
     begin_s: Time
@@ -48,11 +48,11 @@ class StepRecord(Struct, gc=False):
     events: list[EventRecord]
 
 
-class RankRecord(Struct, gc=False):
+class RankStepsRecord(Struct, gc=False):
     """A rank's steps."""
 
     rank: Whole
-    steps: list[StepRecord]
+    steps: list[RankStepRecord]
 
 
 class CommunicationRecord(Struct, gc=False):
@@ -60,7 +60,7 @@ class CommunicationRecord(Struct, gc=False):
 
     hosts: list[Name]
     groups: list[list[Whole]]
-    ranks: list[RankRecord]
+    ranks: list[RankStepsRecord]
     script: Text = ""
     backend: Text = "gloo"
     threads: Threads = 1
