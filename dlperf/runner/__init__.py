@@ -1,1 +1,1 @@
-"""Wraps a training script or loop: watches its steps, reports them, tells how long it takes."""
+"""Wraps a training script or loop: watches its steps, reports on them, shows an ETA."""

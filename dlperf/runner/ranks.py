@@ -174,7 +174,7 @@ class MergedRanks:
                 versions=host.versions(),
                 created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             )
-            trace.meetings  # noqa: B018  calls that do not fit together are said here
+            trace.meetings  # noqa: B018  raises where calls do not fit together
         except DlperfError as error:
             self._misfit = f"their calls do not fit together: {error}"
             return None
