@@ -101,10 +101,12 @@ def pair_figure(
                 zorder=1,
             )
             heights.append(float(roof.min()) if not points else system.rates.peak_flops_per_s)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlim(x_low, x_high)
-        ax.set_xlabel(f"{name} (FLOP per byte of {resource})")
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlim=(x_low, x_high),
+            xlabel=f"{name} (FLOP per byte of {resource})",
+        )
         ax.grid(True)
         ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         ax.legend(loc="lower right", framealpha=0.9, frameon=True, edgecolor="none")
@@ -129,8 +131,10 @@ def pair_figure(
             )
         line.set_label(plain(series))
         handles.append(line)
-    axes[0].set_ylim(min(heights) / 3, top * 3)
-    axes[0].set_ylabel("attainable rate (FLOP/s)" if not points else "rate of one process (FLOP/s)")
+    axes[0].set(
+        ylim=(min(heights) / 3, top * 3),
+        ylabel="attainable rate (FLOP/s)" if not points else "rate of one process (FLOP/s)",
+    )
     axes[0].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=min(7, len(handles)))
@@ -203,9 +207,7 @@ def surface_figure(
         powers(ax.xaxis, oi[0], oi[-1])
         powers(ax.yaxis, cai[0], cai[-1])
         powers(ax.zaxis, 10**low, 10**high, "eng")
-        ax.set_zlim(low, high + 0.1)
-        ax.set_xlabel("OI (FLOP/byte)")
-        ax.set_ylabel("CAI (FLOP/byte)")
+        ax.set(zlim=(low, high + 0.1), xlabel="OI (FLOP/byte)", ylabel="CAI (FLOP/byte)")
         ax.set_zlabel("attainable (FLOP/s)", labelpad=8)
         ax.view_init(elev=24, azim=-135)
         ax.set_box_aspect(None, zoom=0.95)

@@ -134,6 +134,11 @@ def circumstances(target: str, batch_size: int, threads: int, machine: str) -> s
     )
 
 
+def empty(ax: Any, text: str) -> None:
+    """Write in the middle of the axes why nothing is drawn."""
+    ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes, color=DIM)
+
+
 def seconds_axis(axis: Any) -> None:
     """Tick labels in s, ms or µs."""
     axis.set_major_formatter(EngFormatter(unit="s", sep=" "))

@@ -24,6 +24,7 @@ from dlperf.report.drawing import (
     VERMILLION,
     PointLabel,
     circumstances,
+    empty,
     label_lines,
     label_points,
     new_figure,
@@ -119,16 +120,15 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
     for dots in drawn:
         numbers.setdefault(dots.traffic.layer, len(numbers) + 1)
     for ax, phase, panel, all_dots in zip(axes, phases, panels, found):
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlim(x_low, x_high)
-        ax.set_ylim(y_low, y_high)
+        ax.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
         ax.grid(True)
         n_left = len(all_dots) - len(panel)
-        ax.set_title(
-            f"{phase}: the {len(panel)} longest of {len(all_dots)} layers" if n_left else phase
+        ax.set(
+            title=f"{phase}: the {len(panel)} longest of {len(all_dots)} layers"
+            if n_left
+            else phase,
+            xlabel="arithmetic intensity (FLOP per byte that the level moves)",
         )
-        ax.set_xlabel("arithmetic intensity (FLOP per byte that the level moves)")
         ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         for roof in roofs.bandwidths:
             ridge = top / roof.bytes_per_s
@@ -153,15 +153,7 @@ def hierarchy_figure(report: StepComparison) -> Figure | None:
         for dots in panel:
             _draw(ax, dots)
         if not panel:
-            ax.text(
-                0.5,
-                0.5,
-                "no measured layer has FLOPs and bytes to draw",
-                ha="center",
-                va="center",
-                transform=ax.transAxes,
-                color=DIM,
-            )
+            empty(ax, "no measured layer has FLOPs and bytes to draw")
     axes[0].set_ylabel("rate (FLOP/s)")
     axes[0].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
     handles = [

@@ -27,6 +27,7 @@ from dlperf.report.drawing import (
     YELLOW,
     PointLabel,
     circumstances,
+    empty,
     label_points,
     log_seconds_axis,
     new_figure,
@@ -129,24 +130,17 @@ def layers_figure(report: StepComparison) -> Figure:
         )
         ax.tick_params(axis="y", length=0)
         if not n_drawn:
-            ax.text(
-                0.5,
-                0.5,
-                "no time known",
-                ha="center",
-                va="center",
-                transform=ax.transAxes,
-                color=DIM,
-            )
+            empty(ax, "no time known")
             ax.set_xticks([])
             continue
         if is_log:
-            ax.set_xlabel("time per step (logarithmic)")
-            ax.set_xlim(max(min(values), 1e-4 * max(values)) / 2, 1.3 * max(values))
+            ax.set(
+                xlabel="time per step (logarithmic)",
+                xlim=(max(min(values), 1e-4 * max(values)) / 2, 1.3 * max(values)),
+            )
             log_seconds_axis(ax.xaxis)
         else:
-            ax.set_xlabel("time per step")
-            ax.set_xlim(0, 1.04 * max(ax.get_xlim()[1], 1e-9))
+            ax.set(xlabel="time per step", xlim=(0, 1.04 * max(ax.get_xlim()[1], 1e-9)))
             ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, min_n_ticks=2))
             seconds_axis(ax.xaxis)
         ax.grid(axis="x")
@@ -268,22 +262,16 @@ def scatter_figure(report: StepComparison) -> Figure:
                     points.append((times.actual_s, times.predicted_s, phase, number, row.layer))
                 elif times.has_work:
                     n_zero += 1
-    ax.set_xlabel("measured time per step")
-    ax.set_ylabel("predicted time per step")
-    ax.set_title(
-        _circumstances(report)
-        + (f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else "")
+    ax.set(
+        xlabel="measured time per step",
+        ylabel="predicted time per step",
+        title=(
+            _circumstances(report)
+            + (f"\n({n_zero} layers at 0 s on one side cannot be drawn)" if n_zero else "")
+        ),
     )
     if not points:
-        ax.text(
-            0.5,
-            0.5,
-            "no layer is known on both sides",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            color=DIM,
-        )
+        empty(ax, "no layer is known on both sides")
         ax.set_xticks([])
         ax.set_yticks([])
         return figure
@@ -312,10 +300,7 @@ def scatter_figure(report: StepComparison) -> Figure:
         zorder=0,
     )
     ax.plot([low, high], [low, high], color=DIM, linewidth=1, zorder=1)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(low, high)
-    ax.set_ylim(low, high)
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     for axis in (ax.xaxis, ax.yaxis):
         log_seconds_axis(axis)
     ax.grid(True)
@@ -464,8 +449,7 @@ def time_figure(report: StepComparison) -> Figure:
             )
         y += 1.6
     ax.set_yticks([place for _, place in bars], [name for name, _ in bars])
-    ax.set_ylim(y - 1.0, -0.7)
-    ax.set_xlim(0, 1.12 * longest_s if longest_s else 1.0)
+    ax.set(ylim=(y - 1.0, -0.7), xlim=(0, 1.12 * longest_s if longest_s else 1.0))
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel("time per step")
     seconds_axis(ax.xaxis)

@@ -82,10 +82,7 @@ def draw_ridgeline(
     """
     (x_low, x_high), (y_low, y_high) = limits(points, rates)
     centre_x, centre_y = rates.centre
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(x_low, x_high)
-    ax.set_ylim(y_low, y_high)
+    ax.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
     left, right = np.geomspace(x_low, centre_x, 200), np.array([centre_x, x_high])
     edge = np.asarray(law.ridge(left, rates))
     ax.fill_between(left, y_low, edge, color=AREA_COLORS[law.NETWORK], linewidth=0, zorder=0)
@@ -122,8 +119,10 @@ def draw_ridgeline(
             label=plain(series),
         )
     plain_ticks(ax)
-    ax.set_xlabel("memory intensity (byte of memory per byte of network)")
-    ax.set_ylabel("arithmetic intensity (FLOP per byte of memory)")
+    ax.set(
+        xlabel="memory intensity (byte of memory per byte of network)",
+        ylabel="arithmetic intensity (FLOP per byte of memory)",
+    )
     marks = [(p.memory_intensity, p.arithmetic_intensity) for p in drawn]
     before = set(ax.texts)
     placed = label_points(
@@ -185,13 +184,9 @@ def principle_figure(rates: law.Rates) -> Figure:
             "e  the regions",
         ),
     ):
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlim(x_low, x_high)
-        ax.set_ylim(y_low, y_high)
+        ax.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
         ax.set_title(text, loc="left")
-        ax.set_xlabel("memory intensity")
-        ax.set_ylabel("arithmetic intensity")
+        ax.set(xlabel="memory intensity", ylabel="arithmetic intensity")
         plain_ticks(ax)
     above, below = (centre_y * y_high) ** 0.5, (centre_y * y_low) ** 0.5
     left, right = (centre_x * x_low) ** 0.5, (centre_x * x_high) ** 0.5
@@ -254,8 +249,7 @@ def principle_figure(rates: law.Rates) -> Figure:
             visible=ax is not axes[1],
         )
     draw_ridgeline(axes[4], (), rates)
-    axes[4].set_xlabel("memory intensity")
-    axes[4].set_ylabel("arithmetic intensity")
+    axes[4].set(xlabel="memory intensity", ylabel="arithmetic intensity")
     axes[5].set_axis_off()
     legend = (
         f"above the blue line (peak / memory = {centre_y:.3g}) arithmetic is slower than memory;",
@@ -347,8 +341,7 @@ def plane_surface_figure(points: Sequence[PlanePoint], rates: law.Rates, title: 
     powers(ax.xaxis, x_low, x_high)
     powers(ax.yaxis, y_low, y_high)
     powers(ax.zaxis, 10 ** height.min(), 10 ** height.max(), "eng")
-    ax.set_xlabel("memory intensity")
-    ax.set_ylabel("arithmetic intensity")
+    ax.set(xlabel="memory intensity", ylabel="arithmetic intensity")
     ax.set_zlabel("attainable rate (FLOP/s)", labelpad=10)
     ax.view_init(elev=28, azim=-128)
     ax.set_box_aspect(None, zoom=0.95)

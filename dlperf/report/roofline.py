@@ -13,12 +13,12 @@ from dlperf.core.machine import Machine
 from dlperf.core.units import format_si
 from dlperf.ops import roofs as measured_roofs
 from dlperf.report.drawing import (
-    DIM,
     INK,
     PHASE_COLORS,
     PHASE_MARKS,
     PointLabel,
     circumstances,
+    empty,
     group_points,
     label_lines,
     label_points,
@@ -124,10 +124,7 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     n_columns = -(-(len(numbers) + 6) // _LEGEND_ROWS)
     figure = new_figure(8.2 + 1.8 * n_columns, 6.0)
     ax = figure.subplots()
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(x_low, x_high)
-    ax.set_ylim(y_low, y_high)
+    ax.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
     handles: list[Any] = []
     for level, rate in roofs.items():
         x_ridge = top / rate
@@ -166,8 +163,7 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     names = [f"{number}:  {named(layer, kinds[layer], 30)}" for layer, number in numbers.items()]
     handles += [ax.plot([], [], linestyle="", label=name)[0] for name in names]
     figure.legend(handles=handles, loc="outside right upper", handlelength=2.4, ncols=n_columns)
-    ax.set_xlabel("operational intensity (FLOP per byte of operands)")
-    ax.set_ylabel("rate (FLOP/s)")
+    ax.set(xlabel="operational intensity (FLOP per byte of operands)", ylabel="rate (FLOP/s)")
     ax.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
     ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.grid(True)
@@ -190,15 +186,7 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     )
     label_points(ax, labels, places, size=7.5)
     if not points:
-        ax.text(
-            0.5,
-            0.5,
-            "no measured layer has FLOPs and bytes to draw",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            color=DIM,
-        )
+        empty(ax, "no measured layer has FLOPs and bytes to draw")
     return figure
 
 

@@ -124,11 +124,9 @@ def communication_figure(found: Scaling) -> Figure:
         **style,
     )
     ax.set_xticks(places, [str(row.ranks) for row in rows])
-    ax.set_xlabel("ranks")
-    ax.set_ylim(0, 1)
+    ax.set(xlabel="ranks", ylim=(0, 1))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set_ylabel("share of the step")
-    ax.set_title(_title(found))
+    ax.set(ylabel="share of the step", title=_title(found))
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
@@ -219,9 +217,9 @@ def replay_figure(found: CommunicationReplay) -> Figure:
             va="top",
         )
     seconds_axis(ax.yaxis)
-    ax.set_ylabel("step")
-    ax.set_title(
-        f"{plain(found.target, 60)} on {plain(Path(found.cluster).name or 'another cluster', 40)}"
+    ax.set(
+        ylabel="step",
+        title=f"{plain(found.target, 60)} on {plain(Path(found.cluster).name or 'another cluster', 40)}",
     )
     figure.legend(loc="outside lower center", ncols=2)
     return figure
