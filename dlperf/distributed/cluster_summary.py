@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dlperf.core import text
 from dlperf.core.cluster import Cluster
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
@@ -33,8 +35,8 @@ class ClusterSummary:
         )
         lines = [
             (
-                f"{cluster.path or 'cluster'}: {state}, made {cluster.created or 'at an unknown time'},"
-                f" backend {cluster.backend}"
+                f"{cluster.path or 'cluster'}: {state}, made"
+                f" {cluster.created or 'at an unknown time'}, backend {cluster.backend}"
             )
         ]
         if cluster.ranks:
@@ -83,7 +85,8 @@ class ClusterSummary:
             path = find_path(self.cluster, n_ranks > per_node)
             for c in self.cluster.collectives:
                 if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node):
-                    law = float(law_s(self.cluster.backend, kind, c.n_bytes, n_ranks, path))  # type: ignore[arg-type]
+                    sizes, ranks = np.array(float(c.n_bytes)), np.array(float(n_ranks))
+                    law = float(law_s(self.cluster.backend, kind, sizes, ranks, path))
                     ratio = c.samples.median / law if law else float("nan")
                     time = (
                         f"{format_seconds(c.samples.median):>8} (spread"

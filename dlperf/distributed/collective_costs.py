@@ -81,7 +81,8 @@ def interference_of(cluster: Cluster, threads: int) -> Interference | None:
 
 
 def mean_excess_s(cluster: Cluster, kind: str, between_nodes: bool) -> float:
-    """Mean less median of one collective, in seconds, at least 0: the median over the measured sizes.
+    """Mean less median of one collective, in seconds, at least 0: the median over the measured
+    sizes.
 
     On a busy processor gloo's threads sometimes wait for the scheduler, whatever the size. Most
     single collectives do not, but over the collectives of a step the mean adds up.
@@ -231,7 +232,8 @@ class CollectiveCosts:
 class CallCosts:
     """Recorded calls over a cluster; `nodes` are the nodes of the ranks.
 
-    With `n_ranks` the groups of the recorded world have that many ranks, `ranks_per_node` on a node.
+    With `n_ranks` the groups of the recorded world have that many ranks, `ranks_per_node` on a
+    node.
 
     Raises DlperfError where the cluster lacks a needed link, or the ranks do not fill their nodes.
     """

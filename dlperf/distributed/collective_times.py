@@ -154,8 +154,8 @@ class Burst:
 
 
 def burst_of(cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()) -> Burst:
-    """The token bucket of the slowest link of a ring: its bytes do not wait for the wire. Zero inside
-    a node.
+    """The token bucket of the slowest link of a ring: its bytes do not wait for the wire. Zero
+    inside a node.
 
     Its size is fitted (:class:`dlperf.distributed.link_fits.LinkFit`) and does not depend on the
     bandwidth. Raises DlperfError where the file contains no such link.
@@ -173,8 +173,8 @@ def collective_s(
     ranks_per_node: int = 1,
     what_if: LinkFactors = LinkFactors(),
 ) -> Reals:
-    """Seconds of a collective whose ranks start together and do not compute; `n_bytes` and `n_ranks`
-    broadcast.
+    """Seconds of a collective whose ranks start together and do not compute; `n_bytes` and
+    `n_ranks` broadcast.
 
     T = law' (1 + (e - c) / law) + c. `law` is the backend's algorithm over the slowest link
     (:mod:`dlperf.models.gloo`; NCCL: a ring), `law'` the same with the what-if factors. e = (r - 1)
@@ -183,9 +183,9 @@ def collective_s(
     law, interpolated in log size and log ranks, constant beyond the measured ones, and 1 without
     measurements. At a measured point, without factors, T is the measurement.
 
-    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node there
-    is no wire, and factors change nothing. The link was idle for no longer than a barrier, as in the
-    measurement (:func:`burst_of` is what more could save). One rank costs nothing.
+    `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node
+    there is no wire, and factors change nothing. The link was idle for no longer than a barrier, as
+    in the measurement (:func:`burst_of` is what more could save). One rank costs nothing.
 
     Raises DlperfError for an unknown kind, negative bytes, ranks that are no whole numbers or do
     not fill their nodes, and where the file lacks the link.
@@ -265,8 +265,8 @@ def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> 
 
 
 def law_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
-    """The backend's algorithm without correction, in seconds. An empty message counts as one of a few
-    bytes.
+    """The backend's algorithm without correction, in seconds. An empty message counts as one of a
+    few bytes.
     """
     sizes = np.maximum(n_bytes, _SHORTEST_BYTES)
     link = LinkParameters(path.latency_s, path.s_per_byte, path.reduce_s_per_byte)
@@ -337,8 +337,8 @@ def call_s(
 def message_s(
     cluster: Cluster, n_bytes: ArrayLike, between_nodes: bool, what_if: LinkFactors = LinkFactors()
 ) -> Reals:
-    """Seconds of one message between two ready ranks: the postal model of the link, corrected by its
-    measured ping-pongs.
+    """Seconds of one message between two ready ranks: the postal model of the link, corrected by
+    its measured ping-pongs.
 
     The correction is the ratio of measurement and model, interpolated in log size and constant
     beyond the measured sizes. Factors change the wire's part of the model. An empty message takes

@@ -1,11 +1,10 @@
-"""A trace of communication replayed over another cluster: Choi et al. 2020's trace-driven
-prediction of a distributed run.
+"""Communication replay: a trace of communication over another cluster (trace-driven prediction,
+Choi et al. 2020).
 
-What the ranks computed between their calls stays as it was recorded, freed of what the calls beside
-it cost there and burdened with what they cost here; the calls take the time that the cluster's
-forecast gives them, and ranks wait for one another as the trace has it
-(:mod:`dlperf.models.communication_replay`). What the same replay over the cluster of the recording
-misses of the recorded step is a constant overhead, carried over as it is.
+Recorded computation between calls stays, less the interference of the calls beside it there, plus
+their interference here. Calls take the time that the cluster's forecast gives them. Ranks wait for
+one another as in the trace (:mod:`dlperf.models.communication_replay`). The recorded step less its
+replay over the cluster of the recording is a constant overhead, added to every replay.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
 from dlperf.distributed.programs import Call, lanes_of, recording_of
 from dlperf.distributed.rank_shares import rank_shares, step_shares
-from dlperf.distributed.replay_lines import Lines
+from dlperf.distributed.replayed_steps import ReplayedSteps
 from dlperf.distributed.scaling import (
     CallTimes,
     CollectiveTime,
@@ -44,10 +43,10 @@ from dlperf.models.communication_replay import Operation, Replayed, replay
 from dlperf.models.overlap import Collective
 
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""The standard error of a median over that of a mean, where the values vary by a normal law."""
+"""Standard error of a median over that of a mean, for a normal distribution."""
 _ROUNDING, _DOUBTFUL_FRAC = 1e-6, 0.01
 _ANY_RANKS = ("all_reduce", "broadcast", "barrier")
-"""Collectives whose vector is the same on more ranks."""
+"""Collectives whose vector does not depend on the number of ranks."""
 
 
 def replay_communication(
@@ -60,16 +59,14 @@ def replay_communication(
 ) -> CommunicationReplay:
     """The trace's step over `cluster` with the factors of `what_if` on its links.
 
-    `recorded_on` is the cluster that it was recorded on, without factors; without it the recorded
-    calls' own times stand for it. `ranks_per_node` puts so many ranks on a node (default: nodes as
-    recorded). `ranks` other than the recorded number are answered where all calls are all-reduces,
-    broadcasts and barriers of all ranks: every rank computes as a recorded one does, the calls are
-    of so many ranks, and the slowest of n is as much slower as the spread of the recorded steps
-    says.
+    `recorded_on` is the cluster of the recording, without factors; without it the recorded times of
+    the calls are used. `ranks_per_node` ranks share a node (default: nodes as recorded). Other
+    numbers of `ranks` need calls that are all-reduces, broadcasts and barriers of all ranks: every
+    rank then computes as a recorded one, and the slowest of n follows from the variation of the
+    recorded steps.
 
-    Raises DlperfError where the trace has no step or does not fit together, a cluster lacks a link
-    that is needed, ranks do not fill their nodes, and for other numbers of ranks where they cannot
-    be answered.
+    Raises DlperfError where the trace has no step or its calls do not match, a cluster lacks a
+    needed link, ranks do not fill their nodes, and for numbers of ranks that cannot be answered.
     """
     return _Replaying(
         trace, cluster, recorded_on, tuple(ranks) or (trace.n_ranks,), ranks_per_node, what_if
@@ -88,7 +85,7 @@ class _Replaying:
     ) -> None:
         if not trace.n_steps:
             raise DlperfError(
-                f"{trace.path or 'the trace'}: holds no step; record a run that trains longer"
+                f"{trace.path or 'the trace'}: contains no step; record a run that trains longer"
             )
         if min(ranks) < 1:
             raise DlperfError(f"ranks are {ranks}; they must be at least 1")
@@ -107,7 +104,7 @@ class _Replaying:
             else [rank // ranks_per_node for rank in range(trace.n_ranks)]
         )
         self.recording = recording_of(trace)
-        self.calls = [call for spell in self.recording.spells for call in spell.calls]
+        self.calls = [call for segment in self.recording.segments for call in segment.calls]
         self.notes = [*trace.notes, *self.recording.notes]
         self._check_other_ranks()
         self.interferences = self._interferences()
@@ -148,8 +145,8 @@ class _Replaying:
         )
 
     def _interferences(self) -> tuple[Interference | None, Interference | None]:
-        """What bytes cost computing on the other cluster, and on that of the recording; each stands
-        for the other where one does not say.
+        """Interference per byte on the other cluster, and on that of the recording; where one file
+        contains none, that of the other.
         """
         here = interference_of(self.cluster, self.trace.threads)
         there = (
@@ -159,14 +156,14 @@ class _Replaying:
         )
         if here is None and there is None:
             self.notes.append(
-                "no cluster file says what computing loses while a collective runs: what it lost in"
-                " the recording stays as it was"
+                "no cluster file contains the interference of collectives with computing: the"
+                " recorded interference stays"
             )
         elif self.recorded_on is not None and (here is None or there is None):
             silent = self.recorded_on if there is None else self.cluster
             self.notes.append(
-                f"{silent.path or 'one cluster'} does not say what computing loses while a"
-                " collective runs: taken as in the other cluster file"
+                f"{silent.path or 'one cluster'} contains no interference of collectives with"
+                " computing: taken from the other cluster file"
             )
         return here or there, there or here
 
@@ -176,26 +173,26 @@ class _Replaying:
         backend: str,
         slow: float = 1.0,
         bucket_s: float = 0.0,
-    ) -> Lines:
-        """Every spell replayed; `slow` is a factor on the script's computing, `bucket_s` what a
-        link that has rested spares its next call.
+    ) -> ReplayedSteps:
+        """Every segment replayed; `slow` is a slowdown of the script's computing, `bucket_s` what
+        an idle link saves the next call.
         """
         found = []
-        for spell in self.recording.spells:
-            programs = spell.programs(self.stealing.stolen_s, slow)
+        for segment in self.recording.segments:
+            programs = segment.programs(self.stealing.stolen_s, slow)
             found.append(
                 (
-                    spell,
+                    segment,
                     replay(
                         programs,
-                        [operation(call) for call in spell.calls],
+                        [operation(call) for call in segment.calls],
                         lanes_of(backend),
-                        spell.starts_s,
+                        segment.starts_s,
                         bucket_s,
                     ),
                 )
             )
-        return Lines(tuple(found))
+        return ReplayedSteps(tuple(found))
 
     def run(self) -> CommunicationReplay:
         trace = self.trace
@@ -206,7 +203,7 @@ class _Replaying:
         else:
             again = self.lines(self.was.operation, trace.backend, bucket_s=self.was.bucket_s)
         recorded_s = max(
-            statistics.median(again.usual([step.seconds for step in steps]))
+            statistics.median(again.steady([step.seconds for step in steps]))
             for steps in trace.steps
         )
         self.overhead_s = recorded_s - again.step_s
@@ -236,7 +233,7 @@ class _Replaying:
             target=trace.script or trace.path or "trace",
             threads=trace.threads,
             ranks_per_node=self.per_node,
-            n_steps=len(again.paces_s),
+            n_steps=len(again.mean_steps_s),
             recorded_step_s=recorded_s,
             replayed_step_s=again.step_s,
             buckets_bytes=self.reduced_bytes(),
@@ -260,7 +257,7 @@ class _Replaying:
         )
 
     def costs(self, n: int, better: LinkFactors = LinkFactors()) -> CallCosts:
-        """What the calls cost over the other cluster, on n ranks; `better` are further factors."""
+        """The calls over the other cluster, on n ranks; `better` are further factors."""
         other = None if n == self.trace.n_ranks else n
         return CallCosts(
             self.cluster,
@@ -273,13 +270,14 @@ class _Replaying:
         )
 
     def slower(self, n: int) -> float:
-        """How much slower the slowest of n computes than that of the recorded ranks."""
+        """Slowdown of the slowest of n ranks over the slowest of the recorded ones."""
         return slowest_factor(n, self.sigma) / slowest_factor(self.trace.n_ranks, self.sigma)
 
-    def computing_sigma(self, again: Lines) -> float:
-        """How much a rank's computing varies from step to step."""
+    def computing_sigma(self, again: ReplayedSteps) -> float:
+        """Variation of a rank's computing from step to step: standard deviation of log time."""
         rows = [
-            again.usual([shares.compute_s for shares in steps]) for steps in step_shares(self.trace)
+            again.steady([shares.compute_s for shares in steps])
+            for steps in step_shares(self.trace)
         ]
         return statistics.median(
             log_sigma(Samples(tuple(max(value, 0.0) for value in row))) for row in rows
@@ -288,7 +286,7 @@ class _Replaying:
     def row(self, n: int) -> ReplayPoint:
         backend, slow, costs = self.cluster.backend, self.slower(n), self.costs(n)
 
-        def at(own: CallCosts, factor: float = 1.0) -> Lines:
+        def at(own: CallCosts, factor: float = 1.0) -> ReplayedSteps:
             return self.lines(lambda call: own.operation(call, factor), backend, slow, own.bucket_s)
 
         def spread(fraction: float) -> float:
@@ -312,7 +310,7 @@ class _Replaying:
             for shares in map(free.shares, free.ranks)
         )
         waiting_s = free.step_s - own_s
-        paces = Samples(tuple(lines.paces_s))
+        paces = Samples(tuple(lines.mean_steps_s))
         error = math.exp(Z90 * _MEDIAN_ERROR * log_sigma(paces) / math.sqrt(len(paces.values)))
         gain_frac, faster_frac = (
             1 - self.with_overhead(better, free) / step_s if step_s else 0.0
@@ -354,29 +352,29 @@ class _Replaying:
             ),
         )
 
-    def alone(self, slow: float) -> Lines:
-        """Every rank by itself, as if it were the only one."""
+    def alone(self, slow: float) -> ReplayedSteps:
+        """Every rank replayed alone."""
         found = []
-        for spell in self.recording.spells:
-            programs = spell.programs(self.stealing.stolen_s, slow)
+        for segment in self.recording.segments:
+            programs = segment.programs(self.stealing.stolen_s, slow)
             apart = [
-                replay([program], [Operation((0,), Collective(0.0))] * len(spell.calls))
+                replay([program], [Operation((0,), Collective(0.0))] * len(segment.calls))
                 for program in programs
             ]
             ends, marks = (
                 tuple(line.ends_s[0] for line in apart),
                 tuple(line.marks_s[0] for line in apart),
             )
-            found.append((spell, Replayed(ends, marks, tuple(() for _ in apart), ())))
-        return Lines(tuple(found))
+            found.append((segment, Replayed(ends, marks, tuple(() for _ in apart), ())))
+        return ReplayedSteps(tuple(found))
 
-    def with_overhead(self, lines: Lines, free: Lines) -> float:
-        """The replayed step with the constant overhead; one that is negative cannot make it shorter
-        than over a network that takes no time.
+    def with_overhead(self, lines: ReplayedSteps, free: ReplayedSteps) -> float:
+        """The replayed step with the constant overhead; at least the step over a network that takes
+        no time.
         """
         return max(lines.step_s + self.overhead_s, free.step_s)
 
-    def rank_replays(self, lines: Lines) -> tuple[RankReplay, ...]:
+    def rank_replays(self, lines: ReplayedSteps) -> tuple[RankReplay, ...]:
         return tuple(
             RankReplay(
                 own.rank,
@@ -388,7 +386,7 @@ class _Replaying:
         )
 
     def call_times(self, costs: CallCosts) -> tuple[CallTimes, ...]:
-        """By kind, size and number of ranks, those that take longest in all first."""
+        """By kind, size and number of ranks, the largest total time first."""
         alike: dict[tuple[str, int, int], list[Call]] = {}
         for call in self.calls:
             alike.setdefault((call.kind, call.n_bytes, len(call.ranks)), []).append(call)
@@ -407,8 +405,8 @@ class _Replaying:
         return tuple(sorted(found, key=lambda one: -one.per_step * one.replayed_s))
 
     def reduced_bytes(self) -> tuple[int, ...]:
-        """The vectors that rank 0 reduces in its last step, in the order of their launches:
-        DistributedDataParallel's buckets, and what the script adds.
+        """Bytes of the all-reduces of rank 0 in its last step, in order: DistributedDataParallel's
+        buckets and the script's own.
         """
         return tuple(
             event.n_bytes

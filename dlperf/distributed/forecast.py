@@ -1,5 +1,5 @@
-"""Scaling forecast: predicted steps and a cluster -> the step of DistributedDataParallel over numbers
-of ranks.
+"""Scaling forecast: predicted steps and a cluster -> the step of DistributedDataParallel over
+numbers of ranks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from dlperf.ops.roofs import roofs_of
 DOUBLED, FASTER = LinkFactors(2.0), LinkFactors(2.0, 0.5)
 NETWORK_GAIN_FRAC = 0.10
 EXPOSED_FRAC = 0.5
-"""The network bounds a step where DOUBLED or FASTER links shorten it by more than NETWORK_GAIN_FRAC,
-or where more than EXPOSED_FRAC of it is exposed communication: among many ranks that may be the
-software's latency, which no faster link shortens.
+"""The network bounds a step where DOUBLED or FASTER links shorten it by more than
+NETWORK_GAIN_FRAC, or where more than EXPOSED_FRAC of it is exposed communication: among many ranks
+that may be the software's latency, which no faster link shortens.
 """
 ONE_COMPUTER = (
     "the cluster file contains no link between computers, so all ranks share one;"
@@ -52,12 +52,13 @@ NO_WIRE = (
 COLLECTIVE_BYTES = (64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB)
 _USED_ITEM_BYTES = 4
 _ROUNDS = 3
-"""Iterations of a step's time line: waiting cools the caches, slower computing shortens the wait."""
+"""Iterations of a step's time line: waiting cools the caches, slower computing shortens the wait.
+"""
 
 
 @dataclass
 class _Network:
-    """What a network sends: gradients, buckets of the first and of later steps, buffers by dtype."""
+    """What a network sends: gradients, buckets of the first and later steps, buffers by dtype."""
 
     gradients: tuple[Gradient, ...]
     options: ReducerOptions
@@ -121,8 +122,8 @@ class _Network:
 def forecast(
     predict_at: Callable[[int], Prediction], cluster: Cluster | None, question: ScalingScenario
 ) -> Scaling:
-    """The forecast of a scenario. `predict_at(batch_size)` predicts one rank's step; it is called for
-    a few batch sizes, between which profiles are linear.
+    """The forecast of a scenario. `predict_at(batch_size)` predicts one rank's step; it is called
+    for a few batch sizes, between which profiles are linear.
 
     Raises DlperfError where the cluster file is missing or lacks a link, where the network trains
     nothing, and as :class:`ScalingScenario` does.
@@ -234,7 +235,7 @@ class _Forecast:
         if prediction.threads != 1:
             reason = "what ranks of several threads cost one another is not known"
         elif unknown := unmeasured(prediction):
-            where = "neither the cluster file nor the machine file says what that costs them"
+            where = "neither the cluster file nor the machine file contains their co-run slowdown"
             reason = (
                 f"{where} ({', '.join(unknown)}; dlperf.microbench.network on ranks of one computer"
                 " measures it, and so does dlperf calibrate --workers 1,2,4)"
@@ -392,8 +393,8 @@ class _Forecast:
             return traffic.collective(kind, n_bytes, n, profile.memory_frac, link)
 
         delayed = first and network.options.static_graph
-        looks = network.options.find_unused_parameters and not network.options.static_graph
-        closing = (network.used_map_bytes,) if delayed or looks else ()
+        has_map = network.options.find_unused_parameters and not network.options.static_graph
+        closing = (network.used_map_bytes,) if delayed or has_map else ()
         sync = Synchronisation(
             buckets,
             tuple(
@@ -427,8 +428,10 @@ def is_network_bound(
     """Whether the network bounds a step, by what links that are DOUBLED and FASTER gain and by the
     seconds of exposed communication in it.
 
-    >>> is_network_bound(0.0, 0.02, 9.9, 10.0), is_network_bound(0.2, 0.2, 3.0, 10.0), is_network_bound(0.05, 0.05, 3.0, 10.0)
-    (True, True, False)
+    >>> is_network_bound(0.0, 0.02, 9.9, 10.0), is_network_bound(0.2, 0.2, 3.0, 10.0)
+    (True, True)
+    >>> is_network_bound(0.05, 0.05, 3.0, 10.0)
+    False
     """
     return (
         max(doubled_gain_frac, faster_gain_frac) > NETWORK_GAIN_FRAC

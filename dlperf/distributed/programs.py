@@ -1,5 +1,5 @@
-"""A trace of communication as programs that can be replayed: what each rank did between its calls,
-which calls belong together, how long they took.
+"""A trace of communication as programs to replay: each rank's work between its calls, and the calls
+of the ranks matched and timed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dlperf.models.communication_replay import Launch, Mark, Task, Wait
 from dlperf.models.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, NCCL_LANES, Compute
 
 COMPUTING, ISSUING, LEAVING = "computing", "issuing", "leaving"
-"""What a rank does on its own: the script's work; issuing a call; leaving a wait whose call is over
-(waking up, copying a result).
+"""Kinds of a rank's own work: the script's computing; issuing a call; leaving a wait whose call is
+over (waking up, copying a result).
 """
 _GAP_FRAC = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective or message of a spell, and when it ran in the recording (seconds of rank 0's
-    clock): from its start, once all had launched it and its group's lanes were free, until its end.
+    """A collective or message of a segment with its recorded time, in seconds of rank 0's clock. It
+    starts when all ranks have launched it and a lane of its group is free.
     """
 
     kind: str
@@ -48,22 +48,22 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Time that is the rank's own; seconds of rank 0's clock."""
+class LocalWork:
+    """A rank's own work, in seconds of rank 0's clock."""
 
     begin_s: float
     end_s: float
     what: str
 
 
-Piece = Kept | Launch | Wait | Mark
+Piece = LocalWork | Launch | Wait | Mark
 Stolen = Callable[[Call], float]
 
 
 @dataclass(frozen=True)
-class Spell:
-    """Steps that followed one another. A rank's `pieces` begin with a mark and have one after each
-    step. `firsts` tells which is the first after wrapping.
+class Segment:
+    """Consecutive steps. A rank's `pieces` begin with a mark and have one after each step. `firsts`
+    marks the first step after wrapping.
     """
 
     firsts: tuple[bool, ...]
@@ -72,10 +72,9 @@ class Spell:
     starts_s: tuple[float, ...]
 
     def programs(self, stolen: Stolen, slow: float = 1.0) -> list[list[Task]]:
-        """What each rank does, undisturbed: calls that ran beside its computing had taken
-        `stolen(call)` seconds of its processor over their recorded life.
-
-        `slow` is a factor on the script's own computing.
+        """Each rank's work without interference: a call beside it took `stolen(call)` seconds of
+        its processor, evenly over its recorded time. `slow` is a slowdown of the script's
+        computing.
         """
         return [self._program(rank, stolen, slow) for rank in range(len(self.pieces))]
 
@@ -88,7 +87,7 @@ class Spell:
         disturbing = sorted((start, end, rate) for start, end, rate in rates if rate > 0)
         program: list[Task] = []
         for piece in self.pieces[rank]:
-            if isinstance(piece, Kept):
+            if isinstance(piece, LocalWork):
                 seconds = _undisturbed_s(piece, disturbing)
                 program.append(Compute(slow * seconds if piece.what == COMPUTING else seconds))
             else:
@@ -98,51 +97,50 @@ class Spell:
 
 @dataclass(frozen=True)
 class Recording:
-    """A trace as spells, and what is to be said of it."""
+    """A trace as segments, with notes."""
 
-    spells: tuple[Spell, ...]
+    segments: tuple[Segment, ...]
     notes: tuple[str, ...]
 
 
 def lanes_of(backend: str) -> int:
-    """How many collectives of one group a backend runs at once."""
+    """Number of collectives of one group that a backend runs at once."""
     return NCCL_LANES if backend == "nccl" else GLOO_LANES
 
 
 def recording_of(trace: Communication) -> Recording:
-    """The trace as spells of steps that followed one another, all ranks on rank 0's clock
+    """The trace as segments of consecutive steps, all ranks on rank 0's clock
     (:func:`dlperf.distributed.rank_shares.clock_offsets`).
 
-    When a call ended is what its completion says: the mean over its ranks, of a rooted collective
-    or message the last rank that needs the data; where no completion was seen, the end of the first
-    wait of those. A wait for a call that was launched before the spell, or that not all ranks
-    launched in it, is kept as it was. Raises DlperfError where the ranks' calls do not fit
-    together.
+    A call ends at its completion: the mean over its ranks, for a rooted collective or message the
+    last rank that needs the data; without a completion at the end of the first wait of those. A
+    wait for a call that was launched before the segment, or not by all ranks, keeps its recorded
+    time. Raises DlperfError where the ranks' calls do not match.
     """
     notes: list[str] = []
     offsets = []
     for rank, offset in enumerate(clock_offsets(trace)):
         if offset is None:
             notes.append(
-                f"nothing tells how the clock of rank {rank} stands to that of rank 0: its first"
-                " step is taken to begin with rank 0's"
+                f"the offset of rank {rank}'s clock from rank 0's is unknown: its first step is"
+                " taken to begin with rank 0's"
             )
             offset = (
                 trace.steps[0][0].begin_s - trace.steps[rank][0].begin_s if trace.n_steps else 0.0
             )
         offsets.append(offset)
     builder = _Builder(trace, offsets)
-    spells = tuple(builder.spell(places) for places in _consecutive(trace))
-    if builder.n_kept:
+    segments = tuple(builder.segment(places) for places in _consecutive(trace))
+    if builder.n_unmatched:
         notes.append(
-            f"{builder.n_kept} wait(s) for calls that were not launched by all ranks within the"
-            " watched steps are kept as they were"
+            f"{builder.n_unmatched} wait(s) for calls that were not launched by all ranks within"
+            " the watched steps keep their recorded time"
         )
-    return Recording(spells, tuple(notes))
+    return Recording(segments, tuple(notes))
 
 
 def _consecutive(trace: Communication) -> Iterator[range]:
-    """Places of steps that begin, on every rank, where the one before ended."""
+    """Ranges of steps that begin, on every rank, where the previous step ended."""
     begin = 0
     for place in range(1, trace.n_steps + 1):
         if place == trace.n_steps or any(
@@ -156,7 +154,7 @@ def _consecutive(trace: Communication) -> Iterator[range]:
 class _Builder:
     def __init__(self, trace: Communication, offsets: Sequence[float]) -> None:
         self.trace, self.offsets = trace, offsets
-        self.n_kept = 0
+        self.n_unmatched = 0
         self.meetings: dict[range, list[Meeting]] = defaultdict(list)
         self.waits: dict[tuple[int, int], float] = {}
         for rank, steps in enumerate(trace.steps):
@@ -168,7 +166,7 @@ class _Builder:
         """A time of a rank's step on rank 0's clock."""
         return self.offsets[rank] + self.trace.steps[rank][place].begin_s + seconds
 
-    def spell(self, places: range) -> Spell:
+    def segment(self, places: range) -> Segment:
         meetings = [
             m
             for m in self.trace.meetings
@@ -189,14 +187,12 @@ class _Builder:
             tuple(self.pieces(rank, places, numbers, calls)) for rank in range(self.trace.n_ranks)
         )
         starts = tuple(self.time(rank, places.start, 0.0) for rank in range(self.trace.n_ranks))
-        return Spell(
+        return Segment(
             tuple(self.trace.steps[0][place].first for place in places), calls, pieces, starts
         )
 
     def calls(self, meetings: Sequence[Meeting]) -> tuple[Call, ...]:
-        """The meetings in the order in which they were first launched, with the times when they
-        ran.
-        """
+        """The meetings in the order of their first launches, with their recorded times."""
         ends: dict[int, list[float]] = defaultdict(list)
         n_lanes = lanes_of(self.trace.backend)
         found = []
@@ -258,27 +254,27 @@ class _Builder:
                     self.time(rank, place, event.at_s),
                     self.time(rank, place, event.until_s),
                 )
-                yield Kept(now, max(now, at), COMPUTING)
+                yield LocalWork(now, max(now, at), COMPUTING)
                 number = numbers.get((rank, event.call))
                 if event.op == LAUNCH:
                     if number is not None:
                         yield Launch(number)
-                    yield Kept(at, until, ISSUING)
+                    yield LocalWork(at, until, ISSUING)
                 elif number is None:
-                    self.n_kept += 1
-                    yield Kept(at, until, LEAVING)
+                    self.n_unmatched += 1
+                    yield LocalWork(at, until, LEAVING)
                 else:
                     yield Wait(number)
-                    yield Kept(min(max(at, calls[number].end_s), until), until, LEAVING)
+                    yield LocalWork(min(max(at, calls[number].end_s), until), until, LEAVING)
                 now = until
             end = self.time(rank, place, self.trace.steps[rank][place].seconds)
-            yield Kept(now, max(now, end), COMPUTING)
+            yield LocalWork(now, max(now, end), COMPUTING)
             yield Mark()
             now = end
 
 
 def _needs_the_data(meeting: Meeting, rank: int, event: Event) -> bool:
-    """Whether a rank is through only when the call is: not who sends, where others receive."""
+    """Whether a rank's wait lasts until the call ends: not for a sender whose data others need."""
     if meeting.kind in MESSAGES:
         return event.kind == "recv"
     if meeting.kind in ("broadcast", "scatter"):
@@ -286,9 +282,9 @@ def _needs_the_data(meeting: Meeting, rank: int, event: Event) -> bool:
     return meeting.kind not in ("reduce", "gather") or rank == meeting.root
 
 
-def _undisturbed_s(piece: Kept, disturbing: Sequence[tuple[float, float, float]]) -> float:
-    """The work in a piece of recorded time: its integral of the rate that calls beside it had left,
-    (start, end, share taken) each.
+def _undisturbed_s(piece: LocalWork, disturbing: Sequence[tuple[float, float, float]]) -> float:
+    """The work in a piece of recorded time without the calls beside it, (start, end, share of the
+    processor taken) each.
     """
     over = [
         (max(start, piece.begin_s), min(end, piece.end_s), rate)

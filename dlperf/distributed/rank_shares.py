@@ -1,5 +1,5 @@
-"""What of each rank's step was computation, exposed communication and waiting for slower ranks,
-from a trace of communication.
+"""Shares of each rank's step, from a trace of communication: computation, exposed communication and
+waiting for slower ranks.
 
 Cardwell 2019, Figure 2.4, shows the share of communication in the time of an algorithm on so many
 ranks; here it is measured, rank by rank.
@@ -19,9 +19,8 @@ from dlperf.core.communication import MESSAGES, ROOTED, WAIT, Communication, Eve
 class StepShares:
     """One step of one rank, in seconds: step = compute + exposed + waiting.
 
-    `exposed_s` is what issuing calls took, and of the blocking for them all that is not
-    `waiting_s`: from the last rank's launch on. `waiting_s` is the blocking before that, for ranks
-    that came later; 0 where nothing tells how the ranks' clocks stand to one another.
+    `waiting_s` is the blocking for a call before the last rank's launch; 0 where the offset of the
+    ranks' clocks is unknown. `exposed_s` is the rest of the blocking, and issuing calls.
     """
 
     step_s: float

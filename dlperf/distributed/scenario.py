@@ -1,5 +1,5 @@
-"""What a scaling forecast is asked: numbers of ranks, batch size, and what-if factors on the machine
-and its links.
+"""What a scaling forecast is asked: numbers of ranks, batch size, and what-if factors on the
+machine and its links.
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ class ScalingScenario:
 
 
 def ranks_per_node_of(cluster: Cluster | None, ranks: Sequence[int]) -> int:
-    """The default ranks per node: those that were measured on one host; all where no link leaves it."""
+    """The default ranks per node: those that were measured on one host; all where no link leaves
+    it.
+    """
     if cluster is None:
         return 1
     return max(ranks) if is_one_computer(cluster) else min(max(ranks), cluster.ranks_per_host)

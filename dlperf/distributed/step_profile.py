@@ -1,5 +1,5 @@
-"""A predicted step as DistributedDataParallel meets it: what is computed until each gradient
-arrives, and what DDP's own handling of gradients costs.
+"""A predicted step for DistributedDataParallel: computation until each gradient arrives, and DDP's
+overhead.
 """
 
 from __future__ import annotations
@@ -236,9 +236,8 @@ def _copies_s(
 ) -> tuple[list[float], list[float]]:
     """Seconds of dividing each gradient into its bucket and of copying the sum back.
 
-    The kernels with warm caches, and what the bytes cost that lie farther away: on the way in the
-    bucket, which was last touched a step ago; on the way back both sides, since all other gradients
-    went by.
+    Kernels with warm caches, plus the cache-miss penalty: on the way in of the bucket, last touched
+    a step ago; on the way back of both sides, after all other gradients.
     """
     in_s, out_s = [], []
     known: dict[TensorSpec, tuple[float, float]] = {}

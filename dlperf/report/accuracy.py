@@ -1,4 +1,4 @@
-"""Accuracy of a prediction: the step's error and the mean absolute percentage error over its layers."""
+"""Accuracy of a prediction: error of the step, mean absolute percentage error over its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page as data: headings, paragraphs, lists, tables and plots, which one renderer a format prints.
+"""A page as data: headings, paragraphs, lists, tables and plots. Each format has one renderer.
 
     page = [Heading("net, batch size 32", 1), Table(columns), Image("step", png, "The step.")]
     text.to_text(page), markdown.to_markdown("report", page), html.to_html("net", page)
@@ -17,7 +17,7 @@ from dlperf.report.table import Column
 
 @dataclass(frozen=True)
 class Heading:
-    """A title: of the page (level 1), of a case (2) or of a part (3). Links lead to its `anchor`."""
+    """A title: of the page (level 1), a case (2) or a part (3). Links lead to its `anchor`."""
 
     text: str
     level: int = 3
@@ -58,8 +58,8 @@ class Table:
     """Columns of cells; leading blanks of the first column are indentation.
 
     `kinds` mark rows: ``group`` and ``own`` for a module and its own work, ``oneside`` for a layer
-    of one side. `names` are the rows' names in full, `shares` the fractions of bars beside the rows,
-    `links` the anchors that the first cells lead to. Each holds one entry per row or none.
+    of one side. `names` are the rows' full names, `shares` the fractions of bars beside the rows,
+    `links` the anchors that the first cells lead to. Each has one entry per row or none.
     """
 
     columns: tuple[Column, ...]

@@ -78,8 +78,8 @@ def dots_of(report: StepComparison, phase: str) -> list[Dots]:
 
 
 def hierarchy_figure(report: StepComparison) -> Figure | None:
-    """The hierarchical roofline (Yang, Kurth, Williams 2019); None where the machine file holds no
-    bandwidth or no peak.
+    """The hierarchical roofline (Yang, Kurth, Williams 2019); None where the machine file contains
+    no bandwidth or no peak.
 
     A panel per phase; each layer is drawn at the rate it reached, once per level of the memory at
     its intensity there, so that the gaps between its dots are reuse in the caches. Roofs are

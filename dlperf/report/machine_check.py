@@ -21,7 +21,8 @@ def coverage_line(machine: Machine, threads: int) -> str:
     """The number of planned points that were measured, and the groups that lack some.
 
     >>> from dlperf.core.verification import Coverage
-    >>> coverage_line(Machine(Cpu("", 1), coverage=(Coverage("gemm", 1, 4, 6), Coverage("rows", 1, 9, 9))), 1)
+    >>> rows = Coverage("gemm", 1, 4, 6), Coverage("rows", 1, 9, 9)
+    >>> coverage_line(Machine(Cpu("", 1), coverage=rows), 1)
     '13 of 15 planned points with 1 thread; there was no time for 2 of gemm'
     """
     rows = [one for one in machine.coverage if one.threads == threads]

@@ -1,5 +1,5 @@
 """The plots of a report: bars per layer, predicted against measured, where the step's time goes;
-the roofline stands in its own file.
+the rooflines are modules of their own.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CAPTIONS = {
 
 def figures_of(report: StepComparison) -> dict[str, Figure]:
     """The plots by name, in the order of reading. The rooflines are left out where the machine file
-    holds no bandwidth or no matrix multiplication.
+    contains no bandwidth or no matrix multiplication.
     """
     with own_style():
         figures = {

@@ -147,12 +147,12 @@ def ridgeline_figure(points: Sequence[PlanePoint], rates: law.Rates, title: str)
     ax = figure.subplots()
     n_left_out = len(points) - len(_drawable(points))
     x, y = rates.centre
-    says = (
+    rates_text = (
         f"{_text_of(rates)}; centre ({x:.3g}, {y:.3g}), ridge at {rates.network_balance:.3g} FLOP"
         " per byte of network"
     )
     ax.set_title(
-        f"{plain(title, 90)}\n{says}"
+        f"{plain(title, 90)}\n{rates_text}"
         + (
             f"\n{n_left_out} points that send or compute nothing are not drawn"
             if n_left_out
@@ -358,7 +358,7 @@ def plain_ticks(ax: Any) -> None:
 
 
 def powers(axis: Any, low: float, high: float, style: str = "plain") -> None:
-    """Whole powers of ten as ticks of an axis that holds logarithms (3D axes know no logarithmic
+    """Whole powers of ten as ticks of an axis of logarithms (3D axes have no logarithmic
     scale).
     """
     first, last = int(np.ceil(np.log10(low))), int(np.floor(np.log10(high)))

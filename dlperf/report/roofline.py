@@ -65,7 +65,7 @@ def peaks_of(machine: Machine, threads: int) -> dict[str, float]:
 
 
 def roofs_of(machine: Machine, threads: int) -> dict[str, float]:
-    """The measured bandwidth of every memory level that the machine file knows, bytes per second."""
+    """Measured bandwidth of each memory level in bytes per second."""
     return {
         roof.level: roof.bytes_per_s
         for roof in measured_roofs.roofs_of(machine, threads).bandwidths
@@ -103,7 +103,7 @@ def points_of(report: StepComparison) -> tuple[list[Point], int]:
 
 def roofline_figure(report: StepComparison) -> Figure | None:
     """The layers by the bytes of their operands under the roofs of every level; None where the
-    machine file holds no bandwidth and no peak.
+    machine file contains no bandwidth and no peak.
 
     attainable = min(peak, bandwidth x intensity) (Williams et al. 2009), one roof per level and one
     ceiling per dtype, all measured.

@@ -74,7 +74,8 @@ def _scaling_page(found: Scaling) -> list[Block]:
     more = f", ... {sizes[-1]}" if len(sizes) > _MOST_BUCKETS else ""
     title = (
         f"{found.target}: {found.scaling} scaling, batch size {found.batch_size} {per},"
-        f" {_plural(found.threads, 'thread')} a rank, {_plural(found.ranks_per_node, 'rank')} a node"
+        f" {_plural(found.threads, 'thread')} a rank,"
+        f" {_plural(found.ranks_per_node, 'rank')} a node"
     )
     gradients = (
         f"gradients: {format_bytes(sum(found.buckets_bytes))} in {_plural(len(sizes), 'bucket')}"

@@ -216,10 +216,11 @@ def replay_figure(found: CommunicationReplay) -> Figure:
             ha="center",
             va="top",
         )
+    cluster = plain(Path(found.cluster).name or "another cluster", 40)
     seconds_axis(ax.yaxis)
     ax.set(
         ylabel="step",
-        title=f"{plain(found.target, 60)} on {plain(Path(found.cluster).name or 'another cluster', 40)}",
+        title=f"{plain(found.target, 60)} on {cluster}",
     )
     figure.legend(loc="outside lower center", ncols=2)
     return figure

@@ -11,7 +11,7 @@ from dlperf.core.files import check_name, schema_of, try_folder
 
 
 def check_folder(folder: str | Path, force: bool = False) -> None:
-    """Refuse early a folder that cannot be written, or that holds files which dlperf did not write
+    """Refuse early a folder that cannot be written, or contains files of others
     (these only with `force`).
 
     Raises DlperfError naming the folder, the first foreign file and the way out.
@@ -38,8 +38,8 @@ def check_folder(folder: str | Path, force: bool = False) -> None:
     for path in sorted(folder.iterdir()):
         if not is_ours(path):
             raise DlperfError(
-                f"{folder}: holds {path.name}, which dlperf did not write; choose another folder,"
-                " or give --force"
+                f"{folder}: contains {path.name}, which dlperf did not write; choose another"
+                " folder, or give --force"
             )
 
 

@@ -169,9 +169,9 @@ def test_computing_is_freed_of_what_calls_cost_it_and_burdened_anew() -> None:
         trace, cluster(MIB / 4), own
     )  # a data sheet does not say: as where it was recorded
     assert silent.rows[0].step_s == pytest.approx(6.3)
-    assert any("taken as in the other cluster file" in note for note in silent.notes)
+    assert any("taken from the other cluster file" in note for note in silent.notes)
     assert any(
-        "stays as it was" in note
+        "recorded interference stays" in note
         for note in replay_communication(trace, cluster(), cluster()).notes
     )
 
@@ -353,7 +353,7 @@ def test_calls_that_nobody_waits_for_and_clocks_that_nothing_ties() -> None:
     trace = record(programs, [call()], cluster(), HOSTS, seen=False, origins=(0.0, 50.0))
     found = replay_communication(trace, cluster(MIB / 8), cluster())
     assert found.rows[0].step_s == pytest.approx(4.0)
-    assert any("the clock of rank 1" in note for note in found.notes)
+    assert any("rank 1's clock" in note for note in found.notes)
 
 
 def test_a_trace_without_a_call() -> None:
@@ -376,7 +376,7 @@ def test_traces_and_clusters_that_do_not_do() -> None:
         replay_communication(trace, replace(cluster(), links=cluster().links[:1]), ranks_per_node=2)
     with pytest.raises(DlperfError, match="3 ranks do not fill nodes of 2"):
         replay_communication(trace, cluster(), ranks=(3,), ranks_per_node=2)
-    with pytest.raises(DlperfError, match="holds no step"):
+    with pytest.raises(DlperfError, match="contains no step"):
         replay_communication(replace(trace, steps=((), ())), cluster())
 
 
@@ -424,8 +424,8 @@ def test_calls_of_a_group_start_in_order_in_the_recording() -> None:
     programs: list[list[Task]] = [
         [Launch(0), Launch(1), Launch(2), Wait(0), Wait(1), Wait(2), Mark()]
     ] * 2
-    (spell,) = recording_of(record(programs, calls, cluster(), HOSTS)).spells
-    assert [(one.start_s, one.end_s) for one in spell.calls] == [
+    (segment,) = recording_of(record(programs, calls, cluster(), HOSTS)).segments
+    assert [(one.start_s, one.end_s) for one in segment.calls] == [
         pytest.approx(times, rel=1e-4) for times in ((0.0, 2.0), (0.0, 2.0), (2.0, 3.0))
     ]
 
@@ -501,5 +501,5 @@ def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
             events.append(Event("wait", number, "all_reduce", MIB, 0, 1.0 + number, 1.5 + number))
         return (RankStep(0.0, 4.0, tuple(events)),)
 
-    (spell,) = recording_of(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9)))).spells
-    assert [one.end_s for one in spell.calls] == [1.5, 2.5, 3.5]
+    (segment,) = recording_of(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9)))).segments
+    assert [one.end_s for one in segment.calls] == [1.5, 2.5, 3.5]

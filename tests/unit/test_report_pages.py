@@ -330,12 +330,12 @@ def test_folders_that_cannot_be(report: Report, tmp_path: Path) -> None:
     with pytest.raises(DlperfError, match="cannot be written"):
         check_folder(link)
     (tmp_path / "reports" / "other").mkdir(parents=True)
-    with pytest.raises(DlperfError, match="holds other"):
+    with pytest.raises(DlperfError, match="contains other"):
         check_folder(tmp_path / "reports")  # an empty folder is nobody's
     (tmp_path / "reports" / "other" / "report.txt").write_text("dlperf report\n")
     check_folder(tmp_path / "reports")  # a folder of another report
     (tmp_path / "reports" / "other" / "diary.txt").write_text("dear diary\n")
-    with pytest.raises(DlperfError, match="holds other"):
+    with pytest.raises(DlperfError, match="contains other"):
         check_folder(tmp_path / "reports")
     check_folder(tmp_path / "new" / "folder")  # which is only made when there is something to write
     assert not (tmp_path / "new").exists()

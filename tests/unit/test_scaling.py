@@ -373,7 +373,7 @@ def test_side_by_side_ranks_without_a_measurement_of_it_are_said() -> None:
     partly = ask(
         ranks_per_node=2, own=cluster(co_runs=co_runs(overhead=1.0, compute=2.0, page_faults=2.0))
     )
-    assert any("says what that costs them (DRAM; " in note for note in partly.notes)
+    assert any("contains their co-run slowdown (DRAM; " in note for note in partly.notes)
     assert partly.rows[1].compute_s == 10.0
 
 

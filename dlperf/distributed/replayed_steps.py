@@ -1,4 +1,4 @@
-"""What came of replaying a recording: each rank's steps, and what they are made of."""
+"""Replayed steps of each rank and their parts: computing, exposed communication, waiting."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from dlperf.distributed.programs import COMPUTING, Kept, Spell
+from dlperf.distributed.programs import COMPUTING, LocalWork, Segment
 from dlperf.distributed.scaling import Shares
 from dlperf.models.communication_replay import Mark, Replayed
 
 
 @dataclass(frozen=True)
-class Lines:
-    """The spells of a recording with the time lines that a replay gave them."""
+class ReplayedSteps:
+    """The segments of a recording with their replayed time lines."""
 
-    spells: tuple[tuple[Spell, Replayed], ...]
+    segments: tuple[tuple[Segment, Replayed], ...]
 
     @cached_property
     def firsts(self) -> list[bool]:
         """For each step whether it is the first after wrapping."""
-        return [first for spell, _ in self.spells for first in spell.firsts]
+        return [first for segment, _ in self.segments for first in segment.firsts]
 
     @property
     def ranks(self) -> range:
         """The ranks."""
-        return range(len(self.spells[0][0].pieces))
+        return range(len(self.segments[0][0].pieces))
 
     @cached_property
     def steps_s(self) -> list[list[float]]:
         """By rank, then step."""
         return [
-            [b - a for _, line in self.spells for a, b in pairwise(line.marks_s[rank])]
+            [b - a for _, line in self.segments for a, b in pairwise(line.marks_s[rank])]
             for rank in self.ranks
         ]
 
-    def usual(self, values: Sequence[float]) -> list[float]:
-        """Those of the steps that are not the first after wrapping; all, where there is no other."""
+    def steady(self, values: Sequence[float]) -> list[float]:
+        """The values without the first step after wrapping, if there are others."""
         return [value for value, first in zip(values, self.firsts) if not first] or list(values)
 
     @property
     def step_s(self) -> float:
         """The slowest rank's median step."""
-        return max(statistics.median(self.usual(steps)) for steps in self.steps_s)
+        return max(statistics.median(self.steady(steps)) for steps in self.steps_s)
 
     @property
     def first_s(self) -> float | None:
@@ -54,26 +54,26 @@ class Lines:
         return max(found, default=None)
 
     @property
-    def paces_s(self) -> list[float]:
-        """Each usual step, the mean over the ranks."""
-        return self.usual([statistics.fmean(steps) for steps in zip(*self.steps_s)])
+    def mean_steps_s(self) -> list[float]:
+        """Each steady-state step, the mean over the ranks."""
+        return self.steady([statistics.fmean(steps) for steps in zip(*self.steps_s)])
 
     def busy_s(self, rank: int) -> float:
-        """The median over the steps of how long at least one call of the rank was running."""
+        """Seconds of a step in which a call of the rank runs: the median over the steps."""
         found = []
-        for spell, line in self.spells:
+        for segment, line in self.segments:
             spans = [
                 (span.start_s, span.end_s)
-                for call, span in zip(spell.calls, line.spans)
+                for call, span in zip(segment.calls, line.spans)
                 if rank in call.ranks and span.end_s > span.start_s
             ]
             found += [_covered_s(spans, a, b) for a, b in pairwise(line.marks_s[rank])]
-        return statistics.median(self.usual(found))
+        return statistics.median(self.steady(found))
 
     def shares(self, rank: int) -> Shares:
         """The medians of the rank's steps."""
         waiting, blocked, kept = [], [], []
-        for spell, line in self.spells:
+        for segment, line in self.segments:
             marks = line.marks_s[rank]
             for a, b in pairwise(marks):
                 inside = [
@@ -83,24 +83,24 @@ class Lines:
                     math.fsum(wait.for_ranks_s(line.spans[wait.operation]) for wait in inside)
                 )
                 blocked.append(math.fsum(wait.until_s - wait.from_s for wait in inside))
-            kept += _kept_s(spell, rank)
+            kept += _local_s(segment, rank)
         steps = self.steps_s[rank]
         exposed = [all_of_it - late + own for all_of_it, late, own in zip(blocked, waiting, kept)]
         computing = [step - late - shown for step, late, shown in zip(steps, waiting, exposed)]
         return Shares(
             *(
-                statistics.median(self.usual(values))
+                statistics.median(self.steady(values))
                 for values in (steps, computing, exposed, waiting)
             )
         )
 
 
-def _kept_s(spell: Spell, rank: int) -> list[float]:
-    """For each step what issuing and leaving calls took in the recording."""
+def _local_s(segment: Segment, rank: int) -> list[float]:
+    """For each step the recorded seconds of issuing and leaving calls."""
     found: list[float] = []
     total = math.nan
-    for piece in spell.pieces[rank]:
-        if isinstance(piece, Kept):
+    for piece in segment.pieces[rank]:
+        if isinstance(piece, LocalWork):
             total += piece.end_s - piece.begin_s if piece.what != COMPUTING else 0.0
         elif isinstance(piece, Mark):
             found.append(total)
