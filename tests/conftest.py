@@ -7,6 +7,7 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ from hypothesis import settings
 settings.register_profile("own", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "own")
+
+# The machine file of whoever runs the tests is not theirs.
+_machine_folder = tempfile.TemporaryDirectory(prefix="dlperf-tests-")
+os.environ["DLPERF_MACHINE"] = os.path.join(_machine_folder.name, "machine.json")
 
 # The search for doctests would import every conftest.py under the same name.
 collect_ignore_glob = ["*conftest.py"]
