@@ -33,7 +33,7 @@ WINDOW_S = {"quick": 0.1, "full": 0.2, "thorough": 0.5}
 _MARGIN_FRAC = 0.1
 """The first and the last tenth of a window do not count: a process may be a few quanta late."""
 _BATCH_S = 1e-3
-"""Calls between two looks at the clock take about so long."""
+"""Length of a batch of calls between two readings of the clock."""
 _CALLS_A_WINDOW = 6
 LIMIT_S = 120.0
 """Longer than any answer of a worker should take beyond its window; then the run is given up."""
@@ -137,9 +137,7 @@ def warm_s(call: Callable[[], object], now: Callable[[], float] = time.perf_coun
 
 
 def batch_of(call_s: float) -> int:
-    """How many calls of so many seconds lie between two looks at the clock: about a millisecond's,
-    one at least.
-    """
+    """Calls in a batch of about a millisecond, at least one."""
     return max(1, round(_BATCH_S / call_s)) if call_s > 0 else 1
 
 

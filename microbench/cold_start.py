@@ -215,7 +215,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _unheard(_name: str) -> None:
-    """Nobody notes what is called."""
+    """Notes nothing."""
 
 
 def _steps() -> tuple[Callable[[bool, Callable[[str], None]], None], ...]:
@@ -346,8 +346,8 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
 
 
 def joined(costs: Sequence[Cost], more: Mapping[CostKey, Samples]) -> list[Cost]:
-    """Costs with the samples of another moment: how much of a shared cache neighbours leave changes
-    from one to the next.
+    """Costs joined with samples of another moment, in which co-tenants leave another part of a
+    shared cache.
     """
     return [
         replace(cost, samples=cost.samples.joined(more[cost.key])) if cost.key in more else cost

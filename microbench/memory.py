@@ -119,12 +119,11 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
 
 
 def measure_residency(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
-    """``page_residency``: how many times as long a page's first touch takes that many
-    milliseconds of computing after pages were given back, as at once.
+    """``page_residency``: slowdown of a page's first touch after so many milliseconds of computing
+    since pages were given back, relative to at once.
 
-    The system hands out first what it got last. Its zeros go to memory that the shared cache has
-    forgotten by then, and are not there when they are written over: what writing again takes more
-    counts, too.
+    The system hands out first what it got last. The shared cache has evicted those pages by then;
+    the slower second write counts, too.
     """
     compute_for, n_samples = computing(clock), 2 if mode == "quick" else 5
     found = []

@@ -157,9 +157,9 @@ def measure_residency(
     clock: Clock = Clock(),
     sweep: Callable[[], object] | None = None,
 ) -> list[Cost]:
-    """``cache_residency``: how many times as long a `sweep` of data in the shared cache (default:
-    STREAM's triad) takes that many milliseconds of computing after the one before, as with nothing
-    in between. Nothing for processors that are not known to have such a cache.
+    """``cache_residency``: slowdown of a `sweep` of data in the shared cache (default: STREAM's
+    triad) after so many milliseconds of computing, relative to sweeps in a row. Empty for
+    processors without a known shared cache.
     """
     own = threads * max(caches_bytes[:2])
     set_bytes = min(8 * own, caches_bytes[2] // 4)

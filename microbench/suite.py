@@ -37,7 +37,7 @@ from dlperf.core.machine import SCHEMA, Bandwidth, Kernel, Machine
 from dlperf.core.trace import Op, Trace
 from dlperf.core.verification import Coverage, Disturbance
 from dlperf.microbench.co_run import resources
-from dlperf.microbench.plan import MODES, Group
+from dlperf.microbench.plan import MODES
 from dlperf.microbench.progress import Progress, progress_of
 from dlperf.microbench.worker import (
     SYSTEM_GROUPS,
@@ -48,9 +48,8 @@ from dlperf.microbench.worker import (
 )
 
 BUSY_SWITCHES_PER_S = 40.0
-"""Involuntary context switches a second from which a group counts as measured on a busy machine: a
-neighbour on the same core takes it away every scheduler quantum (some 4 ms), an idle system a few
-times a second.
+"""Involuntary context switches per second above which a group counts as disturbed: a co-tenant takes
+the core every scheduler quantum (some 4 ms), an idle system a few times a second.
 """
 BUSY_SWITCHES = 25
 """Fewer than so many in a group say nothing: a group may last a few milliseconds."""
@@ -137,7 +136,7 @@ def calibrate(
     elif machine.groups:
         n_left = sum(len(groups) for _, groups in work) + len(shared)
         log(f"{path} keeps {len(machine.groups)} measured groups; going on with {n_left} more")
-    machine = _note_neighbours(machine)
+    machine = _note_other_processes(machine)
     total = sum(weight for _, groups in work for _, weight in groups) + _SHARING_WEIGHT * len(
         shared
     )
@@ -286,7 +285,7 @@ def _missing(
     was measured on a busy machine, too.
     """
     planned: list[tuple[str, int]] = [(name, 0) for name in SYSTEM_GROUPS]
-    kernels: list[Group] = planned_groups(mode, machine.cpu.flags)
+    kernels = planned_groups(mode, machine.cpu.flags)
     planned += [(group.name, len(group.points)) for group in kernels]
     exact = [trace_group(trace, mode) for trace in traces]
     planned += [(group.name, len(group.points)) for group in exact]
@@ -350,7 +349,7 @@ def _measured_places(
     }
 
 
-def _note_neighbours(machine: Machine) -> Machine:
+def _note_other_processes(machine: Machine) -> Machine:
     running = _running_processes()
     if running <= 1:
         return machine
@@ -364,7 +363,7 @@ def _note_neighbours(machine: Machine) -> Machine:
 
 def _running_processes() -> int:
     """Runnable processes now, this one included; 1 where the system does not tell. The least of a
-    few looks counts.
+    few readings counts.
     """
     counts = []
     for _ in range(3):
@@ -478,7 +477,7 @@ def _run_worker(
     them and add its name to `finished`. What further points the process asks for, `choose` says.
     """
     threads, names = job["threads"], list(weights)
-    # A second look at what a busy machine spoilt: the least of both looks is nearer to the quiet
+    # A second measurement of disturbed groups: the least of both is nearer to an undisturbed
     # machine than either.
     spoilt = set(names) & set(machine.busy_groups(threads))
     before = machine
@@ -590,7 +589,7 @@ def _factors(kernels: Sequence[Kernel], message: dict[str, Any], threads: int) -
     """How much longer than at best this group's kernels usually took, and how much longer on
     average than usually.
 
-    A step lasts longer than a neighbour stays or goes, so it takes what its kernels take on
+    A step outlasts interference, so it takes what its kernels take on
     average; what its median does not see are the moments in which the core was taken away. All
     samples count alike: those of a kernel that was sampled until it was undisturbed are no average
     by themselves. Every group keeps its own: one that is measured later, at another moment, says

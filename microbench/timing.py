@@ -82,9 +82,9 @@ class _Taken:
 
 
 def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
-    """What a kernel without any undisturbed sample would take without its neighbour: its usual
-    sample over how much longer kernels of the group that take about as long took when they were
-    disturbed, too; its samples as they are where too few tell.
+    """An estimate for a kernel without undisturbed samples: its median over the median slowdown of
+    kernels of the group that take about as long; its samples unchanged where too few kernels show
+    one.
     """
     values = [value for value, _ in taken.pairs]
     usual_s = statistics.median(values)
@@ -98,12 +98,12 @@ def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
 
 @dataclass
 class Timing:
-    """A group of kernels being timed: :meth:`take` places until none is :attr:`lacking`, then ask
-    for the :meth:`result`.
+    """A group of kernels being timed: :meth:`take` places until none is :attr:`lacking`, then read
+    the :meth:`result`.
 
-    A neighbour on the same core slows it down for parts of a second to minutes, and the place of
-    the operands in the caches matters, too: samples taken in a row share both. So a pass takes one
-    sample of each kernel, in memory of its own, and the passes are to be some time apart.
+    Interference lasts from parts of a second to minutes, and the placement of operands in the
+    caches matters; samples in a row share both. So a pass takes one sample of each kernel, in
+    memory of its own, and passes are to be some time apart.
     """
 
     group: Group
@@ -118,7 +118,7 @@ class Timing:
         self._n_planned = len(self.group.points)
 
     def extend(self, points: Sequence[Point]) -> None:
-        """More points for the passes to come, which nobody misses where there is no time for them."""
+        """Add points for the passes to come, which do not count as left out."""
         self.group = replace(self.group, points=(*self.group.points, *points))
 
     def unsampled(self, most_rank: float = math.inf) -> list[int]:

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from dlperf.core import host
@@ -49,17 +50,18 @@ def has_bfloat16(flags: tuple[str, ...]) -> bool:
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
 
 
-def planned_groups(mode: str, flags: tuple[str, ...]) -> list[Group]:
+@cache
+def planned_groups(mode: str, flags: tuple[str, ...]) -> tuple[Group, ...]:
     """The kernels' part of the plan, the most needed first."""
     from dlperf.microbench import conv, gemm, layers, pointwise
 
     dtypes = ("float32", *(("bfloat16",) if has_bfloat16(flags) else ()), "float64")
-    return [
+    return (
         *gemm.groups(mode, dtypes),
         *pointwise.groups(mode, has_bfloat16(flags)),
         *layers.groups(mode),
         *conv.groups(mode, has_bfloat16(flags)),
-    ]
+    )
 
 
 _TIMES = 4
@@ -91,7 +93,7 @@ FURTHER = {"quick": 0, "full": 5000, "thorough": 6000}
 _FURTHER_FRAC = 0.4
 """Part of the time left after the first pass that their first samples may take."""
 BACK_OFF_S = {"quick": 1.0, "full": 20.0, "thorough": 200.0}
-"""How long a worker may wait, in all, for a core that others slow down."""
+"""Total back-off of a worker on a slow core."""
 BUDGET_S = {"quick": 11.8, "full": 275.0, "thorough": 1700.0}
 """How long a worker's plan may take, what a target's exact operations take aside: on a slow machine
 it measures fewer points, not for longer.
@@ -124,7 +126,7 @@ _DEAR = {
 time.
 """
 SETTLE_S = {"quick": 0.2, "full": 1.0, "thorough": 2.0}
-"""How long a worker looks at the core's speed before it measures."""
+"""How long a worker samples the core speed before it measures."""
 
 
 def _weight(points: Iterable[Point]) -> float:
@@ -132,8 +134,7 @@ def _weight(points: Iterable[Point]) -> float:
 
 
 _FAST = 0.1
-"""Quantile of looks at the core's speed that stands for the state in which least samples were taken.
-"""
+"""Quantile of speed samples that stands for the speed at which least samples were taken."""
 _FIRST_FRAC = 0.95
 """Part of the time left that the first samples of all kernels may take; where time is short, later
 ones are cut first.
@@ -158,10 +159,8 @@ class _Spent:
 
 
 def framework_slowdown(mean_s: float, while_measured: Sequence[float]) -> float:
-    """How much longer what the framework does usually takes than its costs, least samples, say: the
-    average look at the core's speed, of `mean_s`, against a fast one of those taken while these
-    costs were measured. A neighbour on the core slows an interpreter down more than it does
-    kernels.
+    """Contention slowdown of the framework: the mean speed sample over a fast one of those taken
+    while its costs were measured. Interference slows an interpreter more than kernels.
 
     >>> framework_slowdown(1.3, [1.0] * 20 + [1.5] * 30)
     1.3
@@ -170,16 +169,14 @@ def framework_slowdown(mean_s: float, while_measured: Sequence[float]) -> float:
 
 
 def settled_core_speed(mode: str, best_s: float = math.inf) -> CoreSpeed:
-    """The core's speed, looked at for some time; `best_s` is what an earlier process found."""
+    """A core speed with some samples; `best_s` is that of an earlier process."""
     speed = CoreSpeed(best_s=best_s, back_off_s=BACK_OFF_S[mode])
     speed.settle(SETTLE_S[mode])
     return speed
 
 
 AGAIN = {"quick": 0, "full": 3, "thorough": 8}
-"""In how many of the further passes over the kernels that is measured once more which goes by what
-neighbours leave of a shared cache.
-"""
+"""Passes over the kernels in which costs that depend on the shared cache are measured again."""
 SYSTEM_GROUPS = tuple(SHARES)
 
 
@@ -196,17 +193,14 @@ def trace_group(trace: Trace, mode: str) -> Group:
 
 
 def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
-    """Measure the groups that the job names; `say` gets progress and, a group at a time, results.
+    """Measure the groups of a job; `say` gets progress and the result of each group.
 
-    First come the least designs of all families, then the groups of costs, each in its share of the
-    time, then the other kernels; so whenever the time is over, or somebody ends it, every family
-    has a curve over its whole range. All kernels are then sampled again and again, as long as they
-    lack samples and time is left: a neighbour who had the core, or the shared cache, during one
-    pass is rarely still there half a minute later. What code and operands cost that left the caches
-    is measured in several passes, too. A group of kernels tells its results after each of its first
-    samples, and once more in the end. Before the passes a job that `asks` wants to know which
-    further points to take: the answer is a line on stdin, places by group. Points that the job's
-    `measured` names, places by group, are left out.
+    Order: the smallest designs of all families; the groups of costs, each within its share of the
+    time; the other kernels. So every family covers its range whenever time runs out. Then all
+    kernels are sampled in further passes while they lack samples and time is left, since
+    interference rarely lasts for two passes; so are costs of cold caches. A group of kernels
+    reports after its first samples and at the end. A job that `asks` receives further points as a
+    line on stdin, places by group. Points in the job's `measured`, places by group, are left out.
     """
     import torch
 
@@ -305,9 +299,9 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             }
         )
 
-    def unrest() -> list[Cost]:
+    def contention() -> list[Cost]:
         mean_s = speed.mean_s
-        spells = (
+        intervals = (
             [
                 Cost(
                     CostKey(INTERFERENCE),
@@ -329,7 +323,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             if while_measured
             else []
         )
-        return factor + spells
+        return factor + intervals
 
     def take(
         ahead: dict[str, list[int]],
@@ -400,7 +394,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         system_costs[name] = costs
         if name == "framework":
             while_measured += list(speed.samples_s)[n_looks:]
-            costs = [*costs, *unrest()]
+            costs = [*costs, *contention()]
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
     if job["asks"] and (n_further := affordable()):
@@ -425,7 +419,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
                 )
         for _ in take(lacking, budget, f", sample {number}"):
             pass
-    at_last = unrest()  # of all looks, which the whole calibration took
+    at_last = contention()  # of all speed samples
     for name in again.keys() & system_costs:
         tell(name, costs=[*system_costs[name], *at_last])
     for name, timing in timings.items():

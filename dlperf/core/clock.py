@@ -37,11 +37,11 @@ def minor_faults() -> int:
 
 @dataclass(frozen=True)
 class Clock:
-    """Where time and disturbance come from. Tests give their own.
+    """Time and disturbances of a measurement; tests give their own.
 
-    `switches` counts disturbances: where it has grown between two calls, what lies between was
-    disturbed. `rest` is called after a disturbed sample and may wait for quiet. After the moment
-    `until` everything is sampled as often as is necessary, and no more.
+    `switches` counts disturbances: an interval in which it grows is disturbed. `back_off` runs
+    after a disturbed sample and may wait. After `until` samples are repeated only as often as is
+    necessary.
     """
 
     now: Callable[[], float] = time.perf_counter
@@ -74,8 +74,8 @@ class Clock:
 
 
 SLOW, SLOWEST = 1.25, 2.5
-"""A core that takes so many times its best for a fixed piece of work is shared or throttled; one
-that takes longer than so many times was taken away.
+"""Times of a fixed piece of work relative to its best: above SLOW the core is shared or throttled;
+above SLOWEST it was taken away.
 """
 _WORK_LOOPS = 300
 _MAX_BACK_OFF_S = 0.5
@@ -85,16 +85,12 @@ _LONGEST_GAP_S, _WINDOW_S = 0.05, 1.0
 
 @dataclass
 class CoreSpeed:
-    """Disturbances that no counter of the system shows: the core itself runs slower.
+    """Core speed, sampled by timing a fixed piece of work.
 
-    A virtual processor is often one of two hardware threads of a core; when the other one works for
-    somebody else, what runs here takes up to twice its time, without any context switch, for
-    seconds at a stretch. A fixed piece of work, timed before and after a sample, shows it. An
-    object is a counter for :class:`Clock`: it grows over an interval that began or ended on a slow
-    core, and with every lost core (`switches`).
-
-    `best_s` is the least that the work ever took; give what an earlier process found. `back_off_s`
-    is what is left of the time that :meth:`rest` may wait.
+    An SMT sibling at work for a co-tenant up to doubles times here for seconds, without a context
+    switch. An instance is a `switches` counter for :class:`Clock`: it counts intervals that begin
+    or end on a slow core, and lost cores. `best_s` is the least time of the work; give that of an
+    earlier process. `back_off_s` is the time left for :meth:`back_off`.
     """
 
     now: Callable[[], float] = time.perf_counter
@@ -104,25 +100,22 @@ class CoreSpeed:
     back_off_s: float = 0.0
     n_slow: int = 0
     samples_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES), repr=False)
-    """Seconds that the work took, each time that it was looked at."""
+    """Speed samples, in seconds of the work."""
     interval_means_s: list[float] = field(default_factory=list, repr=False)
-    """The average of every whole second of looking; the sum of what is no whole one yet follows in
-    `_interval`.
-    """
+    """Means over interference intervals of a second."""
     _was_slow: bool = field(default=False, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)
     _interval: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
 
     def sample(self) -> float:
-        """Seconds that the piece of work takes now."""
+        """One speed sample, in seconds."""
         _spin()  # the interpreter's own code may have left the caches
         begin = self.now()
         _spin()
         took = self.now() - begin
         self.best_s = min(self.best_s, took)
         self.samples_s.append(took)
-        # Who waits for a fast core looks more often while it is slow, so a look counts by the time
-        # since the one before.
+        # Back-off samples a slow core more often: a sample's weight is the time since the last one.
         gap_s = 0.0 if self._sampled_s is None else min(begin - self._sampled_s, _LONGEST_GAP_S)
         weights_s, weighted = (
             self._interval[0] + gap_s,
@@ -136,9 +129,7 @@ class CoreSpeed:
 
     @property
     def mean_s(self) -> float:
-        """Seconds that the work took on average over the time in which it was looked at, a core
-        that was taken away aside.
-        """
+        """Mean time of the work over the sampled time, at most SLOWEST times its best each."""
         weights_s = _WINDOW_S * len(self.interval_means_s) + self._interval[0]
         return (
             (_WINDOW_S * math.fsum(self.interval_means_s) + self._interval[1]) / weights_s
@@ -160,16 +151,14 @@ class CoreSpeed:
         return self.n_slow + self.switches()
 
     def settle(self, seconds: float) -> None:
-        """Look at the speed for some time, so that its best is known before anything is judged by
-        it.
-        """
+        """Sample the speed for so many seconds, so that `best_s` is known."""
         end = self.now() + seconds
         while self.now() < end:
             self.slow()
             self.sleep(0.005)
 
     def back_off(self) -> None:
-        """Wait while the core is slow, as long as patience lasts."""
+        """Wait while the core is slow, at most for `back_off_s`."""
         begin = now = self.now()
         while self.slow() and now - begin < min(self.back_off_s, _MAX_BACK_OFF_S):
             self.sleep(0.01)
@@ -215,9 +204,7 @@ class Samples:
 
     @property
     def minimum(self) -> float:
-        """The least value: the ceiling of what the machine can do, and what it does where nobody
-        else has the core.
-        """
+        """The least value: the time on a core of one's own."""
         return min(self.values)
 
     @property
@@ -274,12 +261,12 @@ def usual_factor(factors: Sequence[float]) -> float:
 
 
 def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) -> Samples:
-    """The values of (value, disturbed) pairs without the disturbed ones, if at least `least_frac`
-    survive; else all of them.
+    """Undisturbed values of (value, disturbed) pairs; all values where fewer than `least_frac`
+    are undisturbed.
 
-    A sample during which the kernel took the core away measures the neighbour. Where most steps of
-    a training are disturbed the machine is busy, and leaving only the lucky ones would pretend that
-    it is not; a calibration wants them, however few.
+    Disturbed samples measure the co-tenant. A training whose steps are mostly disturbed runs on a
+    busy machine, which its median has to show; a calibration wants the undisturbed ones, however
+    few.
     """
     clean = tuple(value for value, disturbed in pairs if not disturbed)
     if len(clean) >= least_frac * len(pairs) and clean:
@@ -288,22 +275,19 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
 
 
 PART_S = 1.25e-4
-"""Part of a raw sample that is judged by itself. A neighbour on the core comes and goes: half the
-time that a core runs at its best it does so for less than a millisecond (a machine with a lively
-one, by looks at the speed 10 us apart), so few samples of a millisecond are undisturbed as a whole.
+"""Length of the parts of a raw sample that are judged one by one. Interference comes and goes within
+a millisecond, so few whole samples of a millisecond are undisturbed.
 """
 MAX_EXTENSION = 12.0
-"""How many times its length a raw sample may take longer where no part is undisturbed: after 12 ms
-a neighbour has often gone.
+"""Longest extension of a raw sample without undisturbed parts, relative to its length: 12 ms outlast
+most interference.
 """
 _CLEAN_PARTS = 2
 """A raw sample goes on until so many parts were undisturbed, while there is patience."""
 
 
 SHORT_CALL_S, LONG_CALL_S = 1e-3, 2e-2
-"""A call that takes less finds a neighbour there or away; the best of one that takes as long as
-that had him for a part of its time.
-"""
+"""Shorter calls meet interference or none; longer ones contain some of it even at best."""
 
 
 @dataclass(frozen=True)

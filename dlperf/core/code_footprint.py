@@ -134,7 +134,7 @@ def codes_of(packet: str) -> tuple[str, ...]:
 
 
 def relative_footprint(packet: str) -> int:
-    """How much code an operator runs, in elementwise ones.
+    """Relative code footprint of an operator, in elementwise operators.
 
     >>> relative_footprint("aten.relu"), relative_footprint("aten.convolution")
     (1, 20)
@@ -143,9 +143,8 @@ def relative_footprint(packet: str) -> int:
 
 
 def code_since(code: str, recent: Sequence[str]) -> int:
-    """How much code, as :func:`relative_footprint` has it, the `recent` operators ran after the
-    last that brought this one, each once, in the order of their last run; that of all where none
-    brought it.
+    """Code footprint that ran since some code last ran: of the `recent` operators after the last one
+    that ran it (in the order of their last run), of all where none did.
 
     >>> code_since("aten.mm", ("aten.relu", "aten.addmm", "aten.convolution", "aten.mul"))
     21

@@ -36,11 +36,11 @@ def machine_log_sigma(machine: Machine, threads: int) -> float:
     It is that of the core speed during calibration, times the kernels' sensitivity to interference
     (:func:`kernel_sensitivity_frac`); 0 without samples of the core speed.
     """
-    spells = core_speed_samples(machine, threads)
+    intervals = core_speed_samples(machine, threads)
     return (
         kernel_sensitivity_frac(machine, threads, machine.contention_slowdown(threads))
-        * log_sigma(spells)
-        if spells
+        * log_sigma(intervals)
+        if intervals
         else 0.0
     )
 

@@ -1,6 +1,4 @@
-"""Samples of several passes over the same measurements: a pass that neighbours slowed does not
-count.
-"""
+"""Samples of several passes over the same measurements; passes slowed by interference are dropped."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ class Watch:
         self._ending = threading.Lock()
 
     def start(self) -> None:
-        """Begin to look, and take SIGINT and SIGTERM."""
+        """Start the watching threads, and handle SIGINT and SIGTERM."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._wait_for_signal, args=(reader,), daemon=True).start()
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._poll, daemon=True).start()
 
     def begin(self, step: str) -> None:
         """A step begins, or goes on."""
@@ -72,7 +72,7 @@ class Watch:
             f" {self.kept}",
         )
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while True:
             time.sleep(0.25)
             if os.getppid() != self._parent:
