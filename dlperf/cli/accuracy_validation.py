@@ -114,7 +114,7 @@ def _with_ops(
 
 def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
     """Every target at every batch size and thread count; none for single ops alone."""
-    from dlperf.recorder import targets
+    from dlperf.recorder import target_lookup
     from dlperf.studies.accuracy.cases import Case
 
     asked = list(args.targets) or ([] if args.held_out_ops else [ALL])
@@ -122,7 +122,7 @@ def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
     found: list[Case] = []
     for spec in asked:
         for target, size in split_batch(spec):
-            for name in targets.checkout_targets() if target == ALL else (target,):
+            for name in target_lookup.checkout_targets() if target == ALL else (target,):
                 refuse_trace(name, "measure")
                 found += [
                     Case(name, batch_size, count, args.inference)

@@ -96,7 +96,7 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
     """Every target at every batch size, recorded and predicted for one rank of one thread: one that
     does not work is known before anything is measured.
     """
-    from dlperf.recorder import targets
+    from dlperf.recorder import target_lookup
     from dlperf.studies.distributed.runs import Case
 
     if args.input:
@@ -104,7 +104,7 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
     asked: list[tuple[str, int]] = []
     for spec in args.targets or CASES:
         for target, size in split_batch(spec):
-            for name in targets.checkout_targets() if target == "all" else (target,):
+            for name in target_lookup.checkout_targets() if target == "all" else (target,):
                 refuse_trace(name, "measure")
                 asked += [
                     (name, one)

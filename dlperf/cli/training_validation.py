@@ -72,13 +72,13 @@ def validate_trainings(args: Namespace) -> Answer:
 
 
 def _runner(args: Namespace, machine: Machine) -> Bench:
-    from dlperf.recorder import targets
+    from dlperf.recorder import target_lookup
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.trainings.runs import Bench
 
     archive = Archive(args.cache or default_cache("training"), args.fresh)
     return Bench(
-        targets.checkout_folder(),
+        target_lookup.checkout_folder(),
         machine,
         args.runs or RUNS,
         args.seconds or SECONDS,
@@ -88,7 +88,7 @@ def _runner(args: Namespace, machine: Machine) -> Bench:
 
 
 def _plan(runner: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[[], Row]]:
-    from dlperf.recorder import targets
+    from dlperf.recorder import target_lookup
 
     networks = args.targets or NETWORKS
     for network in networks:
@@ -106,7 +106,7 @@ def _plan(runner: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable
         for network in networks:
             yield from runner.choice(network)
     if "memory" in wanted:
-        for target in args.targets or targets.checkout_targets():
+        for target in args.targets or target_lookup.checkout_targets():
             yield from runner.memory(target, args.batch_sizes or MEMORY_BATCH_SIZES)
 
 

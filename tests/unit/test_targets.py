@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.recorder import recording, targets
+from dlperf.recorder import recording, target_lookup, targets
 from dlperf.recorder.targets import is_trace_file, resolve
 
 GOOD = """
@@ -138,7 +138,7 @@ def test_short_names(monkeypatch, folder):
             del sys.modules[name]
         sys.modules.update(kept)
     (folder / "networks/targets.py").unlink()
-    monkeypatch.setattr(targets, "__file__", str(folder / "site-packages/dlperf/targets.py"))
+    monkeypatch.setattr(target_lookup, "__file__", str(folder / "site-packages/dlperf/targets.py"))
     with pytest.raises(DlperfError, match="target mlp: is a network of a dlperf checkout"):
         resolve("mlp")
 
