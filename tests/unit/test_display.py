@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import report_cases as cases
 import test_advice
-import test_replaying as replaying
+import test_communication_replay as replaying
 import test_scaling as scaling
 import test_tuning as tuning
 

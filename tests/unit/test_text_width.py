@@ -9,9 +9,9 @@ import calibrated_cases
 import pytest
 import report_cases as cases
 import test_advice
+import test_communication_replay as replaying
 import test_distributed_validation as distributed
 import test_ranks
-import test_replaying as replaying
 import test_scaling as scaling
 import test_training_validation as training
 import test_tuning as tuning
