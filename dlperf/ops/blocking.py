@@ -6,7 +6,8 @@ operands one stays in the fast memory, a tile at a time, and the other two strea
 van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008):
 
 - a tile t_m x t_n of the result stays: m k (n / t_n) + k n (m / t_m) + m n elements move;
-- a tile of the left stays: m k + k n (m / t_m) + m n (2 k / t_k - 1), the result being read and written again for each tile of k;
+- a tile of the left stays: m k + k n (m / t_m) + m n (2 k / t_k - 1), the result being read and
+  written again for each tile of k;
 - a tile of the right stays: k n + m k (n / t_n) + m n (2 k / t_k - 1).
 
 The least of the three, with the best tile, is taken. For large square products that is 2 N /

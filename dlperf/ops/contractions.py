@@ -119,12 +119,14 @@ def convolution(op: Op) -> int:
 
 
 _PLAIN = """
-conv1d conv2d conv3d mkldnn_convolution cudnn_convolution miopen_convolution _conv_depthwise2d conv_depthwise3d miopen_depthwise_convolution thnn_conv2d
-_slow_conv2d_forward slow_conv3d slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution cudnn_convolution_relu
-cudnn_convolution_add_relu
+conv1d conv2d conv3d mkldnn_convolution cudnn_convolution miopen_convolution _conv_depthwise2d
+conv_depthwise3d miopen_depthwise_convolution thnn_conv2d _slow_conv2d_forward slow_conv3d
+slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution
+cudnn_convolution_relu cudnn_convolution_add_relu
 """
 _TRANSPOSED = """
-conv_transpose1d conv_transpose2d conv_transpose3d slow_conv_transpose2d slow_conv_transpose3d cudnn_convolution_transpose miopen_convolution_transpose
+conv_transpose1d conv_transpose2d conv_transpose3d slow_conv_transpose2d slow_conv_transpose3d
+cudnn_convolution_transpose miopen_convolution_transpose
 """
 
 

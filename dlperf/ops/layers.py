@@ -148,11 +148,13 @@ flops_per_element(
         *(
             f"aten.{name}_backward"
             for name in """
-            max_pool1d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_max_pool2d
-            adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-            replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
-            _upsample_nearest_exact2d _upsample_nearest_exact3d embedding_dense embedding index_select gather unfold masked_scatter
-            value_selecting_reduction
+            max_pool1d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d
+            mkldnn_max_pool3d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
+            fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d
+            replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d
+            upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+            _upsample_nearest_exact2d _upsample_nearest_exact3d embedding_dense embedding
+            index_select gather unfold masked_scatter value_selecting_reduction
             """.split()
         ),
         "aten.col2im",

@@ -15,13 +15,15 @@ from dlperf.ops.elementwise import MAYBE_VIEWS, VIEWS
 from dlperf.ops.registry import BYTES, argument, byte_formula, find, is_in_place, tensor
 
 _OVERWRITTEN = """
-fill_ zero_ copy_ copy normal_ uniform_ bernoulli_ random_ exponential_ geometric_ log_normal_ cauchy_ zeros_like ones_like full_like rand_like
-randn_like randint_like new_zeros new_ones new_full _foreach_zero_ _foreach_copy_ normal_functional
+fill_ zero_ copy_ copy normal_ uniform_ bernoulli_ random_ exponential_ geometric_ log_normal_
+cauchy_ zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full
+_foreach_zero_ _foreach_copy_ normal_functional
 """
 _SHAPE_OF_FORWARD = """
-max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
-fractional_max_pool2d fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
-index_select gather
+max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d
+_adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
+fractional_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+replication_pad2d replication_pad3d index_select gather
 """
 _UNREAD = {f"aten.{name}": 0 for name in _OVERWRITTEN.split()} | {
     f"aten.{name}_backward": 1 for name in _SHAPE_OF_FORWARD.split()

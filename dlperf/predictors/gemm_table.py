@@ -2,8 +2,9 @@
 
 The forward pass of fully connected, ReLU and sigmoid layers:
 
-- fully connected: P = min{f(k, m, n), OI x M_peak} (equation 3.1), time 2 m k n / P. f is the measured rate of a matrix product of
-  exactly that size, OI counts inputs, weights and outputs once, M_peak is STREAM; the bias is free;
+- fully connected: P = min{f(k, m, n), OI x M_peak} (equation 3.1), time 2 m k n / P. f is the
+  measured rate of a matrix product of exactly that size, OI counts inputs, weights and outputs
+  once, M_peak is STREAM; the bias is free;
 - ReLU: 4 x batch x n / M_peak seconds; sigmoid: 30 x 4 x batch x n / M_peak seconds.
 
 It says nothing of other layers, of the loss, of the backward pass, or of the optimizer: those are

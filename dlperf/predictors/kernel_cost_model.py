@@ -1,8 +1,9 @@
 """Kernel cost model: seconds of an operator on one machine at one thread count.
 
 An op that the machine file holds exactly has its measured time. Any other op, a matrix product for
-example, is split into sub-kernels; each has a description (:mod:`dlperf.predictors.kernels.catalog`),
-whose variant selects a fitted :class:`~dlperf.predictors.kernel_model.KernelModel`.
+example, is split into sub-kernels; each has a description
+(:mod:`dlperf.predictors.kernels.catalog`), whose variant selects a fitted
+:class:`~dlperf.predictors.kernel_model.KernelModel`.
 """
 
 from __future__ import annotations
@@ -136,11 +137,9 @@ class KernelCostModel:
     def kernel_model(self, variant: Variant) -> KernelModel:
         """Fitted model of a measured variant."""
         if variant not in self._models:
-            curve = self._curves.get(variant)
+            fit = self._fits.get(variant)
             hyperparameters = (
-                None
-                if curve is None
-                else Hyperparameters(curve.length_scales, curve.signal, curve.noise)
+                None if fit is None else Hyperparameters(fit.length_scales, fit.signal, fit.noise)
             )
             self._models[variant] = KernelModel.fit(
                 *self.points(variant), hyperparameters, self.max_call_s(variant)
@@ -181,7 +180,7 @@ class KernelCostModel:
         return {family: statistics.median(values) for family, values in found.items()}
 
     @cached_property
-    def _curves(self) -> dict[Variant, KernelModelFit]:
+    def _fits(self) -> dict[Variant, KernelModelFit]:
         return {
             one.variant: one for one in self.machine.kernel_models if one.threads == self.threads
         }
@@ -280,7 +279,7 @@ def fit_kernel_models(machine: Machine) -> Machine:
 
     Operations measured for a target do not count in the errors: they are no sample of their family.
     """
-    curves = []
+    fits = []
     for threads in machine.threads:
         cost_model = KernelCostModel(replace(machine, kernel_models=()), threads)
         for variant, rows in cost_model.kernels.items():
@@ -290,7 +289,7 @@ def fit_kernel_models(machine: Machine) -> Machine:
             sampled = [i for i, (_, kernel) in enumerate(rows) if kernel.family != EXACT]
             family = rows[sampled[0]][1].family if sampled else EXACT
             fracs = np.abs(np.expm1(errors))[sampled].tolist() if len(errors) else []
-            curves.append(
+            fits.append(
                 KernelModelFit(
                     variant,
                     family,
@@ -301,4 +300,4 @@ def fit_kernel_models(machine: Machine) -> Machine:
                     tuple(fracs),
                 )
             )
-    return replace(machine, kernel_models=tuple(curves))
+    return replace(machine, kernel_models=tuple(fits))

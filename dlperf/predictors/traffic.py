@@ -4,15 +4,22 @@ footprints and reuse distances.
 Bytes of a level are what passes between it and its inner neighbour; the inner neighbour of the
 first cache are the registers. Assumptions:
 
-- Bytes are STREAM's: reads and writes of data. The read of a line that is about to be written (write-allocate) is not counted, so that they go with
-  bandwidths in STREAM's bytes. A written line counts where its memory lay before: in a step that repeats, each line brought in leaves once.
-- L1: all that an op reads and writes (:mod:`dlperf.ops.counts`), and for contractions the loads that a tile of the size of the register file needs.
-- Outwards: an operand lies in the innermost level that holds all the bytes that went by since it was last touched and the op's own; it crosses every
-  level up to that one, and none beyond. Caches replace the least recently used line, hold any line anywhere, and are not shared with other
-  processes; the first two belong to a core and are multiplied by the threads, the third is shared. An outer cache holds at least what an inner does.
-- A contraction that crosses a level crosses it as often as its tiling needs (:mod:`dlperf.ops.blocking`), the tile taking half of the level inside; its
-  operands share this traffic in proportion to their sizes. Contractions without a spelled-out shape move Hong and Kung's bound.
-- Scratch memory (oneDNN's reordered copies) and parameters of the framework's own code are not counted.
+- Bytes are STREAM's: reads and writes of data. The read of a line that is about to be written
+  (write-allocate) is not counted, so that they go with bandwidths in STREAM's bytes. A written line
+  counts where its memory lay before: in a step that repeats, each line brought in leaves once.
+- L1: all that an op reads and writes (:mod:`dlperf.ops.counts`), and for contractions the loads
+  that a tile of the size of the register file needs.
+- Outwards: an operand lies in the innermost level that holds all the bytes that went by since it
+  was last touched and the op's own; it crosses every level up to that one, and none beyond. Caches
+  replace the least recently used line, hold any line anywhere, and are not shared with other
+  processes; the first two belong to a core and are multiplied by the threads, the third is shared.
+  An outer cache holds at least what an inner does.
+- A contraction that crosses a level crosses it as often as its tiling needs
+  (:mod:`dlperf.ops.blocking`), the tile taking half of the level inside; its operands share this
+  traffic in proportion to their sizes. Contractions without a spelled-out shape move Hong and
+  Kung's bound.
+- Scratch memory (oneDNN's reordered copies) and parameters of the framework's own code are not
+  counted.
 - Where a trace does not know the memory of its tensors, everything comes from DRAM.
 
 ReuseDistances count bytes touched twice as two, so operands may seem farther away than they are.

@@ -1,15 +1,18 @@
 """Viebke et al. 2019: strategies (a) and (b) as predictors of one worker's step, for any recorded
 network.
 
-What the paper takes for one image on one thread is priced here for a step and by layer; the model over p workers, epochs, validation and tests is
-:func:`dlperf.models.threads.training_time` with :meth:`dlperf.models.threads.ImageTimes.of_step`. Validation and tests take the step's forward, the paper's FProp.
+What the paper takes for one image on one thread is priced here for a step and by layer; the model
+over p workers, epochs, validation and tests is :func:`dlperf.models.threads.training_time` with
+:meth:`dlperf.models.threads.ImageTimes.of_step`. Validation and tests take the step's forward, the
+paper's FProp.
 
 Both rest on one measured point: a measurement of the network (``--point``), or, without one, the
 step that ``calibrated`` predicts.
 
-- (a) ``viebke-a``: FLOPs of every op times OperationFactor / s, that one number fitted to the point's whole step. The paper's own operation counts are not
-  FLOPs, so its 15 is of no use here. The model knows no bandwidth, no dispatch and no page fault: within a step it errs low for small and memory-bound layers,
-  and high for the others.
+- (a) ``viebke-a``: FLOPs of every op times OperationFactor / s, that one number fitted to the
+  point's whole step. The paper's own operation counts are not FLOPs, so its 15 is of no use here.
+  The model knows no bandwidth, no dispatch and no page fault: within a step it errs low for small
+  and memory-bound layers, and high for the others.
 - (b) ``viebke-b``: T_FProp and T_BProp as they are at the point, layer by layer.
 
 A point at another batch size is scaled by images (the optimizer's step is not), and then
@@ -46,9 +49,9 @@ class ViebkeA:
     """Strategy (a): FLOPs times OperationFactor / s.
 
     Every op with a FLOP formula is ``interpolated`` at the point's own batch size and threads, else
-    ``extrapolated``, and bound by ``compute``, the only thing that the model knows. Ops that compute
-    nothing (copies) take no time in it; ops without a formula are ``unpriced`` and enter with bytes
-    / bandwidth, which the fit leaves out.
+    ``extrapolated``, and bound by ``compute``, the only thing that the model knows. Ops that
+    compute nothing (copies) take no time in it; ops without a formula are ``unpriced`` and enter
+    with bytes / bandwidth, which the fit leaves out.
     """
 
     name = "viebke-a"

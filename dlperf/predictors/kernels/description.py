@@ -2,8 +2,8 @@
 
 A registered function per operator turns an op into a :class:`KernelDescription`. The kernels of a
 machine file and the ops of a trace go through the same functions. To add an operator, register one
-function in a module of :mod:`dlperf.predictors.kernels`, and add a micro-benchmark if the operator has a kernel of its
-own.
+function in a module of :mod:`dlperf.predictors.kernels`, and add a micro-benchmark if the operator
+has a kernel of its own.
 """
 
 from __future__ import annotations

@@ -16,11 +16,14 @@ from dlperf.predictors.kernels.description import (
 # -- views: no kernel at all -----------------------------------------------------------------------
 
 _VIEWS = """
-    view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias as_strided _local_scalar_dense empty empty_like
-    _reshape_alias unbind split_with_sizes chunk unfold diagonal view_as_real view_as_complex lift_fresh new_empty empty_strided new_empty_strided
-    _conj resolve_conj swapaxes movedim narrow expand_as view_as reshape flatten detach_ set_ resize_ is_same_size sym_size sym_numel item
-    transpose_ t_ squeeze_ unsqueeze_ as_strided_ swapaxes_ _indices _values _sparse_coo_tensor_with_dims_and_tensors _linalg_check_errors is_coalesced
-    unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_ _has_compatible_shallow_copy_type result_type
+    view t transpose expand permute unsqueeze select slice detach _unsafe_view squeeze split alias
+    as_strided _local_scalar_dense empty empty_like _reshape_alias unbind split_with_sizes chunk
+    unfold diagonal view_as_real view_as_complex lift_fresh new_empty empty_strided
+    new_empty_strided _conj resolve_conj swapaxes movedim narrow expand_as view_as reshape flatten
+    detach_ set_ resize_ is_same_size sym_size sym_numel item transpose_ t_ squeeze_ unsqueeze_
+    as_strided_ swapaxes_ _indices _values _sparse_coo_tensor_with_dims_and_tensors
+    _linalg_check_errors is_coalesced unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_
+    _has_compatible_shallow_copy_type result_type
 """.split()
 VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
 """Operators that make a view or read a size: a call and no kernel."""
@@ -35,30 +38,38 @@ def _view(op: Op) -> KernelDescription:
 # -- elementwise -----------------------------------------------------------------------------------
 
 _CHEAP = """
-    relu hardtanh hardswish hardsigmoid leaky_relu neg abs sqrt rsqrt reciprocal clamp pow mul add sub div rsub clone fill zero bernoulli normal
-    uniform zeros_like ones_like native_dropout gt maximum copy lerp threshold_backward hardtanh_backward hardswish_backward hardsigmoid_backward
-    leaky_relu_backward native_dropout_backward masked_fill mse_loss mse_loss_backward addcmul addcdiv where _to_copy clamp_min clamp_max minimum ge
-    lt le eq ne sign floor ceil round logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or full_like full ones zeros new_zeros
-    new_ones new_full arange square threshold tril triu dropout floor_divide remainder fmod smooth_l1_loss smooth_l1_loss_backward huber_loss
-    huber_loss_backward l1_loss fill_diagonal prelu _prelu_kernel _prelu_kernel_backward flip roll _fused_dropout scalar_tensor rand_like
-    randn_like rand randn random exponential masked_scatter isnan isfinite isinf sgn trunc frac copy nan_to_num hardshrink softshrink pixel_shuffle
-    pixel_unshuffle channel_shuffle native_channel_shuffle bernoulli_ contiguous to linspace triu_indices tril_indices randint randint_like randperm rot90 eye
-    diag_embed copysign polar index_fill affine_grid_generator isin bucketize searchsorted softshrink_backward hardshrink_backward linalg_cross addr
-    rrelu_with_noise rrelu_with_noise_backward log_sigmoid_backward complex conj_physical embedding_renorm renorm heaviside
-    _pack_padded_sequence
+    relu hardtanh hardswish hardsigmoid leaky_relu neg abs sqrt rsqrt reciprocal clamp pow mul add
+    sub div rsub clone fill zero bernoulli normal uniform zeros_like ones_like native_dropout gt
+    maximum copy lerp threshold_backward hardtanh_backward hardswish_backward hardsigmoid_backward
+    leaky_relu_backward native_dropout_backward masked_fill mse_loss mse_loss_backward addcmul
+    addcdiv where _to_copy clamp_min clamp_max minimum ge lt le eq ne sign floor ceil round
+    logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or full_like full ones zeros
+    new_zeros new_ones new_full arange square threshold tril triu dropout floor_divide remainder
+    fmod smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward l1_loss fill_diagonal
+    prelu _prelu_kernel _prelu_kernel_backward flip roll _fused_dropout scalar_tensor rand_like
+    randn_like rand randn random exponential masked_scatter isnan isfinite isinf sgn trunc frac copy
+    nan_to_num hardshrink softshrink pixel_shuffle pixel_unshuffle channel_shuffle
+    native_channel_shuffle bernoulli_ contiguous to linspace triu_indices tril_indices randint
+    randint_like randperm rot90 eye diag_embed copysign polar index_fill affine_grid_generator isin
+    bucketize searchsorted softshrink_backward hardshrink_backward linalg_cross addr
+    rrelu_with_noise rrelu_with_noise_backward log_sigmoid_backward complex conj_physical
+    embedding_renorm renorm heaviside _pack_padded_sequence
 """.split()
 _DEAR = """
-    sigmoid tanh exp log gelu silu elu softplus mish sin cos tan erf tanh_backward sigmoid_backward gelu_backward silu_backward elu_backward
-    softplus_backward mish_backward binary_cross_entropy_with_logits binary_cross_entropy binary_cross_entropy_backward log1p expm1 exp2 log2 log10
-    atan atan2 sinh cosh asin acos erfc erfinv celu selu log_sigmoid_forward kl_div logit xlogy logaddexp lgamma digamma
-    softplus_ logsigmoid poisson_nll_loss glu glu_backward soft_margin_loss soft_margin_loss_backward logit_backward sinc acosh asinh atanh polygamma hypot
+    sigmoid tanh exp log gelu silu elu softplus mish sin cos tan erf tanh_backward sigmoid_backward
+    gelu_backward silu_backward elu_backward softplus_backward mish_backward
+    binary_cross_entropy_with_logits binary_cross_entropy binary_cross_entropy_backward log1p expm1
+    exp2 log2 log10 atan atan2 sinh cosh asin acos erfc erfinv celu selu log_sigmoid_forward kl_div
+    logit xlogy logaddexp lgamma digamma softplus_ logsigmoid poisson_nll_loss glu glu_backward
+    soft_margin_loss soft_margin_loss_backward logit_backward sinc acosh asinh atanh polygamma hypot
 """.split()
 _FUSED = """
     _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_
 """.split()
 _FOREACH = """
-    add_ mul_ lerp_ addcmul_ addcdiv_ sqrt div_ sub_ neg_ neg zero_ sqrt_ add mul div sub maximum_ maximum reciprocal reciprocal_ abs copy_ sign sign_
-    pow pow_ addcdiv addcmul clamp_min_ clamp_max_ norm
+    add_ mul_ lerp_ addcmul_ addcdiv_ sqrt div_ sub_ neg_ neg zero_ sqrt_ add mul div sub maximum_
+    maximum reciprocal reciprocal_ abs copy_ sign sign_ pow pow_ addcdiv addcmul clamp_min_
+    clamp_max_ norm
 """.split()
 
 
