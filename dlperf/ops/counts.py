@@ -34,8 +34,9 @@ def op_flops(op: Op) -> int | None:
     """FLOPs of an op; None where no formula is registered for it.
 
     >>> from dlperf.core.trace import TensorSpec
-    >>> a, b, c = TensorSpec.contiguous(2, 3), TensorSpec.contiguous(3, 5), TensorSpec.contiguous(2, 5)
-    >>> op_flops(Op("aten.mm.default", (a, b), outputs=(c,)))  # 2 x 5 elementwise, 3 multiply-adds each
+    >>> a, b = TensorSpec.contiguous(2, 3), TensorSpec.contiguous(3, 5)
+    >>> c = TensorSpec.contiguous(2, 5)
+    >>> op_flops(Op("aten.mm.default", (a, b), outputs=(c,)))  # 2 x 5 x 3 multiply-adds
     60
     >>> op_flops(Op("mine.mystery.default", (a,), outputs=(a,))) is None
     True

@@ -106,11 +106,18 @@ def _window(op: Op, place: int, n_dims: int) -> int:
 
 
 def _register_pooling(n_dims: int) -> None:
-    pools = aten(
-        f"max_pool{n_dims}d max_pool{n_dims}d_with_indices avg_pool{n_dims}d mkldnn_max_pool{n_dims}d"
+    pools = (
+        f"aten.{name}"
+        for name in (
+            f"max_pool{n_dims}d",
+            f"max_pool{n_dims}d_with_indices",
+            f"avg_pool{n_dims}d",
+            f"mkldnn_max_pool{n_dims}d",
+            f"fractional_max_pool{n_dims}d",
+        )
     )
 
-    @flop_formula(*pools, f"aten.fractional_max_pool{n_dims}d")
+    @flop_formula(*pools)
     def pool(op: Op) -> int:
         """One comparison or sum per element of each output's window, padding included."""
         return _window(op, 1, n_dims) * n_first_out(op)
@@ -164,7 +171,9 @@ flops_per_element(
 
 # -- losses ----------------------------------------------------------------------------------------
 
-_PER_ELEMENT = {  # per element of the first input (of the second for backwards, whose first is the incoming gradient); the reduction's sum included
+# FLOP per element of the first input, of the second for backwards, whose first is the incoming
+# gradient; the reduction's sum included.
+_PER_ELEMENT = {
     "mse_loss": 3,
     "mse_loss_backward": 3,  # difference, square, sum; difference, two products
     "l1_loss": 3,

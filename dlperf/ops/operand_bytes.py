@@ -51,7 +51,8 @@ def bytes_read(op: Op, moved: int) -> list[tuple[TensorSpec, int]]:
     """The tensors that the op reads, as often as they stand among its arguments, and how many bytes
     of each, at most the op's `moved` ones in all (:func:`op_bytes`): of a table the rows looked up.
 
-    >>> table, indices, rows = TensorSpec.contiguous(1000, 8), TensorSpec.contiguous(2, dtype="int64"), TensorSpec.contiguous(2, 8)
+    >>> table, rows = TensorSpec.contiguous(1000, 8), TensorSpec.contiguous(2, 8)
+    >>> indices = TensorSpec.contiguous(2, dtype="int64")
     >>> op = Op("aten.embedding.default", (table, indices), outputs=(rows,))
     >>> [n_bytes for _, n_bytes in bytes_read(op, op_bytes(op))]
     [144, 16]

@@ -78,8 +78,8 @@ class Calibrated:
         slowdown = machine.contention_slowdown(cost_model.threads)
         if slowdown > _QUIET_SLOWDOWN:
             priced.notes.add(
-                f"contention during the calibration: slowdown {slowdown:.2f} of usual over best times;"
-                " predictions contain it"
+                f"contention during the calibration: slowdown {slowdown:.2f} of usual over best"
+                " times; predictions contain it"
             )
         # A target's own operations have the slowdown of their own measurement. Contention slows the
         # framework more than kernels.
@@ -205,7 +205,9 @@ class _Priced:
         self.stand_still(0.0)
 
     def stand_still(self, seconds: float) -> None:
-        """Set the pause between backward and optimizer: begin and end of each kernel over two steps."""
+        """Set the pause between backward and optimizer: begin and end of each kernel over two
+        steps.
+        """
         n = len(self.trace.ops)
         took_s = np.tile(np.maximum(self.kernel_s, _LEAST_KERNEL_S), 2)
         first = next(
@@ -243,7 +245,8 @@ class _Priced:
                     self.exact.add(index)
             elif priced is None:
                 self.notes.add(
-                    f"{op.packet} has no kernel model: priced by its roofline + dispatch, a lower bound"
+                    f"{op.packet} has no kernel model: priced by its roofline + dispatch, a"
+                    " lower bound"
                 )
                 seconds[index] = self.cost_model.unpriced_s(
                     float(self.analysis.flops[index]), float(self.analysis.n_bytes[index])
@@ -269,13 +272,13 @@ class _Priced:
             ]
             if "float" in formats[0] and formats[0] != formats[1]:
                 self.notes.add(
-                    f"{op.packet} in {formats[0]} has no kernel model: priced as in {formats[1]}, which"
-                    " may be far off"
+                    f"{op.packet} in {formats[0]} has no kernel model: priced as in {formats[1]},"
+                    " which may be far off"
                 )
             elif wanted[0].startswith("conv") and wanted[2:3] != variant[2:3]:
                 self.notes.add(
-                    f"{op.packet} of kind {wanted[2]} in {formats[0]} has no kernel model: priced as"
-                    f" {variant[2]}, which may be far off"
+                    f"{op.packet} of kind {wanted[2]} in {formats[0]} has no kernel model: priced"
+                    f" as {variant[2]}, which may be far off"
                 )
 
     def _overhead_s(self, op: Op, index: int) -> float:

@@ -116,7 +116,8 @@ def fully_connected_s(
     Cardwell 2019: F / min{f, OI x M_peak}, F = 2 m k n FLOP, OI = F / M with M the bytes of inputs,
     weights and outputs.
 
-    >>> fully_connected_s(GemmSize(2, 10, 5, "float32", "NN"), gemm_flops_per_s=100.0, bytes_per_s=1e9)  # 200 FLOP at 100 FLOP/s
+    >>> size = GemmSize(2, 10, 5, "float32", "NN")  # 200 FLOP
+    >>> fully_connected_s(size, gemm_flops_per_s=100.0, bytes_per_s=1e9)
     (2.0, 'compute')
     """
     if not size.flops:

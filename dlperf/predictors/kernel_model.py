@@ -94,7 +94,7 @@ class KernelModel:
     factor: tuple[Array, bool]
     """Cholesky factor of K, the covariance of the points with their noise."""
     interval_calibration: float
-    """Interval calibration factor: length_scales the standard deviations so that 90 % of the points lie in
+    """Interval calibration factor: scales the standard deviations so that 90 % of the points lie in
     their leave-one-out 90 % intervals; NaN for fewer than ten points.
     """
     least_s: float = 0.0
@@ -178,9 +178,7 @@ class KernelModel:
         )
 
     def fits(self, description: KernelDescription) -> bool:
-        """Whether a description has the model's number of features and terms, which a fallback's may
-        differ in.
-        """
+        """Whether a description has the model's number of features and terms."""
         return len(description.features) == self.features.shape[1] - 1 and len(
             description.terms
         ) == len(self.weights)

@@ -78,12 +78,10 @@ class ReuseDistances:
 def reuse_distances(
     trace: Trace, simulated: simulation.AllocatorSimulation, n_bytes: Sequence[int]
 ) -> ReuseDistances:
-    """ReuseDistances in the second of two steps, so that what the first left in the caches is there;
-    `n_bytes` are those that each op moves.
+    """Reuse distances in the second of two steps; each op moves `n_bytes`.
 
-    Memory that malloc hands out again is the same memory: what was there before is forgotten. A
-    view touches nothing. Between two steps there is nothing but the step, so no distance is more
-    than it touches.
+    Memory that the allocator reuses keeps its address: its former content leaves the stack. A view
+    touches nothing. No distance exceeds the bytes that a step touches.
     """
     recency = LruStack()
     last_touch: dict[

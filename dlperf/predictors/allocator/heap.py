@@ -125,11 +125,12 @@ class Heap:
     with what lies beyond, so that the next block of its size does not fit.
 
     >>> heap = Heap()
-    >>> block, faults = heap.allocate(2**20)     # above 128 KiB: a mapping of its own, 256 pages and the alignment
+    >>> block, faults = heap.allocate(2**20)  # a mapping: 256 pages and the alignment
     >>> faults
     257
     >>> heap.free(block)                         # raises the threshold above 1 MiB
-    >>> heap.free(heap.allocate(2**20)[0]); heap.allocate(2**20)[1]    # now from the heap, whose pages stay
+    >>> heap.free(heap.allocate(2**20)[0])  # from the heap, whose pages stay
+    >>> heap.allocate(2**20)[1]
     0
     """
 

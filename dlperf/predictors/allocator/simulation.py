@@ -1,4 +1,4 @@
-"""malloc's policy replayed on a trace: page faults of a steady step, peak memory, and whose memory
+"""Allocator simulation of a trace: page faults of a steady step, peak memory, and whose memory
 each tensor takes over.
 
 glibc (malloc/malloc.c, 2.36): a request of at least ``mmap_threshold`` bytes is a mapping of its
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 N_PROCESSES = 8
-"""Processes replayed where memory is given back, each with small blocks in other places."""
+"""Processes simulated where memory is given back, each with small blocks in other places."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def simulate(
     policy: str = "default",
     kept: Sequence[tuple[int, int]] = (),
 ) -> AllocatorSimulation:
-    """AllocatorSimulation the trace's storages for some steps of some processes under one of POLICIES, and tell
-    the last ones.
+    """Simulate the allocations of a trace over some steps of some processes under a policy; the last
+    steps count.
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout
     conversions, workspaces); `kept` are (storage, bytes) of memory whose size no recording could

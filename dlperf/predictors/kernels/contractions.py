@@ -42,7 +42,7 @@ def _transposed(spec: TensorSpec) -> bool:
 def _matrix(a: TensorSpec, b: TensorSpec, kind: str, with_bias: bool = False) -> KernelDescription:
     """A product, whatever the order of its operands in memory, which is a coordinate of its own.
 
-    Where one operand is a vector BLAS takes other kernels (GEMV), which have a curve of their own;
+    Where one operand is a vector BLAS takes other kernels (GEMV), which are variants of their own;
     so have the plain loops that a batch of products below :data:`_LOOPS` multiplications goes by
     (bmm_out_or_baddbmm_ in aten/src/ATen/native/LinearAlgebra.cpp).
     """
@@ -297,7 +297,7 @@ def output_shape(op: Op) -> tuple[int, ...]:
 
 @kernel_features_by_threads("aten.convolution_backward")
 def _conv_backward(op: Op, threads: int) -> KernelDescription | None:
-    """One pass of a backward; both at once have no curve
+    """One pass of a backward; both at once have no kernel model
     (:func:`dlperf.predictors.kernels.sub_kernels.parts`).
     """
     gradient, image, weight = (tensor(a) for a in op.args[:3])

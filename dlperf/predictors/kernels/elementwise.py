@@ -217,9 +217,7 @@ def elementwise(op: Op) -> KernelDescription:
         (twin, arity, kind, "flat"),
         (name, str(len(whole)), kind, "flat"),
     ]
-    if (
-        dict(op.kwargs).get("approximate") == "tanh"
-    ):  # of gelu: the curve of the error function's where this has none
+    if dict(op.kwargs).get("approximate") == "tanh":  # of gelu: falls back to the error function's
         variants[:0] = [
             (f"{name} tanh", arity, kind, pattern),
             (f"{name} tanh", arity, kind, "flat"),

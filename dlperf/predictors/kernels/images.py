@@ -21,9 +21,7 @@ _SIDES = {"1d": 1, "2d": 2, "3d": 3}
 def _variants(
     name: str, dtype: str, *similar: str
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """A kernel's variant, and those of kernels that come nearest to it: itself in float32, then similar
-    ones.
-    """
+    """Variant and fallbacks of a kernel: itself in float32, then similar kernels."""
     first, *others = (
         (kernel, precision)
         for kernel in (name, *similar)

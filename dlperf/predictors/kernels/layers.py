@@ -345,7 +345,7 @@ _GATHERS = (
     "index_put",
     "index_add",
 )
-"""Gathers and scatters with a curve of their own."""
+"""Gathers and scatters with a kernel model of their own."""
 _LIKE_GATHERS = {
     "_index_put_impl_": "index_put",
     "index_put_": "index_put",

@@ -65,7 +65,7 @@ class Window:
     def taps(self) -> int:
         """Taps that lie inside the image, summed over all positions: kernels skip the others.
 
-        >>> Window((3,), (1,), (1,), (1,), (4,)).taps  # the first and the last position miss one each
+        >>> Window((3,), (1,), (1,), (1,), (4,)).taps  # the first and the last miss one each
         10
         """
         return math.prod(
@@ -145,9 +145,11 @@ def forward_implementation(c_in: int, c_out: int, groups: int, window: Window) -
     image, by im2col and a product.
 
     >>> window = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
-    >>> forward_implementation(3, 32, 1, window), forward_implementation(32, 32, 1, window), forward_implementation(6, 6, 4, window)
-    ('first', 'blocked', 'gemm')
-    >>> [forward_implementation(3, 32, 1, Window((1, 1), (step, step), (0, 0), (1, 1), (14, 14))) for step in (1, 2)]
+    >>> sizes = (3, 32, 1), (32, 32, 1), (6, 6, 4)
+    >>> [forward_implementation(*size, window) for size in sizes]
+    ['first', 'blocked', 'gemm']
+    >>> points = [Window((1, 1), (step, step), (0, 0), (1, 1), (14, 14)) for step in (1, 2)]
+    >>> [forward_implementation(3, 32, 1, point) for point in points]
     ['blocked', 'first']
     """
     if groups > 1 and c_in == c_out == 1:
@@ -168,9 +170,11 @@ def weight_implementation(c_in: int, c_out: int, groups: int, window: Window) ->
     1d), and none of them padding beyond half of the kernel in 2d, nor a kernel deeper than the
     image in 3d; those of 256 know no padding in 3d and no kernel longer than the image.
 
-    >>> near, far = (Window((side, side), (1, 1), (side // 2, side // 2), (1, 1), (14, 14)) for side in (3, 5))
-    >>> weight_implementation(1, 1, 32, near), weight_implementation(1, 1, 32, far), weight_implementation(3, 32, 1, far), weight_implementation(12, 32, 1, near)
-    ('blocked', 'gemm', 'first', 'half')
+    >>> near = Window((3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
+    >>> far = Window((5, 5), (1, 1), (2, 2), (1, 1), (14, 14))
+    >>> cases = (1, 1, 32, near), (1, 1, 32, far), (3, 32, 1, far), (12, 32, 1, near)
+    >>> [weight_implementation(*case) for case in cases]
+    ['blocked', 'gemm', 'first', 'half']
     """
     d = len(window.kernel)
     if groups > 1 and c_in == c_out == 1:
@@ -283,7 +287,8 @@ def workspace_bytes(op: Op) -> tuple[int, int] | None:
     """(storage, bytes) of what an op keeps for its backward where no recording on fake tensors can
     know its size; None for other ops.
 
-    >>> step = TensorSpec.contiguous(10, 8, 24); kept = TensorSpec.contiguous(0, dtype="uint8", storage=7)
+    >>> step = TensorSpec.contiguous(10, 8, 24)
+    >>> kept = TensorSpec.contiguous(0, dtype="uint8", storage=7)
     >>> workspace_bytes(Op("aten.mkldnn_rnn_layer.default", outputs=(step, step, step, kept)))
     (7, 159744)
     """
@@ -326,8 +331,8 @@ class Convolution:
 
 
 def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:
-    """What a forward computes (`needs` is None), or a backward that wants gradients of the input, of the weight or of both, in the words of
-    :meth:`Convolution.implementation`.
+    """Passes of a forward (`needs` is None), or of a backward for the gradients of the input, of the
+    weight or of both, as :meth:`Convolution.implementation` names them.
 
     >>> ways_of(False, (True, True)), ways_of(True, (True, True)), ways_of(True, None)
     (('input', 'weight'), ('output', 'weight'), ('input',))

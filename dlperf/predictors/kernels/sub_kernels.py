@@ -1,6 +1,4 @@
-"""What an operator does one after another within one call, each part with a curve of its own; no
-dispatcher, so no trace, sees them.
-"""
+"""Sub-kernels of an operator: the kernels that one call runs in turn, which no trace shows."""
 
 from __future__ import annotations
 
