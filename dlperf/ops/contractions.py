@@ -172,7 +172,7 @@ SCORE_FLOPS = 1 + SOFTMAX_FLOPS
 
 
 def _n_scores(query: TensorSpec, key: TensorSpec, causal: bool) -> int:
-    """Scores of all heads: b h t_q t_k; under a causal mask only those on and below the diagonal."""
+    """Scores of all heads: b h t_q t_k; under a causal mask only those up to the diagonal."""
     t_q, t_k = query.shape[-2], key.shape[-2]
     heads = math.prod(query.shape[:-2])
     if not causal:

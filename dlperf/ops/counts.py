@@ -61,7 +61,7 @@ def _bytes(trace: Trace) -> list[int]:
 
 
 def totals(trace: Trace) -> tuple[list[int], list[int]]:
-    """FLOPs and bytes of each op of a trace; unknown FLOPs as 0 (:func:`unknown_ops` names them)."""
+    """FLOPs and bytes of each op; unknown FLOPs are 0 (:func:`unknown_ops` names them)."""
     return [flops or 0 for flops in _flops(trace)], list(_bytes(trace))
 
 

@@ -368,7 +368,7 @@ def fused_adam(op: Op) -> int:
 
 @flop_formula("aten._fused_sgd")
 def fused_sgd(op: Op) -> int:
-    """Per parameter: update 2; weight decay 2, momentum 3 (1 without dampening less), Nesterov 2."""
+    """Per parameter: update 2; weight decay 2, momentum 3 (2 without dampening), Nesterov 2."""
     options = dict(op.kwargs)
     momentum = (3 if options.get("dampening") else 2) if options.get("momentum") else 0
     return n_first_list(op) * (
@@ -381,7 +381,7 @@ def fused_sgd(op: Op) -> int:
 
 @flop_formula("aten._fused_adagrad")
 def fused_adagrad(op: Op) -> int:
-    """Per parameter: sum of squares 2, root and epsilon 2, quotient and update 3; weight decay 2."""
+    """Per parameter: sum of squares 2, root, epsilon 2, quotient, update 3; weight decay 2."""
     return n_first_list(op) * (7 + (2 if dict(op.kwargs).get("weight_decay") else 0))
 
 

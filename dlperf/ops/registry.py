@@ -91,7 +91,7 @@ def find(table: dict[str, Formula], packet: str) -> Formula | None:
 
 
 def argument(op: Op, place: int, name: str, default: Any = None) -> Any:
-    """An argument by its place in the schema, or by keyword; `default` where the call left it out."""
+    """Argument by its place in the schema, or by keyword; `default` where the call omits it."""
     return op.args[place] if place < len(op.args) else dict(op.kwargs).get(name, default)
 
 

@@ -1,1 +1,1 @@
-"""A trace and a machine become priced items: kernel cost models, framework overhead, page faults."""
+"""Priced items of a trace on a machine: kernel cost model, framework overhead, page faults."""

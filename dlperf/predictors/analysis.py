@@ -59,7 +59,7 @@ class Analysis:
     roots_of_zero: dict[int, float]
 
     def descriptions(self, threads: int) -> tuple[tuple[KernelDescription | None, ...], ...]:
-        """Descriptions of the ops' sub-kernels on `threads` threads; None for an unknown operator."""
+        """Descriptions of the ops' sub-kernels on `threads`; None for an unknown operator."""
         shared: dict[str, tuple[KernelDescription | None, ...]] = {}
         for op in self.ops:
             if op.signature not in shared:

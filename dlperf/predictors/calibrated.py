@@ -327,7 +327,7 @@ class _Priced:
         )
 
     def _distance_s(self) -> list[float]:
-        """Cache-miss penalty of each op's operands in seconds, beyond that of its own working set."""
+        """Cache-miss penalty of each op's operands, in seconds, above that of its working set."""
         analysis, cost_model, n = self.analysis, self.cost_model, len(self.trace.ops)
         untouched_s = np.maximum(
             self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0

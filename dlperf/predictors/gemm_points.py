@@ -1,4 +1,4 @@
-"""The matrix products in a machine file, as points of a table: size, precision, orientation, time."""
+"""Measured matrix products of a machine file: size, dtype, orientation, time."""
 
 from __future__ import annotations
 

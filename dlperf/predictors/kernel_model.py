@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def one_blas_thread(function: F) -> F:
-    """`function` with one BLAS thread: on matrices this small a team of threads waits for itself."""
+    """`function` with one BLAS thread: on small matrices a team of threads is slower."""
     limited: F = threadpool_limits.wrap(limits=1, user_api="blas")(function)
     return limited
 

@@ -1,6 +1,4 @@
-"""What pages cost in a step: first touches where memory is born, giving it back where it is freed;
-and how much memory a process takes.
-"""
+"""Page faults: time of first touches and of releases of pages in a step; peak resident memory."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def cold_faults(
     seconds since its page was given back.
 
     `begin_s` are the beginnings of the ops through two steps. The system hands out first what it
-    got last; what nobody of the step gave back was given back long ago.
+    got last; a page that no op of the step released was released long ago.
     """
     n = len(simulated.faults)
     free: list[tuple[float, float]] = []  # pages, and when they were given back
@@ -72,7 +70,7 @@ def page_items(
     source: str,
     others: Seconds,
 ) -> Iterator[Item]:
-    """Items of time for a replayed step, `faults` by op of it on average, counted as
+    """Items of a simulated step, `faults` by op of it on average, counted as
     :func:`cold_faults` does.
 
     `cost_s` gives the seconds of a ``page_fault`` (the first touch of 4 KiB), a ``page_release``

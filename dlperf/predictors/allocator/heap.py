@@ -278,7 +278,7 @@ class Heap:
         return address, pages - n_huge * (HUGE_PAGE_BYTES // PAGE_BYTES)
 
     def _advise(self, address: int, n_bytes: int) -> None:
-        """madvise(MADV_HUGEPAGE) on a block's pages; what is advised stays so and grows together."""
+        """madvise(MADV_HUGEPAGE) on a block's pages; advised ranges stay and merge."""
         begin = address // PAGE_BYTES * PAGE_BYTES + PAGE_BYTES
         end = begin + math.ceil(n_bytes / PAGE_BYTES) * PAGE_BYTES
         apart = []
@@ -372,7 +372,7 @@ class Jemalloc:
         return self._give(found[0], size, pages), pages
 
     def free(self, address: int) -> None:
-        """Give a block back: kept dirty, or purged where it, or the free extent it joins, is large."""
+        """Give a block back: kept dirty, or purged where its free extent is large."""
         size, pages = self._used.pop(address)
         self._used_pages -= pages
         if address >= _FIRST_MAPPING:

@@ -72,8 +72,7 @@ def simulate(
     policy: str = "default",
     kept: Sequence[tuple[int, int]] = (),
 ) -> AllocatorSimulation:
-    """Simulate the allocations of a trace over some steps of some processes under a policy; the last
-    steps count.
+    """Simulate a trace's allocations over steps of several processes; the last steps count.
 
     `scratch_bytes` gives the blocks that an op allocates and frees within itself (layout
     conversions, workspaces); `kept` are (storage, bytes) of memory whose size no recording could

@@ -1,4 +1,4 @@
-"""Families of contractions: matrix products and convolutions."""
+"""Descriptions of contractions: matrix products and convolutions."""
 
 from __future__ import annotations
 

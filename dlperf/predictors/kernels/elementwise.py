@@ -1,4 +1,4 @@
-"""Families without a shape of their own: views, elementwise kernels, an optimizer's many tensors."""
+"""Descriptions of views, elementwise kernels and kernels over lists of tensors."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _repeats_inside(spec: TensorSpec) -> bool:
 
 
 def _is_one_element(spec: TensorSpec) -> bool:
-    """Whether a tensor is one element everywhere, as the gradient of a sum is: read like a number."""
+    """Whether a tensor repeats one element, as the gradient of a sum does."""
     return spec.numel > 1 and not any(spec.strides)
 
 

@@ -1,4 +1,4 @@
-"""Families that change an image's sides: resampling, padding, columns of windows, unpooling."""
+"""Descriptions of resampling, padding, im2col and unpooling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families of layers' kernels: normalisation, pooling, rows, moves."""
+"""Descriptions of normalisation, pooling, softmax, reductions, losses, gathers and joins."""
 
 from __future__ import annotations
 

@@ -331,8 +331,8 @@ class Convolution:
 
 
 def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...]:
-    """Passes of a forward (`needs` is None), or of a backward for the gradients of the input, of the
-    weight or of both, as :meth:`Convolution.implementation` names them.
+    """Passes of a forward (`needs` is None), or of a backward for the gradients of input, weight or
+    both, as :meth:`Convolution.implementation` names them.
 
     >>> ways_of(False, (True, True)), ways_of(True, (True, True)), ways_of(True, None)
     (('input', 'weight'), ('output', 'weight'), ('input',))

@@ -1,4 +1,4 @@
-"""Families of kernels over sequences: attention, recurrent layers."""
+"""Descriptions of attention and recurrent layers."""
 
 from __future__ import annotations
 

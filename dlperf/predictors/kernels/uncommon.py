@@ -1,6 +1,4 @@
-"""Families that few networks have: distances between all pairs, bilinear forms, losses of margins
-and of sequences, Fourier transforms.
-"""
+"""Descriptions of uncommon operators: distances, bilinear forms, margin losses, CTC, FFT."""
 
 from __future__ import annotations
 
