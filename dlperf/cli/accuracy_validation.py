@@ -81,7 +81,7 @@ def validate_accuracy(args: Namespace) -> Answer:
             raise Interrupted(archive.kept)
     if archive.remark:
         study = study.with_remark(archive.remark)
-    for remark in study.unrest:
+    for remark in study.variation_remarks:
         warn(remark)
     write_folder(args, lambda to, force: page.write_study(study, to, force))
     return Answer(

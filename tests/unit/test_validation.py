@@ -728,14 +728,14 @@ def test_json_has_no_nan_and_adds_up() -> None:
 
 def test_a_busy_machine_is_told() -> None:
     quiet = whole_study()  # its runs differ by 0.1 / 1.15 = 8.7 %
-    assert quiet.unrest == ()
+    assert quiet.variation_remarks == ()
     restless = replace(
         quiet,
         truths=tuple(
             (case, replace(truth, repeatability_frac=0.3)) for case, truth in quiet.truths
         ),
     )
-    assert len(restless.unrest) == 1
+    assert len(restless.variation_remarks) == 1
     assert "same step differ by 30 %" in study_to_text(restless, 160)
 
 

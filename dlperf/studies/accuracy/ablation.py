@@ -169,7 +169,7 @@ TERMS = (
         on_machine=near_operands,
     ),
     Term(
-        "retention",
+        "cache residency",
         "operands, code and pages that left the shared cache because they were not touched for"
         " long",
         on_machine=undisturbed_cache,

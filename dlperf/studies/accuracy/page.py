@@ -245,4 +245,4 @@ def _remarks(study: Study) -> list[str]:
         f"{failure.case.label} could not be measured: {failure.reason}"
         for failure in study.failures
     ]
-    return [*study.unrest, *found, *study.peer_problems, *study.provenance.remarks]
+    return [*study.variation_remarks, *found, *study.peer_problems, *study.provenance.remarks]

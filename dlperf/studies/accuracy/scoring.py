@@ -211,17 +211,17 @@ def worst_beyond_floor(errors_and_floors: Iterable[tuple[float, float]]) -> floa
     )
 
 
-RESTLESS_FRAC = 0.1
+LARGE_VARIATION_FRAC = 0.1
 """A median floor beyond which a study says that the machine was busy: on a quiet one it is a few
 percent with one thread.
 """
 
 
-def restless(floors: Sequence[float], what: str) -> str:
+def variation_remark(floors: Sequence[float], what: str) -> str:
     """The remark that two processes of the same thing differ too much for the errors to mean
     anything; empty where they do not.
     """
-    if not floors or median(floors) <= RESTLESS_FRAC:
+    if not floors or median(floors) <= LARGE_VARIATION_FRAC:
         return ""
     return (
         f"fresh processes of the same {what} differ by {100 * median(floors):.0f} % (median): the"

@@ -21,9 +21,9 @@ from dlperf.studies.accuracy.scoring import (
     LayerGroup,
     Summary,
     layer_groups,
-    restless,
     score,
     summaries,
+    variation_remark,
 )
 from dlperf.studies.accuracy.single_ops import OpGroup, SingleOp, op_groups
 
@@ -146,7 +146,7 @@ class Study:
         )
 
     @cached_property
-    def unrest(self) -> tuple[str, ...]:
+    def variation_remarks(self) -> tuple[str, ...]:
         """Where the machine was too busy for the errors to mean anything: steps with one thread,
         single ops.
         """
@@ -160,7 +160,11 @@ class Study:
             for one in self.ops
             if one.threads == 1 and one.repeatability_frac is not None
         ]
-        return tuple(remark for remark in (restless(steps, "step"), restless(ops, "op")) if remark)
+        return tuple(
+            remark
+            for remark in (variation_remark(steps, "step"), variation_remark(ops, "op"))
+            if remark
+        )
 
     def with_remark(self, remark: str) -> Study:
         """The study with one more thing that a reader must know."""
@@ -190,7 +194,7 @@ class Study:
             "layers": [_layer_row(layer) for layer in (*self.layers, *self.peer_layers)],
             "intervals": None if self.intervals is None else asdict(self.intervals),
             "ablation": [asdict(one) for one in self.ablations],
-            "unrest": list(self.unrest),
+            "variation_remarks": list(self.variation_remarks),
             "peer_problems": list(self.peer_problems),
             "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
             "families": [asdict(group) for group in self.op_groups],
