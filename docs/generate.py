@@ -7,19 +7,16 @@ typed records, results from reports/.
 from __future__ import annotations
 
 import argparse
-import ast
 import csv
 import inspect
 import itertools
 import re
 import statistics
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import inspect as types
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +29,7 @@ def write(folder: Path) -> None:
         ("command-line", command_line()),
         ("common-options", common_options()),
         ("file-formats", file_formats()),
+        ("cost-kinds", cost_kinds()),
         ("answers", answers()),
         ("accuracy", accuracy()),
         ("distributed", first_table("distributed/distributed.md", _is_shown)),
@@ -234,22 +232,34 @@ def _markdown(text: str) -> str:
 
 
 def _meanings(record: type) -> dict[str, str]:
-    """The docstrings that stand below the fields of a record, and below those of its bases."""
+    """The ``#:`` comments of a record's fields, and those of its bases."""
     found: dict[str, str] = {}
     for kind in reversed(record.__mro__):
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        if not kind.__module__.startswith("dlperf."):
             continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        except (OSError, TypeError):
-            continue
-        body = tree.body[0].body  # type: ignore[attr-defined]
-        for one, after in itertools.pairwise(body):
-            text = after.value if isinstance(after, ast.Expr) else None
-            if isinstance(one, ast.AnnAssign) and isinstance(text, ast.Constant):
-                name = one.target.id  # type: ignore[union-attr]
-                found[name] = _markdown(" ".join(str(text.value).split()))
+        lines = inspect.getsource(kind).splitlines()
+        for before, line in itertools.pairwise(["", *lines]):
+            field = re.match(r"    (\w+): ", line)
+            own = line if "#: " in line else before if before.lstrip().startswith("#: ") else ""
+            if field and own:
+                found[field.group(1)] = own.partition("#: ")[2]
     return found
+
+
+def cost_kinds() -> str:
+    """Every kind of cost of a machine file, with its meaning."""
+    from dlperf.core.costs import KINDS
+
+    meanings = dict(
+        line.split("\t") for line in (ROOT / "docs/cost-kinds.tsv").read_text("utf-8").splitlines()
+    )
+    if unknown := meanings.keys() ^ KINDS.keys():
+        raise ValueError(f"docs/cost-kinds.tsv and the kinds of costs differ: {sorted(unknown)}")
+    rows = [
+        [f"`{name}`", kind.unit, kind.statistic, kind.at, meanings[name]]
+        for name, kind in KINDS.items()
+    ]
+    return table(("kind", "unit", "statistic", "`at` in", "meaning"), rows) + "\n"
 
 
 def _type(kind: Any) -> tuple[str, list[type]]:

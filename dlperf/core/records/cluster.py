@@ -28,74 +28,75 @@ SeveralRanks = Annotated[int, Meta(ge=2, le=2**24)]
 class RankRecord(Struct, gc=False):
     """Where a rank ran."""
 
-    host: Name
-    socket: IndexOrNone = -1
-    system: Text = ""
+    host: Name  #: Host name.
+    socket: IndexOrNone = -1  #: Socket; -1 for several.
+    system: Text = ""  #: Boot id of the kernel.
 
 
 class MessageRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     """Messages of one size over a link."""
 
+    #: Half a round trip, one-way train, or the sender's call.
     what: Literal["ping_pong", "train", "send"]
-    bytes: Whole
-    pairs: Ranks
-    messages: Positive
+    bytes: Whole  #: Size of a message.
+    pairs: Ranks  #: Pairs of ranks at once.
+    messages: Positive  #: Messages of a train.
 
 
 class LinkRecord(Struct, gc=False, forbid_unknown_fields=True):
     """A link: measured messages, a data sheet's numbers, or both."""
 
-    distance: Distance
-    latency_s: Seconds | None = None
-    bandwidth_bytes_per_s: BytesPerSecond | None = None
-    messages: list[MessageRecord] = []
+    distance: Distance  #: Where the other rank is.
+    latency_s: Seconds | None = None  #: From a data sheet.
+    bandwidth_bytes_per_s: BytesPerSecond | None = None  #: From a data sheet, one direction.
+    messages: list[MessageRecord] = []  #: Measured messages.
 
 
 class CollectiveRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     """A collective at one size."""
 
-    kind: Kind
-    bytes: Whole
-    ranks: SeveralRanks
-    ranks_per_node: Ranks
+    kind: Kind  #: The collective.
+    bytes: Whole  #: The whole vector.
+    ranks: SeveralRanks  #: Number of ranks.
+    ranks_per_node: Ranks  #: Ranks of a node.
 
 
 class ReductionRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     """The sum of two vectors."""
 
-    bytes: Positive
+    bytes: Positive  #: Size of a vector.
 
 
 class InterferenceRecord(Struct, gc=False):
     """A computation and a collective, alone and together."""
 
-    kernel: Name
-    threads: Threads
-    bytes: Positive
-    ranks: Ranks
-    ranks_per_node: Ranks
-    alone: PositiveSamplesRecord
-    together: PositiveSamplesRecord
-    collective_alone: PositiveSamplesRecord
-    collective_together: PositiveSamplesRecord
+    kernel: Name  #: `gemm` or `stream`.
+    threads: Threads  #: Number of threads.
+    bytes: Positive  #: Size of the all-reduce.
+    ranks: Ranks  #: Number of ranks.
+    ranks_per_node: Ranks  #: Ranks of a node.
+    alone: PositiveSamplesRecord  #: The computation alone.
+    together: PositiveSamplesRecord  #: The computation beside the all-reduce.
+    collective_alone: PositiveSamplesRecord  #: The all-reduce alone.
+    collective_together: PositiveSamplesRecord  #: The all-reduce beside the computation.
 
 
 class ClusterRecord(Struct, gc=False, forbid_unknown_fields=True):
     """Measured links between ranks."""
 
-    schema: str
-    schema_version: int
-    created: Text = ""
-    versions: dict[str, Text] = {}
-    backend: Literal["gloo", "nccl"] = "gloo"
-    threads: Threads = 1
-    mode: Text = "hand-written"
-    groups: list[Text] = []
-    complete: bool = False
-    notes: list[Text] = []
-    ranks: list[RankRecord] = []
-    links: list[LinkRecord] = []
-    collectives: list[CollectiveRecord] = []
-    reductions: list[ReductionRecord] = []
-    interferences: list[InterferenceRecord] = []
-    co_runs: list[CoRunRecord] = []
+    schema: str  #: `dlperf.cluster`.
+    schema_version: int  #: 2.
+    created: Text = ""  #: Time of the measurement, ISO 8601.
+    versions: dict[str, Text] = {}  #: dlperf, Python, system, torch, numpy.
+    backend: Literal["gloo", "nccl"] = "gloo"  #: Library of the collectives.
+    threads: Threads = 1  #: Threads of a rank.
+    mode: Text = "hand-written"  #: `quick`, `full` or `hand-written`.
+    groups: list[Text] = []  #: Finished groups.
+    complete: bool = False  #: Whether every group is finished.
+    notes: list[Text] = []  #: Remarks of the measurement.
+    ranks: list[RankRecord] = []  #: Where the ranks ran.
+    links: list[LinkRecord] = []  #: Links by distance.
+    collectives: list[CollectiveRecord] = []  #: Measured collectives.
+    reductions: list[ReductionRecord] = []  #: Sums of vectors.
+    interferences: list[InterferenceRecord] = []  #: Computation beside communication.
+    co_runs: list[CoRunRecord] = []  #: Ranks of one computer at once.

@@ -28,15 +28,15 @@ Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
 class EventRecord(Struct, gc=False):
     """A call, or the wait for one."""
 
-    op: Literal["launch", "wait"]
-    call: Whole
-    kind: Kind
-    bytes: Whole
-    group: Whole
-    at_s: Time
-    until_s: Time
-    peer: Whole | None = None
-    done_s: Time | None = None
+    op: Literal["launch", "wait"]  #: A call is issued, or waited for.
+    call: Whole  #: Number of the rank's call.
+    kind: Kind  #: The collective or message.
+    bytes: Whole  #: The whole vector, or the message.
+    group: Whole  #: Number in `groups`.
+    at_s: Time  #: Begin, from the step's start.
+    until_s: Time  #: End.
+    peer: Whole | None = None  #: Other rank of a message, or the root.
+    done_s: Time | None = None  #: When the call was complete.
 
 
 class RankStepRecord(Struct, gc=False):
@@ -58,13 +58,13 @@ class RankStepsRecord(Struct, gc=False):
 class CommunicationRecord(Struct, gc=False):
     """The communication of a training."""
 
-    hosts: list[Name]
-    groups: list[list[Whole]]
-    ranks: list[RankStepsRecord]
-    script: Text = ""
-    backend: Text = "gloo"
-    threads: Threads = 1
-    machine: Text = ""
-    notes: list[Text] = []
-    versions: dict[str, Text] = {}
-    created: Text = ""
+    hosts: list[Name]  #: Host of each rank.
+    groups: list[list[Whole]]  #: Ranks of each process group.
+    ranks: list[RankStepsRecord]  #: Ranks with their steps.
+    script: Text = ""  #: The training script.
+    backend: Text = "gloo"  #: Library of the collectives.
+    threads: Threads = 1  #: Threads of a rank.
+    machine: Text = ""  #: Processor.
+    notes: list[Text] = []  #: Remarks of the recording.
+    versions: dict[str, Text] = {}  #: dlperf, Python, system, torch, numpy.
+    created: Text = ""  #: Time of the recording, ISO 8601.

@@ -38,23 +38,23 @@ T = TypeVar("T")
 class SamplesRecord(Struct, gc=False):
     """Samples in seconds, zero included, and the number of disturbed ones."""
 
-    samples_s: Annotated[list[Seconds], Meta(min_length=1)]
-    disturbed: Whole = 0
+    samples_s: Annotated[list[Seconds], Meta(min_length=1)]  #: Raw samples.
+    disturbed: Whole = 0  #: Samples that were dropped.
 
 
 class PositiveSamplesRecord(Struct, gc=False):
     """Samples in seconds, and the number of disturbed ones."""
 
-    samples_s: Annotated[list[PositiveSeconds], Meta(min_length=1)]
-    disturbed: Whole = 0
+    samples_s: Annotated[list[PositiveSeconds], Meta(min_length=1)]  #: Raw samples.
+    disturbed: Whole = 0  #: Samples that were dropped.
 
 
 class CoRunRecord(PositiveSamplesRecord, gc=False, kw_only=True):
     """Co-run samples of one kind of work, and its samples alone."""
 
-    work: Name
-    workers: Threads
-    alone: PositiveSamplesRecord
+    work: Name  #: Kind of work: a bound, an operation, or the preparation.
+    workers: Threads  #: Processes at once.
+    alone: PositiveSamplesRecord  #: The same work by one process; pairs with `samples_s`.
 
 
 def convert(data: object, record: type[T]) -> T:

@@ -23,36 +23,36 @@ Noise = Annotated[float, Meta(ge=-1e15, le=1e15)]
 class StepRecord(Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
     """Samples of a step's phases."""
 
-    zero_grad: SamplesRecord | None = None
-    forward: PositiveSamplesRecord
-    backward: SamplesRecord | None = None
-    optimizer: SamplesRecord | None = None
-    total: PositiveSamplesRecord
+    zero_grad: SamplesRecord | None = None  #: Gradients set to none.
+    forward: PositiveSamplesRecord  #: Forward, loss included.
+    backward: SamplesRecord | None = None  #: Backward.
+    optimizer: SamplesRecord | None = None  #: Step of the optimizer.
+    total: PositiveSamplesRecord  #: The whole step.
 
 
 class LayerTimesRecord(Struct, gc=False):
     """Samples of a layer's phases; null where a phase is unknown."""
 
-    layer: Name
-    type: Name
-    forward: SamplesRecord | None
-    backward: SamplesRecord | None
-    optimizer: SamplesRecord | None
+    layer: Name  #: Name of the layer.
+    type: Name  #: Class.
+    forward: SamplesRecord | None  #: Its forward.
+    backward: SamplesRecord | None  #: Its backward.
+    optimizer: SamplesRecord | None  #: Its share of the optimizer.
 
 
 class MeasurementRecord(Struct, gc=False):
     """A measured step, with its trace where it was recorded."""
 
-    target: Text
-    batch_size: Positive
-    threads: Threads
-    inference: bool
-    machine: Text
-    versions: dict[str, Text]
-    notes: list[Text]
-    noise: dict[str, Noise]
-    step: StepRecord
-    repeat: PositiveSamplesRecord | None
-    layers: list[LayerTimesRecord]
-    peak_memory_bytes: Whole | None = None
-    trace: TraceRecord | None = None
+    target: Text  #: What the user named.
+    batch_size: Positive  #: Samples of the step.
+    threads: Threads  #: Number of threads.
+    inference: bool  #: One forward pass instead of a step.
+    machine: Text  #: Processor.
+    versions: dict[str, Text]  #: dlperf, Python, system, torch, numpy.
+    notes: list[Text]  #: Remarks of the step profiler.
+    noise: dict[str, Noise]  #: Counts of disturbed samples and faults.
+    step: StepRecord  #: Steps without instruments.
+    repeat: PositiveSamplesRecord | None  #: An independent repetition of `step.total`.
+    layers: list[LayerTimesRecord]  #: Layers, the instruments' cost subtracted.
+    peak_memory_bytes: Whole | None = None  #: Peak resident memory of three steps.
+    trace: TraceRecord | None = None  #: The recorded step.
