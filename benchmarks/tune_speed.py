@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from dlperf.advice.grid import EPOCH, Axes, Wish
+from dlperf.advice.grid import EPOCH, Axes, Objective
 from dlperf.advice.rates import Forecaster
 from dlperf.advice.tuning import tune
 from dlperf.core.machine import Machine
@@ -50,8 +50,8 @@ def main() -> None:
         options.target,
         machine.cpu.model,
         axes,
-        Wish(EPOCH, samples=60_000),
-        forecaster.pace_of,
+        Objective(EPOCH, samples=60_000),
+        forecaster.rate_of,
         forecaster.knows,
     )
     total_s = time.perf_counter() - begin
@@ -60,8 +60,8 @@ def main() -> None:
         options.target,
         machine.cpu.model,
         axes,
-        Wish(EPOCH, samples=60_000),
-        forecaster.pace_of,
+        Objective(EPOCH, samples=60_000),
+        forecaster.rate_of,
         forecaster.knows,
     )
     print(

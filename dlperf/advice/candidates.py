@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from dlperf.advice.mallocs import MALLOCS
+from dlperf.advice.allocators import ALLOCATORS
 from dlperf.advice.variants import Edit, Variant
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Layer, Trace
@@ -48,7 +48,7 @@ def candidates(trace: Trace, machine: Machine, threads: int, has_code: bool) -> 
         Candidate(
             Variant(f"malloc {malloc.name}", malloc=malloc.name), malloc.settings, malloc.caveat
         )
-        for malloc in MALLOCS
+        for malloc in ALLOCATORS
     ]
     if not has_code:
         return found

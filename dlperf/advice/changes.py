@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dlperf.advice.allocators import malloc_of, predict_under
 from dlperf.advice.candidates import Candidate, activations, batch_sizes, candidates
-from dlperf.advice.mallocs import malloc_of, predict_under
 from dlperf.advice.parameters import NotApplicable
 from dlperf.advice.transformations import edit_built
 from dlperf.advice.variants import (
@@ -533,7 +533,7 @@ class _Adviser:
 
     def _together(self, paying: Sequence[Suggestion]) -> Suggestion | None:
         """Everything that pays and leaves the training as it is, at once; of optimizers, threads
-        and mallocs the best.
+        and allocators the best.
         """
         ranked = sorted(paying, key=lambda s: -(s.gain_frac or 0.0))
         edits: list[Edit] = []

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dlperf.advice.agreement import agreement_of
 from dlperf.advice.breakdown import PARTS
-from dlperf.advice.explanation import Explanation
+from dlperf.advice.explanation import Explanation, agreement_of
 from dlperf.advice.variants import Suggestion
 from dlperf.core import host
 from dlperf.core.text import csv_text

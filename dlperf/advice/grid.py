@@ -97,7 +97,7 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Rate:
     """What one worker does in a configuration: `step_s` from batch to batch once everything runs,
     `once_s` more in each epoch, `peak_memory_bytes` of the worker with what loads for it, and what
     its time is bound by. It varies by `sigma`, apart from `n_apart` - 1 others that wait for the
@@ -113,7 +113,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfigurationForecast:
     """A configuration's forecast. `peak_memory_bytes` are of all its processes together; `epoch_s`
     is None where the number of samples is not known.
     """
@@ -129,49 +129,49 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Objective:
     """What is sought: the shortest epoch of `samples`, or the best throughput, within
     `memory_limit_bytes`.
 
     Raises DlperfError for an epoch without samples, or an unknown objective.
     """
 
-    objective: str = THROUGHPUT
+    kind: str = THROUGHPUT
     samples: int | None = None
     memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
+        if self.kind not in OBJECTIVES:
             raise DlperfError(
-                f"objective {self.objective!r} is unknown; known are {', '.join(OBJECTIVES)}"
+                f"objective {self.kind!r} is unknown; known are {', '.join(OBJECTIVES)}"
             )
-        if self.objective == EPOCH and self.samples is None:
+        if self.kind == EPOCH and self.samples is None:
             raise DlperfError(
                 "the shortest epoch depends on how many samples it has; give --samples N, or"
                 " --objective throughput"
             )
 
-    def cost(self, row: Row) -> float:
+    def cost(self, row: ConfigurationForecast) -> float:
         """What is to be as small as possible: seconds an epoch, or seconds a sample."""
-        if self.objective == EPOCH:
+        if self.kind == EPOCH:
             assert row.epoch_s is not None
             return row.epoch_s
         return 1.0 / row.samples_per_s
 
 
-PaceOf = Callable[[Configuration], Pace]
+RateOf = Callable[[Configuration], Rate]
 
 
 def survey(
     axes: Axes,
-    pace_of: PaceOf,
+    rate_of: RateOf,
     recorded: Sequence[int],
-    wish: Wish,
+    objective: Objective,
     allowed: Callable[[Configuration], bool] = lambda _: True,
-) -> list[Row]:
+) -> list[ConfigurationForecast]:
     """Every allowed configuration's forecast, in the order of the axes.
 
-    `pace_of` is asked at the `recorded` batch sizes alone; between two of them step, overhead and
+    `rate_of` is asked at the `recorded` batch sizes alone; between two of them step, overhead and
     memory are interpolated linearly in the batch size, and outside of them nothing is said (those
     configurations are left out). A batch larger than a worker's share of the samples is left out
     too.
@@ -185,8 +185,8 @@ def survey(
     for workers, threads, loader_workers in itertools.product(
         axes.workers, axes.threads, axes.loader_workers
     ):
-        share = None if wish.samples is None else math.ceil(wish.samples / workers)
-        at: dict[int, Pace] = {}
+        share = None if objective.samples is None else math.ceil(objective.samples / workers)
+        at: dict[int, Rate] = {}
         for batch_size in axes.batch_sizes:
             configuration = Configuration(workers, threads, loader_workers, batch_size)
             if (
@@ -201,8 +201,8 @@ def survey(
             )
             for end in ends:
                 if end not in at:
-                    at[end] = pace_of(replace(configuration, batch_size=end))
-            pace = (
+                    at[end] = rate_of(replace(configuration, batch_size=end))
+            rate = (
                 at[batch_size]
                 if len(ends) == 1
                 else _between(
@@ -212,20 +212,20 @@ def survey(
             rows.append(
                 _row(
                     configuration,
-                    pace,
+                    rate,
                     share,
-                    wish.memory_limit_bytes,
+                    objective.memory_limit_bytes,
                     PREDICTED if len(ends) == 1 else INTERPOLATED,
                 )
             )
     return rows
 
 
-def _between(low: Pace, high: Pace, part: float) -> Pace:
+def _between(low: Rate, high: Rate, part: float) -> Rate:
     def mix(a: float, b: float) -> float:
         return a + part * (b - a)
 
-    return Pace(
+    return Rate(
         mix(low.step_s, high.step_s),
         mix(low.once_s, high.once_s),
         math.ceil(mix(low.peak_memory_bytes, high.peak_memory_bytes)),
@@ -237,26 +237,28 @@ def _between(low: Pace, high: Pace, part: float) -> Pace:
 
 def _row(
     configuration: Configuration,
-    pace: Pace,
+    rate: Rate,
     share: int | None,
     limit_bytes: int | None,
     source: str,
-) -> Row:
-    steps_s = None if share is None else math.ceil(share / configuration.batch_size) * pace.step_s
+) -> ConfigurationForecast:
+    steps_s = None if share is None else math.ceil(share / configuration.batch_size) * rate.step_s
     epoch_s = (
         None
         if steps_s is None
-        else steps_s + waiting_s(pace.n_apart, pace.sigma, steps_s) + pace.once_s
+        else steps_s + waiting_s(rate.n_apart, rate.sigma, steps_s) + rate.once_s
     )
-    memory_bytes = configuration.workers * pace.peak_memory_bytes
+    memory_bytes = configuration.workers * rate.peak_memory_bytes
     fits = limit_bytes is None or memory_bytes <= limit_bytes
-    samples_per_s = configuration.workers * configuration.batch_size / pace.step_s
-    return Row(
-        configuration, pace.step_s, samples_per_s, epoch_s, memory_bytes, pace.bound, fits, source
+    samples_per_s = configuration.workers * configuration.batch_size / rate.step_s
+    return ConfigurationForecast(
+        configuration, rate.step_s, samples_per_s, epoch_s, memory_bytes, rate.bound, fits, source
     )
 
 
-def ranked(rows: Sequence[Row], wish: Wish) -> list[Row]:
+def ranked(
+    rows: Sequence[ConfigurationForecast], objective: Objective
+) -> list[ConfigurationForecast]:
     """The rows that fit, the best first. Rows within TIE_FRAC of the best of the remaining ones are
     equally good; of them the simplest comes first.
 
@@ -268,20 +270,22 @@ def ranked(rows: Sequence[Row], wish: Wish) -> list[Row]:
             " workers, or more samples"
         )
     left = sorted(
-        (row for row in rows if row.fits), key=lambda row: (wish.cost(row), row.configuration)
+        (row for row in rows if row.fits), key=lambda row: (objective.cost(row), row.configuration)
     )
     if not left:
         least = min(rows, key=lambda row: (row.peak_memory_bytes, row.configuration))
         raise DlperfError(
-            f"nothing fits into {format_bytes(wish.memory_limit_bytes)}: the smallest need is"
+            f"nothing fits into {format_bytes(objective.memory_limit_bytes)}: the smallest need is"
             f" {format_bytes(least.peak_memory_bytes)} ({least.configuration.label}); raise"
             " --memory-limit, or give smaller --batch-sizes"
         )
-    order: list[Row] = []
+    order: list[ConfigurationForecast] = []
     begin = 0
     while begin < len(left):
         end = begin + 1
-        while end < len(left) and wish.cost(left[end]) <= (1.0 + TIE_FRAC) * wish.cost(left[begin]):
+        while end < len(left) and objective.cost(left[end]) <= (1.0 + TIE_FRAC) * objective.cost(
+            left[begin]
+        ):
             end += 1
         order += sorted(left[begin:end], key=lambda row: row.configuration)
         begin = end

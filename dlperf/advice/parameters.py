@@ -16,8 +16,8 @@ class NotApplicable(DlperfError):
     """A change that cannot be made to this target; its text says why."""
 
 
-def exchange_parameters(
-    optimizer: torch.optim.Optimizer | None, exchanged: Mapping[int, nn.Parameter | None]
+def replace_parameters(
+    optimizer: torch.optim.Optimizer | None, replacements: Mapping[int, nn.Parameter | None]
 ) -> None:
     """Put others in the place of an optimizer's parameters, by the ``id`` of the old one; None
     takes it out. State of those that go is dropped.
@@ -25,19 +25,23 @@ def exchange_parameters(
     for part in optimizers_in(optimizer):
         for group in part.param_groups:
             for old in group["params"]:
-                if exchanged.get(id(old), old) is not old:
+                if replacements.get(id(old), old) is not old:
                     part.state.pop(old, None)
             group["params"] = [
-                new for old in group["params"] if (new := exchanged.get(id(old), old)) is not None
+                new
+                for old in group["params"]
+                if (new := replacements.get(id(old), old)) is not None
             ]
 
 
 @contextlib.contextmanager
-def exchanging_by_name(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+def keeping_parameters_by_name(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> Iterator[None]:
     """Inside, parameters of the model may become other objects; afterwards the optimizer holds
     those of the same names.
     """
     before = dict(model.named_parameters(remove_duplicate=False))
     yield
     after = dict(model.named_parameters(remove_duplicate=False))
-    exchange_parameters(optimizer, {id(old): after.get(name) for name, old in before.items()})
+    replace_parameters(optimizer, {id(old): after.get(name) for name, old in before.items()})

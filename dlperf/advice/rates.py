@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from dlperf.advice.grid import Configuration, Pace
+from dlperf.advice.grid import Configuration, Rate
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
@@ -45,7 +45,7 @@ class Forecaster:
 
     @cached_property
     def knows_loading(self) -> bool:
-        """Whether the machine file says what loading costs. If not, it is no part of any pace."""
+        """Whether the machine file says what loading costs. If not, it is no part of any forecast."""
         return has_costs(self.machine)
 
     @cached_property
@@ -112,7 +112,7 @@ class Forecaster:
             self._predictions[key] = made
         return self._predictions[key]
 
-    def pace_of(self, configuration: Configuration) -> Pace:
+    def rate_of(self, configuration: Configuration) -> Rate:
         """What one worker of a configuration takes, its loading included where the machine file
         speaks of it, and how far workers vary apart.
 
@@ -124,12 +124,12 @@ class Forecaster:
         """
         n_apart = min(configuration.workers, self.machine.cpu.n_cores)
         return replace(
-            self._pace_of(configuration),
+            self._rate_of(configuration),
             sigma=machine_log_sigma(self.machine, configuration.threads),
             n_apart=n_apart,
         )
 
-    def _pace_of(self, configuration: Configuration) -> Pace:
+    def _rate_of(self, configuration: Configuration) -> Rate:
         threads, batch_size, workers = (
             configuration.threads,
             configuration.batch_size,
@@ -138,7 +138,7 @@ class Forecaster:
         found = self._base_of(threads, batch_size, workers)
         once_s = averaging_s(self.machine, found.parameter_bytes, workers) if workers > 1 else 0.0
         if not self.knows_loading:
-            return Pace(found.step_s, once_s, found.peak_memory_bytes, found.bound)
+            return Rate(found.step_s, once_s, found.peak_memory_bytes, found.bound)
         n_loading = configuration.loader_workers
         factor = self.machine.contention_slowdown(threads) * self.machine.mean_slowdown(threads)
         costs = LoaderCosts(self.machine, threads, factor)
@@ -160,7 +160,7 @@ class Forecaster:
             fetch_s, tensor_bytes, n_loading, own.waiting_frac if own is not None else 0.0
         )
         if not n_loading:
-            return Pace(
+            return Rate(
                 found.step_s + batch.fetch_s,
                 once_s,
                 found.peak_memory_bytes,
@@ -177,7 +177,7 @@ class Forecaster:
         )
         starts = costs.starts(n_loading, found.peak_memory_bytes)
         memory_bytes = found.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes)
-        return Pace(
+        return Rate(
             steady.seconds,
             once_s + starts.start_s + starts.stop_s,
             memory_bytes,

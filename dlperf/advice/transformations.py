@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dlperf.advice import widths
-from dlperf.advice.parameters import NotApplicable, exchange_parameters, exchanging_by_name
+from dlperf.advice.parameters import NotApplicable, keeping_parameters_by_name, replace_parameters
 from dlperf.advice.variants import Edit
 from dlperf.core.errors import DlperfError
 from dlperf.recorder.targets import Built
@@ -102,7 +102,7 @@ def use_channels_last(built: Built, _: Sequence[str] = ()) -> Built:
         for module in built.model.modules()
     ):
         raise NotApplicable("the model has no Conv2d or Conv3d")
-    with exchanging_by_name(built.model, built.optimizer):
+    with keeping_parameters_by_name(built.model, built.optimizer):
         for dims, memory_format in _FORMATS.items():
             if any(parameter.dim() == dims for parameter in built.model.parameters()):
                 built.model.to(memory_format=memory_format)  # type: ignore[call-overload]
@@ -133,7 +133,7 @@ def use_bfloat16(built: Built, _: Sequence[str] = ()) -> Built:
     """Model and inputs in bfloat16; the loss sees the output in float32."""
     if not any(parameter.dtype == torch.float32 for parameter in built.model.parameters()):
         raise NotApplicable("the model has no parameter in float32")
-    with exchanging_by_name(built.model, built.optimizer):
+    with keeping_parameters_by_name(built.model, built.optimizer):
         built.model.bfloat16()
     loss = built.loss
 
@@ -208,10 +208,10 @@ def merge_linears(built: Built, layers: Sequence[str]) -> Built:
     ):
         raise NotApplicable(f"{', '.join(layers)} differ in more than their number of outputs")
     lead = _Merged(linears)
-    exchanged: dict[int, nn.Parameter | None] = {
+    replacements: dict[int, nn.Parameter | None] = {
         id(parameter): None for linear in linears for parameter in linear.parameters()
     }
-    exchanged.update(
+    replacements.update(
         (id(old), new) for old, new in zip(linears[0].parameters(), lead.merged.parameters())
     )
     for place, name in enumerate(layers):
@@ -219,7 +219,7 @@ def merge_linears(built: Built, layers: Sequence[str]) -> Built:
         setattr(
             built.model.get_submodule(parent), child, lead if place == 0 else _Piece(lead, place)
         )
-    exchange_parameters(built.optimizer, exchanged)
+    replace_parameters(built.optimizer, replacements)
     return built
 
 

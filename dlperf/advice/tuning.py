@@ -14,15 +14,15 @@ from dlperf.advice.grid import (
     PREDICTED,
     Axes,
     Configuration,
-    Pace,
-    PaceOf,
-    Row,
-    Wish,
+    ConfigurationForecast,
+    Objective,
+    Rate,
+    RateOf,
     ranked,
     spread_sizes,
     survey,
 )
-from dlperf.advice.tuning_trials import Contest
+from dlperf.advice.trials import ConfigurationTrials
 from dlperf.core.display import Displayed
 
 MOST_RECORDED = 8
@@ -38,28 +38,28 @@ MEMORY_NOTE = (
 
 
 @dataclass(frozen=True, repr=False)
-class Tuning(Displayed, by="dlperf.advice.tuning_text"):
+class Tuning(Displayed, by="dlperf.advice.tuning_page"):
     """What was found for a target. `rows` are all configurations, `best_rows` those that fit, the
-    best first; `contest` what was measured of the best few.
+    best first; `trials` what was measured of the best few.
     """
 
     target: str
     machine: str
     axes: Axes
-    wish: Wish
-    rows: tuple[Row, ...]
-    best_rows: tuple[Row, ...]
+    objective: Objective
+    rows: tuple[ConfigurationForecast, ...]
+    best_rows: tuple[ConfigurationForecast, ...]
     recorded: tuple[int, ...]
     notes: tuple[str, ...] = ()
-    contest: Contest | None = None
+    trials: ConfigurationTrials | None = None
     provenance: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Row:
+    def best(self) -> ConfigurationForecast:
         """The proposed configuration."""
         return self.best_rows[0]
 
-    def row_of(self, configuration: Configuration) -> Row:
+    def row_of(self, configuration: Configuration) -> ConfigurationForecast:
         """The forecast of a configuration that is in the grid."""
         return next(row for row in self.rows if row.configuration == configuration)
 
@@ -68,32 +68,32 @@ def tune(
     target: str,
     machine: str,
     axes: Axes,
-    wish: Wish,
-    pace_of: PaceOf,
+    objective: Objective,
+    rate_of: RateOf,
     allowed: Callable[[Configuration], bool] = lambda _: True,
     n_exact: int = 1,
     notes: Callable[[], list[str]] = list,
 ) -> Tuning:
     """Compare every allowed configuration of the axes.
 
-    Of many batch sizes MOST_RECORDED are asked of `pace_of`, the others interpolated; then the
+    Of many batch sizes MOST_RECORDED are asked of `rate_of`, the others interpolated; then the
     batch sizes of the best `n_exact` configurations are asked for as well, until these stand on
     predictions of their own, so that what is proposed is never interpolated. `notes` is called at
     the end.
 
-    Raises DlperfError where nothing fits or nothing is left, and what `pace_of` raises.
+    Raises DlperfError where nothing fits or nothing is left, and what `rate_of` raises.
     """
     recorded = set(spread_sizes(axes.batch_sizes, MOST_RECORDED))
-    known: dict[Configuration, Pace] = {}
+    known: dict[Configuration, Rate] = {}
 
-    def once(configuration: Configuration) -> Pace:
+    def once(configuration: Configuration) -> Rate:
         if configuration not in known:
-            known[configuration] = pace_of(configuration)
+            known[configuration] = rate_of(configuration)
         return known[configuration]
 
     while True:
-        rows = survey(axes, once, sorted(recorded), wish, allowed)
-        order = ranked(rows, wish)
+        rows = survey(axes, once, sorted(recorded), objective, allowed)
+        order = ranked(rows, objective)
         missing = {
             row.configuration.batch_size for row in order[:n_exact] if row.source != PREDICTED
         }
@@ -102,7 +102,7 @@ def tune(
                 target,
                 machine,
                 axes,
-                wish,
+                objective,
                 tuple(rows),
                 tuple(order),
                 tuple(sorted(recorded)),

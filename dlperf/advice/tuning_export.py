@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlperf.advice.grid import Configuration, Row
+from dlperf.advice.grid import Configuration, ConfigurationForecast
 from dlperf.advice.tuning import Tuning
 from dlperf.core import host
 from dlperf.core.text import csv_text
@@ -21,7 +21,7 @@ def _configuration(one: Configuration) -> dict[str, int]:
     }
 
 
-def row_to_json(row: Row) -> dict[str, Any]:
+def row_to_json(row: ConfigurationForecast) -> dict[str, Any]:
     """A configuration's forecast as one flat object."""
     return {
         **_configuration(row.configuration),
@@ -39,16 +39,16 @@ def tuning_to_json(tuning: Tuning) -> dict[str, Any]:
     """The whole tuning; `rows` are in order of merit, those that do not fit last. What was not
     measured or not asked for is null.
     """
-    wish, contest = tuning.wish, tuning.contest
+    objective, trials = tuning.objective, tuning.trials
     left = [row for row in tuning.rows if not row.fits]
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "target": tuning.target,
         "machine": tuning.machine,
-        "objective": wish.objective,
-        "samples": wish.samples,
-        "memory_limit_bytes": wish.memory_limit_bytes,
+        "objective": objective.kind,
+        "samples": objective.samples,
+        "memory_limit_bytes": objective.memory_limit_bytes,
         "best": _configuration(tuning.best.configuration),
         "predicted_samples_per_s": tuning.best.samples_per_s,
         "predicted_epoch_s": tuning.best.epoch_s,
@@ -57,7 +57,7 @@ def tuning_to_json(tuning: Tuning) -> dict[str, Any]:
         "recorded_batch_sizes": list(tuning.recorded),
         "tried": (
             None
-            if contest is None
+            if trials is None
             else [
                 {
                     **_configuration(one.configuration),
@@ -65,14 +65,14 @@ def tuning_to_json(tuning: Tuning) -> dict[str, Any]:
                     "runs_samples_per_s": list(one.runs_samples_per_s),
                     "error": one.error or None,
                 }
-                for one in contest.tries
+                for one in trials.trials
             ]
         ),
-        "loss_frac": None if contest is None else contest.loss_frac,
+        "loss_frac": None if trials is None else trials.loss_frac,
         "measured_best": (
             None
-            if contest is None or contest.winner is None
-            else _configuration(contest.winner.configuration)
+            if trials is None or trials.fastest is None
+            else _configuration(trials.fastest.configuration)
         ),
         "notes": list(tuning.notes),
         "provenance": list(tuning.provenance),

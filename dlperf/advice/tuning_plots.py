@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from dlperf.advice.grid import PREDICTED, Row
+from dlperf.advice.grid import PREDICTED, ConfigurationForecast
 from dlperf.advice.tuning import Tuning
 from dlperf.core.units import MIB, format_bytes
 from dlperf.report.drawing import CYCLE, DIM, GRID, INK, new_figure, own_style, plain, to_png
@@ -18,20 +18,20 @@ _MARKS = "osD^vPX*<>ph"
 _COLORS = (*CYCLE, INK)
 
 
-def _line_of(row: Row) -> tuple[int, int, int]:
+def _line_of(row: ConfigurationForecast) -> tuple[int, int, int]:
     """What the points of a line have in common: workers, threads, loading workers."""
     one = row.configuration
     return one.workers, one.threads, one.loader_workers
 
 
-def lines_of(tuning: Tuning) -> dict[str, list[Row]]:
+def lines_of(tuning: Tuning) -> dict[str, list[ConfigurationForecast]]:
     """The rows by line, by rising batch size; of many lines those whose best configuration is best,
     so that they can be told apart.
     """
-    found: dict[tuple[int, int, int], list[Row]] = {}
+    found: dict[tuple[int, int, int], list[ConfigurationForecast]] = {}
     for row in tuning.rows:
         found.setdefault(_line_of(row), []).append(row)
-    kept = sorted(found, key=lambda key: min(map(tuning.wish.cost, found[key])))[:MOST_LINES]
+    kept = sorted(found, key=lambda key: min(map(tuning.objective.cost, found[key])))[:MOST_LINES]
     return {
         f"{threads} thread{'s' * (threads != 1)}, {workers} worker{'s' * (workers != 1)}, loader {loader}": sorted(
             found[workers, threads, loader], key=lambda row: row.configuration.batch_size
@@ -61,16 +61,16 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
             markeredgecolor=INK,
             label="proposed",
         )
-        if tuning.contest is not None:
+        if tuning.trials is not None:
             done = [
                 (one.configuration.batch_size, one.samples_per_s)
-                for one in tuning.contest.tries
+                for one in tuning.trials.trials
                 if one.samples_per_s is not None
             ]
             if done:
                 above.plot(*zip(*done), "x", color=INK, markersize=7, label="measured")
-        if tuning.wish.memory_limit_bytes is not None:
-            limit = tuning.wish.memory_limit_bytes
+        if tuning.objective.memory_limit_bytes is not None:
+            limit = tuning.objective.memory_limit_bytes
             below.axhline(limit / MIB, color=INK, linestyle="--", linewidth=1.0)
             below.annotate(
                 f"limit {format_bytes(limit)}",
@@ -110,7 +110,12 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
 
 
 def _line(
-    ax: Any, rows: list[Row], values: list[float], color: str, mark: str, label: str | None
+    ax: Any,
+    rows: list[ConfigurationForecast],
+    values: list[float],
+    color: str,
+    mark: str,
+    label: str | None,
 ) -> None:
     sizes = [row.configuration.batch_size for row in rows]
     ax.plot(sizes, values, color=color, linewidth=1.1)

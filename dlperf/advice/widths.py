@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree as pytree
 
-from dlperf.advice.parameters import NotApplicable, exchanging_by_name
+from dlperf.advice.parameters import NotApplicable, keeping_parameters_by_name
 from dlperf.recorder.targets import Built
 
 BLOCK = 16
@@ -56,7 +56,7 @@ def widen(built: Built, layers: Sequence[str]) -> Built:
     model = built.model
     shared = _shared_parameters(model)
     hooks: list[Any] = []
-    with exchanging_by_name(model, built.optimizer):
+    with keeping_parameters_by_name(model, built.optimizer):
         shapes = _output_shapes(built)
         for name in layers:
             module = model.get_submodule(name)

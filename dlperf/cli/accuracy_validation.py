@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dlperf.core.measurement import Measurement
     from dlperf.core.trace import Op, Trace
     from dlperf.studies.accuracy.archive import Archive
-    from dlperf.studies.accuracy.baselines import PeerEstimate
+    from dlperf.studies.accuracy.baselines import BaselineEstimate
     from dlperf.studies.accuracy.cases import Case
     from dlperf.studies.accuracy.single_ops import SingleOp
     from dlperf.studies.accuracy.study import Provenance, Study
@@ -191,7 +191,7 @@ def _run(
         record,
         measure,
         log,
-        ask_peers=(
+        ask_baselines=(
             (lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None
         ),
         with_ablation=args.ablation,
@@ -202,9 +202,9 @@ def _run(
 
 def _ask(
     args: Namespace, machine: Machine, archive: Archive, case: Case, trace: Trace
-) -> Sequence[PeerEstimate]:
+) -> Sequence[BaselineEstimate]:
     from dlperf.predictors.gemm_points import peak_flops_per_s
-    from dlperf.studies.accuracy.baselines import ask_peers
+    from dlperf.studies.accuracy.baselines import ask_baselines
 
     peak = max(
         peak_flops_per_s(machine, case.threads).items(),
@@ -215,7 +215,7 @@ def _ask(
         case,
         trace,
         f"{peak:.6g} {dram:.6g}",
-        lambda: ask_peers(case, peak, dram, args.input, os.environ),
+        lambda: ask_baselines(case, peak, dram, args.input, os.environ),
     )
 
 
@@ -228,10 +228,10 @@ def _time_ops(
     from dlperf.cli.op_timing import time_ops_apart
     from dlperf.microbench.progress import progress_of
     from dlperf.predictors.kernel_cost_model import cost_model_of
-    from dlperf.studies.accuracy.single_ops import draw_ops, kernel_s, score_ops
+    from dlperf.studies.accuracy.single_ops import kernel_s, make_random_ops, score_ops
 
     known = {kernel.op.signature for kernel in machine.kernels}
-    random_ops = draw_ops(seed, known, args.ops)
+    random_ops = make_random_ops(seed, known, args.ops)
     n_runs = args.runs or OPS_RUNS
     log(
         f"{len(random_ops)} random ops that the machine file does not hold (--seed {seed}),"

@@ -31,7 +31,7 @@ from dlperf.core.units import UNSHAPED
 if TYPE_CHECKING:
     from dlperf.core.cluster import Cluster
     from dlperf.core.machine import Machine
-    from dlperf.studies.distributed.runs import Case, Launch
+    from dlperf.studies.distributed.runs import DistributedCase, Launch
 
 CASES = (
     "lenet@64",
@@ -55,7 +55,7 @@ def validate_distributed(args: Namespace) -> Answer:
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.distributed import page
     from dlperf.studies.distributed.cases import DistributedStudy
-    from dlperf.studies.distributed.runs import Bench
+    from dlperf.studies.distributed.runs import RankRunner
     from dlperf.studies.distributed.study import PARTS, run_study
 
     use_threads(1)
@@ -67,7 +67,7 @@ def validate_distributed(args: Namespace) -> Answer:
     from dlperf.microbench.network.suite import SECONDS as LINK_SECONDS  # imports torch
 
     links_s = sum(LINK_SECONDS["quick" if args.quick_links else "full"].values())
-    runner = Bench(
+    runner = RankRunner(
         launch,
         args.runs or RUNS,
         args.seconds or SECONDS,
@@ -92,12 +92,12 @@ def validate_distributed(args: Namespace) -> Answer:
     return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
 
 
-def _cases(args: Namespace, machine: Machine) -> list[Case]:
+def _cases(args: Namespace, machine: Machine) -> list[DistributedCase]:
     """Every target at every batch size, recorded and predicted for one rank of one thread: one that
     does not work is known before anything is measured.
     """
     from dlperf.recorder import target_lookup
-    from dlperf.studies.distributed.runs import Case
+    from dlperf.studies.distributed.runs import DistributedCase
 
     if args.input:
         raise DlperfError("--input is for a bare nn.Module; --distributed takes builders")
@@ -113,7 +113,9 @@ def _cases(args: Namespace, machine: Machine) -> list[Case]:
                     )
                 ]
     return [
-        Case(name, size, predict_here(read_or_record(args, name, size), machine, 1, "calibrated"))
+        DistributedCase(
+            name, size, predict_here(read_or_record(args, name, size), machine, 1, "calibrated")
+        )
         for name, size in dict.fromkeys(asked)
     ]
 
@@ -143,7 +145,7 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
     if why:
         remarks.append(
             f"ranks cannot have hosts of their own here ({why}): they run on loopback, where no"
-            " rate can be set and no bar stands"
+            " rate can be set and no threshold stands"
         )
         warn(remarks[0])
         rates = (UNSHAPED,)

@@ -35,8 +35,8 @@ from dlperf.core.streams import log
 from dlperf.core.version import VERSION
 
 if TYPE_CHECKING:
-    from dlperf.advice.change_trials import Trials
     from dlperf.advice.explanation import Explanation
+    from dlperf.advice.trials import ChangeTrials
     from dlperf.advice.variants import Variant
     from dlperf.cli.options import (
         MODEL,
@@ -63,7 +63,7 @@ def explain(args: Namespace) -> Answer:
     from dataclasses import replace
 
     from dlperf.advice import explanation as explaining
-    from dlperf.advice import explanation_export, explanation_files, explanation_text
+    from dlperf.advice import explanation_export, explanation_page
 
     recorded = is_trace(args.target)
     if args.trial:
@@ -81,41 +81,39 @@ def explain(args: Namespace) -> Answer:
     )
     if args.trial:
         found = replace(found, trials=_try(args, found, threads))
-    write_folder(args, lambda to, force: explanation_files.write(found, to, force))
+    write_folder(args, lambda to, force: explanation_page.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
-        explanation_text.explanation_to_text(found),
+        explanation_page.explanation_to_text(found),
         explanation_export.explanation_to_json(found),
         status=130 if interrupted else 0,
     )
 
 
-def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
+def _try(args: Namespace, found: Explanation, threads: int) -> ChangeTrials:
     """Measure everything that can be tried here, what is predicted to pay and what is not."""
     from dataclasses import replace
 
-    from dlperf.advice import change_trials, mallocs
+    from dlperf.advice import allocators, trials
 
     limit_s, n_runs = args.seconds or SECONDS, args.runs or RUNS
     batch_size = found.prediction.trace.batch_size
     variants, notes = [], []
     for suggestion in found.advice.suggestions:
-        reason = change_trials.cannot_be_tried(
-            suggestion, found.prediction.machine.cpu.memory_bytes
-        )
+        reason = trials.cannot_be_tried(suggestion, found.prediction.machine.cpu.memory_bytes)
         if not reason:
             variants.append(suggestion.variant)
         elif suggestion.step_s is not None:
             notes.append(f"{suggestion.variant.name} was not tried: {reason}")
 
-    if ours := mallocs.settings_in(os.environ):
+    if ours := allocators.settings_in(os.environ):
         notes.append(
             f"the baseline was run without {', '.join(ours)}, as it is predicted for the system's"
             " default malloc"
         )
 
     def measure(variant: Variant) -> Measurement:
-        return change_trials.measure_apart(
+        return trials.measure_change(
             variant,
             args.target,
             batch_size,
@@ -126,7 +124,7 @@ def _try(args: Namespace, found: Explanation, threads: int) -> Trials:
         )
 
     log(f"trying {len(variants)} change(s), {n_runs} run(s) each, in processes of their own")
-    done = change_trials.run_trials(
+    done = trials.run_change_trials(
         variants, measure, batch_size, seconds=limit_s, n_runs=n_runs, log=log
     )
     return replace(done, notes=tuple(notes))

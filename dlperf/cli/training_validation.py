@@ -14,8 +14,8 @@ from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
-    from dlperf.studies.trainings.cases import Forecasts, Row
-    from dlperf.studies.trainings.runs import Bench
+    from dlperf.studies.trainings.cases import ForecastTable, TrainingForecast
+    from dlperf.studies.trainings.runs import TrainingRunner
 
 NETWORKS = ("cnn-small", "cnn-medium", "cnn-large")
 WRAPPED = ("lenet", "cnn-medium")
@@ -44,7 +44,7 @@ def validate_trainings(args: Namespace) -> Answer:
     use_threads(1)
     machine = load_machine(args)
     runner = _runner(args, machine)
-    rows: list[Row] = []
+    rows: list[TrainingForecast] = []
     failures: list[str] = []
     wanted = set(args.parts or KINDS)
     try:
@@ -71,13 +71,13 @@ def validate_trainings(args: Namespace) -> Answer:
     return Answer(page.study_to_text(study), study.to_json(), status=1 if failures else 0)
 
 
-def _runner(args: Namespace, machine: Machine) -> Bench:
+def _runner(args: Namespace, machine: Machine) -> TrainingRunner:
     from dlperf.recorder import target_lookup
     from dlperf.studies.accuracy.archive import Archive
-    from dlperf.studies.trainings.runs import Bench
+    from dlperf.studies.trainings.runs import TrainingRunner
 
     archive = Archive(args.cache or default_cache("training"), args.fresh)
-    return Bench(
+    return TrainingRunner(
         target_lookup.checkout_folder(),
         machine,
         args.runs or RUNS,
@@ -87,7 +87,9 @@ def _runner(args: Namespace, machine: Machine) -> Bench:
     )
 
 
-def _plan(runner: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable[[], Row]]:
+def _plan(
+    runner: TrainingRunner, args: Namespace, wanted: set[str]
+) -> Iterator[Callable[[], TrainingForecast]]:
     from dlperf.recorder import target_lookup
 
     networks = args.targets or NETWORKS
@@ -112,13 +114,13 @@ def _plan(runner: Bench, args: Namespace, wanted: set[str]) -> Iterator[Callable
 
 def _tables(
     networks: Sequence[str], machine: Machine, failures: list[str]
-) -> tuple[Forecasts, ...]:
+) -> tuple[ForecastTable, ...]:
     """The paper's run (Table X's form) on more workers, and on more images and epochs (Table XI's
     form), for this machine.
     """
     from dlperf.forecast.prediction import predict
     from dlperf.recorder import recording, targets
-    from dlperf.studies.trainings.cases import Forecasts
+    from dlperf.studies.trainings.cases import ForecastTable
 
     scaling: list[tuple[str, tuple[float | None, ...]]] = []
     sizes: list[tuple[str, tuple[float | None, ...]]] = []
@@ -167,7 +169,7 @@ def _tables(
     ):
         if rows:
             found.append(
-                Forecasts(
+                ForecastTable(
                     title,
                     tuple(name for name, _ in rows),
                     tuple(map(str, columns)),

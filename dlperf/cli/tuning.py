@@ -33,8 +33,8 @@ from dlperf.core.version import VERSION
 if TYPE_CHECKING:
     from dlperf.advice.grid import Axes, Configuration
     from dlperf.advice.rates import Forecaster
+    from dlperf.advice.trials import ConfigurationTrials
     from dlperf.advice.tuning import Tuning
-    from dlperf.advice.tuning_trials import Contest
     from dlperf.cli.options import (
         LOADER,
         MODEL,
@@ -63,9 +63,9 @@ def check(args: Namespace) -> None:
 
 def tune(args: Namespace) -> Answer:
     """Compare threads x batch size x loading workers x worker processes."""
-    from dlperf.advice.grid import EPOCH, THROUGHPUT, Axes, Wish
+    from dlperf.advice.grid import EPOCH, THROUGHPUT, Axes, Objective
 
-    objective = Wish(
+    objective = Objective(
         args.objective or (THROUGHPUT if args.samples is None else EPOCH),
         args.samples,
         args.memory_limit,
@@ -83,7 +83,7 @@ def tune(args: Namespace) -> Answer:
         )
     from dataclasses import replace
 
-    from dlperf.advice import tuning, tuning_export, tuning_files, tuning_text
+    from dlperf.advice import tuning, tuning_export, tuning_page
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
     from dlperf.report.machine_check import find_mismatches
@@ -118,7 +118,7 @@ def tune(args: Namespace) -> Answer:
         machine.cpu.model,
         axes,
         objective,
-        forecaster.pace_of,
+        forecaster.rate_of,
         forecaster.knows,
         n_best if args.trial else 1,
         lambda: list(forecaster.notes),
@@ -127,13 +127,13 @@ def tune(args: Namespace) -> Answer:
         found, provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",)
     )
     if args.trial:
-        found = replace(found, contest=_try(args, found, n_best, forecaster))
+        found = replace(found, trials=_try(args, found, n_best, forecaster))
     for note in found.notes:
         warn(note)
-    write_folder(args, lambda to, force: tuning_files.write(found, to, force))
-    interrupted = found.contest is not None and found.contest.is_interrupted
+    write_folder(args, lambda to, force: tuning_page.write(found, to, force))
+    interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
-        tuning_text.tuning_to_text(found),
+        tuning_page.tuning_to_text(found),
         tuning_export.tuning_to_json(found),
         status=130 if interrupted else 0,
     )
@@ -176,15 +176,17 @@ def _axes(args: Namespace, machine: Machine, forecaster: Forecaster) -> Axes:
     return axes
 
 
-def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) -> Contest:
+def _try(
+    args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster
+) -> ConfigurationTrials:
     """Measure the best few."""
-    from dlperf.advice import tuning_trials
+    from dlperf.advice import trials
 
     limit_s, n_runs = args.seconds or SECONDS, args.runs or RUNS
     chosen = [row.configuration for row in found.best_rows[:n_best]]
 
     def measure(configuration: Configuration) -> float:
-        return tuning_trials.measure_apart(
+        return trials.measure_configuration(
             configuration,
             args.target,
             inference=args.inference,
@@ -197,7 +199,7 @@ def _try(args: Namespace, found: Tuning, n_best: int, forecaster: Forecaster) ->
     log(
         f"measuring {len(chosen)} configuration(s), {n_runs} run(s) each, in processes of their own"
     )
-    return tuning_trials.run_contest(chosen, measure, seconds=limit_s, n_runs=n_runs, log=log)
+    return trials.run_configuration_trials(chosen, measure, seconds=limit_s, n_runs=n_runs, log=log)
 
 
 COMMAND = Command(

@@ -30,7 +30,8 @@ def _block_markdown(block: Block) -> str:
     if isinstance(block, Table):
         return table(block.columns, {i for i, kind in enumerate(block.kinds) if kind == "group"})
     if isinstance(block, Image):
-        return f"![{escape(block.link.rsplit('/', 1)[-1].rsplit('.', 1)[0])}]({block.link})"
+        name = block.caption or block.link.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+        return f"![{escape(name)}]({block.link})"
     if isinstance(block, Preformatted):
         return f"```text\n{block.text}\n```"
     if isinstance(block, Paragraph):

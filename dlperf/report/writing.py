@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.files import check_name, schema_of, try_folder
+from dlperf.core.files import check_name, schema_of, try_folder, write_bytes, write_text
 
 
 def check_folder(folder: str | Path, force: bool = False) -> None:
@@ -93,3 +94,21 @@ def is_ours(path: Path) -> bool:
         ".png": lambda: b"Software\x00dlperf" in head,
     }
     return path.suffix in marks and marks[path.suffix]()
+
+
+def write_files(
+    folder: str | Path, files: Mapping[str, str | bytes], force: bool = False
+) -> list[Path]:
+    """Write files by name into a folder, made if missing; the paths, in that order.
+
+    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`),
+    WorkFailed if the disk refuses.
+    """
+    check_folder(folder, force)
+    folder = make_folder(folder)
+    for name, content in files.items():
+        if isinstance(content, str):
+            write_text(folder / name, content)
+        else:
+            write_bytes(folder / name, content)
+    return [folder / name for name in files]

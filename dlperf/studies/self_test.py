@@ -1,4 +1,4 @@
-"""The self-test of a machine file: training steps of networks drawn at random, predicted from the
+"""The self-test of a machine file: training steps of networks generator at random, predicted from the
 file and timed on this machine.
 
 A calibration ends with it, and the check of a machine file repeats it. Nothing is ever fitted to
@@ -33,8 +33,8 @@ _MALLOC = dict(setting.split("=") for setting in policy_of(_POLICY).settings.spl
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A step that was timed: its trace, the seed that its network was drawn with, and its median in
+class TimedStep:
+    """A step that was timed: its trace, the seed that its network was generator with, and its median in
     seconds.
     """
 
@@ -77,7 +77,7 @@ class Process:
             self._process.terminate()
         self._process.communicate()
 
-    def time_steps(self, seed: int) -> list[Timed]:
+    def time_steps(self, seed: int) -> list[TimedStep]:
         """The steps of the networks of this seed. Raises WorkFailed where the process fails,
         KeyboardInterrupt where it was interrupted.
         """
@@ -87,10 +87,10 @@ class Process:
         if self._process.returncode:
             raise child_process.failure(self._process.returncode, said, "the self-test's process")
         rows: list[dict[str, Any]] = json.loads(out)
-        return [Timed(Trace.from_json(row["trace"]), seed, row["measured_s"]) for row in rows]
+        return [TimedStep(Trace.from_json(row["trace"]), seed, row["measured_s"]) for row in rows]
 
 
-def judge(machine: Machine, timed: Sequence[Timed], threads: int) -> tuple[SelfTest, ...]:
+def compare(machine: Machine, timed: Sequence[TimedStep], threads: int) -> tuple[SelfTest, ...]:
     """The steps that were timed beside what the machine file, without any self-test of its own,
     predicts of them.
     """
@@ -123,10 +123,10 @@ def run(machine: Machine, processes: Sequence[Process]) -> Machine:
     """
     for process in processes:
         seed = random.SystemRandom().randrange(2**31)
-        tests = judge(machine, process.time_steps(seed), process.threads)
+        tests = compare(machine, process.time_steps(seed), process.threads)
         if has_failed(tests):
             with Process(process.threads) as another:
-                tests = judge(machine, another.time_steps(seed), process.threads)
+                tests = compare(machine, another.time_steps(seed), process.threads)
         others = tuple(test for test in machine.self_tests if test.threads != process.threads)
         machine = replace(machine, self_tests=(*others, *tests))
     return machine

@@ -98,7 +98,7 @@ NETWORKS: dict[str, Callable[[random.Random], tuple[nn.Module, Tensor]]] = {
     "convolutional network": _convolutional,
     "attention block": _attention,
 }
-"""What is drawn, by name."""
+"""What is made at random, by name."""
 _OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
     lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
     lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
@@ -111,14 +111,14 @@ def draw(name: str, seed: int) -> Built:
     seed. A step takes some milliseconds on one core.
     """
     torch.manual_seed(seed)
-    drawn = random.Random(f"{name} {seed}")
-    model, x = NETWORKS[name](drawn)
+    generator = random.Random(f"{name} {seed}")
+    model, x = NETWORKS[name](generator)
     labels = torch.randint(0, _CLASSES, (len(x),))
     return Built(
         model,
         (x,),
         lambda output: F.cross_entropy(output, labels),
-        drawn.choice(_OPTIMIZERS)(model.parameters()),
+        generator.choice(_OPTIMIZERS)(model.parameters()),
     )
 
 
@@ -141,13 +141,13 @@ def do(job: dict[str, Any]) -> str:
     recording takes memory of its own.
     """
     torch.set_num_threads(job["threads"])
-    drawn = {name: draw(name, job["seed"]) for name in NETWORKS}
-    measured_s = {name: time_step(built) for name, built in drawn.items()}
+    networks = {name: draw(name, job["seed"]) for name in NETWORKS}
+    measured_s = {name: time_step(built) for name, built in networks.items()}
     traces = {
         name: record(
             built.model, built.inputs, loss=built.loss, optimizer=built.optimizer, target=name
         )
-        for name, built in drawn.items()
+        for name, built in networks.items()
     }
     return json.dumps(
         [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlperf.advice.change_trials import measure_apart
+from dlperf.advice.trials import measure_change
 from dlperf.advice.variants import BASELINE, Edit, Variant
 from dlperf.core.errors import WorkFailed
 
@@ -130,7 +130,7 @@ def test_a_target_of_shapes_alone_is_predicted_and_said_so(
 @pytest.mark.process
 def test_one_trial_in_a_process_of_its_own(targets_file: Path) -> None:
     def apart(variant: Variant):
-        return measure_apart(
+        return measure_change(
             variant,
             f"{targets_file}:talkative",
             4,

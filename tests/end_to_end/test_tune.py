@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlperf.advice.grid import Configuration
-from dlperf.advice.tuning_trials import measure_apart
+from dlperf.advice.trials import measure_configuration
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.profiler.peak_memory import measure_peak_memory
 
@@ -142,7 +142,7 @@ def test_a_configuration_is_measured_in_processes_of_its_own(targets_file: Path)
     spec = f"{targets_file}:net"
     for configuration in (Configuration(2, 1, 0, 8), Configuration(1, 1, 1, 8)):
         assert (
-            measure_apart(
+            measure_configuration(
                 configuration,
                 spec,
                 inference=False,
@@ -153,7 +153,7 @@ def test_a_configuration_is_measured_in_processes_of_its_own(targets_file: Path)
             > 0
         )
     with pytest.raises(WorkFailed, match="the model is tired"):
-        measure_apart(
+        measure_configuration(
             Configuration(2, 1, 0, 8),
             f"{targets_file}:broken",
             inference=False,
@@ -197,7 +197,7 @@ def test_ones_own_loader_is_sampled_and_measured(
         rows["own"][2]["step_s"] < 0.75 * rows["own"][0]["step_s"]
     )  # workers wait beside one another
     spec = f"{targets_file}:net"
-    slow = measure_apart(
+    slow = measure_configuration(
         Configuration(1, 1, 0, 8),
         spec,
         inference=False,
@@ -208,7 +208,7 @@ def test_ones_own_loader_is_sampled_and_measured(
     )
     assert slow < 1 / 0.002
     with pytest.raises(WorkFailed, match="is empty"):
-        measure_apart(
+        measure_configuration(
             Configuration(1, 1, 0, 8),
             spec,
             inference=False,

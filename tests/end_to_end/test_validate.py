@@ -13,7 +13,7 @@ import pytest
 from dlperf.cli.op_timing import time_ops_apart
 from dlperf.core.errors import WorkFailed
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.studies.accuracy.baselines import COST_MODEL, NAIVE, REPLAY, ask_peers
+from dlperf.studies.accuracy.baselines import COST_MODEL, NAIVE, REPLAY, ask_baselines
 from dlperf.studies.accuracy.cases import Case
 
 UNUSABLE, FAILED = 2, 1
@@ -170,22 +170,24 @@ def test_peers_are_asked_without_touching_this_process(targets_file: Path) -> No
     import torch
 
     before = torch.cuda.is_available
-    said = {
-        estimate.peer: estimate
-        for estimate in ask_peers(Case(f"{targets_file}:net", 16, 1), 1e9, 1e18, None, os.environ)
+    predicted = {
+        estimate.baseline: estimate
+        for estimate in ask_baselines(
+            Case(f"{targets_file}:net", 16, 1), 1e9, 1e18, None, os.environ
+        )
     }
     assert torch.cuda.is_available is before
     # Linear(8, 4) and Linear(4, 2) on 16 samples: forward 2*16*(32 + 8) FLOP; backward twice that
     # less the first layer's input gradient, 2*16*32.
-    assert said[NAIVE].forward_s == pytest.approx(1280e-9)
-    assert said[NAIVE].total_s == pytest.approx((1280 + 2 * 1280 - 1024) * 1e-9)
+    assert predicted[NAIVE].forward_s == pytest.approx(1280e-9)
+    assert predicted[NAIVE].total_s == pytest.approx((1280 + 2 * 1280 - 1024) * 1e-9)
     # With memory for nothing, its cost model is left with FLOPs / peak: neither halved nor at 0.75
     # of the peak.
-    layers = {name: forward_s for name, forward_s, _ in said[COST_MODEL].layers}
+    layers = {name: forward_s for name, forward_s, _ in predicted[COST_MODEL].layers}
     assert layers["0"] == pytest.approx(2 * 16 * 32 * 1e-9, rel=1e-3)
-    assert (said[REPLAY].total_s or 0) > 0
+    assert (predicted[REPLAY].total_s or 0) > 0
     assert all(
         estimate.problem
-        for name, estimate in said.items()
+        for name, estimate in predicted.items()
         if name.startswith("neural") and estimate.forward_s is None
     )

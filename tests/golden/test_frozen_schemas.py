@@ -23,8 +23,8 @@ READ = (
     "MeasurementRecord",
     "ClusterRecord",
     "CommunicationRecord",
-    "RowRecord",
-    "EstimateRecord",
+    "TrainingForecastRecord",
+    "BaselineEstimateRecord",
     "AllReducesRecord",
     "StepRunRecord",
 )

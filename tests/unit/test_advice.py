@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf.advice.change_trials import Pair, Trial, Trials
+from dlperf.advice.allocators import predict_under
 from dlperf.advice.changes import Advice, BatchPoint
 from dlperf.advice.explanation import explain
 from dlperf.advice.explanation_export import explanation_to_json, parts_to_csv, suggestions_to_csv
-from dlperf.advice.explanation_text import explanation_to_markdown, explanation_to_text
-from dlperf.advice.mallocs import predict_under
+from dlperf.advice.explanation_page import explanation_to_markdown, explanation_to_text
+from dlperf.advice.trials import ChangeRun, ChangeTrial, ChangeTrials
 from dlperf.advice.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE
 from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
@@ -330,11 +330,14 @@ def test_together_takes_one_optimizer_and_gains_more_than_each():
 @pytest.fixture(scope="module")
 def told():
     explanation = explained(optimizers(1e-3, 1e-6), make_target(mlp))
-    pairs = (Pair(1.0, (1.5, 1.5)), Pair(1.0, (2.0, 2.0)), Pair(1.0, (3.0, 3.0)))
-    trials = Trials(
+    pairs = (ChangeRun(1.0, (1.5, 1.5)), ChangeRun(1.0, (2.0, 2.0)), ChangeRun(1.0, (3.0, 3.0)))
+    trials = ChangeTrials(
         8,
         (1.5, 1.5, 2.0),
-        (Trial("fused optimizer", 8, pairs), Trial("channels_last", error="it | broke")),
+        (
+            ChangeTrial("fused optimizer", 8, pairs),
+            ChangeTrial("channels_last", error="it | broke"),
+        ),
         0.5,
         3,
         notes=("a note",),

@@ -18,7 +18,7 @@ import pytest
 from dlperf.models import parallel_algorithms as counts
 from dlperf.studies.cardwell_kernels.findings import Comparison, Findings, Peaks, Run
 from dlperf.studies.cardwell_kernels.page import to_markdown, write_findings
-from dlperf.studies.cardwell_kernels.study import Case, time_case
+from dlperf.studies.cardwell_kernels.study import KernelCase, time_case
 from dlperf.studies.cardwell_kernels.watch import GRACE_S, Watch
 from dlperf.studies.cardwell_kernels.wire import Meter, ProcessWire
 
@@ -97,7 +97,7 @@ def test_repeats_fit_the_budget(budget_s: float, n_samples: int) -> None:
     clock, meter = Clock(), Meter()
     wire = ProcessWire([0], None, 0, meter, clock)
     run = time_case(
-        wire, meter, Case(8, lambda: clock.spend(10.0), counts.ddot(8, 1)), budget_s, clock
+        wire, meter, KernelCase(8, lambda: clock.spend(10.0), counts.ddot(8, 1)), budget_s, clock
     )
     assert run.samples_s == (11.0,) * n_samples  # ten seconds, and the one that the reading takes
     assert (run.flops, run.memory_bytes, run.metered_bytes, run.n_messages) == (

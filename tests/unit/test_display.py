@@ -12,7 +12,7 @@ import test_communication_replay as replaying
 import test_scaling as scaling
 import test_tuning as tuning
 
-from dlperf.advice.grid import Axes, Wish
+from dlperf.advice.grid import Axes, Objective
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Rank
 from dlperf.core.text import text_width
@@ -59,7 +59,7 @@ SHORT_ONES = {
 TABLES = {
     "prediction": (lambda: cases.wide(400)[0], "smaller"),
     "report": (lambda: compare(*cases.wide(400)), "smaller"),
-    "tuning": (lambda: tuning.found(Axes((1, 2), (8, 64)), Wish()), "batch size"),
+    "tuning": (lambda: tuning.found(Axes((1, 2), (8, 64)), Objective()), "batch size"),
     "scaling": (scaling.ask, "efficiency"),
     "replay": (replay, "replayed"),
     "explanation": (explanation, "changes that would pay"),

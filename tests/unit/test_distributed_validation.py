@@ -24,8 +24,19 @@ from dlperf.microbench.network.collectives import SIZES
 from dlperf.studies.accuracy.archive import Archive
 from dlperf.studies.accuracy.study import Provenance
 from dlperf.studies.distributed import page as distributed_page
-from dlperf.studies.distributed.cases import DistributedStudy, LinkRow, Pair, Row
-from dlperf.studies.distributed.runs import ALL_REDUCE_BYTES, RECORDED_STEPS, Bench, Case, StepRun
+from dlperf.studies.distributed.cases import (
+    CalibratedLink,
+    DistributedForecast,
+    DistributedStudy,
+    Pair,
+)
+from dlperf.studies.distributed.runs import (
+    ALL_REDUCE_BYTES,
+    RECORDED_STEPS,
+    DistributedCase,
+    RankRunner,
+    StepRun,
+)
 from dlperf.studies.distributed.study import doubled, factor_of, run_study, step_rows
 
 PROVENANCE = Provenance(
@@ -47,18 +58,20 @@ def row(
     at: str = "1gbit",
     case: str = "net@8",
     **rest: object,
-) -> Row:
-    return Row(kind, case, 2, rate, at, tuple(Pair(*pair) for pair in pairs), **rest)  # type: ignore[arg-type]
+) -> DistributedForecast:
+    return DistributedForecast(
+        kind, case, 2, rate, at, tuple(Pair(*pair) for pair in pairs), **rest
+    )  # type: ignore[arg-type]
 
 
 def test_errors_and_floors_are_relative_for_times_and_points_for_shares() -> None:
     step = row("step", (1.1, 1.0), (1.1, 1.1))
     assert step.error == pytest.approx((0.1 + 0.0) / 2)
-    assert step.floor == pytest.approx(0.1 / 1.05)
+    assert step.repeatability == pytest.approx(0.1 / 1.05)
     share = row("share", (0.50, 0.40), (0.50, 0.44))
     assert share.error == pytest.approx((0.10 + 0.06) / 2)
-    assert share.floor == pytest.approx(0.04)
-    assert row("share", (0.5, 0.4)).floor is None
+    assert share.repeatability == pytest.approx(0.04)
+    assert row("share", (0.5, 0.4)).repeatability is None
 
 
 def test_rows_are_judged_by_their_own_bar_and_never_over_links_as_they_are() -> None:
@@ -68,7 +81,7 @@ def test_rows_are_judged_by_their_own_bar_and_never_over_links_as_they_are() -> 
     assert row("share", (0.5, 0.41)).met is False  # 9 points
     assert row("buckets", (4.0, 4.0), right=False).met is False
     assert row("step", (9.0, 1.0), rate="none", at="none").met is None
-    assert row("alone", (9.0, 1.0)).met is None  # no bar
+    assert row("alone", (9.0, 1.0)).met is None  # no threshold
 
 
 def test_verdicts_hold_calibrated_and_changed_links_apart() -> None:
@@ -86,19 +99,19 @@ def test_verdicts_hold_calibrated_and_changed_links_apart() -> None:
             row("bound", (0.2, 0.05), right=False, case="b@8"),
         ),
     )
-    found = {(v.kind, v.where, v.statistic): v for v in study.verdicts}
+    found = {(v.kind, v.where, v.statistic): v for v in study.checks}
     own = found["all-reduce", "2 ranks, 1gbit", "mean"]
-    assert (own.n, own.value, own.bar, own.met) == (2, pytest.approx(0.11), 0.12, True)
+    assert (own.n, own.value, own.threshold, own.met) == (2, pytest.approx(0.11), 0.12, True)
     assert found["all-reduce", "2 ranks, 300mbit from 1gbit", "mean"].met is False
     assert found["step", "links as calibrated", "median"].value == pytest.approx(0.125)
     assert found["step", "links as calibrated", "median"].met is False
     assert found["step", "links as calibrated", "worst"].met is True
     unshaped = found["step", "links as they are", "worst"]
-    assert (unshaped.bar, unshaped.met) == (None, None)
+    assert (unshaped.threshold, unshaped.met) == (None, None)
     assert found["bound", "links as calibrated", "right"].value == 0.5
     assert found["bound", "links as calibrated", "right"].met is False
-    assert [v.kind for v in study.verdicts] == sorted(
-        (v.kind for v in study.verdicts), key=["all-reduce", "step", "bound"].index
+    assert [v.kind for v in study.checks] == sorted(
+        (v.kind for v in study.checks), key=["all-reduce", "step", "bound"].index
     )
 
 
@@ -145,8 +158,8 @@ def forecast(bound: str = "network", gain: float = 0.3) -> Scaling:
     )
 
 
-def case(target: str = "nets.py:net") -> Case:
-    return Case(target, 8, predict(trace(mm(16, 16, 16)), made_up(), 1))
+def case(target: str = "nets.py:net") -> DistributedCase:
+    return DistributedCase(target, 8, predict(trace(mm(16, 16, 16)), made_up(), 1))
 
 
 def test_a_forecast_beside_its_runs() -> None:
@@ -261,16 +274,16 @@ class Ranks:
         Path(order["answer"]).write_text(json.dumps(answer))
 
 
-def bench(
+def runner(
     folder: Path, ranks: Ranks, fresh: bool = False, say: Callable[[str], None] = lambda line: None
-) -> Bench:
-    return Bench(ranks, 2, 4.0, Archive(folder / "kept", fresh), say)
+) -> RankRunner:
+    return RankRunner(ranks, 2, 4.0, Archive(folder / "kept", fresh), say)
 
 
 def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> None:
     ranks = Ranks()
     found = run_study(
-        bench(tmp_path, ranks),
+        runner(tmp_path, ranks),
         [],
         (2, 4),
         ("1gbit", "300mbit", "none"),
@@ -296,7 +309,7 @@ def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> N
     runs = [entry for entry in ranks.log if entry[0] == "all-reduces"]
     assert runs[:5] == runs[5:]
     assert len(set(runs[:5])) == 5
-    # a made-up link whose collectives are latency and bytes is forecast well at any rate
+    # a scaling_forecast-up link whose collectives are latency and bytes is forecast well at any rate
     assert max(abs(row.error) for row in found.rows if row.case == "48.0 MiB") < 0.05
 
 
@@ -306,7 +319,7 @@ def test_the_bound_needs_links_of_twice_the_rate(
     ranks = Ranks()
     monkeypatch.setattr("dlperf.studies.distributed.study.forecast", lambda *_: forecast())
     found = run_study(
-        bench(tmp_path, ranks),
+        runner(tmp_path, ranks),
         [case()],
         (2,),
         ("1gbit", "300mbit"),
@@ -338,7 +351,7 @@ def test_the_bound_needs_links_of_twice_the_rate(
 def test_recordings_are_replayed_at_the_other_rates(tmp_path: Path) -> None:
     ranks = Ranks()
     found = run_study(
-        bench(tmp_path, ranks),
+        runner(tmp_path, ranks),
         [case()],
         (2, 4),
         ("1gbit", "300mbit", "none"),
@@ -360,7 +373,7 @@ def test_recordings_are_replayed_at_the_other_rates(tmp_path: Path) -> None:
     again = Ranks()
     assert (
         run_study(
-            bench(tmp_path, again),
+            runner(tmp_path, again),
             [case()],
             (2, 4),
             ("1gbit", "300mbit", "none"),
@@ -376,9 +389,9 @@ def test_recordings_are_replayed_at_the_other_rates(tmp_path: Path) -> None:
 def test_finished_measurements_are_kept(tmp_path: Path) -> None:
     first, again, anew = Ranks(), Ranks(), Ranks()
     rows = run_study(
-        bench(tmp_path, first), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay
+        runner(tmp_path, first), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay
     ).rows
-    kept = bench(tmp_path, again)
+    kept = runner(tmp_path, again)
     assert (
         run_study(kept, [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay).rows
         == rows
@@ -386,7 +399,7 @@ def test_finished_measurements_are_kept(tmp_path: Path) -> None:
     assert again.log == []
     assert kept.archive.remark.startswith("3 of 3 measurements were kept from before")
     run_study(
-        bench(tmp_path, anew, fresh=True),
+        runner(tmp_path, anew, fresh=True),
         [],
         (2,),
         ("1gbit",),
@@ -400,12 +413,12 @@ def test_finished_measurements_are_kept(tmp_path: Path) -> None:
 def test_a_study_says_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlperf.studies.distributed.runs.available_cores", lambda: 2)
     monkeypatch.setattr(
-        Case, "gradient_bytes", 37_500_000
+        DistributedCase, "gradient_bytes", 37_500_000
     )  # a second at 300mbit; the computing of this case is next to nothing
     monkeypatch.setattr("dlperf.studies.distributed.study.forecast", lambda *_: forecast())
     lines: list[str] = []
     ask = ([case()], (2,), ("300mbit",), ("steps", "replay"), lambda line: None, replay)
-    run_study(replace(bench(tmp_path, Ranks(), say=lines.append), links_s=57.0), *ask)
+    run_study(replace(runner(tmp_path, Ranks(), say=lines.append), links_s=57.0), *ask)
     steps_s, recording_s = (
         3 + 12 + 8,
         3 + 5 + RECORDED_STEPS,
@@ -424,7 +437,7 @@ def test_a_study_says_how_long_it_takes(tmp_path: Path, monkeypatch: pytest.Monk
     )
     next((tmp_path / "kept").glob("steps-*")).unlink()
     lines.clear()
-    run_study(bench(tmp_path, Ranks(), say=lines.append), *ask)
+    run_study(runner(tmp_path, Ranks(), say=lines.append), *ask)
     assert lines[0].startswith("1 measurements, about 1 min, 4 others are kept from before")
     assert len(lines) == 2
 
@@ -434,7 +447,7 @@ def test_an_all_reduce_is_expected_to_take_what_its_bytes_do(
 ) -> None:
     monkeypatch.setattr("dlperf.studies.distributed.runs.available_cores", lambda: 2)
     monkeypatch.setattr("dlperf.studies.distributed.runs.ALL_REDUCE_BYTES", (37_500_000,))
-    own = bench(tmp_path, Ranks())
+    own = runner(tmp_path, Ranks())
     assert own.all_reduces(2, "300mbit", 1).expected_s == pytest.approx(
         3 + 2 * (8 + 1)
     )  # half of 4 x 4 s in each pass, and a call to warm up
@@ -455,7 +468,7 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_study(
-            bench(tmp_path, Interrupting()),
+            runner(tmp_path, Interrupting()),
             [],
             (2,),
             ("1gbit",),
@@ -466,7 +479,7 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     rest = Ranks()
     assert len(
         run_study(
-            bench(tmp_path, rest), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay
+            runner(tmp_path, rest), [], (2,), ("1gbit",), ("all-reduce",), lambda line: None, replay
         ).rows
     ) == len(ALL_REDUCE_BYTES)
     assert len(rest.log) == 1
@@ -478,7 +491,7 @@ def test_a_case_that_fails_is_named_and_the_others_go_on(
     ranks, lines = Ranks(broken="bad"), []
     monkeypatch.setattr("dlperf.studies.distributed.study.forecast", lambda *_: forecast())
     found = run_study(
-        bench(tmp_path, ranks),
+        runner(tmp_path, ranks),
         [case("nets.py:bad"), case()],
         (2,),
         ("1gbit",),
@@ -507,7 +520,7 @@ def test_page_and_folder(tmp_path: Path) -> None:
         PROVENANCE,
         "each on a host of its own",
         rows,
-        (LinkRow(2, "1gbit", 1e-4, 1.2e8),),
+        (CalibratedLink(2, "1gbit", 1e-4, 1.2e8),),
         ("bad@8 at 1gbit: a rank died",),
     )
     text = distributed_page.study_to_text(study, 200)
@@ -546,7 +559,7 @@ def test_page_and_folder(tmp_path: Path) -> None:
         written[2]
         .read_text()
         .startswith(
-            "kind,case,run,unit,ranks,rate,calibrated_at,predicted,measured,error,floor,bar,right,met,inside\n"
+            "kind,case,run,unit,ranks,rate,calibrated_at,predicted,measured,error,repeatability,threshold,right,met,inside\n"
         )
     )
 

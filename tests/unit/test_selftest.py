@@ -1,4 +1,4 @@
-"""The self-test: networks drawn at random, steps timed by a made-up clock, and what a machine file
+"""The self-test: networks generator at random, steps timed by a made-up clock, and what a machine file
 makes of them.
 """
 
@@ -82,7 +82,7 @@ def test_a_step_is_judged_by_what_the_file_alone_predicts() -> None:
     seconds = predict(step, plain, threads=1, malloc="tuned").step.total_s
     assert seconds is not None
     earlier = replace(plain, self_tests=(result_of(1.4),))  # an earlier one widens nothing here
-    (test,) = self_test.judge(earlier, [self_test.Timed(step, 7, seconds / 1.25)], 1)
+    (test,) = self_test.compare(earlier, [self_test.TimedStep(step, 7, seconds / 1.25)], 1)
     assert (test.name, test.threads, test.seed) == ("made-up", 1, 7)
     assert test.error_frac == pytest.approx(0.25)
     assert (test.predicted_s, test.low_s) == (
@@ -152,7 +152,7 @@ def test_a_failed_self_test_is_told_in_one_line_with_the_way_out() -> None:
 class Stub:
     """Stands for the process: times every step as the given machine predicts it."""
 
-    truth: Machine
+    reference: Machine
     step: Trace
     n_runs = 0
     slow_at_first = 1.0
@@ -166,12 +166,14 @@ class Stub:
     def __exit__(self, *_: object) -> None:
         """Nothing runs."""
 
-    def time_steps(self, seed: int) -> list[self_test.Timed]:
+    def time_steps(self, seed: int) -> list[self_test.TimedStep]:
         type(self).n_runs += 1
-        seconds = predict(self.step, self.truth, threads=self.threads, malloc="tuned").step.total_s
+        seconds = predict(
+            self.step, self.reference, threads=self.threads, malloc="tuned"
+        ).step.total_s
         assert seconds is not None
         return [
-            self_test.Timed(
+            self_test.TimedStep(
                 self.step, seed, seconds * (self.slow_at_first if self.n_runs == 1 else 1.0)
             )
         ]
@@ -180,7 +182,7 @@ class Stub:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
     class Fresh(Stub):
-        truth, step = machine(), trace(mm(200, 200, 200), relu(2**18))
+        reference, step = machine(), trace(mm(200, 200, 200), relu(2**18))
 
     monkeypatch.setattr(self_test, "Process", Fresh)
     return Fresh

@@ -1,4 +1,4 @@
-"""Random single ops: what may be drawn, that torch can run it, and the arithmetic of their errors."""
+"""Random single ops: what may be made, that torch can run it, and the arithmetic of their errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench.operator_benchmark import build
 from dlperf.predictors.kernel_cost_model import cost_model_of
 from dlperf.studies.accuracy.random_ops import MAX_ELEMENTS, MAX_FLOP, log_uniform, size
-from dlperf.studies.accuracy.single_ops import PLAN, Drawn, draw_ops, kernel_s, op_groups, score_ops
+from dlperf.studies.accuracy.single_ops import (
+    PLAN,
+    RandomOp,
+    kernel_s,
+    make_random_ops,
+    op_groups,
+    score_ops,
+)
 
 SEED = 20240229
 
 
 def test_every_family_has_at_least_sixty_ops() -> None:
-    counts = Counter(one.family for one in draw_ops(SEED))
+    counts = Counter(one.family for one in make_random_ops(SEED))
     assert set(counts) == {"gemm", "convolution forward", "convolution backward", "the rest"}
     assert min(counts.values()) >= 60
     for family, kinds in PLAN.items():
@@ -34,29 +41,29 @@ def test_every_family_has_at_least_sixty_ops() -> None:
 
 
 def test_the_same_seed_draws_the_same_and_another_others() -> None:
-    first = [one.op.signature for one in draw_ops(SEED)]
-    assert first == [one.op.signature for one in draw_ops(SEED)]
+    first = [one.op.signature for one in make_random_ops(SEED)]
+    assert first == [one.op.signature for one in make_random_ops(SEED)]
     assert len(set(first)) == len(first)
-    other = {one.op.signature for one in draw_ops(SEED + 1)}
+    other = {one.op.signature for one in make_random_ops(SEED + 1)}
     assert len(other & set(first)) < 0.1 * len(first)
 
 
 def test_what_a_machine_file_holds_is_not_drawn() -> None:
-    first = draw_ops(SEED)
+    first = make_random_ops(SEED)
     known = {one.op.signature for one in first[::2]}
-    again = draw_ops(SEED, known)
+    again = make_random_ops(SEED, known)
     assert not known & {one.op.signature for one in again}
     assert Counter(one.family for one in again) == Counter(one.family for one in first)
 
 
 def test_sizes_are_log_uniform() -> None:
     random = np.random.default_rng(0)
-    drawn = [log_uniform(random, 1, 4096) for _ in range(4000)]
-    assert min(drawn) == 1
-    assert 4000 < max(drawn) <= 4096
+    values = [log_uniform(random, 1, 4096) for _ in range(4000)]
+    assert min(values) == 1
+    assert 4000 < max(values) <= 4096
     # Half of [0, ln 4096] lies below 64; the standard deviation of the share is 0.5 / sqrt(4000) =
     # 0.008.
-    assert np.mean([value < 64 for value in drawn]) == pytest.approx(0.5, abs=0.04)
+    assert np.mean([value < 64 for value in values]) == pytest.approx(0.5, abs=0.04)
     tidy = [size(random, 1, 4096) for _ in range(4000)]
     assert max(tidy) <= 4096
     assert np.mean([value % 8 == 0 for value in tidy if value >= 16]) > 0.5
@@ -73,7 +80,7 @@ def as_meta(argument: object) -> object:
 @pytest.mark.parametrize("family", ["gemm", "convolution forward", "convolution backward"])
 def test_contractions_are_valid_and_not_too_large(family: str) -> None:
     """torch's own shape functions and its FLOP counter are the oracle."""
-    for one in draw_ops(SEED):
+    for one in make_random_ops(SEED):
         if one.family != family:
             continue
         function = getattr(
@@ -92,7 +99,7 @@ def test_contractions_are_valid_and_not_too_large(family: str) -> None:
 
 def test_torch_runs_one_of_each_kind() -> None:
     seen = set()
-    for one in draw_ops(SEED, n_ops=30):
+    for one in make_random_ops(SEED, n_ops=30):
         if one.family == "the rest" and math.prod(one.op.inputs[0].shape) <= 2**20:
             build(one.op)()
             seen.add(one.kind)
@@ -101,8 +108,8 @@ def test_torch_runs_one_of_each_kind() -> None:
 
 @pytest.mark.parametrize("n_ops", [1, 7, 60])
 def test_each_family_gets_as_many_as_asked_for(n_ops: int) -> None:
-    drawn = draw_ops(SEED, n_ops=n_ops)
-    assert Counter(one.family for one in drawn) == dict.fromkeys(PLAN, n_ops)
+    random_ops = make_random_ops(SEED, n_ops=n_ops)
+    assert Counter(one.family for one in random_ops) == dict.fromkeys(PLAN, n_ops)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +122,7 @@ def test_each_family_gets_as_many_as_asked_for(n_ops: int) -> None:
 )
 def test_a_senseless_number_of_ops_is_refused(n_ops: object, message: str) -> None:
     with pytest.raises(DlperfError, match=message):
-        draw_ops(SEED, n_ops=n_ops)  # type: ignore[arg-type]
+        make_random_ops(SEED, n_ops=n_ops)  # type: ignore[arg-type]
 
 
 # -- prices and scores -----------------------------------------------------------------------------
@@ -141,10 +148,10 @@ def test_an_op_without_a_curve_is_unpriced_but_never_free() -> None:
     )  # 8 MiB from the level that holds them, L3 at 40 GB/s
 
 
-def drawn() -> list[Drawn]:
-    return [Drawn("gemm", "NN", law_mm(n, n, n)) for n in (20, 30)] + [
-        Drawn("gemm", "TN", law_mm(40, 40, 40)),
-        Drawn("the rest", "elementwise", relu(99)),
+def random_ops() -> list[RandomOp]:
+    return [RandomOp("gemm", "NN", law_mm(n, n, n)) for n in (20, 30)] + [
+        RandomOp("gemm", "TN", law_mm(40, 40, 40)),
+        RandomOp("the rest", "elementwise", relu(99)),
     ]
 
 
@@ -153,7 +160,7 @@ def kernel(op: Op, seconds: float) -> Kernel:
 
 
 def test_errors_are_taken_against_the_median_of_the_runs() -> None:
-    ops = drawn()
+    ops = random_ops()
     one, two, three, four = (each.op for each in ops)
     runs = [
         [kernel(one, 1.0), kernel(two, 2.0), kernel(four, 1.0)],
@@ -190,7 +197,7 @@ def test_errors_are_taken_against_the_median_of_the_runs() -> None:
 
 
 def test_thread_counts_stand_apart() -> None:
-    ops = drawn()[:1]
+    ops = random_ops()[:1]
     found = [
         one
         for threads in (1, 2)

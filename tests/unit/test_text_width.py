@@ -17,9 +17,9 @@ import test_training_validation as training
 import test_tuning as tuning
 import test_validation as validation
 
-from dlperf.advice.explanation_text import explanation_to_text
-from dlperf.advice.grid import Axes, Wish
-from dlperf.advice.tuning_text import tuning_to_text
+from dlperf.advice.explanation_page import explanation_to_text
+from dlperf.advice.grid import Axes, Objective
+from dlperf.advice.tuning_page import tuning_to_text
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.text import fit
@@ -67,7 +67,7 @@ def forecasts() -> Iterator[Callable[[int], str]]:
         replay_communication(trace, cluster, cluster, ranks=(2, 8)), target=NAME, notes=(NOTE,)
     )
     yield lambda width: scaling_to_text(replay, width)
-    grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Wish(samples=1000))
+    grid = tuning.found(Axes((1, 2), tuple(range(1, 65))), Objective(samples=1000))
     yield lambda width: tuning_to_text(replace(grid, target=NAME, notes=(NOTE,)), width)
     explanation = test_advice.explained(
         test_advice.optimizers(1e-3, 1e-6), test_advice.make_target(test_advice.mlp)

@@ -16,8 +16,14 @@ from dlperf.studies.accuracy.archive import Archive
 from dlperf.studies.accuracy.study import Provenance
 from dlperf.studies.distributed import study as distributed_study
 from dlperf.studies.trainings import page as training_page
-from dlperf.studies.trainings.cases import KINDS, Forecasts, Pair, Row, TrainingStudy
-from dlperf.studies.trainings.runs import BATCH_SIZE, Bench
+from dlperf.studies.trainings.cases import (
+    KINDS,
+    ForecastTable,
+    Pair,
+    TrainingForecast,
+    TrainingStudy,
+)
+from dlperf.studies.trainings.runs import BATCH_SIZE, TrainingRunner
 
 PROVENANCE = Provenance(
     "Made-up CPU",
@@ -30,9 +36,11 @@ PROVENANCE = Provenance(
     remarks=("a remark",),
 )
 ROWS = (
-    Row("workers", "small, p = 1", (Pair(10.5, 10.0), Pair(10.5, 10.0)), "s", "small", 1),
-    Row("workers", "small, p = 2", (Pair(5.0, 4.0), Pair(5.0, 5.0)), "s", "small", 2),
-    Row("memory", "small @ 16", (Pair(95e6, 100e6),), "bytes", "small"),
+    TrainingForecast(
+        "workers", "small, p = 1", (Pair(10.5, 10.0), Pair(10.5, 10.0)), "s", "small", 1
+    ),
+    TrainingForecast("workers", "small, p = 2", (Pair(5.0, 4.0), Pair(5.0, 5.0)), "s", "small", 2),
+    TrainingForecast("memory", "small @ 16", (Pair(95e6, 100e6),), "bytes", "small"),
 )
 
 
@@ -56,7 +64,7 @@ def test_summaries_judge_each_kind_by_its_own_bar() -> None:
 
 
 def test_page_and_folder(tmp_path: Path) -> None:
-    table = Forecasts("more workers", ("small",), ("1", "2"), ((120.0, None),))
+    table = ForecastTable("more workers", ("small",), ("1", "2"), ((120.0, None),))
     study = TrainingStudy(PROVENANCE, ROWS, (table,), ("large: diverged",))
     text = training_page.study_to_text(study, 120)
     assert "small, p = 2" in text
@@ -73,11 +81,11 @@ def test_page_and_folder(tmp_path: Path) -> None:
     )  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
     assert "![workers-small.png](workers-small.png)" in page
     assert written[1].read_text().splitlines()[1] == 'workers,"small, p = 1",1,s,10.5,10.0'
-    assert Row.from_json(json.loads(json.dumps(asdict(ROWS[1])))) == ROWS[1]
+    assert TrainingForecast.from_json(json.loads(json.dumps(asdict(ROWS[1])))) == ROWS[1]
 
 
-class Answers(Bench):
-    """A bench whose commands answer from a script instead of running."""
+class Answers(TrainingRunner):
+    """A runner whose commands answer from a script instead of running."""
 
     def run(self, *command: str) -> dict[str, Any]:
         """What the command would write."""
@@ -112,7 +120,7 @@ class Answers(Bench):
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Answers:
+def runner(tmp_path: Path) -> Answers:
     """Two runs of 10 s on a machine of one core."""
     found = Answers(
         tmp_path,
@@ -126,12 +134,12 @@ def bench(tmp_path: Path) -> Answers:
     return found
 
 
-def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> None:
-    (row,) = [make() for make in bench.workers("cnn-small", [2])]
+def test_workers_are_forecast_and_run_with_the_same_counts(runner: Answers) -> None:
+    (row,) = [make() for make in runner.workers("cnn-small", [2])]
     # an epoch of 10 s / 2 at 1 ms a sample: 5,000 samples, 157 batches
     n = BATCH_SIZE * 157
     assert row.pairs == (Pair(n * 2e-3, 25.0), Pair(n * 2e-3, 25.0))
-    commands = [command for command in bench.issued if "--workers" in command]  # type: ignore[attr-defined]
+    commands = [command for command in runner.issued if "--workers" in command]  # type: ignore[attr-defined]
     assert len(commands) == 3
     for command in commands:
         assert [
@@ -146,41 +154,41 @@ def test_workers_are_forecast_and_run_with_the_same_counts(bench: Answers) -> No
         ]
 
 
-def test_a_networks_loader_is_sampled_once_for_all_its_cases(bench: Answers) -> None:
-    rows = [make() for make in bench.workers("cnn-small", [1, 2, 4])]
+def test_a_networks_loader_is_sampled_once_for_all_its_cases(runner: Answers) -> None:
+    rows = [make() for make in runner.workers("cnn-small", [1, 2, 4])]
     probes = [
-        command for command in bench.issued if "predict" in command and "--workers" not in command
+        command for command in runner.issued if "predict" in command and "--workers" not in command
     ]  # type: ignore[attr-defined]
     assert (len(rows), len(probes)) == (3, 1)
 
 
-def test_one_run_serves_both_forecasts_of_an_epoch(bench: Answers) -> None:
-    wrapped, alone = [make() for make in bench.epochs("lenet", 1)]
+def test_one_run_serves_both_forecasts_of_an_epoch(runner: Answers) -> None:
+    wrapped, alone = [make() for make in runner.epochs("lenet", 1)]
     assert (wrapped.kind, alone.kind) == ("wrapped", "epoch")
     assert wrapped.pairs[0] == Pair(21.0, 20.0)
     n = BATCH_SIZE * 688  # 22 s at 1 ms a sample, in batches
     assert alone.pairs[0] == Pair(n * 1e-3 + 0.5 + 0.25, 20.0)
-    assert sum("run" in command for command in bench.issued) == 2  # type: ignore[attr-defined]
+    assert sum("run" in command for command in runner.issued) == 2  # type: ignore[attr-defined]
 
 
-def test_the_choice_is_judged_against_the_fastest(bench: Answers) -> None:
-    (row,) = [make() for make in bench.choice("lenet")]
+def test_the_choice_is_judged_against_the_fastest(runner: Answers) -> None:
+    (row,) = [make() for make in runner.choice("lenet")]
     assert row.pairs == (Pair(90.0, 100.0),)
     assert row.error_frac == pytest.approx(-0.1)
 
 
-def test_finished_cases_are_kept(bench: Answers) -> None:
-    first = [make() for make in bench.choice("lenet")]
-    n = len(bench.issued)  # type: ignore[attr-defined]
-    assert [make() for make in bench.choice("lenet")] == first
-    assert len(bench.issued) == n  # type: ignore[attr-defined]
-    assert bench.archive.remark.startswith("1 of 2 measurements were kept from before")
+def test_finished_cases_are_kept(runner: Answers) -> None:
+    first = [make() for make in runner.choice("lenet")]
+    n = len(runner.issued)  # type: ignore[attr-defined]
+    assert [make() for make in runner.choice("lenet")] == first
+    assert len(runner.issued) == n  # type: ignore[attr-defined]
+    assert runner.archive.remark.startswith("1 of 2 measurements were kept from before")
 
 
-def test_a_run_that_fails_keeps_nothing(bench: Answers) -> None:
+def test_a_run_that_fails_keeps_nothing(runner: Answers) -> None:
     with pytest.raises(WorkFailed, match="a worker died"):
-        _ = [make() for make in bench.workers("cnn-large", [2])]
-    assert not list(bench.archive.folder.glob("*")) if bench.archive.folder.exists() else True
+        _ = [make() for make in runner.workers("cnn-large", [2])]
+    assert not list(runner.archive.folder.glob("*")) if runner.archive.folder.exists() else True
 
 
 def test_the_command_line_knows_the_parts() -> None:
@@ -200,4 +208,4 @@ def test_the_command_line_knows_the_parts() -> None:
 )
 def test_a_damaged_row_is_refused(change, message) -> None:
     with pytest.raises(DlperfError, match=message):
-        Row.from_json({**json.loads(json.dumps(asdict(ROWS[1]))), **change})
+        TrainingForecast.from_json({**json.loads(json.dumps(asdict(ROWS[1]))), **change})

@@ -1,4 +1,4 @@
-"""Trials with a measure of our own: their order, what counts as gain and as floor, what is kept
+"""ChangeTrials with a measure of our own: their order, what counts as gain and as floor, what is kept
 when something fails or somebody interrupts.
 """
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dlperf.advice.change_trials import Pair, Trials, cannot_be_tried, run_trials
-from dlperf.advice.mallocs import Malloc, environment_under, settings_in
+from dlperf.advice.allocators import AllocatorSetting, environment_under, settings_in
+from dlperf.advice.trials import ChangeRun, ChangeTrials, cannot_be_tried, run_change_trials
 from dlperf.advice.variants import DOES_NOT_APPLY, PAYS, Edit, Suggestion, Variant
 from dlperf.core import host
 from dlperf.core.clock import Samples
@@ -54,8 +54,8 @@ class Machine:
         )
 
 
-def run(machine: Machine, *variants: Variant, n_runs: int = 2) -> Trials:
-    return run_trials(variants, machine.measure, 10, seconds=1.0, n_runs=n_runs)
+def run(machine: Machine, *variants: Variant, n_runs: int = 2) -> ChangeTrials:
+    return run_change_trials(variants, machine.measure, 10, seconds=1.0, n_runs=n_runs)
 
 
 def test_baselines_stand_around_every_variant():
@@ -108,7 +108,7 @@ def test_an_interruption_keeps_what_was_finished():
     assert trials.is_interrupted
     assert [trial.name for trial in trials.trials] == ["fused"]
     said: list[str] = []
-    run_trials(
+    run_change_trials(
         [FUSED, WIDE],
         Machine({"baseline": 2.0, "fused": 1.0}, interrupted_at=3).measure,
         10,
@@ -117,7 +117,7 @@ def test_an_interruption_keeps_what_was_finished():
         log=said.append,
     )
     assert said[-1] == "interrupted; 1 finished run(s) are shown"  # baseline, fused, baseline
-    run_trials(
+    run_change_trials(
         [FUSED],
         Machine({"baseline": 2.0}, interrupted_at=1).measure,
         10,
@@ -137,7 +137,7 @@ def test_a_baseline_that_fails_ends_it():
 
 
 def test_gain_of_a_pair():
-    assert Pair(2.0, (2.0, 4.0)).gain_frac == 0.5  # mean 3 against 2
+    assert ChangeRun(2.0, (2.0, 4.0)).gain_frac == 0.5  # mean 3 against 2
 
 
 @pytest.mark.process
@@ -151,7 +151,7 @@ def test_what_cannot_be_tried_here(monkeypatch):
     assert "cores" in cannot_be_tried(suggest(Variant("t", threads=host.available_cores() + 1)), 0)
     assert "memory" in cannot_be_tried(suggest(FUSED, peak_memory_bytes=2**40), 2**30)
     assert cannot_be_tried(Suggestion(FUSED, "", DOES_NOT_APPLY, "why"), 0) == "why"
-    assert "libnonesuch" in Malloc("n", "LD_PRELOAD={libnonesuch.so.4}").missing
+    assert "libnonesuch" in AllocatorSetting("n", "LD_PRELOAD={libnonesuch.so.4}").missing
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
     assert "glibc" in cannot_be_tried(suggest(Variant("m", malloc="tuned")), 0)
 
@@ -164,6 +164,6 @@ def test_a_baseline_runs_under_the_default_malloc(monkeypatch):
     tuned = environment_under("tuned")
     assert (tuned["MALLOC_MMAP_MAX_"], tuned["PATH_TO"]) == ("0", "x")
     assert int(tuned["MALLOC_TRIM_THRESHOLD_"]) == 2**32
-    assert Malloc("j", "LD_PRELOAD={libjemalloc.so.2}").environment == {
+    assert AllocatorSetting("j", "LD_PRELOAD={libjemalloc.so.2}").environment == {
         "LD_PRELOAD": "libjemalloc.so.2"
     }

@@ -18,40 +18,43 @@ from dlperf.advice.grid import (
     THROUGHPUT,
     Axes,
     Configuration,
-    Pace,
-    Wish,
+    Objective,
+    Rate,
     ranked,
     spread_sizes,
     survey,
 )
+from dlperf.advice.trials import (
+    ConfigurationTrial,
+    ConfigurationTrials,
+    run_configuration_trials,
+)
 from dlperf.advice.tuning import Tuning, tune
 from dlperf.advice.tuning_export import tuning_to_csv, tuning_to_json
-from dlperf.advice.tuning_files import write
+from dlperf.advice.tuning_page import tuning_to_markdown, tuning_to_text, write
 from dlperf.advice.tuning_plots import lines_of
-from dlperf.advice.tuning_text import tuning_to_markdown, tuning_to_text
-from dlperf.advice.tuning_trials import Contest, Try, run_contest
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.units import MIB
 
 
-def pace_of(one: Configuration) -> Pace:
+def rate_of(one: Configuration) -> Rate:
     """1 ms and 1 ms a sample, halved by two threads, twice as long with two workers beside each
     other; 100 MiB and 1 MiB a sample.
     """
     step_s = 1e-3 * (1 + one.batch_size) / one.threads * one.workers
-    return Pace(step_s, 0.5 * one.loader_workers, (100 + one.batch_size) * MIB, "compute")
+    return Rate(step_s, 0.5 * one.loader_workers, (100 + one.batch_size) * MIB, "compute")
 
 
-def best(axes: Axes, wish: Wish) -> Configuration:
-    return ranked(survey(axes, pace_of, axes.batch_sizes, wish), wish)[0].configuration
+def best(axes: Axes, objective: Objective) -> Configuration:
+    return ranked(survey(axes, rate_of, axes.batch_sizes, objective), objective)[0].configuration
 
 
-def found(axes: Axes, wish: Wish, n_exact: int = 1) -> Tuning:
-    return tune("net", "cpu", axes, wish, pace_of, n_exact=n_exact)
+def found(axes: Axes, objective: Objective, n_exact: int = 1) -> Tuning:
+    return tune("net", "cpu", axes, objective, rate_of, n_exact=n_exact)
 
 
 def test_throughput_of_a_configuration() -> None:
-    (row,) = survey(Axes((2,), (9,), (0,), (3,)), pace_of, [9], Wish())
+    (row,) = survey(Axes((2,), (9,), (0,), (3,)), rate_of, [9], Objective())
     assert row.step_s == pytest.approx(0.015)  # 10 ms / 2 threads * 3 workers
     assert row.samples_per_s == pytest.approx(3 * 9 / 0.015)
     assert row.peak_memory_bytes == 3 * 109 * MIB
@@ -59,16 +62,18 @@ def test_throughput_of_a_configuration() -> None:
 
 
 def test_an_epoch_is_the_steps_of_a_workers_share_and_what_comes_once() -> None:
-    (row,) = survey(Axes((1,), (9,), (1,), (3,)), pace_of, [9], Wish(EPOCH, samples=100))
+    (row,) = survey(Axes((1,), (9,), (1,), (3,)), rate_of, [9], Objective(EPOCH, samples=100))
     assert row.epoch_s == pytest.approx(
         4 * 0.030 + 0.5
     )  # ceil(34 / 9) = 4 steps of 10 ms * 3, and 0.5 s for the loading worker
 
 
 def test_workers_that_vary_wait_for_the_slowest_of_them() -> None:
-    axes, wish = Axes((1,), (9,), (0,), (2,)), Wish(EPOCH, samples=90)
-    (steady,) = survey(axes, pace_of, [9], wish)
-    (restless,) = survey(axes, lambda one: replace(pace_of(one), sigma=0.1, n_apart=2), [9], wish)
+    axes, objective = Axes((1,), (9,), (0,), (2,)), Objective(EPOCH, samples=90)
+    (steady,) = survey(axes, rate_of, [9], objective)
+    (restless,) = survey(
+        axes, lambda one: replace(rate_of(one), sigma=0.1, n_apart=2), [9], objective
+    )
     assert steady.epoch_s == pytest.approx(5 * 0.020)
     assert restless.epoch_s == pytest.approx(
         (1 + 0.0564) * steady.epoch_s, rel=3e-3
@@ -78,27 +83,29 @@ def test_workers_that_vary_wait_for_the_slowest_of_them() -> None:
 
 def test_the_objective_decides() -> None:
     axes = Axes((1,), (10, 64))
-    assert best(axes, Wish(THROUGHPUT)).batch_size == 64  # 64 / 65 samples a ms against 10 / 11
     assert (
-        best(axes, Wish(EPOCH, samples=70)).batch_size == 10
+        best(axes, Objective(THROUGHPUT)).batch_size == 64
+    )  # 64 / 65 samples a ms against 10 / 11
+    assert (
+        best(axes, Objective(EPOCH, samples=70)).batch_size == 10
     )  # 7 steps of 11 ms against 2 of 65 ms
 
 
 def test_a_configuration_that_does_not_fit_is_never_proposed() -> None:
-    axes, wish = Axes((1,), (8, 64), (0,), (1, 2)), Wish(memory_limit_bytes=164 * MIB)
-    rows = survey(axes, pace_of, (8, 64), wish)
+    axes, objective = Axes((1,), (8, 64), (0,), (1, 2)), Objective(memory_limit_bytes=164 * MIB)
+    rows = survey(axes, rate_of, (8, 64), objective)
     assert [row.fits for row in rows] == [
         True,
         True,
         False,
         False,
     ]  # 108 and 164 MiB; twice as much with two workers: 216 and 328
-    assert best(axes, wish) == Configuration(1, 1, 0, 64)
-    assert best(axes, Wish(memory_limit_bytes=164 * MIB - 1)) == Configuration(1, 1, 0, 8)
+    assert best(axes, objective) == Configuration(1, 1, 0, 64)
+    assert best(axes, Objective(memory_limit_bytes=164 * MIB - 1)) == Configuration(1, 1, 0, 8)
 
 
 def test_nothing_fits() -> None:
-    axes, wish = Axes((1,), (8, 64)), Wish(memory_limit_bytes=100 * MIB)
+    axes, objective = Axes((1,), (8, 64)), Objective(memory_limit_bytes=100 * MIB)
     with pytest.raises(
         DlperfError,
         match=(
@@ -106,18 +113,20 @@ def test_nothing_fits() -> None:
             r" loader workers 0, workers 1\)"
         ),
     ):
-        best(axes, wish)
+        best(axes, objective)
 
 
 def test_ties_go_to_the_simpler_configuration() -> None:
     # Two workers at twice the step each are as fast as one; 0.3 % between 100/101 and 150/151
     # samples a ms is a tie as well, 1.3 % to 50/51 none.
-    assert best(Axes((1,), (100, 150), (0,), (1, 2)), Wish()) == Configuration(1, 1, 0, 100)
-    assert best(Axes((1,), (50, 100, 150), (0, 1), (1, 2)), Wish()) == Configuration(1, 1, 0, 100)
+    assert best(Axes((1,), (100, 150), (0,), (1, 2)), Objective()) == Configuration(1, 1, 0, 100)
+    assert best(Axes((1,), (50, 100, 150), (0, 1), (1, 2)), Objective()) == Configuration(
+        1, 1, 0, 100
+    )
 
 
 def test_between_recorded_sizes_everything_is_linear() -> None:
-    rows = survey(Axes((1,), (8, 12, 16)), pace_of, [8, 16], Wish())
+    rows = survey(Axes((1,), (8, 12, 16)), rate_of, [8, 16], Objective())
     assert [row.source for row in rows] == [PREDICTED, INTERPOLATED, PREDICTED]
     assert rows[1].step_s == pytest.approx(0.013)  # half way between 9 and 17 ms
     assert rows[1].peak_memory_bytes == 112 * MIB
@@ -126,30 +135,30 @@ def test_between_recorded_sizes_everything_is_linear() -> None:
 def test_nothing_is_said_outside_of_the_recorded_sizes() -> None:
     assert [
         row.configuration.batch_size
-        for row in survey(Axes((1,), (4, 8, 12, 32)), pace_of, [8, 16], Wish())
+        for row in survey(Axes((1,), (4, 8, 12, 32)), rate_of, [8, 16], Objective())
     ] == [8, 12]
 
 
 def test_batches_larger_than_a_share_are_left_out() -> None:
-    rows = survey(Axes((1,), (8, 16), (0,), (1, 2)), pace_of, [8, 16], Wish(EPOCH, samples=20))
+    rows = survey(Axes((1,), (8, 16), (0,), (1, 2)), rate_of, [8, 16], Objective(EPOCH, samples=20))
     assert [(row.configuration.workers, row.configuration.batch_size) for row in rows] == [
         (1, 8),
         (1, 16),
         (2, 8),
     ]  # shares of 20 and 10
     with pytest.raises(DlperfError, match="the grid is empty"):
-        found(Axes((1,), (64,)), Wish(EPOCH, samples=20))
+        found(Axes((1,), (64,)), Objective(EPOCH, samples=20))
 
 
 def test_what_is_proposed_is_predicted_and_not_interpolated() -> None:
     asked: list[int] = []
 
-    def humped(one: Configuration) -> Pace:
+    def humped(one: Configuration) -> Rate:
         """As fast as its batch is near 33: 1 s a step there, longer by a tenth of the distance."""
         asked.append(one.batch_size)
-        return Pace(one.batch_size * (1 + 0.1 * abs(one.batch_size - 33)), 0.0, MIB, "DRAM")
+        return Rate(one.batch_size * (1 + 0.1 * abs(one.batch_size - 33)), 0.0, MIB, "DRAM")
 
-    tuning = tune("net", "cpu", Axes((1,), tuple(range(1, 65))), Wish(), humped)
+    tuning = tune("net", "cpu", Axes((1,), tuple(range(1, 65))), Objective(), humped)
     assert tuning.best.source == PREDICTED
     assert tuning.best.configuration.batch_size in asked
     assert len(asked) == len(set(asked)) < 64
@@ -157,7 +166,7 @@ def test_what_is_proposed_is_predicted_and_not_interpolated() -> None:
 
 
 def test_the_best_few_that_are_tried_are_predicted_too() -> None:
-    tuning = found(Axes((1,), tuple(range(1, 65))), Wish(), n_exact=3)
+    tuning = found(Axes((1,), tuple(range(1, 65))), Objective(), n_exact=3)
     assert [row.source for row in tuning.best_rows[:3]] == [PREDICTED] * 3
 
 
@@ -189,12 +198,12 @@ def test_axes_that_make_no_sense(axes: dict[str, tuple[int, ...]], text: str) ->
 
 def test_a_wish_without_samples() -> None:
     with pytest.raises(DlperfError, match="give --samples N"):
-        Wish(EPOCH)
+        Objective(EPOCH)
     with pytest.raises(DlperfError, match="objective 'speed' is unknown"):
-        Wish("speed")
+        Objective("speed")
 
 
-# -- the contest -----------------------------------------------------------------------------------
+# -- the trials -----------------------------------------------------------------------------------
 
 ONE, TWO = Configuration(1, 1, 0, 32), Configuration(1, 2, 0, 32)
 
@@ -207,11 +216,11 @@ def test_the_contest_goes_in_turns_and_back() -> None:
         order.append(one)
         return rates[one].pop(0)
 
-    contest = run_contest([ONE, TWO], measure, seconds=1.0, n_runs=3)
+    trials = run_configuration_trials([ONE, TWO], measure, seconds=1.0, n_runs=3)
     assert order == [ONE, TWO, TWO, ONE, ONE, TWO]
-    assert [one.samples_per_s for one in contest.tries] == [95.0, 100.0]  # medians
-    assert contest.winner is contest.tries[1]
-    assert contest.loss_frac == pytest.approx(0.05)
+    assert [one.samples_per_s for one in trials.trials] == [95.0, 100.0]  # medians
+    assert trials.fastest is trials.trials[1]
+    assert trials.loss_frac == pytest.approx(0.05)
 
 
 def test_a_configuration_that_fails_keeps_its_error() -> None:
@@ -220,10 +229,13 @@ def test_a_configuration_that_fails_keeps_its_error() -> None:
             raise WorkFailed("out of memory")
         return 10.0
 
-    contest = run_contest([ONE, TWO], measure, seconds=1.0, n_runs=2)
-    assert contest.tries == (Try(ONE, (), "out of memory"), Try(TWO, (10.0, 10.0)))
-    assert contest.loss_frac is None
-    assert contest.winner is contest.tries[1]
+    trials = run_configuration_trials([ONE, TWO], measure, seconds=1.0, n_runs=2)
+    assert trials.trials == (
+        ConfigurationTrial(ONE, (), "out of memory"),
+        ConfigurationTrial(TWO, (10.0, 10.0)),
+    )
+    assert trials.loss_frac is None
+    assert trials.fastest is trials.trials[1]
 
 
 def test_an_interrupted_contest_keeps_what_was_finished() -> None:
@@ -232,9 +244,9 @@ def test_an_interrupted_contest_keeps_what_was_finished() -> None:
             raise KeyboardInterrupt
         return 10.0
 
-    contest = run_contest([ONE, TWO], measure, seconds=1.0, n_runs=2)
-    assert contest.is_interrupted
-    assert contest.tries[0].runs_samples_per_s == (10.0,)
+    trials = run_configuration_trials([ONE, TWO], measure, seconds=1.0, n_runs=2)
+    assert trials.is_interrupted
+    assert trials.trials[0].runs_samples_per_s == (10.0,)
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -242,7 +254,7 @@ def test_an_interrupted_contest_keeps_what_was_finished() -> None:
 
 def test_json_has_the_agreed_fields() -> None:
     data = tuning_to_json(
-        found(Axes((1, 2), (8, 64), (0,), (1, 2)), Wish(memory_limit_bytes=164 * MIB))
+        found(Axes((1, 2), (8, 64), (0,), (1, 2)), Objective(memory_limit_bytes=164 * MIB))
     )
     assert (data["schema"], data["schema_version"]) == ("dlperf.tuning", 1)
     assert data["best"] == {"threads": 2, "batch_size": 64, "loader_workers": 0, "workers": 1}
@@ -254,7 +266,7 @@ def test_json_has_the_agreed_fields() -> None:
 
 
 def test_csv_is_the_same_rows() -> None:
-    tuning = found(Axes((1, 2), (8, 64)), Wish(EPOCH, samples=1000))
+    tuning = found(Axes((1, 2), (8, 64)), Objective(EPOCH, samples=1000))
     rows = list(csv.DictReader(io.StringIO(tuning_to_csv(tuning))))
     assert [int(row["batch_size"]) for row in rows] == [
         row.configuration.batch_size for row in tuning.best_rows
@@ -263,7 +275,7 @@ def test_csv_is_the_same_rows() -> None:
 
 
 def test_text_shows_ten_and_says_what_it_is_not() -> None:
-    tuning = found(Axes((1, 2), tuple(range(1, 65))), Wish(memory_limit_bytes=150 * MIB))
+    tuning = found(Axes((1, 2), tuple(range(1, 65))), Objective(memory_limit_bytes=150 * MIB))
     text = tuning_to_text(tuning, 120)
     said = " ".join(text.split())
     assert (
@@ -277,25 +289,30 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     header = next(
         place for place, line in enumerate(text.splitlines()) if line.startswith("threads")
     )
-    assert [line.split()[0] for line in text.splitlines()[header + 1 : header + 12]] == [
-        "2"
-    ] * 10 + ["28"]  # ten rows, then the remarks
+    rows = text.splitlines()[header + 1 : header + 12]  # ten rows, then the remarks
+    assert [line.split()[:1] for line in rows] == [["2"]] * 10 + [[]]
     assert "| 40 |" in tuning_to_markdown(tuning)
 
 
-def test_the_contest_is_told() -> None:
-    tuning = found(Axes((1, 2), (32,)), Wish())
-    tries = (Try(TWO, (95.0,)), Try(ONE, (100.0,)))
-    text = tuning_to_text(replace(tuning, contest=Contest(tries, 1.0)), 120)
+def test_trials_are_told() -> None:
+    tuning = found(Axes((1, 2), (32,)), Objective())
+    trials = (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (100.0,)))
+    text = tuning_to_text(replace(tuning, trials=ConfigurationTrials(trials, 1.0)), 120)
     assert "the proposed one was 5.0 % slower" in " ".join(text.split())
     text = tuning_to_text(
-        replace(tuning, contest=Contest((Try(TWO, (95.0,)), Try(ONE, (90.0,))), 1.0)), 120
+        replace(
+            tuning,
+            trials=ConfigurationTrials(
+                (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (90.0,))), 1.0
+            ),
+        ),
+        120,
     )
     assert "also the fastest of 2 measured ones" in " ".join(text.split())
 
 
 def test_a_line_a_combination_of_what_is_not_the_batch_size() -> None:
-    lines = lines_of(found(Axes((1, 2), (8, 64), (0, 1)), Wish()))
+    lines = lines_of(found(Axes((1, 2), (8, 64), (0, 1)), Objective()))
     assert list(lines) == [
         "1 thread, 1 worker, loader 0",
         "1 thread, 1 worker, loader 1",
@@ -310,7 +327,7 @@ def test_a_line_a_combination_of_what_is_not_the_batch_size() -> None:
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:
     written = write(
-        found(Axes((1, 2), (8, 64)), Wish(memory_limit_bytes=164 * MIB)), tmp_path / "out"
+        found(Axes((1, 2), (8, 64)), Objective(memory_limit_bytes=164 * MIB)), tmp_path / "out"
     )
     assert [path.name for path in written] == [
         "tuning.md",
@@ -320,7 +337,7 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
     ]
     assert all(path.stat().st_size for path in written)
     assert written[-1].read_bytes().startswith(b"\x89PNG")
-    write(found(Axes((1, 2), (8, 64)), Wish()), tmp_path / "out")  # its own files are replaced
+    write(found(Axes((1, 2), (8, 64)), Objective()), tmp_path / "out")  # its own files are replaced
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(DlperfError, match=r"holds mine.txt"):
-        write(found(Axes((1, 2), (8, 64)), Wish()), tmp_path / "out")
+        write(found(Axes((1, 2), (8, 64)), Objective()), tmp_path / "out")

@@ -42,12 +42,12 @@ from dlperf.studies.accuracy.ablation import (
 )
 from dlperf.studies.accuracy.archive import Archive
 from dlperf.studies.accuracy.baselines import (
-    PEERS,
+    BASELINES,
     REPLAY,
-    PeerEstimate,
-    ask_peers,
+    BaselineEstimate,
+    ask_baselines,
     problems,
-    score_peer,
+    score_baseline,
 )
 from dlperf.studies.accuracy.cases import OWN_OPS, Case, CaseScore, LayerScore, SourceShares, join
 from dlperf.studies.accuracy.page import study_to_markdown, study_to_text, write_study
@@ -113,26 +113,26 @@ def provenance() -> Provenance:
     )
 
 
-# -- the truth -------------------------------------------------------------------------------------
+# -- the reference -------------------------------------------------------------------------------------
 
 
 def test_joined_runs_give_medians_and_floors() -> None:
-    truth = join([scaled(1.0), scaled(1.2), scaled(0.9)])
-    assert truth.total_s == pytest.approx(1235 * US)  # of 1235 x (0.9, 1, 1.2)
-    assert truth.repeatability_frac == pytest.approx(0.3)  # (1.2 - 0.9) / 1
-    assert truth.forward_s == pytest.approx(430 * US)
-    conv = next(row for row in truth.layers if row.layer == "features.0")
+    reference = join([scaled(1.0), scaled(1.2), scaled(0.9)])
+    assert reference.total_s == pytest.approx(1235 * US)  # of 1235 x (0.9, 1, 1.2)
+    assert reference.repeatability_frac == pytest.approx(0.3)  # (1.2 - 0.9) / 1
+    assert reference.forward_s == pytest.approx(430 * US)
+    conv = next(row for row in reference.layers if row.layer == "features.0")
     assert (conv.forward_s, conv.backward_s) == (pytest.approx(250 * US), pytest.approx(500 * US))
     assert conv.repeatability_frac("forward") == pytest.approx(0.3)
 
 
 def test_one_run_has_no_layer_floor_and_a_layer_that_a_run_lacks_has_none() -> None:
-    assert all(row.forward_floor_frac is None for row in join([scaled(1.0)]).layers)
-    truth = join([scaled(1.0), cnn_measurement(without=("classifier",))])
-    rows = {row.layer: row for row in truth.layers}
+    assert all(row.forward_repeatability_frac is None for row in join([scaled(1.0)]).layers)
+    reference = join([scaled(1.0), cnn_measurement(without=("classifier",))])
+    rows = {row.layer: row for row in reference.layers}
     assert rows["classifier"].forward_s == pytest.approx(110 * US)
-    assert rows["classifier"].forward_floor_frac is None
-    assert rows["features.0"].forward_floor_frac == 0.0
+    assert rows["classifier"].forward_repeatability_frac is None
+    assert rows["features.0"].forward_repeatability_frac == 0.0
 
 
 def test_runs_of_different_cases_are_not_joined() -> None:
@@ -266,7 +266,7 @@ def test_a_summary_holds_median_worst_and_worst_beyond_twice_the_floor() -> None
     found = summarize(scores(), "calibrated")
     assert found.step_median_frac == pytest.approx(0.11)  # of 0.05, 0.1, 0.12, 0.3
     assert found.step_worst_frac == pytest.approx(0.3)
-    assert found.step_worst_beyond_floor_frac == pytest.approx(
+    assert found.step_worst_beyond_repeatability_frac == pytest.approx(
         0.12
     )  # 0.3 lies within twice its floor of 0.2
     assert found.step_bias_frac == pytest.approx(-0.025)  # of -0.3, -0.1, 0.05, 0.12
@@ -444,12 +444,14 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_what_peers_said_is_kept(tmp_path: Path) -> None:
-    said = (
-        PeerEstimate(REPLAY, 1.0, 2.0, None, 3.0, (("a", 0.5, None),)),
-        PeerEstimate("other", problem="not installed"),
+    predicted = (
+        BaselineEstimate(REPLAY, 1.0, 2.0, None, 3.0, (("a", 0.5, None),)),
+        BaselineEstimate("other", problem="not installed"),
     )
-    assert Archive(tmp_path).estimates(CASE, cnn_trace(), "80 GFLOP/s", lambda: said) == said
-    assert Archive(tmp_path).estimates(CASE, cnn_trace(), "80 GFLOP/s", list) == said
+    assert (
+        Archive(tmp_path).estimates(CASE, cnn_trace(), "80 GFLOP/s", lambda: predicted) == predicted
+    )
+    assert Archive(tmp_path).estimates(CASE, cnn_trace(), "80 GFLOP/s", list) == predicted
     assert Archive(tmp_path).estimates(CASE, cnn_trace(), "90 GFLOP/s", list) == ()
 
 
@@ -488,7 +490,7 @@ def test_all_cases_are_measured_once_before_any_is_measured_twice() -> None:
 
     study = studied(measure)
     assert order == [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("b", 2, 1), ("a", 2, 2), ("b", 2, 2)]
-    assert [truth.repeatability_frac for _, truth in study.truths] == [
+    assert [reference.repeatability_frac for _, reference in study.references] == [
         None,
         pytest.approx(0.1 / 1.15),
         None,
@@ -606,7 +608,7 @@ def test_measured_and_interpolated_stand_apart() -> None:
 
 
 def test_a_peer_is_scored_on_what_it_speaks_of() -> None:
-    estimate = PeerEstimate(
+    estimate = BaselineEstimate(
         REPLAY,
         387 * US,
         900 * US,
@@ -614,7 +616,7 @@ def test_a_peer_is_scored_on_what_it_speaks_of() -> None:
         1358.5 * US,
         (("features.0", 200 * US, 600 * US), ("classifier", 121 * US, None)),
     )
-    found, layers = score_peer(CASE, join([scaled(1.0)]), estimate)
+    found, layers = score_baseline(CASE, join([scaled(1.0)]), estimate)
     assert found.step_error_frac == pytest.approx(0.1)  # 1358.5 / 1235
     assert found.forward_error_frac == pytest.approx(-0.1)  # 387 / 430
     assert found.optimizer_error_frac is None
@@ -625,25 +627,25 @@ def test_a_peer_is_scored_on_what_it_speaks_of() -> None:
 
 def test_problems_of_peers_are_said_once() -> None:
     other = replace(CASE, batch_size=64)
-    said = [
-        (CASE, PeerEstimate("a", problem="not installed")),
-        (other, PeerEstimate("a", problem="not installed")),
-        (CASE, PeerEstimate("b", problem="fails")),
-        (other, PeerEstimate("b", 1.0)),
+    predicted = [
+        (CASE, BaselineEstimate("a", problem="not installed")),
+        (other, BaselineEstimate("a", problem="not installed")),
+        (CASE, BaselineEstimate("b", problem="fails")),
+        (other, BaselineEstimate("b", 1.0)),
     ]
-    assert problems(said) == ("a: not installed (every case)", f"b: fails ({CASE.label})")
+    assert problems(predicted) == ("a: not installed (every case)", f"b: fails ({CASE.label})")
 
 
 def test_a_dead_process_is_every_peers_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
     def run(command: list[str], **options: object) -> object:
-        line = json.dumps(PeerEstimate(PEERS[0], total_s=1.0).to_json())
+        line = json.dumps(BaselineEstimate(BASELINES[0], total_s=1.0).to_json())
         return subprocess.CompletedProcess(command, -11, line + "\n", "core dumped")
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = ask_peers(CASE, 1e11, 1e10, None, {})
-    assert [estimate.peer for estimate in found] == list(PEERS)
+    found = ask_baselines(CASE, 1e11, 1e10, None, {})
+    assert [estimate.baseline for estimate in found] == list(BASELINES)
     assert (found[0].total_s, found[0].problem) == (1.0, "")
     assert all("status -11: core dumped" in estimate.problem for estimate in found[1:])
 
@@ -656,11 +658,11 @@ def whole_study() -> Study:
         Variant("calibrated", "calibrated", law_machine()),
         Variant("roofline", "roofline", law_machine()),
     )
-    said = [
-        PeerEstimate(
+    predicted = [
+        BaselineEstimate(
             REPLAY, 387 * US, 900 * US, None, 1358.5 * US, (("features.0", 200 * US, None),)
         ),
-        PeerEstimate("x", problem="not installed"),
+        BaselineEstimate("x", problem="not installed"),
     ]
     return run_study(
         cases(),
@@ -669,7 +671,7 @@ def whole_study() -> Study:
         lambda case: cnn_trace(target=case.target),
         lambda case, _, run: named(case, 1 + 0.1 * run),
         lambda line: None,
-        ask_peers=lambda case, trace: said,
+        ask_baselines=lambda case, trace: predicted,
         with_ablation=True,
         provenance=provenance(),
     )
@@ -710,7 +712,7 @@ def test_a_study_is_written_and_written_again(tmp_path: Path) -> None:
     )
     assert (
         len((folder / "cases.csv").read_text().splitlines()) == 1 + 4 * 3
-    )  # two predictors and one peer that speaks
+    )  # two predictors and one baseline that speaks
 
 
 def test_json_has_no_nan_and_adds_up() -> None:
@@ -729,14 +731,15 @@ def test_json_has_no_nan_and_adds_up() -> None:
 def test_a_busy_machine_is_told() -> None:
     quiet = whole_study()  # its runs differ by 0.1 / 1.15 = 8.7 %
     assert quiet.variation_remarks == ()
-    restless = replace(
+    variation_remark = replace(
         quiet,
-        truths=tuple(
-            (case, replace(truth, repeatability_frac=0.3)) for case, truth in quiet.truths
+        references=tuple(
+            (case, replace(reference, repeatability_frac=0.3))
+            for case, reference in quiet.references
         ),
     )
-    assert len(restless.variation_remarks) == 1
-    assert "same step differ by 30 %" in study_to_text(restless, 160)
+    assert len(variation_remark.variation_remarks) == 1
+    assert "same step differ by 30 %" in study_to_text(variation_remark, 160)
 
 
 def test_a_study_of_nothing_still_has_a_page() -> None:

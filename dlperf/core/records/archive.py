@@ -20,7 +20,7 @@ class PairRecord(Struct, gc=False):
     measured: PositiveAmount
 
 
-class RowRecord(Struct, gc=False):
+class TrainingForecastRecord(Struct, gc=False):
     """A case of the validation of trainings."""
 
     kind: Name
@@ -39,10 +39,10 @@ class LayerEstimateRecord(Struct, gc=False, array_like=True, forbid_unknown_fiel
     backward_s: Seconds | None
 
 
-class EstimateRecord(Struct, gc=False):
+class BaselineEstimateRecord(Struct, gc=False):
     """A baseline tool's estimate of a step."""
 
-    peer: Name
+    baseline: Name
     forward_s: Seconds | None
     backward_s: Seconds | None
     optimizer_s: Seconds | None

@@ -24,7 +24,7 @@ from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item
 from dlperf.forecast.prediction import Prediction
 from dlperf.predictors import registry
-from dlperf.studies.accuracy.cases import Case, Truth
+from dlperf.studies.accuracy.cases import Case, Reference
 from dlperf.studies.accuracy.scoring import Summary, score, summarize
 
 PAGE_FAULTS = "page faults"
@@ -201,7 +201,7 @@ class Ablation:
 
 
 def ablate(
-    cases: Sequence[tuple[Case, Truth, Prediction]], terms: Sequence[Term] = TERMS
+    cases: Sequence[tuple[Case, Reference, Prediction]], terms: Sequence[Term] = TERMS
 ) -> tuple[Ablation, ...]:
     """Every term left out in turn. `cases` hold the whole predictions of one predictor, which gives
     a step's time.
@@ -210,7 +210,7 @@ def ablate(
         return ()
     name = cases[0][2].predictor
     whole = summarize(
-        [score(case, truth, prediction, name)[0] for case, truth, prediction in cases], name
+        [score(case, reference, prediction, name)[0] for case, reference, prediction in cases], name
     )
     found = []
     for term in terms:
@@ -218,7 +218,7 @@ def ablate(
             int, Machine
         ] = {}  # one changed machine serves all its cases: what is fitted from it is fitted once
         scores, shares = [], []
-        for case, truth, prediction in cases:
+        for case, reference, prediction in cases:
             changed = prediction
             if term.on_machine is not None:
                 machine = machines.setdefault(
@@ -232,7 +232,7 @@ def ablate(
                 )
             if term.on_prediction is not None:
                 changed = term.on_prediction(changed)
-            scores.append(score(case, truth, changed, name)[0])
+            scores.append(score(case, reference, changed, name)[0])
             if changed.step.total_s is not None and prediction.step.total_s:
                 shares.append(1 - changed.step.total_s / prediction.step.total_s)
         found.append(

@@ -16,10 +16,10 @@ from dlperf.core.host import this_cpu, versions
 from dlperf.core.measurement import Measurement
 from dlperf.core.trace import Trace
 from dlperf.report.writing import slug
-from dlperf.studies.accuracy.baselines import PeerEstimate
+from dlperf.studies.accuracy.baselines import BaselineEstimate
 from dlperf.studies.accuracy.cases import Case
 
-PEERS_SCHEMA = "dlperf.peers"
+BASELINES_SCHEMA = "dlperf.baselines"
 Kept = TypeVar("Kept")
 
 
@@ -79,25 +79,25 @@ class Archive:
         return self.keep(path, Measurement.load, take, lambda taken: taken.save(path))
 
     def estimates(
-        self, case: Case, trace: Trace, detail: str, ask: Callable[[], Sequence[PeerEstimate]]
-    ) -> tuple[PeerEstimate, ...]:
+        self, case: Case, trace: Trace, detail: str, ask: Callable[[], Sequence[BaselineEstimate]]
+    ) -> tuple[BaselineEstimate, ...]:
         """What the peers say: as it is kept, else asked anew and then kept. `detail` says what they
         were given.
         """
         path = self.path("peers", case, trace, detail)
 
-        def load(found: Path) -> tuple[PeerEstimate, ...]:
+        def load(found: Path) -> tuple[BaselineEstimate, ...]:
             return tuple(
-                PeerEstimate.from_json(row)
-                for row in read_json(found, PEERS_SCHEMA, 1)["estimates"]
+                BaselineEstimate.from_json(row)
+                for row in read_json(found, BASELINES_SCHEMA, 1)["estimates"]
             )
 
-        def save(asked: tuple[PeerEstimate, ...]) -> None:
+        def save(asked: tuple[BaselineEstimate, ...]) -> None:
             rows = [estimate.to_json() for estimate in asked]
             write_json(
                 path,
                 {
-                    "schema": PEERS_SCHEMA,
+                    "schema": BASELINES_SCHEMA,
                     "schema_version": 1,
                     "versions": versions(),
                     "machine": this_cpu().model,

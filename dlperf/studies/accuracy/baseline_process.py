@@ -1,5 +1,5 @@
 """Asks the peers about one step, in a process of its own: ``python -m
-dlperf.studies.accuracy.baseline_process`` with a job on stdin, a JSON line a peer on stdout.
+dlperf.studies.accuracy.baseline_process`` with a job on stdin, a JSON line a baseline on stdout.
 
 torch's RuntimeEstimator refuses without CUDA. What it asks of CUDA is a clock, a peak and a
 bandwidth; here they are those of this machine, put in place for this process alone.
@@ -28,7 +28,7 @@ from dlperf.studies.accuracy.baselines import (
     NEURAL_COST,
     NEURAL_REPLAY,
     REPLAY,
-    PeerEstimate,
+    BaselineEstimate,
 )
 
 Job = dict[str, Any]
@@ -63,7 +63,7 @@ def _phases(built: Built) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "optimizer", built.optimizer.step
 
 
-def _naive(job: Job) -> Iterator[PeerEstimate]:
+def _naive(job: Job) -> Iterator[BaselineEstimate]:
     """FLOPs by torch's own counter over the measured peak; the optimizer has none."""
     with FakeTensorMode():
         built = _built(job)
@@ -76,7 +76,7 @@ def _naive(job: Job) -> Iterator[PeerEstimate]:
             for _, run in _phases(built):
                 run()
                 counts.append(counter.get_total_flops() / job["peak_flops_per_s"])
-    yield PeerEstimate(
+    yield BaselineEstimate(
         NAIVE,
         forward_s=counts[0],
         backward_s=counts[1] - counts[0] if len(counts) > 1 else None,
@@ -117,7 +117,7 @@ def _pretend_cuda(peak_flops_per_s: float, dram_bytes_per_s: float) -> None:
                     setattr(module, attribute, lambda *_: dram_bytes_per_s / 1e9)
 
 
-def _runtime_estimator(job: Job, peer: str, mode: str) -> PeerEstimate:
+def _runtime_estimator(job: Job, baseline: str, mode: str) -> BaselineEstimate:
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     with (
@@ -155,8 +155,8 @@ def _runtime_estimator(job: Job, peer: str, mode: str) -> PeerEstimate:
                     )
                 )
     by_phase = [after - before for before, after in zip((0.0, *sums), sums)]
-    return PeerEstimate(
-        peer,
+    return BaselineEstimate(
+        baseline,
         by_phase[0],
         by_phase[1] if len(by_phase) > 1 else None,
         by_phase[2] if len(by_phase) > 2 else None,
@@ -165,16 +165,18 @@ def _runtime_estimator(job: Job, peer: str, mode: str) -> PeerEstimate:
     )
 
 
-def _estimators(job: Job) -> Iterator[PeerEstimate]:
+def _estimators(job: Job) -> Iterator[BaselineEstimate]:
     _pretend_cuda(job["peak_flops_per_s"], job["dram_bytes_per_s"])
-    for peer, mode in (
+    for baseline, mode in (
         (COST_MODEL, "operator-level-cost-model"),
         (REPLAY, "operator-level-benchmark"),
     ):
-        yield _or_problem(lambda peer=peer, mode=mode: _runtime_estimator(job, peer, mode), peer)  # type: ignore[misc]
+        yield _or_problem(
+            lambda baseline=baseline, mode=mode: _runtime_estimator(job, baseline, mode), baseline
+        )  # type: ignore[misc]
 
 
-def _neural_cost(job: Job) -> Iterator[PeerEstimate]:
+def _neural_cost(job: Job) -> Iterator[BaselineEstimate]:
     """neural-cost's calibrated model and its replay, as its own validation combines them."""
     try:
         adapters, estimating, validating = (
@@ -182,15 +184,15 @@ def _neural_cost(job: Job) -> Iterator[PeerEstimate]:
             for name in ("adapters.torch", "estimate", "validation")
         )
     except ImportError as error:
-        for peer in (NEURAL_COST, NEURAL_REPLAY):
-            yield PeerEstimate(
-                peer, problem=f"not installed here ({error}); pip install neural-cost adds it"
+        for baseline in (NEURAL_COST, NEURAL_REPLAY):
+            yield BaselineEstimate(
+                baseline, problem=f"not installed here ({error}); pip install neural-cost adds it"
             )
         return
     built = _built(job)
     if isinstance(built.inputs, dict):
-        for peer in (NEURAL_COST, NEURAL_REPLAY):
-            yield PeerEstimate(peer, problem="takes positional inputs alone")
+        for baseline in (NEURAL_COST, NEURAL_REPLAY):
+            yield BaselineEstimate(baseline, problem="takes positional inputs alone")
         return
     inputs = built.inputs
     with torch.no_grad():
@@ -201,14 +203,14 @@ def _neural_cost(job: Job) -> Iterator[PeerEstimate]:
         extra = [(record.bytes, record.python_dispatch) for record in records if not record.heavy]
         costs = [estimating.estimate_operation(operation) for operation in operations]
         yield _or_problem(
-            lambda: PeerEstimate(
+            lambda: BaselineEstimate(
                 NEURAL_COST, forward_s=sum(calibration.predict(costs, len(records), extra))
             ),
             NEURAL_COST,
         )
         isolated = adapter.replay(operations, "cpu")
         yield _or_problem(
-            lambda: PeerEstimate(
+            lambda: BaselineEstimate(
                 NEURAL_REPLAY,
                 forward_s=validating.replay_prediction(
                     costs, isolated, calibration, len(records), extra
@@ -218,11 +220,11 @@ def _neural_cost(job: Job) -> Iterator[PeerEstimate]:
         )
 
 
-def _or_problem(estimate: Callable[[], PeerEstimate], peer: str) -> PeerEstimate:
+def _or_problem(estimate: Callable[[], BaselineEstimate], baseline: str) -> BaselineEstimate:
     try:
         return estimate()
     except Exception as error:
-        return PeerEstimate(peer, problem=_why(error))
+        return BaselineEstimate(baseline, problem=_why(error))
 
 
 def _why(error: BaseException) -> str:
@@ -231,7 +233,7 @@ def _why(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Ask every peer about the job on stdin."""
+    """Ask every baseline about the job on stdin."""
     job: Job = read_job()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the peers print
@@ -243,17 +245,17 @@ def main() -> int:
         (_neural_cost, (NEURAL_COST, NEURAL_REPLAY)),
         (_estimators, (COST_MODEL, REPLAY)),
     ):
-        said = set()
+        predicted = set()
         try:
             for estimate in ask(job):
-                said.add(estimate.peer)
+                predicted.add(estimate.baseline)
                 lines.write(json.dumps(estimate.to_json()) + "\n")
                 lines.flush()
         except Exception as error:
-            for peer in peers:
-                if peer not in said:
+            for baseline in peers:
+                if baseline not in predicted:
                     lines.write(
-                        json.dumps(PeerEstimate(peer, problem=_why(error)).to_json()) + "\n"
+                        json.dumps(BaselineEstimate(baseline, problem=_why(error)).to_json()) + "\n"
                     )
                     lines.flush()
     return 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlperf.core import child_process
-from dlperf.core.records.archive import EstimateRecord
+from dlperf.core.records.archive import BaselineEstimateRecord
 from dlperf.core.records.conversion import convert
-from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Truth
+from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Reference
 from dlperf.studies.accuracy.scoring import layer_scores, mape_frac, repeatability_frac
 
 NAIVE, COST_MODEL, REPLAY, NEURAL_COST, NEURAL_REPLAY = (
@@ -37,17 +37,17 @@ MEANINGS = {
     NEURAL_COST: "neural-cost (PyPI), its own quick calibration; speaks of the forward alone",
     NEURAL_REPLAY: "the same, with its layers executed one by one; speaks of the forward alone",
 }
-PEERS = tuple(MEANINGS)
+BASELINES = tuple(MEANINGS)
 TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
-class PeerEstimate:
-    """What a peer says of one step, in seconds; None where it does not speak. `layers` are (name,
+class BaselineEstimate:
+    """What a baseline says of one step, in seconds; None where it does not speak. `layers` are (name,
     forward, backward); `problem` why it says nothing.
     """
 
-    peer: str
+    baseline: str
     forward_s: float | None = None
     backward_s: float | None = None
     optimizer_s: float | None = None
@@ -58,7 +58,7 @@ class PeerEstimate:
     def to_json(self) -> dict[str, Any]:
         """The estimate as JSON data."""
         return {
-            "peer": self.peer,
+            "baseline": self.baseline,
             "forward_s": self.forward_s,
             "backward_s": self.backward_s,
             "optimizer_s": self.optimizer_s,
@@ -68,12 +68,12 @@ class PeerEstimate:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PeerEstimate:
+    def from_json(cls, data: Mapping[str, Any]) -> BaselineEstimate:
         """The estimate that :meth:`to_json` wrote."""
-        record = convert(data, EstimateRecord)
+        record = convert(data, BaselineEstimateRecord)
         layers = tuple((layer.name, layer.forward_s, layer.backward_s) for layer in record.layers)
         return cls(
-            record.peer,
+            record.baseline,
             record.forward_s,
             record.backward_s,
             record.optimizer_s,
@@ -83,17 +83,17 @@ class PeerEstimate:
         )
 
 
-def ask_peers(
+def ask_baselines(
     case: Case,
     peak_flops_per_s: float,
     dram_bytes_per_s: float,
     input_shape: tuple[int, ...] | None,
     environment: Mapping[str, str],
-) -> tuple[PeerEstimate, ...]:
-    """Every peer's estimate of a case, from a fresh process: what the peers need patched in torch
+) -> tuple[BaselineEstimate, ...]:
+    """Every baseline's estimate of a case, from a fresh process: what the peers need patched in torch
     never reaches this one.
 
-    A peer that cannot estimate the case, or is not installed, says so in its `problem`; so do all
+    A baseline that cannot estimate the case, or is not installed, says so in its `problem`; so do all
     that were still to come where the process dies.
     """
     job = {
@@ -117,38 +117,39 @@ def ask_peers(
         )
     except subprocess.TimeoutExpired:
         return tuple(
-            PeerEstimate(peer, problem=f"took more than {TIMEOUT_S:.0f} s") for peer in PEERS
+            BaselineEstimate(baseline, problem=f"took more than {TIMEOUT_S:.0f} s")
+            for baseline in BASELINES
         )
     found = {
-        row["peer"]: PeerEstimate.from_json(row)
+        row["baseline"]: BaselineEstimate.from_json(row)
         for row in map(json.loads, done.stdout.splitlines())
     }
     last = child_process.last_line(done.stderr) or "no message"
     return tuple(
-        found.get(peer)
-        or PeerEstimate(
-            peer, problem=f"its process ended with status {done.returncode}: {last[:200]}"
+        found.get(baseline)
+        or BaselineEstimate(
+            baseline, problem=f"its process ended with status {done.returncode}: {last[:200]}"
         )
-        for peer in PEERS
+        for baseline in BASELINES
     )
 
 
-def score_peer(
-    case: Case, truth: Truth, estimate: PeerEstimate
+def score_baseline(
+    case: Case, reference: Reference, estimate: BaselineEstimate
 ) -> tuple[CaseScore, tuple[LayerScore, ...]]:
-    """A peer on one case. Layers that it does not name are left out; a phase that it does not speak
+    """A baseline on one case. Layers that it does not name are left out; a phase that it does not speak
     of has no error.
     """
     layers: list[LayerScore] = []
     for phase in LAYER_PHASES:
         named = {
-            name: (seconds, "peer", "")
+            name: (seconds, "baseline", "")
             for name, forward_s, backward_s in estimate.layers
             if (seconds := forward_s if phase == "forward" else backward_s) is not None
         }
         layers += [
             layer
-            for layer in layer_scores(case, truth, estimate.peer, phase, named, named)
+            for layer in layer_scores(case, reference, estimate.baseline, phase, named, named)
             if layer.layer in named
         ]
 
@@ -160,29 +161,29 @@ def score_peer(
     )
     return CaseScore(
         case,
-        estimate.peer,
-        truth.total_s,
-        truth.repeatability_frac,
+        estimate.baseline,
+        reference.total_s,
+        reference.repeatability_frac,
         estimate.total_s,
-        step_error_frac=error(estimate.total_s, truth.total_s),
-        forward_error_frac=error(estimate.forward_s, truth.forward_s),
-        backward_error_frac=error(estimate.backward_s, truth.backward_s),
-        optimizer_error_frac=error(estimate.optimizer_s, truth.optimizer_s),
+        step_error_frac=error(estimate.total_s, reference.total_s),
+        forward_error_frac=error(estimate.forward_s, reference.forward_s),
+        backward_error_frac=error(estimate.backward_s, reference.backward_s),
+        optimizer_error_frac=error(estimate.optimizer_s, reference.optimizer_s),
         forward_mape_frac=mape_frac(forward),
-        forward_floor_frac=repeatability_frac(forward),
+        forward_repeatability_frac=repeatability_frac(forward),
         backward_mape_frac=mape_frac(backward),
-        backward_floor_frac=repeatability_frac(backward),
+        backward_repeatability_frac=repeatability_frac(backward),
     ), tuple(layers)
 
 
-def problems(estimates: Sequence[tuple[Case, PeerEstimate]]) -> tuple[str, ...]:
-    """One line a peer and reason: where it could not estimate."""
+def problems(estimates: Sequence[tuple[Case, BaselineEstimate]]) -> tuple[str, ...]:
+    """One line a baseline and reason: where it could not estimate."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for case, estimate in estimates:
         if estimate.problem:
-            reasons.setdefault((estimate.peer, estimate.problem), []).append(case.label)
+            reasons.setdefault((estimate.baseline, estimate.problem), []).append(case.label)
     n_cases = len({case for case, _ in estimates})
     return tuple(
-        f"{peer}: {reason} ({'every case' if len(where) == n_cases else ', '.join(where)})"
-        for (peer, reason), where in reasons.items()
+        f"{baseline}: {reason} ({'every case' if len(where) == n_cases else ', '.join(where)})"
+        for (baseline, reason), where in reasons.items()
     )

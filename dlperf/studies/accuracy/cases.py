@@ -14,7 +14,7 @@ from dlperf.core.trace import LOSS
 
 PHASES = ("forward", "backward", "optimizer")
 LAYER_PHASES = ("forward", "backward")
-"""The phases whose layers are judged: the optimizer's division over layers is dlperf's own."""
+"""The phases whose layers are large_leaves: the optimizer's division over layers is dlperf's own."""
 OWN_OPS = "(own ops)"
 """The family of what a module with children does outside of them."""
 
@@ -51,7 +51,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class LayerTruth:
+class LayerReference:
     """A layer's measured median over runs in seconds by phase, None where no run could attribute
     it.
 
@@ -63,8 +63,8 @@ class LayerTruth:
     type: str
     forward_s: float | None
     backward_s: float | None
-    forward_floor_frac: float | None
-    backward_floor_frac: float | None
+    forward_repeatability_frac: float | None
+    backward_repeatability_frac: float | None
 
     def seconds(self, phase: str) -> float | None:
         """The median of ``forward`` or ``backward``."""
@@ -72,11 +72,15 @@ class LayerTruth:
 
     def repeatability_frac(self, phase: str) -> float | None:
         """The repeatability floor of ``forward`` or ``backward``."""
-        return self.forward_floor_frac if phase == "forward" else self.backward_floor_frac
+        return (
+            self.forward_repeatability_frac
+            if phase == "forward"
+            else self.backward_repeatability_frac
+        )
 
 
 @dataclass(frozen=True)
-class Truth:
+class Reference:
     """What several fresh processes measured of one case: medians over the runs, in seconds.
 
     `repeatability_frac` is (slowest - fastest run) / median of the whole step: no prediction can be more
@@ -89,7 +93,7 @@ class Truth:
     backward_s: float | None
     optimizer_s: float | None
     repeatability_frac: float | None
-    layers: tuple[LayerTruth, ...]
+    layers: tuple[LayerReference, ...]
     run_totals_s: tuple[float, ...]
     fault_counts: tuple[float, ...] = ()
 
@@ -112,8 +116,8 @@ def spread_frac(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
-def join(runs: Sequence[Measurement]) -> Truth:
-    """The truth of a case from the measurements of fresh processes.
+def join(runs: Sequence[Measurement]) -> Reference:
+    """The reference of a case from the measurements of fresh processes.
 
     Raises DlperfError where there is no run, or the runs are of different cases.
     """
@@ -133,7 +137,7 @@ def join(runs: Sequence[Measurement]) -> Truth:
     for run in runs:
         for row in run.layers:
             by_name.setdefault(row.layer, []).append(row)
-    return Truth(
+    return Reference(
         total_s=median(totals),
         forward_s=forward_s,
         backward_s=phase("backward"),
@@ -147,20 +151,20 @@ def join(runs: Sequence[Measurement]) -> Truth:
     )
 
 
-def _layer(rows: Sequence[LayerTimes], n_runs: int) -> LayerTruth:
+def _layer(rows: Sequence[LayerTimes], n_runs: int) -> LayerReference:
     seconds: dict[str, float | None] = {}
-    floors: dict[str, float | None] = {}
+    repeatabilities: dict[str, float | None] = {}
     for phase in LAYER_PHASES:
         values = [samples.median for row in rows if (samples := row.phase(phase)) is not None]
         seconds[phase] = median(values) if values else None
-        floors[phase] = spread_frac(values) if len(values) == n_runs > 1 else None
-    return LayerTruth(
+        repeatabilities[phase] = spread_frac(values) if len(values) == n_runs > 1 else None
+    return LayerReference(
         rows[0].layer,
         rows[0].type,
         seconds["forward"],
         seconds["backward"],
-        floors["forward"],
-        floors["backward"],
+        repeatabilities["forward"],
+        repeatabilities["backward"],
     )
 
 
@@ -193,7 +197,7 @@ class LayerScore:
     """One predictor on one layer in one phase; `phase_share_frac` is the layer's share of the
     measured phase.
 
-    `family` is the type of a leaf (a module without children). Only leaves are judged in a case's
+    `family` is the type of a leaf (a module without children). Only leaves are large_leaves in a case's
     layer errors; what stands outside them is of the family ``(loss)`` or ``(own ops)``, those of a
     module that has children.
     """
@@ -228,7 +232,7 @@ class CaseScore:
 
     `step_error_frac` is predicted / actual - 1. `forward_mape_frac` and `backward_mape_frac` are
     means of abs(predicted / actual - 1) over the leaf modules of at least 1 % of their measured
-    phase, the floors beside them means over the same layers; `seen_frac` is the share of the
+    phase, the repeatabilities beside them means over the same layers; `seen_frac` is the share of the
     backward that the measurement attributes to layers. `weighted_frac` is the sum of abs(predicted
     - actual) over the sum of actual in the forward. `unpriced_frac` is the share of the measured
     forward in layers that the prediction calls unpriced. `width_frac` is half the 90 % interval
@@ -247,9 +251,9 @@ class CaseScore:
     backward_error_frac: float | None = None
     optimizer_error_frac: float | None = None
     forward_mape_frac: float | None = None
-    forward_floor_frac: float | None = None
+    forward_repeatability_frac: float | None = None
     backward_mape_frac: float | None = None
-    backward_floor_frac: float | None = None
+    backward_repeatability_frac: float | None = None
     seen_frac: float | None = None
     weighted_frac: float | None = None
     unpriced_frac: float | None = None

@@ -1,4 +1,4 @@
-"""The study's plots: predicted against actual steps, errors case by case beside their floors, how
+"""The study's plots: predicted against actual steps, errors case by case beside their repeatabilities, how
 layers and single ops scatter.
 """
 
@@ -26,7 +26,7 @@ from dlperf.report.drawing import (
 )
 from dlperf.report.drawing import PointLabel as Label
 from dlperf.studies.accuracy.cases import CaseScore
-from dlperf.studies.accuracy.scoring import judged
+from dlperf.studies.accuracy.scoring import large_leaves
 from dlperf.studies.accuracy.study import MAIN, Study
 
 CAPTIONS = {
@@ -49,7 +49,7 @@ CAPTIONS = {
 }
 _MARKS = ("o", "s", "^", "D")
 _LIMIT = 1.0
-"""Errors beyond 100 % are drawn at the edge."""
+"""Errors beyond 100 % are pngs at the edge."""
 
 
 def pngs_of(study: Study, dpi: int = 130) -> dict[str, bytes]:
@@ -61,13 +61,13 @@ def pngs_of(study: Study, dpi: int = 130) -> dict[str, bytes]:
         "ops": ops_figure,
     }
     what = f"{study.provenance.machine}; {study.provenance.created}; {study.provenance.command}"
-    drawn = {}
+    pngs = {}
     for name, make in makers.items():
         with own_style():
             figure = make(study)
         if figure is not None:
-            drawn[name] = to_png(figure, dpi, f"dlperf validate {name}: {what}")
-    return drawn
+            pngs[name] = to_png(figure, dpi, f"dlperf validate {name}: {what}")
+    return pngs
 
 
 def _whole(study: Study, predictor: str = MAIN) -> list[CaseScore]:
@@ -172,7 +172,9 @@ def cases_figure(study: Study) -> Figure | None:
     predictor's interval as a line.
     """
     spoken = [
-        score for score in (*study.scores, *study.peer_scores) if score.step_error_frac is not None
+        score
+        for score in (*study.scores, *study.baseline_scores)
+        if score.step_error_frac is not None
     ]
     if not spoken:
         return None
@@ -250,9 +252,9 @@ def cases_figure(study: Study) -> Figure | None:
 
 def layers_figure(study: Study) -> Figure | None:
     """Boxes of the main predictor's layer errors by source and by type, forward and backward."""
-    layers = [layer for layer in judged(study.layers) if layer.predictor == MAIN] or judged(
-        study.layers
-    )
+    layers = [
+        layer for layer in large_leaves(study.layers) if layer.predictor == MAIN
+    ] or large_leaves(study.layers)
     if not layers:
         return None
     rows: list[tuple[str, list[float], str]] = []
@@ -306,8 +308,8 @@ def ops_figure(study: Study) -> Figure | None:
 
 def _boxes(ax: Any, rows: Sequence[tuple[str, list[float], str]], label: str) -> None:
     for place, (_, errors, color) in enumerate(rows):
-        drawn = [max(-_LIMIT, min(_LIMIT, error)) for error in errors]
-        _box(ax, drawn, place, color)
+        pngs = [max(-_LIMIT, min(_LIMIT, error)) for error in errors]
+        _box(ax, pngs, place, color)
     ax.axvline(0, color=DIM, linewidth=0.8)
     for off in (-0.2, -0.1, 0.1, 0.2):
         ax.axvline(off, color=DIM, linewidth=0.6, linestyle=":" if abs(off) > 0.15 else "--")

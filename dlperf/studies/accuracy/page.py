@@ -17,13 +17,13 @@ from dlperf.studies.accuracy.figures import CAPTIONS, pngs_of
 from dlperf.studies.accuracy.study import MAIN, WITH_EXACT, Study
 from dlperf.studies.accuracy.tables import (
     ablation_columns,
+    baseline_columns,
     case_columns,
     cases_csv,
     group_columns,
     layers_csv,
     op_columns,
     ops_csv,
-    peer_columns,
     percent,
     summary_columns,
 )
@@ -47,7 +47,7 @@ def study_to_text(study: Study, width: int | None = None) -> str:
         blocks.append(f"{predictor}\n\n{format_table(case_columns(own), width)}")
     if study.summaries:
         blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), width)}")
-    if study.peer_scores:
+    if study.baseline_scores:
         blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), width)}")
     if study.ablations:
         blocks.append(
@@ -78,14 +78,14 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
                 f" to hold as many; {found.needed_factor:.2f} times its own half width is what"
                 " holds 90 % of the cases."
             )
-    if study.peer_scores:
+    if study.baseline_scores:
         names = [
             name
             for name in _all_names(study)
-            if name in {score.predictor for score in study.peer_scores}
+            if name in {score.predictor for score in study.baseline_scores}
             or name in _predictors(study)
         ]
-        scores = (*study.scores, *study.peer_scores)
+        scores = (*study.scores, *study.baseline_scores)
         blocks += ["## Beside other tools", table(_comparison(study))]
         blocks.append(
             "\n".join(
@@ -94,11 +94,11 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
         )
         blocks += [
             "### Error of the step",
-            table(peer_columns(scores, names, lambda s: s.step_error_frac)),
+            table(baseline_columns(scores, names, lambda s: s.step_error_frac)),
         ]
         blocks += [
             "### Error of the forward",
-            table(peer_columns(scores, names, lambda s: s.forward_error_frac)),
+            table(baseline_columns(scores, names, lambda s: s.forward_error_frac)),
         ]
     if study.ablations:
         blocks += [
@@ -166,16 +166,16 @@ def _predictors(study: Study) -> list[str]:
 
 
 def _all_names(study: Study) -> list[str]:
-    return list(dict.fromkeys(score.predictor for score in (*study.scores, *study.peer_scores)))
+    return list(dict.fromkeys(score.predictor for score in (*study.scores, *study.baseline_scores)))
 
 
 def _comparison(study: Study) -> list[Column]:
-    """One row a predictor or peer: over the cases that it speaks of, abs(error) of step and
+    """One row a predictor or baseline: over the cases that it speaks of, abs(error) of step and
     forward, and the median case's error of leaf modules.
     """
     names = _all_names(study)
     own = {
-        name: [s for s in (*study.scores, *study.peer_scores) if s.predictor == name]
+        name: [s for s in (*study.scores, *study.baseline_scores) if s.predictor == name]
         for name in names
     }
 
@@ -245,4 +245,4 @@ def _remarks(study: Study) -> list[str]:
         f"{failure.case.label} could not be measured: {failure.reason}"
         for failure in study.failures
     ]
-    return [*study.variation_remarks, *found, *study.peer_problems, *study.provenance.remarks]
+    return [*study.variation_remarks, *found, *study.baseline_problems, *study.provenance.remarks]

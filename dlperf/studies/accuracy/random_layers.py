@@ -8,7 +8,7 @@ from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.studies.accuracy.random_ops import (
     MAX_ELEMENTS,
     MAX_FLOP,
-    Draw,
+    OpMaker,
     Random,
     T,
     log_uniform,
@@ -325,7 +325,7 @@ def _recurrent(random: Random) -> Op | None:
     )
 
 
-REST: tuple[tuple[str, Draw, int], ...] = (
+REST: tuple[tuple[str, OpMaker, int], ...] = (
     ("elementwise", _elementwise, 30),
     ("transcendental", _transcendental, 16),
     ("optimizer", _optimizer, 10),

@@ -20,7 +20,7 @@ MAX_ELEMENTS = 2**22
 
 T = TensorSpec.contiguous
 Random = np.random.Generator
-Draw = Callable[[Random], "Op | None"]
+OpMaker = Callable[[Random], "Op | None"]
 
 
 def log_uniform(random: Random, low: int, high: int) -> int:
@@ -59,8 +59,8 @@ def _fits(m: int, n: int, k: int, batch: int = 1) -> bool:
     )
 
 
-def _product(orientation: str) -> Draw:
-    def draw(random: Random) -> Op | None:
+def _product(orientation: str) -> OpMaker:
+    def make(random: Random) -> Op | None:
         m, n, k = (size(random, 1, 4096) for _ in range(3))
         a, b = _operand(m, k, orientation[0] == "T"), _operand(k, n, orientation[1] == "T")
         if not _fits(m, n, k):
@@ -71,7 +71,7 @@ def _product(orientation: str) -> Draw:
             else Op("aten.mm.default", (a, b))
         )
 
-    return draw
+    return make
 
 
 def _one_row(random: Random) -> Op | None:
@@ -90,7 +90,7 @@ def _batched(random: Random) -> Op | None:
     return Op("aten.bmm.default", (T(b, m, k), second)) if _fits(m, n, k, b) else None
 
 
-PRODUCTS: tuple[tuple[str, Draw, int], ...] = (
+PRODUCTS: tuple[tuple[str, OpMaker, int], ...] = (
     ("NN", _product("NN"), 24),
     ("NT", _product("NT"), 28),
     ("TN", _product("TN"), 24),
@@ -193,7 +193,7 @@ class _Conv:
         )
 
 
-DrawConv = Callable[[Random], _Conv]
+ConvMaker = Callable[[Random], _Conv]
 
 
 def _images(random: Random) -> int:
@@ -321,24 +321,24 @@ def _transposed(random: Random) -> _Conv:
     )
 
 
-def _forward(draw: DrawConv) -> Draw:
+def _forward(make: ConvMaker) -> OpMaker:
     def one(random: Random) -> Op | None:
-        found = draw(random)
+        found = make(random)
         return found.forward() if found.fits else None
 
     return one
 
 
-def _backward(draw: DrawConv) -> Draw:
+def _backward(make: ConvMaker) -> OpMaker:
     def one(random: Random) -> Op | None:
-        found = draw(random)
+        found = make(random)
         first = found.c_in <= 4  # mostly a network's own input, which needs no gradient
         return found.backward(random.random() < (0.3 if first else 0.9)) if found.fits else None
 
     return one
 
 
-_KINDS: tuple[tuple[str, DrawConv, int], ...] = (
+_KINDS: tuple[tuple[str, ConvMaker, int], ...] = (
     ("dense", _dense, 26),
     ("1x1", _pointwise, 14),
     ("first layer", _first, 10),
@@ -348,11 +348,11 @@ _KINDS: tuple[tuple[str, DrawConv, int], ...] = (
     ("3d", _three_dimensions, 8),
     ("transposed", _transposed, 10),
 )
-CONVOLUTIONS: tuple[tuple[str, Draw, int], ...] = tuple(
-    (name, _forward(draw), count) for name, draw, count in _KINDS
+CONVOLUTIONS: tuple[tuple[str, OpMaker, int], ...] = tuple(
+    (name, _forward(make), count) for name, make, count in _KINDS
 )
 """Kinds of convolution, forward, each with how many of 100."""
-CONVOLUTION_BACKWARDS: tuple[tuple[str, Draw, int], ...] = tuple(
-    (name, _backward(draw), count) for name, draw, count in _KINDS
+CONVOLUTION_BACKWARDS: tuple[tuple[str, OpMaker, int], ...] = tuple(
+    (name, _backward(make), count) for name, make, count in _KINDS
 )
-"""The same backward; drawn anew."""
+"""The same backward; with other shapes."""

@@ -1,4 +1,4 @@
-"""How far off: a prediction against the truth of its case, and many cases in one line."""
+"""How far off: a prediction against the reference of its case, and many cases in one line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dlperf.studies.accuracy.cases import (
     Case,
     CaseScore,
     LayerScore,
+    Reference,
     SourceShares,
-    Truth,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def source_shares(items: Sequence[Item]) -> SourceShares:
 
 
 def score(
-    case: Case, truth: Truth, prediction: Prediction, predictor: str
+    case: Case, reference: Reference, prediction: Prediction, predictor: str
 ) -> tuple[CaseScore, tuple[LayerScore, ...]]:
     """One predictor on one case, as a whole and layer by layer.
 
@@ -56,10 +56,10 @@ def score(
     leaves = {layer.name for layer in prediction.trace.layers if layer.is_leaf}
     for phase in LAYER_PHASES:
         if phase in prices.phases:
-            said = _layers_said(prediction, phase)
+            predicted = _layer_predictions(prediction, phase)
             layers += [
                 layer
-                for layer in layer_scores(case, truth, predictor, phase, said, leaves)
+                for layer in layer_scores(case, reference, predictor, phase, predicted, leaves)
                 if layer.layer not in prices.unsupported
             ]
     by_phase = {
@@ -67,7 +67,7 @@ def score(
     }
     forward = [layer for layer in by_phase["forward"] if layer.is_leaf]
     actual_sum = math.fsum(layer.actual_s for layer in forward)
-    seen_s = math.fsum(row.backward_s for row in truth.layers if row.backward_s is not None)
+    seen_s = math.fsum(row.backward_s for row in reference.layers if row.backward_s is not None)
     unpriced = {
         name
         for name, source in zip(prediction.layers["layer"], prediction.layers["source"])
@@ -76,20 +76,20 @@ def score(
     return CaseScore(
         case,
         predictor,
-        truth.total_s,
-        truth.repeatability_frac,
+        reference.total_s,
+        reference.repeatability_frac,
         step.total_s,
         step.low_s,
         step.high_s,
-        step_error_frac=_error(step.total_s, truth.total_s),
-        forward_error_frac=_error(step.forward_s, truth.forward_s),
-        backward_error_frac=_error(step.backward_s, truth.backward_s),
-        optimizer_error_frac=_error(step.optimizer_s, truth.optimizer_s),
+        step_error_frac=_error(step.total_s, reference.total_s),
+        forward_error_frac=_error(step.forward_s, reference.forward_s),
+        backward_error_frac=_error(step.backward_s, reference.backward_s),
+        optimizer_error_frac=_error(step.optimizer_s, reference.optimizer_s),
         forward_mape_frac=mape_frac(by_phase["forward"]),
-        forward_floor_frac=repeatability_frac(by_phase["forward"]),
+        forward_repeatability_frac=repeatability_frac(by_phase["forward"]),
         backward_mape_frac=mape_frac(by_phase["backward"]),
-        backward_floor_frac=repeatability_frac(by_phase["backward"]),
-        seen_frac=seen_s / truth.backward_s if truth.backward_s else None,
+        backward_repeatability_frac=repeatability_frac(by_phase["backward"]),
+        seen_frac=seen_s / reference.backward_s if reference.backward_s else None,
         weighted_frac=(
             math.fsum(abs(layer.predicted_s - layer.actual_s) for layer in forward) / actual_sum
             if actual_sum
@@ -97,10 +97,10 @@ def score(
         ),
         unpriced_frac=math.fsum(
             row.forward_s
-            for row in truth.layers
+            for row in reference.layers
             if row.forward_s is not None and row.layer in unpriced
         )
-        / truth.forward_s,
+        / reference.forward_s,
         sources=source_shares(prices.items),
     ), tuple(layers)
 
@@ -109,13 +109,13 @@ def _error(predicted_s: float | None, actual_s: float | None) -> float | None:
     return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
 
 
-Said = tuple[float, str, str]
+LayerPrediction = tuple[float, str, str]
 """What a predictor says of a layer in a phase: seconds, the source of most of the ops' time, what
 bounds most of it.
 """
 
 
-def _layers_said(prediction: Prediction, phase: str) -> dict[str, Said]:
+def _layer_predictions(prediction: Prediction, phase: str) -> dict[str, LayerPrediction]:
     seconds: dict[str, float] = defaultdict(float)
     by_source: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     by_bound: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -133,20 +133,20 @@ def _layers_said(prediction: Prediction, phase: str) -> dict[str, Said]:
 
 def layer_scores(
     case: Case,
-    truth: Truth,
+    reference: Reference,
     predictor: str,
     phase: str,
-    said: Mapping[str, Said],
+    predicted: Mapping[str, LayerPrediction],
     leaves: Container[str],
 ) -> Iterator[LayerScore]:
-    """Every measured layer of a phase against what was said of it; nothing said is a prediction of
+    """Every measured layer of a phase against what was predicted of it; nothing predicted is a prediction of
     0.
     """
-    phase_s = truth.phase_s(phase)
-    for row in truth.layers:
+    phase_s = reference.phase_s(phase)
+    for row in reference.layers:
         actual_s = row.seconds(phase)
         if phase_s and actual_s:
-            predicted_s, source, bound = said.get(row.layer, (0.0, "missing", ""))
+            predicted_s, source, bound = predicted.get(row.layer, (0.0, "missing", ""))
             family = row.type if row.layer in leaves else LOSS if row.layer == LOSS else OWN_OPS
             yield LayerScore(
                 case,
@@ -174,7 +174,7 @@ def large(layers: Iterable[LayerScore]) -> list[LayerScore]:
     return [layer for layer in layers if layer.phase_share_frac >= SHARE_FRAC]
 
 
-def judged(layers: Iterable[LayerScore]) -> list[LayerScore]:
+def large_leaves(layers: Iterable[LayerScore]) -> list[LayerScore]:
     """The :func:`large` layers that are leaves: modules without children, as any other tool can
     time them too.
     """
@@ -182,33 +182,33 @@ def judged(layers: Iterable[LayerScore]) -> list[LayerScore]:
 
 
 def mape_frac(layers: Iterable[LayerScore]) -> float | None:
-    """Mean of abs(predicted / actual - 1) over the layers that are :func:`judged`; None where there
+    """Mean of abs(predicted / actual - 1) over the layers that are :func:`large_leaves`; None where there
     is none.
     """
-    errors = [abs(layer.error_frac) for layer in judged(layers)]
+    errors = [abs(layer.error_frac) for layer in large_leaves(layers)]
     return fmean(errors) if errors else None
 
 
 def repeatability_frac(layers: Iterable[LayerScore]) -> float | None:
-    """Mean repeatability floor of the layers that are :func:`judged`; None where none has one."""
-    return _mean_floor(judged(layers))
+    """Mean repeatability floor of the layers that are :func:`large_leaves`; None where none has one."""
+    return _mean_repeatability(large_leaves(layers))
 
 
-def _mean_floor(layers: Iterable[LayerScore]) -> float | None:
-    floors = [layer.repeatability_frac for layer in layers if layer.repeatability_frac is not None]
-    return fmean(floors) if floors else None
+def _mean_repeatability(layers: Iterable[LayerScore]) -> float | None:
+    repeatabilities = [
+        layer.repeatability_frac for layer in layers if layer.repeatability_frac is not None
+    ]
+    return fmean(repeatabilities) if repeatabilities else None
 
 
-def worst_beyond_floor(errors_and_floors: Iterable[tuple[float, float]]) -> float:
+def worst_beyond_repeatability(errors: Iterable[tuple[float, float]]) -> float:
     """The largest abs(error) among the cases that err by more than twice their floor; 0 where none
     does.
 
-    >>> worst_beyond_floor([(0.3, 0.2), (-0.1, 0.01)])
+    >>> worst_beyond_repeatability([(0.3, 0.2), (-0.1, 0.01)])
     0.1
     """
-    return max(
-        (abs(error) for error, floor in errors_and_floors if abs(error) > 2 * floor), default=0.0
-    )
+    return max((abs(error) for error, floor in errors if abs(error) > 2 * floor), default=0.0)
 
 
 LARGE_VARIATION_FRAC = 0.1
@@ -217,14 +217,14 @@ percent with one thread.
 """
 
 
-def variation_remark(floors: Sequence[float], what: str) -> str:
+def variation_remark(repeatabilities: Sequence[float], what: str) -> str:
     """The remark that two processes of the same thing differ too much for the errors to mean
     anything; empty where they do not.
     """
-    if not floors or median(floors) <= LARGE_VARIATION_FRAC:
+    if not repeatabilities or median(repeatabilities) <= LARGE_VARIATION_FRAC:
         return ""
     return (
-        f"fresh processes of the same {what} differ by {100 * median(floors):.0f} % (median): the"
+        f"fresh processes of the same {what} differ by {100 * median(repeatabilities):.0f} % (median): the"
         " machine was busy; study it again when it is quiet"
     )
 
@@ -235,7 +235,7 @@ class Summary:
 
     `step_bias_frac` is the median signed error: a predictor that errs to both sides is nearer to 0
     than one that always errs to one. `layer_mape_frac` is the mean over the cases' forward and
-    backward layer errors, `layer_floor_frac` over their floors.
+    backward layer errors, `layer_repeatability_frac` over their repeatabilities.
     """
 
     predictor: str
@@ -243,11 +243,11 @@ class Summary:
     n_cases: int
     step_median_frac: float | None
     step_worst_frac: float | None
-    step_worst_beyond_floor_frac: float | None
+    step_worst_beyond_repeatability_frac: float | None
     step_bias_frac: float | None
-    step_floor_frac: float | None
+    step_repeatability_frac: float | None
     layer_mape_frac: float | None
-    layer_floor_frac: float | None
+    layer_repeatability_frac: float | None
     unpriced_worst_frac: float | None
     inside_frac: float | None
     width_median_frac: float | None
@@ -267,13 +267,13 @@ def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") ->
         for value in (score.forward_mape_frac, score.backward_mape_frac)
         if value is not None
     ]
-    floors = [
+    repeatabilities = [
         value
         for score in scores
-        for value in (score.forward_floor_frac, score.backward_floor_frac)
+        for value in (score.forward_repeatability_frac, score.backward_repeatability_frac)
         if value is not None
     ]
-    step_floors = [
+    step_repeatabilities = [
         score.repeatability_frac for score in scores if score.repeatability_frac is not None
     ]
     inside = [score.inside for score in scores if score.inside is not None]
@@ -285,11 +285,11 @@ def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") ->
         len(scores),
         median(errors) if errors else None,
         max(errors, default=None),
-        worst_beyond_floor(spoken) if spoken else None,
+        worst_beyond_repeatability(spoken) if spoken else None,
         median([error for error, _ in spoken]) if spoken else None,
-        median(step_floors) if step_floors else None,
+        median(step_repeatabilities) if step_repeatabilities else None,
         fmean(layers) if layers else None,
-        fmean(floors) if floors else None,
+        fmean(repeatabilities) if repeatabilities else None,
         max(unpriced, default=None),
         fmean(inside) if inside else None,
         median(widths) if widths else None,
@@ -348,7 +348,7 @@ def layer_groups(layers: Sequence[LayerScore]) -> tuple[LayerGroup, ...]:
     found = []
     for kind in ("source", "family"):
         groups: dict[tuple[str, str, str], list[LayerScore]] = defaultdict(list)
-        for layer in judged(layers) if kind == "source" else large(layers):
+        for layer in large_leaves(layers) if kind == "source" else large(layers):
             groups[
                 layer.predictor, layer.source if kind == "source" else layer.family, layer.phase
             ].append(layer)
@@ -367,7 +367,7 @@ def layer_groups(layers: Sequence[LayerScore]) -> tuple[LayerGroup, ...]:
                     median(errors),
                     quantile(errors, 0.9),
                     median([member.error_frac for member in members]),
-                    _mean_floor(members),
+                    _mean_repeatability(members),
                 )
             )
     return tuple(found)

@@ -18,15 +18,20 @@ from dlperf.ops import counts as work
 from dlperf.predictors.kernel_cost_model import KernelCostModel
 from dlperf.studies.accuracy.cases import spread_frac
 from dlperf.studies.accuracy.random_layers import REST
-from dlperf.studies.accuracy.random_ops import CONVOLUTION_BACKWARDS, CONVOLUTIONS, PRODUCTS, Draw
+from dlperf.studies.accuracy.random_ops import (
+    CONVOLUTION_BACKWARDS,
+    CONVOLUTIONS,
+    PRODUCTS,
+    OpMaker,
+)
 
-PLAN: dict[str, tuple[tuple[str, Draw, int], ...]] = {
+PLAN: dict[str, tuple[tuple[str, OpMaker, int], ...]] = {
     "gemm": PRODUCTS,
     "convolution forward": CONVOLUTIONS,
     "convolution backward": CONVOLUTION_BACKWARDS,
     "the rest": REST,
 }
-"""By family its kinds: name, how to draw one, how many."""
+"""By family its kinds: name, how to make one, how many."""
 _TRIES = 1000
 MOST_OPS = 2000
 """More ops of a family than this are a slip of the keyboard: each takes some tenths of a second in
@@ -35,7 +40,7 @@ each process.
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomOp:
     """One random op with its family and the finer kind within it."""
 
     family: str
@@ -58,7 +63,9 @@ def counts_of(kinds: Sequence[tuple[str, object, int]], n_ops: int) -> list[int]
     return counts
 
 
-def draw_ops(seed: int, known: Container[str] = (), n_ops: int | None = None) -> tuple[Drawn, ...]:
+def make_random_ops(
+    seed: int, known: Container[str] = (), n_ops: int | None = None
+) -> tuple[RandomOp, ...]:
     """Random ops of every family, none twice and none whose signature is `known`; the same for the
     same seed.
 
@@ -69,22 +76,22 @@ def draw_ops(seed: int, known: Container[str] = (), n_ops: int | None = None) ->
         check_count("ops", n_ops)
         if n_ops > MOST_OPS:
             raise DlperfError(
-                f"ops is {n_ops}; at most {MOST_OPS} of a family can be drawn, which takes hours to"
+                f"ops is {n_ops}; at most {MOST_OPS} of a family can be made, which takes hours to"
                 " time"
             )
     random = np.random.default_rng(seed)
-    found: list[Drawn] = []
+    found: list[RandomOp] = []
     seen: set[str] = set()
     for family, kinds in PLAN.items():
         counts = [count for _, _, count in kinds] if n_ops is None else counts_of(kinds, n_ops)
-        for (kind, draw, _), count in zip(kinds, counts):
+        for (kind, make, _), count in zip(kinds, counts):
             wanted = len(found) + count
             for _ in range(_TRIES * count):
-                op = draw(random)
+                op = make(random)
                 if op is None or op.signature in seen or op.signature in known:
                     continue
                 seen.add(op.signature)
-                found.append(Drawn(family, kind, op))
+                found.append(RandomOp(family, kind, op))
                 if len(found) == wanted:
                     break
     return tuple(found)
@@ -145,19 +152,19 @@ def kernel_s(cost_model: KernelCostModel, op: Op) -> tuple[float, str]:
 
 
 def score_ops(
-    drawn: Sequence[Drawn],
+    random_ops: Sequence[RandomOp],
     runs: Sequence[Iterable[Kernel]],
     price: Callable[[Op], tuple[float, str]],
     threads: int,
 ) -> tuple[SingleOp, ...]:
-    """Each drawn op that at least one run has timed: the median over the runs of the least sample,
+    """Each random op that at least one run has timed: the median over the runs of the least sample,
     which is what a calibration goes by, against its price.
     """
     taken: list[Mapping[str, Kernel]] = [
         {kernel.op.signature: kernel for kernel in run} for run in runs
     ]
     found = []
-    for one in drawn:
+    for one in random_ops:
         seconds = [
             run[one.op.signature].samples.minimum for run in taken if one.op.signature in run
         ]
@@ -194,7 +201,7 @@ def op_groups(ops: Sequence[SingleOp]) -> tuple[OpGroup, ...]:
 
 def _group(family: str, kind: str, threads: int, ops: Sequence[SingleOp]) -> OpGroup:
     errors = [abs(one.error_frac) for one in ops]
-    floors = [one.repeatability_frac for one in ops if one.repeatability_frac is not None]
+    repeatabilities = [one.repeatability_frac for one in ops if one.repeatability_frac is not None]
     return OpGroup(
         family,
         kind,
@@ -204,6 +211,6 @@ def _group(family: str, kind: str, threads: int, ops: Sequence[SingleOp]) -> OpG
         median(errors),
         quantile(errors, 0.9),
         median([one.error_frac for one in ops]),
-        median(floors) if floors else None,
+        median(repeatabilities) if repeatabilities else None,
         sum(one.source == "unpriced" for one in ops),
     )

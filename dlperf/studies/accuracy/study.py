@@ -15,8 +15,8 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.trace import Trace
 from dlperf.forecast.prediction import Prediction, predict
 from dlperf.studies.accuracy.ablation import Ablation, Intervals, ablate, intervals
-from dlperf.studies.accuracy.baselines import PeerEstimate, problems, score_peer
-from dlperf.studies.accuracy.cases import Case, CaseScore, LayerScore, Truth, join
+from dlperf.studies.accuracy.baselines import BaselineEstimate, problems, score_baseline
+from dlperf.studies.accuracy.cases import Case, CaseScore, LayerScore, Reference, join
 from dlperf.studies.accuracy.scoring import (
     LayerGroup,
     Summary,
@@ -27,7 +27,7 @@ from dlperf.studies.accuracy.scoring import (
 )
 from dlperf.studies.accuracy.single_ops import OpGroup, SingleOp, op_groups
 
-SCHEMA, SCHEMA_VERSION = "dlperf.validation", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.validation", 2
 MAIN = "calibrated"
 WITH_EXACT = "calibrated, ops measured"
 """The main predictor on the whole file, for the cases whose ops ``--for`` has measured."""
@@ -102,10 +102,10 @@ class Study:
     provenance: Provenance
     scores: tuple[CaseScore, ...] = ()
     layers: tuple[LayerScore, ...] = ()
-    truths: tuple[tuple[Case, Truth], ...] = ()
-    estimates: tuple[tuple[Case, PeerEstimate], ...] = ()
-    peer_scores: tuple[CaseScore, ...] = ()
-    peer_layers: tuple[LayerScore, ...] = ()
+    references: tuple[tuple[Case, Reference], ...] = ()
+    estimates: tuple[tuple[Case, BaselineEstimate], ...] = ()
+    baseline_scores: tuple[CaseScore, ...] = ()
+    baseline_layers: tuple[LayerScore, ...] = ()
     ablations: tuple[Ablation, ...] = ()
     failures: tuple[Failure, ...] = ()
     ops: tuple[SingleOp, ...] = ()
@@ -116,9 +116,9 @@ class Study:
         return summaries(self.scores)
 
     @cached_property
-    def peer_summaries(self) -> tuple[Summary, ...]:
-        """Each peer's cases in one line."""
-        return summaries(self.peer_scores)
+    def baseline_summaries(self) -> tuple[Summary, ...]:
+        """Each baseline's cases in one line."""
+        return summaries(self.baseline_scores)
 
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -151,9 +151,9 @@ class Study:
         single ops.
         """
         steps = [
-            truth.repeatability_frac
-            for case, truth in self.truths
-            if case.threads == 1 and truth.repeatability_frac is not None
+            reference.repeatability_frac
+            for case, reference in self.references
+            if case.threads == 1 and reference.repeatability_frac is not None
         ]
         ops = [
             one.repeatability_frac
@@ -173,8 +173,8 @@ class Study:
         )
 
     @property
-    def peer_problems(self) -> tuple[str, ...]:
-        """Where a peer could not estimate, a line each."""
+    def baseline_problems(self) -> tuple[str, ...]:
+        """Where a baseline could not estimate, a line each."""
         return problems(self.estimates)
 
     def to_json(self) -> dict[str, Any]:
@@ -184,18 +184,20 @@ class Study:
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             **{key: list(v) if isinstance(v, tuple) else v for key, v in provenance.items()},
-            "cases": [_case_row(s) for s in (*self.scores, *self.peer_scores)],
-            "truths": [
-                {**asdict(case), **{k: v for k, v in asdict(truth).items() if k != "layers"}}
-                for case, truth in self.truths
+            "cases": [_case_row(s) for s in (*self.scores, *self.baseline_scores)],
+            "references": [
+                {**asdict(case), **{k: v for k, v in asdict(reference).items() if k != "layers"}}
+                for case, reference in self.references
             ],
-            "summaries": [asdict(summary) for summary in (*self.summaries, *self.peer_summaries)],
+            "summaries": [
+                asdict(summary) for summary in (*self.summaries, *self.baseline_summaries)
+            ],
             "layer_groups": [asdict(group) for group in self.groups],
-            "layers": [_layer_row(layer) for layer in (*self.layers, *self.peer_layers)],
+            "layers": [_layer_row(layer) for layer in (*self.layers, *self.baseline_layers)],
             "intervals": None if self.intervals is None else asdict(self.intervals),
             "ablation": [asdict(one) for one in self.ablations],
             "variation_remarks": list(self.variation_remarks),
-            "peer_problems": list(self.peer_problems),
+            "baseline_problems": list(self.baseline_problems),
             "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
             "families": [asdict(group) for group in self.op_groups],
             "ops": [{**asdict(one), "error_frac": one.error_frac} for one in self.ops],
@@ -221,7 +223,7 @@ def _layer_row(layer: LayerScore) -> dict[str, Any]:
 Record = Callable[[Case], Trace]
 Measure = Callable[[Case, Trace, int], Measurement]
 """Measures a case in a fresh process; the last argument numbers the run, from 1."""
-Ask = Callable[[Case, Trace], Sequence[PeerEstimate]]
+Ask = Callable[[Case, Trace], Sequence[BaselineEstimate]]
 
 
 def run_study(
@@ -232,7 +234,7 @@ def run_study(
     measure: Measure,
     log: Callable[[str], None],
     *,
-    ask_peers: Ask | None = None,
+    ask_baselines: Ask | None = None,
     with_ablation: bool = False,
     is_cross_machine: bool = False,
     provenance: Provenance,
@@ -266,12 +268,12 @@ def run_study(
                 except DlperfError as error:
                     failed[case] = str(error)
                     log(f"warning: {case.label} is left out: {error}")
-    truths = tuple((case, join(runs)) for case, runs in taken.items() if case not in failed)
+    references = tuple((case, join(runs)) for case, runs in taken.items() if case not in failed)
     scores: list[CaseScore] = []
     layers: list[LayerScore] = []
-    whole: list[tuple[Case, Truth, Prediction]] = []
+    whole: list[tuple[Case, Reference, Prediction]] = []
     for variant in asked:
-        for case, truth in truths:
+        for case, reference in references:
             prediction = predict(
                 traces[case.target, case.batch_size, case.inference],
                 variant.machine,
@@ -279,43 +281,46 @@ def run_study(
                 variant.predictor,
             )
             prediction = prediction.cross_machine() if is_cross_machine else prediction
-            found, rows = score(case, truth, prediction, variant.name)
+            found, rows = score(case, reference, prediction, variant.name)
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue
             scores.append(found)
             layers += rows
             if variant.name == MAIN:
-                whole.append((case, truth, prediction))
+                whole.append((case, reference, prediction))
     study = Study(
         provenance,
         tuple(scores),
         tuple(layers),
-        truths,
+        references,
         failures=tuple(Failure(case, reason) for case, reason in failed.items()),
     )
     if with_ablation:
         log("predicting again without each term")
         study = replace(study, ablations=ablate(whole))
-    return study if ask_peers is None else _with_peers(study, traces, ask_peers, log)
+    return study if ask_baselines is None else _with_baselines(study, traces, ask_baselines, log)
 
 
-def _with_peers(
+def _with_baselines(
     study: Study,
     traces: Mapping[tuple[str, int, bool], Trace],
-    ask_peers: Ask,
+    ask_baselines: Ask,
     log: Callable[[str], None],
 ) -> Study:
-    estimates: list[tuple[Case, PeerEstimate]] = []
+    estimates: list[tuple[Case, BaselineEstimate]] = []
     scores: list[CaseScore] = []
     layers: list[LayerScore] = []
-    for place, (case, truth) in enumerate(study.truths, start=1):
-        log(f"asking the peers, case {place} of {len(study.truths)}: {case.label}")
-        for estimate in ask_peers(case, traces[case.target, case.batch_size, case.inference]):
+    for place, (case, reference) in enumerate(study.references, start=1):
+        log(f"asking the baseline tools, case {place} of {len(study.references)}: {case.label}")
+        for estimate in ask_baselines(case, traces[case.target, case.batch_size, case.inference]):
             estimates.append((case, estimate))
             if not estimate.problem:
-                found, rows = score_peer(case, truth, estimate)
+                found, rows = score_baseline(case, reference, estimate)
                 scores.append(found)
                 layers += rows
     return replace(
-        study, estimates=tuple(estimates), peer_scores=tuple(scores), peer_layers=tuple(layers)
+        study,
+        estimates=tuple(estimates),
+        baseline_scores=tuple(scores),
+        baseline_layers=tuple(layers),
     )

@@ -41,7 +41,7 @@ def _inside(score: CaseScore) -> str:
 
 
 def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
-    """One row a case: the step, its error and floor, the layers' errors and floors in percent, the
+    """One row a case: the step, its error and floor, the layers' errors and repeatabilities in percent, the
     interval, where the price comes from.
     """
 
@@ -54,11 +54,11 @@ def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
         ("actual", "step", 0, False, lambda s: format_time(s.actual_s)),
         ("predicted", "step", 0, False, lambda s: format_time(s.predicted_s)),
         ("error", "step", 0, False, lambda s: format_error(s.step_error_frac)),
-        ("floor", "step", 0, False, lambda s: percent(s.repeatability_frac)),
+        ("repeatability", "step", 0, False, lambda s: percent(s.repeatability_frac)),
         ("MAPE", "forward", 0, False, lambda s: percent(s.forward_mape_frac)),
-        ("floor", "forward", 1, False, lambda s: percent(s.forward_floor_frac)),
+        ("repeatability", "forward", 1, False, lambda s: percent(s.forward_repeatability_frac)),
         ("MAPE", "backward", 0, False, lambda s: percent(s.backward_mape_frac)),
-        ("floor", "backward", 1, False, lambda s: percent(s.backward_floor_frac)),
+        ("repeatability", "backward", 1, False, lambda s: percent(s.backward_repeatability_frac)),
         ("seen", "backward", 3, False, lambda s: percent(s.seen_frac)),
         ("weighted", "forward", 3, False, lambda s: percent(s.weighted_frac)),
         ("width", "interval", 1, False, lambda s: percent(s.width_frac)),
@@ -85,26 +85,26 @@ def summary_columns(rows: Sequence[Summary]) -> list[Column]:
         ("median", "step error", 0, False, lambda r: percent(r.step_median_frac)),
         ("worst", "step error", 0, False, lambda r: percent(r.step_worst_frac)),
         (
-            "beyond 2 floors",
+            "beyond 2 x repeatability",
             "step error",
             1,
             False,
-            lambda r: percent(r.step_worst_beyond_floor_frac),
+            lambda r: percent(r.step_worst_beyond_repeatability_frac),
         ),
         ("bias", "step error", 1, False, lambda r: format_error(r.step_bias_frac)),
-        ("floor", "step error", 0, False, lambda r: percent(r.step_floor_frac)),
+        ("repeatability", "step error", 0, False, lambda r: percent(r.step_repeatability_frac)),
         ("MAPE", "layers", 0, False, lambda r: percent(r.layer_mape_frac)),
-        ("floor", "layers", 1, False, lambda r: percent(r.layer_floor_frac)),
+        ("repeatability", "layers", 1, False, lambda r: percent(r.layer_repeatability_frac)),
         ("unpriced, worst", "", 2, False, lambda r: percent(r.unpriced_worst_frac)),
         ("inside", "interval", 0, False, lambda r: percent(r.inside_frac)),
         ("half width", "interval", 0, False, lambda r: percent(r.width_median_frac)),
     )
 
 
-def peer_columns(
+def baseline_columns(
     scores: Sequence[CaseScore], names: Sequence[str], value: Callable[[CaseScore], float | None]
 ) -> list[Column]:
-    """One row a case, one column a predictor or peer: the error that `value` gives."""
+    """One row a case, one column a predictor or baseline: the error that `value` gives."""
     labels = tuple(dict.fromkeys(score.case.label for score in scores))
     found = {(score.case.label, score.predictor): value(score) for score in scores}
     first = Column("case", labels, align_left=True)
@@ -128,7 +128,7 @@ def group_columns(rows: Sequence[LayerGroup]) -> list[Column]:
         ("median", "abs(error)", 0, False, lambda r: percent(r.median_frac)),
         ("90th", "abs(error)", 0, False, lambda r: percent(r.p90_frac)),
         ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
-        ("floor", "", 0, False, lambda r: percent(r.repeatability_frac)),
+        ("repeatability", "", 0, False, lambda r: percent(r.repeatability_frac)),
     )
 
 
@@ -152,7 +152,7 @@ def op_columns(rows: Sequence[OpGroup]) -> list[Column]:
         ("median", "", 0, False, lambda r: percent(r.median_frac)),
         ("90th", "", 0, False, lambda r: percent(r.p90_frac)),
         ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
-        ("floor", "", 0, False, lambda r: percent(r.repeatability_frac)),
+        ("repeatability", "", 0, False, lambda r: percent(r.repeatability_frac)),
         ("unpriced", "", 1, False, lambda r: str(r.n_unpriced)),
     )
 

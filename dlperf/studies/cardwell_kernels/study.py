@@ -25,7 +25,7 @@ PEAKS_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """An algorithm at a size, ready to be called again and again, and Table 2.4's counts of one
     rank.
     """
@@ -39,72 +39,76 @@ def _multiple(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
-def _summa(wire: ProcessWire, size: int) -> Case:
+def _summa(wire: ProcessWire, size: int) -> KernelCase:
     grid = dense.make_grid(wire)
     n = _multiple(size, grid.n_panels)
     shapes = [(n // grid.n_rows, n // grid.n_columns)] * 3
     a, b, c = (torch.rand(shape, dtype=torch.float64) for shape in shapes)
-    return Case(
+    return KernelCase(
         n,
         lambda: dense.summa(grid, a, b, c, 1.0, 0.5),
         counts.summa(n, grid.n_rows, grid.n_columns),
     )
 
 
-def _dgemv(wire: ProcessWire, size: int) -> Case:
+def _dgemv(wire: ProcessWire, size: int) -> KernelCase:
     n = _multiple(size, wire.n_ranks)
     a, x, y = (
         torch.rand(n // wire.n_ranks, n, dtype=torch.float64),
         *(torch.rand(n // wire.n_ranks, dtype=torch.float64) for _ in range(2)),
     )
-    return Case(n, lambda: dense.dgemv(wire, a, x, y, 1.0, 0.5), counts.dgemv(n, wire.n_ranks))
+    return KernelCase(
+        n, lambda: dense.dgemv(wire, a, x, y, 1.0, 0.5), counts.dgemv(n, wire.n_ranks)
+    )
 
 
-def _ddot(wire: ProcessWire, size: int) -> Case:
+def _ddot(wire: ProcessWire, size: int) -> KernelCase:
     x, y = (
         torch.rand(len(share(size, wire.rank, wire.n_ranks)), dtype=torch.float64) for _ in range(2)
     )
-    return Case(size, lambda: dense.ddot(wire, x, y), counts.ddot(size, wire.n_ranks))
+    return KernelCase(size, lambda: dense.ddot(wire, x, y), counts.ddot(size, wire.n_ranks))
 
 
-def _fft(wire: ProcessWire, size: int) -> Case:
+def _fft(wire: ProcessWire, size: int) -> KernelCase:
     n = wire.n_ranks**2
     while n < size:
         n *= 2
     x = torch.rand(n // wire.n_ranks, dtype=torch.complex128)
     factors = dense.twiddles(wire, n)
-    return Case(n, lambda: dense.fft(wire, x, factors), counts.fft(n, wire.n_ranks))
+    return KernelCase(n, lambda: dense.fft(wire, x, factors), counts.fft(n, wire.n_ranks))
 
 
-def _stencil(wire: ProcessWire, size: int) -> Case:
+def _stencil(wire: ProcessWire, size: int) -> KernelCase:
     n = max(size, wire.n_ranks + 2)
     values = torch.rand(len(share(n - 2, wire.rank, wire.n_ranks)) + 2, n, dtype=torch.float64)
     room = values.clone()
-    return Case(n, lambda: dense.stencil(wire, values, room, 1), counts.stencil(n, wire.n_ranks))
+    return KernelCase(
+        n, lambda: dense.stencil(wire, values, room, 1), counts.stencil(n, wire.n_ranks)
+    )
 
 
-def _boruvka(wire: ProcessWire, size: int) -> Case:
+def _boruvka(wire: ProcessWire, size: int) -> KernelCase:
     mine = share(EDGES_PER_VERTEX * size, wire.rank, wire.n_ranks)
     ends, weights = torch.randint(0, size, (len(mine), 2)), torch.randint(1, 2**20, (len(mine),))
-    return Case(
+    return KernelCase(
         size,
         lambda: graphs.boruvka(wire, size, ends, weights, mine.start),
         counts.boruvka(size, EDGES_PER_VERTEX * size, wire.n_ranks),
     )
 
 
-def _dijkstra(wire: ProcessWire, size: int) -> Case:
+def _dijkstra(wire: ProcessWire, size: int) -> KernelCase:
     lengths = (
         torch.rand(len(share(size, wire.rank, wire.n_ranks)), size, dtype=torch.float64) + 0.01
     )
-    return Case(
+    return KernelCase(
         size,
         lambda: graphs.dijkstra(wire, lengths, 0, size),
         counts.dijkstra(size, size * size, wire.n_ranks),
     )
 
 
-CASES: dict[str, tuple[Callable[[ProcessWire, int], Case], tuple[int, ...]]] = {
+CASES: dict[str, tuple[Callable[[ProcessWire, int], KernelCase], tuple[int, ...]]] = {
     "SUMMA": (_summa, (96, 240, 480, 960, 1440)),
     "DGEMV": (_dgemv, (256, 1024, 2048, 4096)),
     "DDOT": (_ddot, (2**10, 2**14, 2**18, 2**22, 2**24)),
@@ -161,7 +165,7 @@ def run_study(
 
 
 def time_case(
-    wire: ProcessWire, meter: Meter, case: Case, budget_s: float, now: Callable[[], float]
+    wire: ProcessWire, meter: Meter, case: KernelCase, budget_s: float, now: Callable[[], float]
 ) -> Run:
     """One call to warm up, then as many as fit the budget by rank 0's clock; of each the slowest
     rank's time.

@@ -1,5 +1,5 @@
 """How right forecasts of data-parallel steps are: each beside what was measured on ranks behind
-links of known rates, and every bar with its floor.
+links of known rates, and every threshold with its repeatability.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from dlperf.core.units import UNSHAPED
 from dlperf.studies.accuracy.study import Provenance
 
-SCHEMA, SCHEMA_VERSION = "dlperf.distributed_validation", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.distributed_validation", 2
 LINK_BOUND_FRAC = 0.10
 """A case counts as bound by its link, for the reader, where so much of its measured step is exposed
 communication.
@@ -21,41 +21,43 @@ communication.
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is forecast, in words; the unit of its pairs (``s``, ``frac``, or nothing); the bars on
+class ForecastKind:
+    """What is forecast, in words; the unit of its pairs (``s``, ``frac``, or nothing); the thresholds on
     its rows' errors, by statistic.
 
     `relative` errors are predicted / measured - 1, others predicted - measured. Where `by_link`
-    stands every link has its own bars.
+    stands every link has its own thresholds.
     """
 
     text: str
     unit: str
-    bars: tuple[tuple[str, float], ...] = ()
+    thresholds: tuple[tuple[str, float], ...] = ()
     relative: bool = True
     by_link: bool = False
 
 
 KINDS = {
-    "all-reduce": Kind(
+    "all-reduce": ForecastKind(
         "all-reduce of sizes that the calibration did not measure",
         "s",
         (("mean", 0.12),),
         by_link=True,
     ),
-    "step": Kind("step of DistributedDataParallel", "s", (("median", 0.10), ("worst", 0.25))),
-    "share": Kind(
+    "step": ForecastKind(
+        "step of DistributedDataParallel", "s", (("median", 0.10), ("worst", 0.25))
+    ),
+    "share": ForecastKind(
         "exposed communication, share of the step", "frac", (("worst", 0.08),), relative=False
     ),
-    "buckets": Kind("sizes of the buckets", "bytes", (("right", 1.0),)),
-    "bound": Kind("bounding resource", "frac", (("right", 0.90),), relative=False),
-    "replay": Kind(
+    "buckets": ForecastKind("sizes of the buckets", "bytes", (("right", 1.0),)),
+    "bound": ForecastKind("bounding resource", "frac", (("right", 0.90),), relative=False),
+    "replay": ForecastKind(
         "step replayed from a recording at another rate", "s", (("median", 0.10), ("worst", 0.25))
     ),
-    "first-step": Kind("first step", "s"),
-    "alone": Kind("step without synchronisation", "s"),
+    "first-step": ForecastKind("first step", "s"),
+    "alone": ForecastKind("step without synchronisation", "s"),
 }
-"""Kinds of rows, in the order of the tables. The last two have no bar: they say where an error of
+"""Kinds of rows, in the order of the tables. The last two have no threshold: they say where an error of
 the step comes from.
 """
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -74,7 +76,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Row:
+class DistributedForecast:
     """A forecast beside the runs of it: a pair a run. `rate` is the links' while it ran,
     `calibrated_at` their rate when what the forecast rests on was measured (of a replay: recorded).
 
@@ -112,7 +114,7 @@ class Row:
         """predicted / measured - 1 (of shares and gains predicted - measured), the median over the
         runs.
 
-        >>> Row("share", "a", 2, "1gbit", "1gbit", (Pair(0.50, 0.45), Pair(0.50, 0.35))).error
+        >>> DistributedForecast("share", "a", 2, "1gbit", "1gbit", (Pair(0.50, 0.45), Pair(0.50, 0.35))).error
         0.1
         """
         relative = KINDS[self.kind].relative
@@ -125,7 +127,7 @@ class Row:
         )
 
     @property
-    def floor(self) -> float | None:
+    def repeatability(self) -> float | None:
         """(largest - smallest) / median of the runs, of shares and gains without the division; None
         of a single run.
         """
@@ -140,27 +142,27 @@ class Row:
         return self.rate != self.calibrated_at
 
     @property
-    def bar(self) -> float | None:
-        """How far off this one row may be at most; None where no bar stands: kinds without one, and
+    def threshold(self) -> float | None:
+        """How far off this one row may be at most; None where no threshold stands: kinds without one, and
         links as they are, which repeat only to a factor.
         """
-        bars = KINDS[self.kind].bars
-        return None if self.rate == UNSHAPED or not bars else bars[-1][1]
+        thresholds = KINDS[self.kind].thresholds
+        return None if self.rate == UNSHAPED or not thresholds else thresholds[-1][1]
 
     @property
     def met(self) -> bool | None:
-        """Whether this row is right, or within its bar; None where no bar stands."""
-        if self.bar is None:
+        """Whether this row is right, or within its threshold; None where no threshold stands."""
+        if self.threshold is None:
             return None
-        return self.right if self.right is not None else abs(self.error) <= self.bar
+        return self.right if self.right is not None else abs(self.error) <= self.threshold
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One bar over the rows that it is for: `statistic` of their errors is `value`, `bar` what it
+class ThresholdCheck:
+    """One threshold over the rows that it is for: `statistic` of their errors is `value`, `threshold` what it
     may be at most (of right ones: at least).
 
-    `bar` is None where none stands; `floor` is the same rows' median floor.
+    `threshold` is None where none stands; `repeatability` is the same rows' median repeatability.
     """
 
     kind: str
@@ -168,19 +170,23 @@ class Verdict:
     statistic: str
     n: int
     value: float
-    bar: float | None
-    floor: float | None
+    threshold: float | None
+    repeatability: float | None
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met; None where none stands."""
-        if self.bar is None:
+        """Whether the threshold is met; None where none stands."""
+        if self.threshold is None:
             return None
-        return self.value >= self.bar if self.statistic == "right" else self.value <= self.bar
+        return (
+            self.value >= self.threshold
+            if self.statistic == "right"
+            else self.value <= self.threshold
+        )
 
 
 @dataclass(frozen=True)
-class LinkRow:
+class CalibratedLink:
     """A link as its calibration found it: the fit of long messages."""
 
     ranks: int
@@ -195,25 +201,25 @@ class DistributedStudy:
 
     provenance: Provenance
     hosts: str
-    rows: tuple[Row, ...]
-    links: tuple[LinkRow, ...] = ()
+    rows: tuple[DistributedForecast, ...]
+    links: tuple[CalibratedLink, ...] = ()
     failures: tuple[str, ...] = ()
 
     @cached_property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """Every bar, in the order of KINDS; for each kind first the links as calibrated, then those
+    def checks(self) -> tuple[ThresholdCheck, ...]:
+        """Every threshold, in the order of KINDS; for each kind first the links as calibrated, then those
         changed on paper, then links as they are.
         """
-        found: list[Verdict] = []
+        found: list[ThresholdCheck] = []
         for kind in KINDS:
-            groups: dict[str, list[Row]] = {}
+            groups: dict[str, list[DistributedForecast]] = {}
             for row in sorted(
                 (row for row in self.rows if row.kind == kind),
                 key=lambda row: (row.rate == UNSHAPED, row.changed),
             ):
                 groups.setdefault(_where(row), []).append(row)
             for where, rows in groups.items():
-                found += _verdicts(kind, where, rows)
+                found += _checks(kind, where, rows)
         return tuple(found)
 
     @property
@@ -229,20 +235,20 @@ class DistributedStudy:
         return sum(share > LINK_BOUND_FRAC for share in shares.values()), len(shares)
 
     def to_json(self) -> dict[str, Any]:
-        """The study as JSON data; errors, floors and bars are fractions."""
+        """The study as JSON data; errors, repeatabilities and thresholds are fractions."""
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "provenance": asdict(self.provenance),
             "hosts": self.hosts,
-            "verdicts": [{**asdict(verdict), "met": verdict.met} for verdict in self.verdicts],
+            "checks": [{**asdict(check), "met": check.met} for check in self.checks],
             "rows": [
                 {
                     **asdict(row),
                     "unit": row.unit,
                     "error": row.error,
-                    "floor": row.floor,
-                    "bar": row.bar,
+                    "repeatability": row.repeatability,
+                    "threshold": row.threshold,
                     "met": row.met,
                 }
                 for row in self.rows
@@ -252,7 +258,7 @@ class DistributedStudy:
         }
 
 
-def _where(row: Row) -> str:
+def _where(row: DistributedForecast) -> str:
     if row.kind == "replay":
         return "recorded behind links of another rate"
     link = (
@@ -271,18 +277,26 @@ def _where(row: Row) -> str:
     )
 
 
-def _verdicts(kind: str, where: str, rows: Sequence[Row]) -> list[Verdict]:
-    floors = [row.floor for row in rows if row.floor is not None]
-    floor = median(floors) if floors else None
-    judged = any(row.rate != UNSHAPED for row in rows)
+def _checks(kind: str, where: str, rows: Sequence[DistributedForecast]) -> list[ThresholdCheck]:
+    repeatabilities = [row.repeatability for row in rows if row.repeatability is not None]
+    repeatability = median(repeatabilities) if repeatabilities else None
+    has_threshold = any(row.rate != UNSHAPED for row in rows)
     found = []
-    for statistic, bar in KINDS[kind].bars or (("median", None), ("worst", None)):
+    for statistic, threshold in KINDS[kind].thresholds or (("median", None), ("worst", None)):
         if statistic == "right":
             value = fmean(bool(row.right) for row in rows)
-            floor = None if kind == "buckets" else floor
+            repeatability = None if kind == "buckets" else repeatability
         else:
             value = STATISTICS[statistic]([abs(row.error) for row in rows])
         found.append(
-            Verdict(kind, where, statistic, len(rows), value, bar if judged else None, floor)
+            ThresholdCheck(
+                kind,
+                where,
+                statistic,
+                len(rows),
+                value,
+                threshold if has_threshold else None,
+                repeatability,
+            )
         )
     return found

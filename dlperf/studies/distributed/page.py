@@ -32,14 +32,20 @@ from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_error, format_table
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.studies.accuracy.tables import percent
-from dlperf.studies.distributed.cases import KINDS, LINK_BOUND_FRAC, DistributedStudy, Row, Verdict
+from dlperf.studies.distributed.cases import (
+    KINDS,
+    LINK_BOUND_FRAC,
+    DistributedForecast,
+    DistributedStudy,
+    ThresholdCheck,
+)
 from dlperf.studies.distributed.runs import ALL_REDUCE_BYTES
 
 NOTE = (
     "Error: predicted / measured - 1, of shares and gains predicted - measured (in points), the"
     " median over the runs. Floor: (largest - smallest) / median of the runs, fresh starts of all"
     " ranks (of shares and gains without the division); no error below it means anything. Links as"
-    " they are repeat only to a factor, so no bar stands there. Seconds of a step are those of the"
+    " they are repeat only to a factor, so no threshold stands there. Seconds of a step are those of the"
     " slowest rank, the median over steps that all ranks begin together."
 )
 _COLORS = (ORANGE, BLUE, GREEN, PURPLE, SKY)
@@ -49,46 +55,46 @@ def _yes(value: bool | None) -> str:
     return "-" if value is None else "yes" if value else "NO"
 
 
-def _bar(verdict: Verdict) -> str:
+def _threshold(check: ThresholdCheck) -> str:
     return (
         "-"
-        if verdict.bar is None
-        else f"{'>=' if verdict.statistic == 'right' else '<='} {percent(verdict.bar)}"
+        if check.threshold is None
+        else f"{'>=' if check.statistic == 'right' else '<='} {percent(check.threshold)}"
     )
 
 
-def verdict_columns(study: DistributedStudy) -> list[Column]:
-    """One row a bar, in percent (of shares and gains: points)."""
-    found = study.verdicts
+def check_columns(study: DistributedStudy) -> list[Column]:
+    """One row a threshold, in percent (of shares and gains: points)."""
+    found = study.checks
     return [
         Column("what", tuple(KINDS[v.kind].text for v in found), align_left=True),
         Column("where", tuple(v.where for v in found), align_left=True),
         Column("cases", tuple(str(v.n) for v in found)),
         Column("statistic", tuple(_statistic(v) for v in found), align_left=True),
         Column("value", tuple(percent(v.value) for v in found)),
-        Column("floor", tuple(percent(v.floor) for v in found)),
-        Column("bar", tuple(map(_bar, found))),
+        Column("repeatability", tuple(percent(v.repeatability) for v in found)),
+        Column("threshold", tuple(map(_threshold, found))),
         Column("met", tuple(_yes(v.met) for v in found)),
     ]
 
 
-def _statistic(verdict: Verdict) -> str:
-    return "right" if verdict.statistic == "right" else f"{verdict.statistic} |error|"
+def _statistic(check: ThresholdCheck) -> str:
+    return "right" if check.statistic == "right" else f"{check.statistic} |error|"
 
 
-def _quantity(value: float, row: Row) -> str:
+def _quantity(value: float, row: DistributedForecast) -> str:
     if row.unit == "s":
         return format_seconds(value)
     return format_bytes(value) if row.unit == "bytes" else format_percent(value)
 
 
-def _error(row: Row) -> str:
+def _error(row: DistributedForecast) -> str:
     if row.right is not None:
         return "right" if row.right else "WRONG"
     return format_error(row.error) if KINDS[row.kind].relative else f"{100 * row.error:+.1f}"
 
 
-def row_columns(rows: Sequence[Row]) -> list[Column]:
+def row_columns(rows: Sequence[DistributedForecast]) -> list[Column]:
     """One row a case and pair of rates."""
     columns = [
         Column("case", tuple(row.case for row in rows), align_left=True),
@@ -102,12 +108,17 @@ def row_columns(rows: Sequence[Row]) -> list[Column]:
         Column("predicted", tuple(_quantity(row.predicted, row) for row in rows)),
         Column("error", tuple(map(_error, rows))),
         Column(
-            "floor", tuple("-" if row.kind == "buckets" else percent(row.floor) for row in rows)
+            "repeatability",
+            tuple("-" if row.kind == "buckets" else percent(row.repeatability) for row in rows),
         ),
         Column(
-            "bar",
+            "threshold",
             tuple(
-                "-" if row.bar is None else "right" if row.right is not None else percent(row.bar)
+                "-"
+                if row.threshold is None
+                else "right"
+                if row.right is not None
+                else percent(row.threshold)
                 for row in rows
             ),
         ),
@@ -133,7 +144,7 @@ def link_columns(study: DistributedStudy) -> list[Column]:
 
 def _blocks(study: DistributedStudy) -> Iterator[tuple[str, list[Column]]]:
     if study.rows:
-        yield "Every bar, %", verdict_columns(study)
+        yield "Every threshold, %", check_columns(study)
     if study.links:
         yield "Links as calibrated", link_columns(study)
     for kind, what in KINDS.items():
@@ -243,7 +254,7 @@ def _scatter(
 
 
 def steps_figure(study: DistributedStudy) -> Figure | None:
-    """Predicted against measured steps; the lines are the bars of the median and of the worst case."""
+    """Predicted against measured steps; the lines are the thresholds of the median and of the worst case."""
     return _seconds_figure(
         study, "step", "predicted step", "Steps of DistributedDataParallel", ", what if"
     )
@@ -269,8 +280,8 @@ def _seconds_figure(
     for factor, style in (
         (1.0, "-"),
         *(
-            (1 + sign * bar, line)
-            for (_, bar), line in zip(KINDS[kind].bars, ("--", ":"))
+            (1 + sign * threshold, line)
+            for (_, threshold), line in zip(KINDS[kind].thresholds, ("--", ":"))
             for sign in (1, -1)
         ),
     ):
@@ -290,9 +301,9 @@ def shares_figure(study: DistributedStudy) -> Figure | None:
     if figure is None:
         return None
     ax = figure.axes[0]
-    (_, bar), *_ = KINDS["share"].bars
+    (_, threshold), *_ = KINDS["share"].thresholds
     ends = np.array([min(0.0, ax.get_xlim()[0]), 100.0])
-    for shift, style in ((0.0, "-"), (100 * bar, ":"), (-100 * bar, ":")):
+    for shift, style in ((0.0, "-"), (100 * threshold, ":"), (-100 * threshold, ":")):
         ax.plot(ends, ends + shift, style, color=ACTUAL_COLOR, linewidth=0.8, zorder=1)
     ax.set(
         xlim=ends,
@@ -363,7 +374,7 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
         steps_figure,
         (
             "Predicted against measured steps: full marks from a calibration at the same rate, open"
-            " ones from another rate by --what-if. Dashed: the bar of the median error, dotted:"
+            " ones from another rate by --what-if. Dashed: the threshold of the median error, dotted:"
             " that of the worst."
         ),
     ),
@@ -371,7 +382,7 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
         shares_figure,
         (
             "Exposed communication as a share of the step, predicted against measured; dotted: the"
-            " bar."
+            " threshold."
         ),
     ),
     "replay": (
@@ -390,7 +401,7 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
 
 
 def study_to_csv(study: DistributedStudy) -> str:
-    """Every row and run, with the row's error, floor and bar."""
+    """Every row and run, with the row's error, repeatability and threshold."""
     frame = pd.DataFrame(
         [
             {
@@ -404,8 +415,8 @@ def study_to_csv(study: DistributedStudy) -> str:
                 "predicted": pair.predicted,
                 "measured": pair.measured,
                 "error": row.error,
-                "floor": row.floor,
-                "bar": row.bar,
+                "repeatability": row.repeatability,
+                "threshold": row.threshold,
                 "right": row.right,
                 "met": row.met,
                 "inside": row.inside,
@@ -418,9 +429,9 @@ def study_to_csv(study: DistributedStudy) -> str:
 
 
 def write_study(study: DistributedStudy, folder: str | Path, force: bool = False) -> list[Path]:
-    """Write distributed.md, .csv, .json and the plots into `folder`, made if missing.
+    """Write distributed.md, .csv, .json and the plots into `folder`, scaling_forecast if missing.
 
-    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
+    Raises DlperfError for a folder that cannot be scaling_forecast or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
     """
     check_folder(folder, force)

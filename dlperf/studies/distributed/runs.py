@@ -59,7 +59,7 @@ raises WorkFailed where a rank fails.
 
 
 @dataclass(frozen=True)
-class Case:
+class DistributedCase:
     """A target at a batch size of each rank, with one rank's prediction; `trace` tells a changed
     network from the one that was measured.
     """
@@ -129,8 +129,8 @@ class Piece(Generic[Result]):
 
 
 @dataclass(frozen=True)
-class Bench:
-    """How runs are made: the launch, runs a case, seconds of each, what keeps results, how progress
+class RankRunner:
+    """How runs are scaling_forecast: the launch, runs a case, seconds of each, what keeps results, how progress
     is told, where ranks run in words, rough links or not, seconds of measuring them, and the
     machine file of recorded trainings.
     """
@@ -205,7 +205,7 @@ class Bench:
             get,
         )
 
-    def steps(self, case: Case, n: int, rate: str, run: int) -> Piece[StepRun]:
+    def steps(self, case: DistributedCase, n: int, rate: str, run: int) -> Piece[StepRun]:
         """Steps of a case."""
         least, most = STEPS
         order = {
@@ -239,7 +239,7 @@ class Bench:
             get,
         )
 
-    def recording(self, case: Case, n: int, rate: str, run: int) -> Piece[Path]:
+    def recording(self, case: DistributedCase, n: int, rate: str, run: int) -> Piece[Path]:
         """The file with the communication of a training of the case, as ``dlperf run`` records it."""
         path = self._path(
             f"recording-{case.label}",

@@ -22,8 +22,8 @@ from dlperf.distributed.forecast import NETWORK_GAIN_FRAC
 from dlperf.distributed.link_fits import fit_link
 from dlperf.distributed.scaling import Scaling
 from dlperf.distributed.scenario import WhatIf
-from dlperf.studies.distributed.cases import LinkRow, Pair, Row
-from dlperf.studies.distributed.runs import Bench, Case, Piece, StepRun
+from dlperf.studies.distributed.cases import CalibratedLink, DistributedForecast, Pair
+from dlperf.studies.distributed.runs import DistributedCase, Piece, RankRunner, StepRun
 
 PARTS = ("all-reduce", "steps", "bound", "replay")
 Found = TypeVar("Found")
@@ -37,8 +37,8 @@ over the first, and of its step as recorded.
 class Findings:
     """What a study has so far: rows, links, notes of forecasts, and what failed."""
 
-    rows: list[Row] = field(default_factory=list)
-    links: list[LinkRow] = field(default_factory=list)
+    rows: list[DistributedForecast] = field(default_factory=list)
+    links: list[CalibratedLink] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -67,13 +67,13 @@ class Measured:
 
     clusters: dict[tuple[int, str], Cluster]
     reduces: dict[tuple[int, str], list[dict[int, float]]]
-    steps: dict[tuple[Case, str], list[StepRun]]
-    recordings: dict[tuple[Case, str], list[Path]]
+    steps: dict[tuple[DistributedCase, str], list[StepRun]]
+    recordings: dict[tuple[DistributedCase, str], list[Path]]
 
 
 def run_study(
-    bench: Bench,
-    cases: Sequence[Case],
+    runner: RankRunner,
+    cases: Sequence[DistributedCase],
     ranks: Sequence[int],
     rates: Sequence[str],
     parts: Iterable[str],
@@ -89,7 +89,7 @@ def run_study(
     step at the others.
     """
     wanted, found = set(parts), Findings()
-    measured = _measure(bench, cases, ranks, rates, wanted, found)
+    measured = _measure(runner, cases, ranks, rates, wanted, found)
     for line in found.failures:
         warn(line)
     for (n, rate), times in measured.reduces.items():
@@ -114,7 +114,7 @@ def run_study(
                 else []
             )
             for calibrated_at, cluster in _sources(measured.clusters, ranks[0], rate):
-                made = found.attempt(
+                scaling_forecast = found.attempt(
                     f"forecast of {case.label} at {rate} from {calibrated_at}",
                     forecast,
                     case,
@@ -123,13 +123,17 @@ def run_study(
                     rate,
                     calibrated_at,
                 )
-                if made is not None:
+                if scaling_forecast is not None:
                     found.rows += [
                         row
-                        for row in step_rows(made, case, rate, calibrated_at, runs, twice)
+                        for row in step_rows(
+                            scaling_forecast, case, rate, calibrated_at, runs, twice
+                        )
                         if "steps" in wanted or row.kind == "bound"
                     ]
-                    found.notes += [note for note in made.notes if note not in found.notes]
+                    found.notes += [
+                        note for note in scaling_forecast.notes if note not in found.notes
+                    ]
     for case in dict.fromkeys(case for case, _ in measured.recordings):
         found.rows += (
             found.attempt(f"replay of {case.label}", replay_rows, measured, case, ranks[0], replay)
@@ -139,15 +143,15 @@ def run_study(
 
 
 def _measure(
-    bench: Bench,
-    cases: Sequence[Case],
+    runner: RankRunner,
+    cases: Sequence[DistributedCase],
     ranks: Sequence[int],
     rates: Sequence[str],
     wanted: set[str],
     found: Findings,
 ) -> Measured:
     """Everything once, then everything again, so that the runs of a case lie as far apart as the
-    study allows: the floor holds the machine's drift.
+    study allows: the repeatability holds the machine's drift.
     """
     step_rates: list[str] = []
     for rate in (
@@ -182,46 +186,46 @@ def _measure(
 
     plan: list[tuple[Piece[Any], Callable[[Any], None]]] = []
     plan += [
-        (bench.links(n, rate), keep_links(n, rate))
+        (runner.links(n, rate), keep_links(n, rate))
         for n, rate in reducing or [(ranks[0], rate) for rate in rates]
     ]
-    for run in range(1, bench.n_runs + 1):
+    for run in range(1, runner.n_runs + 1):
         plan += [
-            (bench.all_reduces(n, rate, run), times.append)
+            (runner.all_reduces(n, rate, run), times.append)
             for (n, rate), times in measured.reduces.items()
         ]
         plan += [
-            (bench.steps(case, ranks[0], rate, run), runs.append)
+            (runner.steps(case, ranks[0], rate, run), runs.append)
             for (case, rate), runs in measured.steps.items()
         ]
         plan += [
-            (bench.recording(case, ranks[0], rate, run), files.append)
+            (runner.recording(case, ranks[0], rate, run), files.append)
             for (case, rate), files in measured.recordings.items()
         ]
-    _carry_out(bench, plan, found)
+    _carry_out(runner, plan, found)
     return measured
 
 
 def _carry_out(
-    bench: Bench, plan: Sequence[tuple[Piece[Any], Callable[[Any], None]]], found: Findings
+    runner: RankRunner, plan: Sequence[tuple[Piece[Any], Callable[[Any], None]]], found: Findings
 ) -> None:
     """Get every piece, and tell how many there are to measure, which one begins and about how long
     the rest takes.
     """
     missing = {
-        piece.path: piece.expected_s for piece, _ in plan if not bench.archive.holds(piece.path)
+        piece.path: piece.expected_s for piece, _ in plan if not runner.archive.holds(piece.path)
     }
     n, left_s = len(missing), sum(missing.values())
     if n:
         kept = f", {len(plan) - n} others are kept from before" if n < len(plan) else ""
-        bench.log(
+        runner.log(
             f"{n} measurements, about {_minutes(left_s)}{kept}; what is finished stays in"
-            f" {bench.archive.folder}"
+            f" {runner.archive.folder}"
         )
     for piece, keep in plan:
         if piece.path in missing:
             if not found.has_failed(piece.what):
-                bench.log(
+                runner.log(
                     f"{n - len(missing) + 1} of {n}, about {_minutes(left_s)} left: {piece.text}"
                 )
             left_s -= missing.pop(piece.path)
@@ -239,7 +243,9 @@ def _minutes(seconds: float) -> str:
     return f"{max(1, round(seconds / 60))} min"
 
 
-def replay_rows(measured: Measured, case: Case, n: int, replay: Replay) -> list[Row]:
+def replay_rows(
+    measured: Measured, case: DistributedCase, n: int, replay: Replay
+) -> list[DistributedForecast]:
     """A case's recordings at every rate replayed at every other rate, beside what was recorded
     there, run by run.
     """
@@ -254,7 +260,7 @@ def replay_rows(measured: Measured, case: Case, n: int, replay: Replay) -> list[
         for rate, own in files.items()
     }
     return [
-        Row(
+        DistributedForecast(
             "replay",
             case.label,
             n,
@@ -290,17 +296,17 @@ def _sources(
             yield at, cluster
 
 
-def _link_rows(n: int, rate: str, cluster: Cluster) -> list[LinkRow]:
+def _link_rows(n: int, rate: str, cluster: Cluster) -> list[CalibratedLink]:
     link = cluster.link("network") or cluster.link("node") or cluster.link("socket")
     if link is None:
         return []
     fit = fit_link(link)
-    return [LinkRow(n, rate, fit.latency_s, 1 / fit.s_per_byte)] if fit.s_per_byte else []
+    return [CalibratedLink(n, rate, fit.latency_s, 1 / fit.s_per_byte)] if fit.s_per_byte else []
 
 
 def all_reduce_rows(
     cluster: Cluster, n: int, rate: str, calibrated_at: str, runs: Sequence[dict[int, float]]
-) -> list[Row]:
+) -> list[DistributedForecast]:
     """Every size, forecast from a cluster file beside its runs."""
     if not runs:
         return []
@@ -315,7 +321,7 @@ def all_reduce_rows(
         LinkFactors(link_bandwidth=factor_of(rate, calibrated_at)),
     )
     return [
-        Row(
+        DistributedForecast(
             "all-reduce",
             format_bytes(size),
             n,
@@ -327,7 +333,9 @@ def all_reduce_rows(
     ]
 
 
-def forecast(case: Case, cluster: Cluster, n: int, rate: str, calibrated_at: str) -> Scaling:
+def forecast(
+    case: DistributedCase, cluster: Cluster, n: int, rate: str, calibrated_at: str
+) -> Scaling:
     """What ``dlperf scale`` says of a case over a cluster file, with ``--what-if link_bandwidth``
     where it was calibrated at another rate.
     """
@@ -344,20 +352,20 @@ def forecast(case: Case, cluster: Cluster, n: int, rate: str, calibrated_at: str
 
 
 def step_rows(
-    made: Scaling,
-    case: Case,
+    scaling_forecast: Scaling,
+    case: DistributedCase,
     rate: str,
     calibrated_at: str,
     runs: Sequence[StepRun],
     twice: Sequence[StepRun] = (),
-) -> list[Row]:
+) -> list[DistributedForecast]:
     """A forecast beside its runs, kind by kind; `twice` are runs of the same case behind links of
     twice the rate, one for each of `runs`.
 
     The bounding resource is the network where such links gain more than NETWORK_GAIN_FRAC of the
     measured step.
     """
-    (row,) = made.rows
+    (row,) = scaling_forecast.rows
     actual_s = median(run.step_s for run in runs)
     share = row.exposed_communication_s / row.step_s
 
@@ -367,8 +375,8 @@ def step_rows(
         right: bool | None = None,
         inside: bool | None = None,
         remark: str = "",
-    ) -> Row:
-        return Row(
+    ) -> DistributedForecast:
+        return DistributedForecast(
             kind,
             case.label,
             row.ranks,
@@ -380,8 +388,12 @@ def step_rows(
             remark,
         )
 
-    wrong = [run.bucket_bytes for run in runs if run.bucket_bytes != made.buckets_bytes]
-    told = f"DDP {_sizes(wrong[0])}, predicted {_sizes(made.buckets_bytes)}" if wrong else ""
+    wrong = [run.bucket_bytes for run in runs if run.bucket_bytes != scaling_forecast.buckets_bytes]
+    told = (
+        f"DDP {_sizes(wrong[0])}, predicted {_sizes(scaling_forecast.buckets_bytes)}"
+        if wrong
+        else ""
+    )
     rows = [
         make(
             "step",
@@ -392,7 +404,10 @@ def step_rows(
         make("first-step", ((row.first_step_s, run.first_step_s) for run in runs)),
     ]
     if rate == calibrated_at:  # what no link decides is told once
-        totals = ((float(sum(made.buckets_bytes)), float(sum(run.bucket_bytes))) for run in runs)
+        totals = (
+            (float(sum(scaling_forecast.buckets_bytes)), float(sum(run.bucket_bytes)))
+            for run in runs
+        )
         rows += [
             make("buckets", totals, right=not wrong, remark=told),
             make("alone", ((row.compute_s, run.compute_s) for run in runs)),

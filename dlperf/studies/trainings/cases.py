@@ -10,34 +10,36 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from dlperf.core.records.archive import RowRecord
+from dlperf.core.records.archive import TrainingForecastRecord
 from dlperf.core.records.conversion import convert
 from dlperf.models.threads import delta_frac
 from dlperf.studies.accuracy.study import Provenance
 
-SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 1
+SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 2
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is forecast, in words, and how far off it may be (`must_frac`) and should be
-    (`aim_frac`).
+class TrainingKind:
+    """What is forecast, in words, and how far off it may be (`threshold_frac`) and should be
+    (`target_frac`).
     """
 
     text: str
-    must_frac: float
-    aim_frac: float
+    threshold_frac: float
+    target_frac: float
 
 
 KINDS = {
-    "workers": Kind("total training time, no more workers than cores", 0.07, 0.03),
-    "oversubscribed": Kind("total training time, more workers than cores", 0.15, 0.07),
-    "wrapped": Kind("epoch of a wrapped script, forecast after its first steps", 0.05, 0.02),
-    "epoch": Kind("epoch from calibration alone, loader included", 0.10, 0.04),
-    "choice": Kind(
+    "workers": TrainingKind("total training time, no more workers than cores", 0.07, 0.03),
+    "oversubscribed": TrainingKind("total training time, more workers than cores", 0.15, 0.07),
+    "wrapped": TrainingKind(
+        "epoch of a wrapped script, forecast after its first steps", 0.05, 0.02
+    ),
+    "epoch": TrainingKind("epoch from calibration alone, loader included", 0.10, 0.04),
+    "choice": TrainingKind(
         "rate of the configuration that tune chose, against the best measured", 0.05, 0.02
     ),
-    "memory": Kind("peak memory", 0.10, 0.04),
+    "memory": TrainingKind("peak memory", 0.10, 0.04),
 }
 
 
@@ -50,7 +52,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingForecast:
     """A case: its kind (a key of KINDS), a label, one pair a run, the unit (``s``, ``bytes`` or
     ``samples/s``); `network`, and `workers` where it has any.
     """
@@ -76,7 +78,7 @@ class Row:
     def error_frac(self) -> float:
         """predicted / measured - 1, the median over the runs.
 
-        >>> Row("epoch", "a", (Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)), "s", "a").error_frac
+        >>> TrainingForecast("epoch", "a", (Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)), "s", "a").error_frac
         0.0
         """
         return median(pair.predicted / pair.measured - 1.0 for pair in self.pairs)
@@ -93,9 +95,9 @@ class Row:
         return (max(values) - min(values)) / median(values) if len(values) > 1 else None
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Row:
+    def from_json(cls, data: dict[str, Any]) -> TrainingForecast:
         """The row that ``asdict`` gave."""
-        record = convert(data, RowRecord)
+        record = convert(data, TrainingForecastRecord)
         pairs = tuple(Pair(pair.predicted, pair.measured) for pair in record.pairs)
         return cls(record.kind, record.case, pairs, record.unit, record.network, record.workers)
 
@@ -115,7 +117,7 @@ class KindSummary:
 
 
 @dataclass(frozen=True)
-class Forecasts:
+class ForecastTable:
     """A table of forecasts that nothing was measured for: row titles, column titles, seconds (None:
     could not be forecast).
     """
@@ -131,8 +133,8 @@ class TrainingStudy:
     """Rows, forecasts beyond them, and what failed, as lines."""
 
     provenance: Provenance
-    rows: tuple[Row, ...]
-    tables: tuple[Forecasts, ...] = ()
+    rows: tuple[TrainingForecast, ...]
+    tables: tuple[ForecastTable, ...] = ()
     failures: tuple[str, ...] = ()
 
     @cached_property
@@ -153,8 +155,8 @@ class TrainingStudy:
             "summary": [
                 {
                     **asdict(s),
-                    "must_frac": KINDS[s.kind].must_frac,
-                    "aim_frac": KINDS[s.kind].aim_frac,
+                    "threshold_frac": KINDS[s.kind].threshold_frac,
+                    "target_frac": KINDS[s.kind].target_frac,
                 }
                 for s in self.summaries
             ],
@@ -172,10 +174,15 @@ class TrainingStudy:
         }
 
 
-def _summary(kind: str, rows: Sequence[Row]) -> KindSummary:
+def _summary(kind: str, rows: Sequence[TrainingForecast]) -> KindSummary:
     errors = [abs(row.error_frac) for row in rows]
-    floors = [row.repeatability_frac for row in rows if row.repeatability_frac is not None]
-    within = sum(error <= KINDS[kind].must_frac for error in errors) / len(errors)
+    repeatabilities = [row.repeatability_frac for row in rows if row.repeatability_frac is not None]
+    within = sum(error <= KINDS[kind].threshold_frac for error in errors) / len(errors)
     return KindSummary(
-        kind, len(rows), median(errors), max(errors), within, median(floors) if floors else None
+        kind,
+        len(rows),
+        median(errors),
+        max(errors),
+        within,
+        median(repeatabilities) if repeatabilities else None,
     )

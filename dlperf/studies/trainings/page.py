@@ -26,7 +26,7 @@ from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_error, format_table
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.studies.accuracy.tables import percent
-from dlperf.studies.trainings.cases import KINDS, Forecasts, Row, TrainingStudy
+from dlperf.studies.trainings.cases import KINDS, ForecastTable, TrainingForecast, TrainingStudy
 from dlperf.studies.trainings.runs import BATCH_SIZE
 
 NOTE = (
@@ -50,21 +50,21 @@ def summary_columns(study: TrainingStudy) -> list[Column]:
         Column("cases", tuple(str(s.n) for s in found)),
         Column("median", tuple(percent(s.median_frac) for s in found), "|error|"),
         Column("worst", tuple(percent(s.worst_frac) for s in found), "|error|"),
-        Column("floor", tuple(percent(s.repeatability_frac) for s in found)),
-        Column("must", tuple(percent(KINDS[s.kind].must_frac) for s in found)),
-        Column("aim", tuple(percent(KINDS[s.kind].aim_frac) for s in found)),
+        Column("repeatability", tuple(percent(s.repeatability_frac) for s in found)),
+        Column("must", tuple(percent(KINDS[s.kind].threshold_frac) for s in found)),
+        Column("aim", tuple(percent(KINDS[s.kind].target_frac) for s in found)),
         Column("within must", tuple(percent(s.within_frac) for s in found)),
     ]
 
 
-def row_columns(rows: Sequence[Row]) -> list[Column]:
+def row_columns(rows: Sequence[TrainingForecast]) -> list[Column]:
     """One row a case."""
     return [
         Column("case", tuple(row.case for row in rows), align_left=True),
         Column("measured", tuple(_quantity(row.measured, row.unit) for row in rows)),
         Column("predicted", tuple(_quantity(row.predicted, row.unit) for row in rows)),
         Column("error", tuple(format_error(row.error_frac) for row in rows)),
-        Column("floor", tuple(percent(row.repeatability_frac) for row in rows)),
+        Column("repeatability", tuple(percent(row.repeatability_frac) for row in rows)),
         Column("Delta", tuple(percent(row.delta_frac) for row in rows)),
     ]
 
@@ -89,7 +89,7 @@ def accuracy_columns(study: TrainingStudy) -> list[Column]:
     ]
 
 
-def forecast_columns(found: Forecasts) -> list[Column]:
+def forecast_columns(found: ForecastTable) -> list[Column]:
     """A table of forecasts in minutes, as the paper's Tables X and XI have them."""
     cells = [
         tuple(

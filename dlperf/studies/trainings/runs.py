@@ -24,7 +24,7 @@ from dlperf.core.machine import Machine
 from dlperf.profiler import peak_memory
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.archive import Archive
-from dlperf.studies.trainings.cases import Pair, Row
+from dlperf.studies.trainings.cases import Pair, TrainingForecast
 
 EPOCHS = 2
 LOADERS = {
@@ -45,7 +45,7 @@ _TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrainingRunner:
     """Where and how runs are made: the checkout's folder, the machine file, runs a case, seconds of
     each, what keeps the rows, how progress is told.
     """
@@ -62,7 +62,7 @@ class Bench:
 
     def run(self, *command: str) -> dict[str, Any]:
         """The JSON that a command writes with ``--json FILE``. Raises WorkFailed with the last line
-        that it said.
+        that it identity.
         """
         with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
             out = Path(folder) / "out.json"
@@ -79,9 +79,9 @@ class Bench:
             if done.returncode == child_process.INTERRUPTED:  # Ctrl-C reaches the whole group
                 raise KeyboardInterrupt
             if done.returncode or not out.exists():
-                said = child_process.last_line(done.stderr or done.stdout)
+                identity = child_process.last_line(done.stderr or done.stdout)
                 raise WorkFailed(
-                    f"{' '.join(command[:4])} ...: {said or f'ended with status {done.returncode}'}"
+                    f"{' '.join(command[:4])} ...: {identity or f'ended with status {done.returncode}'}"
                 )
             data: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             return data
@@ -123,11 +123,11 @@ class Bench:
 
     # -- keeping -----------------------------------------------------------------------------------
 
-    def kept(self, kind: str, case: str, make: Callable[[], Row]) -> Row:
+    def kept(self, kind: str, case: str, make: Callable[[], TrainingForecast]) -> TrainingForecast:
         """The row of an earlier study of the same machine file and settings, else a new one, which
         is then kept.
         """
-        said = "\n".join(
+        identity = "\n".join(
             (
                 kind,
                 case,
@@ -138,32 +138,37 @@ class Bench:
         )
         path = (
             self.archive.folder
-            / f"{slug(kind)}-{slug(case, 40)}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
+            / f"{slug(kind)}-{slug(case, 40)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
         )
 
-        def take() -> Row:
+        def take() -> TrainingForecast:
             self.log(f"{kind}: {case}")
             return make()
 
-        def save(row: Row) -> None:
+        def save(row: TrainingForecast) -> None:
             write_json(path, {"schema": _ROW_SCHEMA, "schema_version": 1, "row": asdict(row)})
 
         return self.archive.keep(
-            path, lambda found: Row.from_json(read_json(found, _ROW_SCHEMA, 1)["row"]), take, save
+            path,
+            lambda found: TrainingForecast.from_json(read_json(found, _ROW_SCHEMA, 1)["row"]),
+            take,
+            save,
         )
 
     # -- the kinds ---------------------------------------------------------------------------------
 
-    def workers(self, network: str, counts: Sequence[int]) -> Iterator[Callable[[], Row]]:
+    def workers(
+        self, network: str, counts: Sequence[int]
+    ) -> Iterator[Callable[[], TrainingForecast]]:
         """Total training times of ``networks/train_workers.py``."""
         for p in counts:
             yield lambda p=p: self._workers(network, p)  # type: ignore[misc]
 
-    def _workers(self, network: str, p: int) -> Row:
+    def _workers(self, network: str, p: int) -> TrainingForecast:
         kind = "workers" if p <= self.machine.cpu.n_cores else "oversubscribed"
         case = f"{network}, p = {p}"
 
-        def make() -> Row:
+        def make() -> TrainingForecast:
             n = max(self.samples_for(network, self.seconds / EPOCHS), BATCH_SIZE * p)
             counts = (
                 "--samples",
@@ -189,7 +194,7 @@ class Bench:
             )
             runs = [self.run(*script) for _ in range(self.n_runs)]
             # making or reading the images is the script's own preparation, which no forecast knows
-            return Row(
+            return TrainingForecast(
                 kind,
                 case,
                 tuple(Pair(predicted, times["total_s"] - times["data_s"]) for times in runs),
@@ -200,7 +205,7 @@ class Bench:
 
         return self.kept(kind, case, make)
 
-    def epochs(self, network: str, loader_workers: int) -> Iterator[Callable[[], Row]]:
+    def epochs(self, network: str, loader_workers: int) -> Iterator[Callable[[], TrainingForecast]]:
         """An epoch of ``networks/train.py`` under ``dlperf run``: as forecast there after its first
         steps, and from calibration alone.
         """
@@ -256,16 +261,18 @@ class Bench:
             yield lambda place=place, kind=kind: self.kept(  # type: ignore[misc]
                 kind,
                 case,
-                lambda: Row(kind, case, tuple(pairs[place] for pairs in runs()), "s", network),
+                lambda: TrainingForecast(
+                    kind, case, tuple(pairs[place] for pairs in runs()), "s", network
+                ),
             )
 
-    def choice(self, network: str) -> Iterator[Callable[[], Row]]:
+    def choice(self, network: str) -> Iterator[Callable[[], TrainingForecast]]:
         """The configuration that ``dlperf tune`` proposes against the best of all that it compares,
         measured in turns.
         """
         case = f"{network}, batch sizes {', '.join(map(str, TUNED_BATCH_SIZES))}"
 
-        def make() -> Row:
+        def make() -> TrainingForecast:
             found = self.run(
                 "-m",
                 "dlperf",
@@ -301,19 +308,23 @@ class Bench:
                 raise WorkFailed(f"{case}: the proposed configuration could not be measured")
             fastest = max(tried, key=lambda one: float(one["measured_samples_per_s"]))
             pairs = zip(chosen["runs_samples_per_s"], fastest["runs_samples_per_s"])
-            return Row("choice", case, tuple(Pair(*pair) for pair in pairs), "samples/s", network)
+            return TrainingForecast(
+                "choice", case, tuple(Pair(*pair) for pair in pairs), "samples/s", network
+            )
 
         yield lambda: self.kept("choice", case, make)
 
-    def memory(self, target: str, batch_sizes: Sequence[int]) -> Iterator[Callable[[], Row]]:
+    def memory(
+        self, target: str, batch_sizes: Sequence[int]
+    ) -> Iterator[Callable[[], TrainingForecast]]:
         """Peak memory of three steps in fresh processes."""
         for size in batch_sizes:
             yield lambda size=size: self._memory(target, size)  # type: ignore[misc]
 
-    def _memory(self, target: str, batch_size: int) -> Row:
+    def _memory(self, target: str, batch_size: int) -> TrainingForecast:
         case = f"{target} @ {batch_size}"
 
-        def make() -> Row:
+        def make() -> TrainingForecast:
             from dlperf.forecast.prediction import predict
             from dlperf.recorder import recording, targets
 
@@ -323,7 +334,7 @@ class Bench:
             if step.peak_memory_bytes is None:
                 raise WorkFailed(f"{case}: no peak memory was predicted")
             runs = [peak_memory.measure_peak_memory(target, batch_size) for _ in range(self.n_runs)]
-            return Row(
+            return TrainingForecast(
                 "memory",
                 case,
                 tuple(Pair(step.peak_memory_bytes, found) for found in runs),

@@ -1,13 +1,15 @@
-"""The tables of an explanation, as columns: text and Markdown are made of the same."""
+"""An explanation as a page for a terminal, as Markdown, and as a folder of files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
-from dlperf.advice.agreement import agreement_of
 from dlperf.advice.breakdown import PARTS, Breakdown, LayerParts
 from dlperf.advice.changes import Advice
-from dlperf.advice.explanation import Explanation
+from dlperf.advice.explanation import Explanation, agreement_of
+from dlperf.advice.explanation_export import explanation_to_json, parts_to_csv, suggestions_to_csv
 from dlperf.advice.variants import (
     DOES_NOT_APPLY,
     DOES_NOT_PAY,
@@ -18,7 +20,12 @@ from dlperf.advice.variants import (
 )
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
+from dlperf.report.document import Block, Bullets, Heading, Image, Paragraph, Table
+from dlperf.report.markdown import to_markdown
+from dlperf.report.step_comparison import coverage_remarks
 from dlperf.report.table import Column, format_error
+from dlperf.report.text import to_text
+from dlperf.report.writing import write_files
 
 MEANINGS = {
     "compute": "kernels at the arithmetic they do",
@@ -33,11 +40,6 @@ MEANINGS = {
     "optimizer": "the optimizer's step, whatever bounds it",
 }
 MOST_LAYERS, MOST_EXPENSES = 20, 10
-
-
-def gain_text(gain_frac: float | None) -> str:
-    """A gain in samples per second."""
-    return format_error(gain_frac)
 
 
 def parts_columns(breakdown: Breakdown) -> list[Column]:
@@ -126,7 +128,7 @@ def gains_columns(explanation: Explanation, suggestions: Sequence[Suggestion]) -
     columns = [
         Column("change", tuple(printable(s.variant.name) for s in suggestions), align_left=True),
         Column("step", tuple(format_seconds(s.step_s) for s in suggestions), "predicted"),
-        Column("samples/s", tuple(gain_text(s.gain_frac) for s in suggestions), "predicted"),
+        Column("samples/s", tuple(format_error(s.gain_frac) for s in suggestions), "predicted"),
     ]
     if trials is not None:
         tried = [trials.trial_of(s.variant.name) for s in suggestions]
@@ -138,13 +140,13 @@ def gains_columns(explanation: Explanation, suggestions: Sequence[Suggestion]) -
             ),
             Column(
                 "samples/s",
-                tuple(gain_text(t.gain_frac) if t is not None else "-" for t in tried),
+                tuple(format_error(t.gain_frac) if t is not None else "-" for t in tried),
                 "measured",
             ),
             Column(
                 "runs",
                 tuple(
-                    " ".join(gain_text(g) for g in t.gains_frac) if t is not None else ""
+                    " ".join(format_error(g) for g in t.gains_frac) if t is not None else ""
                     for t in tried
                 ),
                 "measured",
@@ -203,7 +205,7 @@ def considered_lines(advice: Advice, shown: Sequence[Suggestion] = ()) -> list[s
     for verdict in (UNSURE, DOES_NOT_PAY, DOES_NOT_APPLY):
         for s in advice.with_verdict(verdict):
             if verdict != DOES_NOT_PAY or s not in shown:
-                gain = f"{gain_text(s.gain_frac)} predicted; " if s.gain_frac is not None else ""
+                gain = f"{format_error(s.gain_frac)} predicted; " if s.gain_frac is not None else ""
                 lines.append(f"{printable(s.variant.name)} {verdict}: {gain}{printable(s.reason)}")
     return lines
 
@@ -240,3 +242,176 @@ THRESHOLD_NOTE = (
 
 def _share(share_frac: float) -> str:
     return f"{100 * share_frac:.0f} %" if share_frac >= 0.095 else f"{100 * share_frac:.1f} %"
+
+
+def heading(explanation: Explanation) -> str:
+    """What is explained, in one line."""
+    p = explanation.prediction
+    what = "inference" if p.trace.inference else "training step"
+    return (
+        f"{printable(p.trace.target)}: {what}, batch size {p.trace.batch_size}, {p.threads}"
+        f" thread{'s' if p.threads != 1 else ''}, on {p.machine.cpu.model}"
+    )
+
+
+def step_line(explanation: Explanation) -> str:
+    """The step predicted and, where it was tried, measured, in words."""
+    step, trials = explanation.prediction.step, explanation.trials
+    text = f"step predicted {format_seconds(step.total_s)}"
+    if step.low_s is not None and step.high_s is not None:
+        text += f" (90 %: {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
+    if trials is not None and trials.baseline_step_s is not None:
+        floor = (
+            ""
+            if trials.repeatability_frac is None
+            else (
+                "; floor: neighbouring processes of it differ by"
+                f" {format_percent(trials.repeatability_frac)}"
+            )
+        )
+        text += (
+            f", measured {format_seconds(trials.baseline_step_s)} (median of"
+            f" {len(trials.baselines_s)} processes{floor})"
+        )
+    return text
+
+
+def shown_suggestions(explanation: Explanation) -> list[Suggestion]:
+    """Those that pay, and those that were tried although they do not, by falling gain."""
+    advice, trials = explanation.advice, explanation.trials
+    chosen = list(advice.with_verdict(PAYS))
+    if trials is not None:
+        chosen += [
+            s
+            for s in advice.suggestions
+            if s not in chosen
+            and (trial := trials.trial_of(s.variant.name)) is not None
+            and trial.pairs
+        ]
+    return sorted(chosen, key=lambda s: (s.verdict != PAYS, -(s.gain_frac or 0.0)))
+
+
+def _remarks(explanation: Explanation) -> list[str]:
+    p = explanation.prediction
+    remarks = [
+        *coverage_remarks(p),
+        *(f"warning: {w}" for w in p.warnings),
+        *p.trace.notes,
+        *p.prices.notes,
+        *explanation.advice.notes,
+    ]
+    if explanation.trials is not None:
+        remarks += [
+            f"{trial.name} could not be tried: {trial.error}"
+            for trial in explanation.trials.trials
+            if trial.error
+        ]
+        remarks += explanation.trials.notes
+        if explanation.trials.is_interrupted:
+            finished = any(trial.pairs for trial in explanation.trials.trials)
+            remarks.append(
+                "the trials were interrupted:"
+                f" {'what was finished is shown' if finished else 'no change had been tried'}"
+            )
+    return list(dict.fromkeys(remarks))
+
+
+def one_line(explanation: Explanation) -> str:
+    """The target and its predicted step."""
+    trace = explanation.prediction.trace
+    return (
+        f"<Explanation {printable(trace.target)}, batch size {trace.batch_size}:"
+        f" {step_line(explanation)}>"
+    )
+
+
+def page(explanation: Explanation) -> str:
+    """The step's parts and the changes that pay, without layers and remarks."""
+    paying = explanation.advice.with_verdict(PAYS)
+    blocks = [*_top(explanation)]
+    if paying:
+        blocks += [
+            Heading("changes that would pay"),
+            Table(tuple(gains_columns(explanation, paying))),
+        ]
+    else:
+        blocks.append(Paragraph(("no change that was considered would pay",)))
+    return to_text(blocks).rstrip("\n")
+
+
+def _top(explanation: Explanation) -> list[Block]:
+    return [
+        Heading(heading(explanation), 2),
+        Paragraph((step_line(explanation),)),
+        Heading("what the step is made of"),
+        Table(tuple(parts_columns(explanation.breakdown))),
+    ]
+
+
+def explanation_page(
+    explanation: Explanation, images: Sequence[Image] = (), most_layers: int | None = MOST_LAYERS
+) -> list[Block]:
+    """The page: parts, plots, changes, batch sizes, widths, expenses, layers, remarks."""
+    advice, breakdown = explanation.advice, explanation.breakdown
+    shown = shown_suggestions(explanation)
+    blocks: list[Block] = [*_top(explanation), *images]
+    if any(s.verdict == PAYS for s in shown):
+        others = (
+            ", and others that were tried" if len(shown) > len(advice.with_verdict(PAYS)) else ""
+        )
+        blocks.append(Heading(f"changes that would pay{others}"))
+    else:
+        blocks.append(Heading("no change that was considered would pay"))
+    if shown:
+        blocks.append(Table(tuple(gains_columns(explanation, shown))))
+    agreement = agreement_line(explanation)
+    for title, content in (
+        ("", Bullets(tuple(how_lines(shown)))),
+        ("", Paragraph((agreement,) if agreement else ())),
+        ("considered as well", Bullets(tuple(considered_lines(advice, shown)))),
+        ("throughput over batch size", Table(tuple(sweep_columns(advice)) if advice.sweep else ())),
+        ("widths off the multiples of 16", Bullets(tuple(width_lines(advice)))),
+        ("the dearest work", Table(tuple(expenses_columns(breakdown)))),
+        ("by layer", Table(tuple(layers_columns(breakdown, most_layers)))),
+        ("", Paragraph((THRESHOLD_NOTE,))),
+        ("remarks", Bullets(tuple(_remarks(explanation)))),
+    ):
+        if any(vars(content).values()):
+            blocks += [Heading(title), content] if title else [content]
+    return blocks
+
+
+def explanation_to_text(explanation: Explanation, width: int | None = None) -> str:
+    """The explanation for a terminal, at most `width` columns wide (default: the terminal's)."""
+    return to_text(explanation_page(explanation), width)
+
+
+def explanation_to_markdown(explanation: Explanation, images: Sequence[str] = ()) -> str:
+    """The explanation with every layer; `images` are links to its plots."""
+    pictures = [Image(link.rpartition(".")[0], link=link) for link in images]
+    blocks = explanation_page(explanation, pictures, None)
+    if explanation.provenance:
+        blocks.append(Paragraph(explanation.provenance, is_small=True))
+    return to_markdown("explanation", blocks)
+
+
+def write(explanation: Explanation, folder: str | Path, force: bool = False) -> list[Path]:
+    """Write ``explanation.md`` and ``.json``, ``parts.csv``, ``changes.csv`` and the plots; the
+    files in that order.
+
+    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`),
+    WorkFailed if the disk refuses.
+    """
+    from dlperf.advice.explanation_plots import pngs_of
+
+    pngs = {f"{name}.png": png for name, png in pngs_of(explanation).items()}
+    files: dict[str, str | bytes] = {
+        "explanation.md": explanation_to_markdown(explanation, list(pngs)),
+        "explanation.json": (
+            json.dumps(explanation_to_json(explanation), indent=1, allow_nan=False) + "\n"
+        ),
+        "parts.csv": parts_to_csv(explanation),
+        "changes.csv": suggestions_to_csv(explanation),
+        **pngs,
+    }
+    return write_files(folder, files, force)

@@ -1,17 +1,21 @@
-"""A tuning as text for a terminal and as Markdown."""
+"""A tuning as a page for a terminal, as Markdown, and as a folder of files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
-from dlperf.advice.grid import EPOCH, INTERPOLATED, Row
+from dlperf.advice.grid import EPOCH, INTERPOLATED, ConfigurationForecast
 from dlperf.advice.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
-from dlperf.core.text import fit, printable, text_width
+from dlperf.advice.tuning_export import tuning_to_csv, tuning_to_json
+from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.core.version import VERSION
-from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table
-from dlperf.report.text import wrap
+from dlperf.report.document import Block, Bullets, Heading, Image, Paragraph, Table
+from dlperf.report.markdown import to_markdown
+from dlperf.report.table import Column
+from dlperf.report.text import to_text
+from dlperf.report.writing import write_files
 
 MOST_SHOWN = 10
 
@@ -29,16 +33,16 @@ def rate_text(samples_per_s: float | None) -> str:
 
 def heading(tuning: Tuning) -> str:
     """What was compared, in one line."""
-    wish = tuning.wish
+    objective = tuning.objective
     aim = (
-        f"the shortest epoch of {wish.samples} samples"
-        if wish.objective == EPOCH
+        f"the shortest epoch of {objective.samples} samples"
+        if objective.kind == EPOCH
         else "the most samples per second"
     )
     limit = (
         ""
-        if wish.memory_limit_bytes is None
-        else f" within {format_bytes(wish.memory_limit_bytes)}"
+        if objective.memory_limit_bytes is None
+        else f" within {format_bytes(objective.memory_limit_bytes)}"
     )
     return (
         f"{printable(tuning.target)}: {aim}{limit}, among {len(tuning.rows)} configurations, on"
@@ -57,7 +61,7 @@ def best_line(tuning: Tuning) -> str:
     )
 
 
-def columns_of(tuning: Tuning, rows: Sequence[Row]) -> list[Column]:
+def columns_of(tuning: Tuning, rows: Sequence[ConfigurationForecast]) -> list[Column]:
     """Configurations side by side."""
     found = [row.configuration for row in rows]
     columns = [
@@ -67,8 +71,8 @@ def columns_of(tuning: Tuning, rows: Sequence[Row]) -> list[Column]:
         Column("workers", tuple(str(one.workers) for one in found)),
         Column("samples/s", tuple(rate_text(row.samples_per_s) for row in rows)),
     ]
-    if tuning.contest is not None:
-        tried = [tuning.contest.try_of(one) for one in found]
+    if tuning.trials is not None:
+        tried = [tuning.trials.trial_of(one) for one in found]
         columns.append(
             Column(
                 "measured",
@@ -86,7 +90,7 @@ def columns_of(tuning: Tuning, rows: Sequence[Row]) -> list[Column]:
         ),
         *(
             [Column("epoch", tuple(format_seconds(row.epoch_s) for row in rows))]
-            if tuning.wish.samples is not None
+            if tuning.objective.samples is not None
             else []
         ),
         Column("memory", tuple(format_bytes(row.peak_memory_bytes) for row in rows)),
@@ -110,32 +114,32 @@ def remarks(tuning: Tuning) -> list[str]:
     return [*lines, SPEED_NOTE, MEMORY_NOTE, *tuning.notes]
 
 
-def contest_lines(tuning: Tuning) -> list[str]:
+def trial_lines(tuning: Tuning) -> list[str]:
     """What measuring the best few said."""
-    contest = tuning.contest
-    if contest is None:
+    trials = tuning.trials
+    if trials is None:
         return []
     lines = [
         f"{one.configuration.label}: could not be measured: {one.error}"
-        for one in contest.tries
+        for one in trials.trials
         if one.error
     ]
-    winner, loss_frac = contest.winner, contest.loss_frac
-    if winner is not None and loss_frac is not None:
-        if winner is contest.tries[0]:
+    fastest, loss_frac = trials.fastest, trials.loss_frac
+    if fastest is not None and loss_frac is not None:
+        if fastest is trials.trials[0]:
             lines.append(
-                f"The proposed configuration was also the fastest of {len(contest.tries)} measured"
+                f"The proposed configuration was also the fastest of {len(trials.trials)} measured"
                 " ones."
             )
         else:
             lines.append(
-                f"The fastest of {len(contest.tries)} measured ones was"
-                f" {winner.configuration.label} ({rate_text(winner.samples_per_s)} samples/s); the"
+                f"The fastest of {len(trials.trials)} measured ones was"
+                f" {fastest.configuration.label} ({rate_text(fastest.samples_per_s)} samples/s); the"
                 f" proposed one was {format_percent(loss_frac)} slower."
             )
-    if contest.is_interrupted:
+    if trials.is_interrupted:
         lines.append("The measuring was interrupted.")
-    return [*lines, *contest.notes]
+    return [*lines, *trials.notes]
 
 
 def one_line(tuning: Tuning) -> str:
@@ -148,32 +152,42 @@ def page(tuning: Tuning) -> str:
     return tuning_to_text(tuning)
 
 
-def tuning_to_text(tuning: Tuning, width: int | None = None) -> str:
-    """The best configurations as a table, and what is to be said of them."""
-    width = text_width() if width is None else width
-    blocks = [
-        heading(tuning),
-        best_line(tuning),
-        "",
-        format_table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN]), width),
+def tuning_page(tuning: Tuning, images: Sequence[Image] = ()) -> list[Block]:
+    """The page: the proposal, the best configurations, plots, trials and remarks."""
+    return [
+        Heading(heading(tuning), 2),
+        Paragraph((best_line(tuning),)),
+        Table(tuple(columns_of(tuning, tuning.best_rows[:MOST_SHOWN]))),
+        *images,
+        Bullets((*trial_lines(tuning), *remarks(tuning))),
     ]
-    for line in (*contest_lines(tuning), *remarks(tuning)):
-        blocks += ["", wrap(line, width)] if line == SPEED_NOTE else [wrap(line, width)]
-    return fit("\n".join(blocks), width)
+
+
+def tuning_to_text(tuning: Tuning, width: int | None = None) -> str:
+    """The tuning for a terminal, at most `width` columns wide (default: the terminal's)."""
+    return to_text(tuning_page(tuning), width).rstrip("\n")
 
 
 def tuning_to_markdown(tuning: Tuning, images: Sequence[str] = ()) -> str:
-    """The same as Markdown, with links to the plots."""
-    lines = [
-        f"<!-- dlperf {VERSION} -->",
-        "",
-        f"# {escape(heading(tuning))}",
-        "",
-        escape(best_line(tuning)),
-        "",
-    ]
-    lines += [table(columns_of(tuning, tuning.best_rows[:MOST_SHOWN])), ""]
-    lines += [f"![{name}]({name})" for name in images]
-    lines += ["", *(f"- {escape(line)}" for line in (*contest_lines(tuning), *remarks(tuning))), ""]
-    lines += [f"Made by {escape(line)}" for line in tuning.provenance]
-    return "\n".join(lines) + "\n"
+    """The tuning as Markdown; `images` are links to its plots."""
+    blocks = tuning_page(tuning, [Image(link, link=link) for link in images])
+    if tuning.provenance:
+        blocks.append(Paragraph(tuning.provenance, is_small=True))
+    return to_markdown("tuning", blocks)
+
+
+def write(tuning: Tuning, folder: str | Path, force: bool = False) -> list[Path]:
+    """Write ``tuning.md``, ``.json``, ``.csv`` and ``landscape.png``; the files in that order.
+
+    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`),
+    WorkFailed if the disk refuses.
+    """
+    from dlperf.advice.tuning_plots import landscape_png
+
+    files: dict[str, str | bytes] = {
+        "tuning.md": tuning_to_markdown(tuning, ["landscape.png"]),
+        "tuning.json": json.dumps(tuning_to_json(tuning), indent=1, allow_nan=False) + "\n",
+        "tuning.csv": tuning_to_csv(tuning),
+        "landscape.png": landscape_png(tuning),
+    }
+    return write_files(folder, files, force)

@@ -1,8 +1,7 @@
-"""The process in which one worker of a configuration is timed: reads an order from stdin, says
-``ready`` when warm, trains from ``go`` on, answers as JSON.
+"""The process of a trial: one change of a step, or one worker of a configuration, timed.
 
-Started by :func:`dlperf.advice.tuning_trials.measure_apart` as ``python -m
-dlperf.advice.tuning_trial_process``.
+Started by :func:`dlperf.advice.trials.run_apart` as ``python -m dlperf.advice.trial_process``. It
+reads an order from stdin, writes ``ready`` when it is warm, starts on ``go``, and answers as JSON.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ from typing import Any, TextIO
 import torch
 from torch.utils import data
 
+from dlperf.advice.transformations import edit_built
+from dlperf.advice.variants import Variant
 from dlperf.core import child_process
 from dlperf.core.clock import Clock
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.profiler.loader_sampling import make_loader
-from dlperf.recorder.targets import Built, resolve
+from dlperf.profiler.step_profiler import measure_target
+from dlperf.recorder.targets import Built, Target, resolve
 
 _WARM_UP_STEPS, _LEAST_STEPS, _WARM_UP_FRAC = 3, 5, 0.3
 _DATASET_BATCHES = 32
@@ -85,17 +87,15 @@ def run_steps(once: Callable[[], None], seconds: float, least: int, clock: Clock
             return n_steps / elapsed
 
 
-def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, float]:
-    """Build, warm up, say so, wait for the word, train. Raises what building and stepping raise."""
-    torch.set_num_threads(order["threads"])
-    inference, batch_size = order["inference"], order["batch_size"]
-    built = resolve(
-        order["spec"],
-        batch_size,
-        inference=inference,
-        input_shape=tuple(order["input"]) if order["input"] else None,
-    ).build()
-    built.model.train(not inference)
+def time_worker(
+    order: dict[str, Any], target: Target, wait: Callable[[], None]
+) -> dict[str, float]:
+    """Samples per second of one worker: build, warm up, `wait` for the others, train.
+
+    Raises what building and stepping raise.
+    """
+    built, batch_size = target.build(), order["batch_size"]
+    built.model.train(not order["inference"])
     n_loading = order["loader_workers"]
     batches = (
         _own_batches(built, batch_size, n_loading, order["loader"])
@@ -106,16 +106,40 @@ def time_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, 
     def once() -> None:
         built.step(next(batches))
 
-    clock = Clock()
-    with torch.set_grad_enabled(not inference):
-        run_steps(once, _WARM_UP_FRAC * order["seconds"], _WARM_UP_STEPS, clock)
+    clock, seconds = Clock(), order["seconds"]
+    with torch.set_grad_enabled(not order["inference"]):
+        run_steps(once, _WARM_UP_FRAC * seconds, _WARM_UP_STEPS, clock)
+        wait()
+        return {"samples_per_s": batch_size * run_steps(once, seconds, _LEAST_STEPS, clock)}
+
+
+def measure_change(
+    order: dict[str, Any], target: Target, wait: Callable[[], None]
+) -> dict[str, Any]:
+    """The measurement of a changed step, as JSON data."""
+    variant = Variant.from_json(order["variant"])
+    changed = target.changed(lambda built: edit_built(built, variant.edits))
+    wait()
+    return measure_target(changed, seconds=order["seconds"], with_layers=False).to_json()
+
+
+def run_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, Any]:
+    """The answer to an order: of a worker's rate, or where it names a variant of a changed step."""
+
+    def wait() -> None:
         out.write("ready\n")
         out.flush()
         if source.readline().strip() != "go":
             raise DlperfError("the process that started this one went away")
-        return {
-            "samples_per_s": batch_size * run_steps(once, order["seconds"], _LEAST_STEPS, clock)
-        }
+
+    torch.set_num_threads(order["threads"])
+    target = resolve(
+        order["spec"],
+        order["batch_size"],
+        inference=order["inference"],
+        input_shape=tuple(order["input"]) if order["input"] else None,
+    )
+    return (measure_change if "variant" in order else time_worker)(order, target, wait)
 
 
 def main() -> int:
@@ -123,7 +147,7 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a target's loading workers print is not the answer either
     return child_process.run(
-        lambda: json.dumps(time_order(json.loads(sys.stdin.readline()), sys.stdin, out)), out
+        lambda: json.dumps(run_order(child_process.read_job(), sys.stdin, out)), out
     )
 
 

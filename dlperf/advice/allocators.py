@@ -18,7 +18,7 @@ from dlperf.predictors.allocator.simulation import POLICIES
 
 
 @dataclass(frozen=True)
-class Malloc:
+class AllocatorSetting:
     """A setting: its name, the environment variables that bring it about (``{...}`` stands for a
     library), and what it costs.
     """
@@ -47,8 +47,10 @@ class Malloc:
         )
 
 
-MALLOCS = tuple(
-    Malloc(policy.name, policy.settings) for policy in POLICIES.values() if policy.name != "default"
+ALLOCATORS = tuple(
+    AllocatorSetting(policy.name, policy.settings)
+    for policy in POLICIES.values()
+    if policy.name != "default"
 )
 _VARIABLES = (
     "MALLOC_MMAP_THRESHOLD_",
@@ -62,9 +64,9 @@ _VARIABLES = (
 )
 
 
-def malloc_of(name: str) -> Malloc:
+def malloc_of(name: str) -> AllocatorSetting:
     """The setting called `name`."""
-    return next(malloc for malloc in MALLOCS if malloc.name == name)
+    return next(malloc for malloc in ALLOCATORS if malloc.name == name)
 
 
 def settings_in(environment: Mapping[str, str]) -> tuple[str, ...]:
