@@ -339,5 +339,5 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
     assert written[-1].read_bytes().startswith(b"\x89PNG")
     write(found(Axes((1, 2), (8, 64)), Objective()), tmp_path / "out")  # its own files are replaced
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(DlperfError, match=r"holds mine.txt"):
+    with pytest.raises(DlperfError, match=r"mine.txt, which dlperf did not write"):
         write(found(Axes((1, 2), (8, 64)), Objective()), tmp_path / "out")
