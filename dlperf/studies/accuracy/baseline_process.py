@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,9 +172,7 @@ def _estimators(job: Job) -> Iterator[BaselineEstimate]:
         (COST_MODEL, "operator-level-cost-model"),
         (REPLAY, "operator-level-benchmark"),
     ):
-        yield _or_problem(
-            lambda baseline=baseline, mode=mode: _runtime_estimator(job, baseline, mode), baseline
-        )  # type: ignore[misc]
+        yield _or_problem(partial(_runtime_estimator, job, baseline, mode), baseline)
 
 
 def _neural_cost(job: Job) -> Iterator[BaselineEstimate]:
