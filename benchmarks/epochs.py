@@ -1,11 +1,12 @@
 """Epochs forecast from a machine file alone, loading included, beside real ones.
 
-    python benchmarks/epochs.py --machine machine.json mlp/0 mlp/1 lenet/0 cnn-medium/2       (NETWORK/LOADER WORKERS)
+    python benchmarks/epochs.py --machine machine.json mlp/0 mlp/1 lenet/0 cnn-medium/2
+    (NETWORK/LOADER WORKERS)
 
 Each case trains in a fresh process on generated data as networks/train.py does: one epoch to warm
-up, then some that count. Batches that began and ended on a core at full speed count apart ("quiet"):
-on a shared machine the others measure the neighbours. The floor is the distance of the two halves
-of the epochs from each other; a forecast can be no more exact.
+up, then some that count. Batches that began and ended on a core at full speed count apart
+("quiet"): on a shared machine the others measure the neighbours. The floor is the distance of the
+two halves of the epochs from each other; a forecast can be no more exact.
 """
 
 from __future__ import annotations

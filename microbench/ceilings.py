@@ -5,9 +5,12 @@ A sweep of a set that fits the first cache takes tens of nanoseconds, the call o
 thousand. So these kernels go over their set many times in one call, which operands with a stride of
 0 make possible:
 
-- ``sum``: the row sums of a float64 set repeated R times (a tensor expanded to R rows): one read and one addition an element;
-- ``bag``: sums of 4096 or more rows of a table (embedding_bag): the same with other code, which keeps more sums in flight;
-- ``update``: c += s a for R equal rows a (index_add_): two reads and a write an element. It wakes no team for small sets.
+- ``sum``: the row sums of a float64 set repeated R times (a tensor expanded to R rows): one read
+  and one addition an element;
+- ``bag``: sums of 4096 or more rows of a table (embedding_bag): the same with other code, which
+  keeps more sums in flight;
+- ``update``: c += s a for R equal rows a (index_add_): two reads and a write an element. It wakes
+  no team for small sets.
 
 Each thread goes over the whole set, so its size is to be held against a core's own caches. The same
 sums, and products of all elements, are the arithmetic that cannot be fused: FLOP/s of additions

@@ -174,7 +174,9 @@ class Timing:
             return
         taken = self._taken.setdefault(place, _Taken())
         begin = self.clock.now()
-        call()  # in every pass: the memory is new, and what a library made for this shape and kept may be gone since
+        # in every pass: the memory is new, and what a library made for this shape and kept may be
+        # gone since
+        call()
         if not taken.n_calls:
             taken.is_long = self.clock.now() - begin >= _ONE_CALL_S
         n_calls = 1 if taken.is_long else taken.n_calls

@@ -1,13 +1,16 @@
 """The three CNNs that Viebke et al. 2019 train on the Xeon Phi.
 
-29x29 input, valid convolutions with stride 1, fully connected feature maps, disjoint max pooling, activation
-1.7159 tanh(2x/3) after each convolution and the hidden layer, ten outputs. C, M, F, O as in the paper:
+29x29 input, valid convolutions with stride 1, fully connected feature maps, disjoint max pooling,
+activation 1.7159 tanh(2x/3) after each convolution and the hidden layer, ten outputs. C, M, F, O as
+in the paper:
 
-| net    | layers                                                    | parameters | forward FLOP an image |
+| net    | layers                                                    | parameters | forward FLOP an
+image |
 |--------|-----------------------------------------------------------|------------|-----------------------|
-| small  | C5 4x4 - M2 - C10 5x5 - M3 - F50 - O10                    | 6,405      | 320,660               |
-| medium | C20 4x4 - M2 - C40 5x5 - M3 - F150 - O10                  | 76,040     | 3,783,640             |
-| large  | C20 4x4 - M1 - C60 5x5 - M2 - C100 6x6 - M2 - F150 - O10  | 383,160    | 45,297,640            |
+| small  | C5 4x4 - M2 - C10 5x5 - M3 - F50 - O10                    | 6,405      | 320,660
+| | medium | C20 4x4 - M2 - C40 5x5 - M3 - F150 - O10                  | 76,040     | 3,783,640
+| | large  | C20 4x4 - M1 - C60 5x5 - M2 - C100 6x6 - M2 - F150 - O10  | 383,160    | 45,297,640
+|
 
 FLOP are those of convolutions and fully connected layers, 2 a multiply-add.
 """

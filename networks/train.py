@@ -1,7 +1,8 @@
 """Train one of the networks: an ordinary training script.
 
     python networks/train.py --net lenet --epochs 3 --data ~/mnist
-    torchrun --nproc-per-node 2 networks/train.py --net lenet        (data parallel; --batch-size is each process's)
+    torchrun --nproc-per-node 2 networks/train.py --net lenet        (data parallel; --batch-size is
+    each process's)
 
 Exit status: 0 done, 1 the training diverged, 2 unusable options or data, 130 on Ctrl-C.
 """

@@ -30,8 +30,8 @@ TEXTBOOK: dict[tuple[str, str], Callable[..., Quantity]] = {
     ("broadcast", "scatter_all_gather"): collectives.scatter_all_gather_broadcast_s,
     ("broadcast", "double_binary_tree"): collectives.double_binary_tree_broadcast_s,
 }
-"""The textbook's models by kind and algorithm; of each kind the first is the one taken where none is
-named.
+"""The textbook's models by kind and algorithm; of each kind the first is the one taken where none
+is named.
 """
 
 GLOO: dict[tuple[str, str], Callable[..., Quantity]] = {

@@ -12,9 +12,11 @@ result; it overlaps with nothing. p = `n_ranks`. `n_bytes` is the whole vector: 
 into an all-reduce, reduce-scatter or broadcast, and what it gets from an all-gather. One rank costs
 nothing; a vector of zero bytes costs the messages' latency.
 
-All pairs of ranks are supposed to be equally far apart and to start together, and vectors to be divisible. No library runs exactly these (see
-:mod:`dlperf.models.gloo`, :mod:`dlperf.models.nccl`); they are the common ground for comparing algorithms. Arguments may be numbers or arrays that
-broadcast. All raise DlperfError for negative arguments, or ranks that are no whole number above zero.
+All pairs of ranks are supposed to be equally far apart and to start together, and vectors to be
+divisible. No library runs exactly these (see :mod:`dlperf.models.gloo`, :mod:`dlperf.models.nccl`);
+they are the common ground for comparing algorithms. Arguments may be numbers or arrays that
+broadcast. All raise DlperfError for negative arguments, or ranks that are no whole number above
+zero.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def ring_all_reduce_s(
     Chan et al. 2007; Patarasuk and Yuan 2009, who show that no algorithm sends fewer bytes. Its
     latency grows with p: errs in nothing, but is a bad choice for short vectors.
 
-    >>> ring_all_reduce_s(400, [1, 2, 4], latency_s=1.0, s_per_byte=0.01).tolist()  # 2 x (1 + 2), 6 x (1 + 1)
+    >>> # 2 x (1 + 2), 6 x (1 + 1)
+    >>> ring_all_reduce_s(400, [1, 2, 4], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 6.0, 12.0]
     """
     scatter = np.asarray(
@@ -90,7 +93,8 @@ def recursive_doubling_all_reduce_s(
     and get the result from it in the end, which adds 2 alpha + n (2 beta + gamma). For short
     vectors: the whole vector goes in every step.
 
-    >>> recursive_doubling_all_reduce_s(100, [4, 5], latency_s=1.0, s_per_byte=0.01).tolist()  # two steps of 2 s; two more
+    >>> # two steps of 2 s; two more
+    >>> recursive_doubling_all_reduce_s(100, [4, 5], latency_s=1.0, s_per_byte=0.01).tolist()
     [4.0, 8.0]
     """
     n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
@@ -110,7 +114,8 @@ def rabenseifner_all_reduce_s(
     few bytes as the ring with few messages, but partners are far apart, which costs more on a real
     network than here. Ranks beyond a power of two as in :func:`recursive_doubling_all_reduce_s`.
 
-    >>> rabenseifner_all_reduce_s(400, 4, latency_s=1.0, s_per_byte=0.01)  # four messages, 600 bytes
+    >>> # four messages, 600 bytes
+    >>> rabenseifner_all_reduce_s(400, 4, latency_s=1.0, s_per_byte=0.01)
     10.0
     """
     n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
@@ -226,7 +231,8 @@ def scatter_all_gather_broadcast_s(
     van de Geijn's: a binomial tree scatters the vector, a ring gathers it everywhere. Chan et al.
     2007.
 
-    >>> scatter_all_gather_broadcast_s(400, 4, latency_s=1.0, s_per_byte=0.01)  # five messages, 600 bytes
+    >>> # five messages, 600 bytes
+    >>> scatter_all_gather_broadcast_s(400, 4, latency_s=1.0, s_per_byte=0.01)
     11.0
     """
     n, p, alpha, beta, _ = _checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0)
@@ -253,7 +259,8 @@ def double_binary_tree_broadcast_s(
     0.75 to 1.0 of it for more than two ranks, the more blocks the closer; sending whatever is ready
     instead takes up to 1.6 times it, because messages of both trees then meet at a port.
 
-    >>> double_binary_tree_broadcast_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)  # 12 messages of 100 bytes
+    >>> # 12 messages of 100 bytes
+    >>> double_binary_tree_broadcast_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)
     24.0
     """
     return _two_trees_s(*_checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0), n_blocks)
@@ -270,8 +277,9 @@ def double_binary_tree_all_reduce_s(
     """All-reduce by two binary trees in seconds: up with sums, then down: 4 (h + b - 1) (alpha +
     beta n / 2b) + 2 (h + b - 1) gamma n / 2b.
 
-    Sanders et al. 2009; NCCL's tree is built likewise, but begins to send down before all is summed. Blocks, bound and symbols as in
-    :func:`double_binary_tree_broadcast_s`. Latency grows with log2 p only, bytes tend to 2 n beta.
+    Sanders et al. 2009; NCCL's tree is built likewise, but begins to send down before all is
+    summed. Blocks, bound and symbols as in :func:`double_binary_tree_broadcast_s`. Latency grows
+    with log2 p only, bytes tend to 2 n beta.
 
     >>> double_binary_tree_all_reduce_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)
     48.0

@@ -7,13 +7,17 @@ same program both give the same times. Trace-driven prediction of the whole of a
 Choi et al. 2020 (section 3: recorded calls over a model of another network, computation kept as it
 was); what they add to it, a constant overhead, is for the caller to measure.
 
-- An operation starts once its last rank has launched it. Operations of one queue (a process group) start in the order of their launches, at most `n_lanes` of
-  them at a time (gloo: two worker threads a group; NCCL: one stream). One without a queue, a message, waits for its two ranks alone.
-- Operations that share a port (the link of a node) share its rate: each wants it for `link_frac` of its time alone, and where the sum passes 1 all
-  slow down alike. An operation is as slow as at the most crowded of its ports.
-- A port that has rested stores as many seconds, up to the bucket's, and spares them the next operation, if all of its ports do (a token bucket).
-- An operation takes `stolen_s` of processor time over its life from each of its ranks, though never more than half of a rank's processor in all. It takes
-  `delayed_s` longer where all its ranks compute all the time, and a share of that where some do.
+- An operation starts once its last rank has launched it. Operations of one queue (a process group)
+  start in the order of their launches, at most `n_lanes` of them at a time (gloo: two worker
+  threads a group; NCCL: one stream). One without a queue, a message, waits for its two ranks alone.
+- Operations that share a port (the link of a node) share its rate: each wants it for `link_frac` of
+  its time alone, and where the sum passes 1 all slow down alike. An operation is as slow as at the
+  most crowded of its ports.
+- A port that has rested stores as many seconds, up to the bucket's, and spares them the next
+  operation, if all of its ports do (a token bucket).
+- An operation takes `stolen_s` of processor time over its life from each of its ranks, though never
+  more than half of a rank's processor in all. It takes `delayed_s` longer where all its ranks
+  compute all the time, and a share of that where some do.
 
 Assumptions: an operation ends on all its ranks at once (a rank that leaves a ring or a tree early
 is kept too long), and its progress is even. Events are exact; nothing is stepped.
@@ -153,7 +157,9 @@ class _Replay:
         self.n_lanes, self.bucket_s = n_lanes, bucket_s
         self.now_s = min(starts_s, default=0.0)
         self.ranks = [_Rank(program, start) for program, start in zip(programs, starts_s)]
-        for rank in self.ranks:  # who starts later computes until then, undisturbed by any rule: nothing of its own can be running
+        # who starts later computes until then, undisturbed by any rule: nothing of its own can be
+        # running
+        for rank in self.ranks:
             rank.left_s = rank.now_s - self.now_s
         self.states = [
             _State(
@@ -337,7 +343,8 @@ def replay(
     ranks that wait for ever for one another.
 
     >>> both = Operation((0, 1), Collective(2.0))
-    >>> replay([[Compute(1.0), Launch(0), Wait(0)], [Compute(4.0), Launch(0), Wait(0)]], [both]).ends_s  # the first waits 3 s for the second, then both 2 s
+    >>> # the first waits 3 s for the second, then both 2 s
+    >>> replay([[Compute(1.0), Launch(0), Wait(0)], [Compute(4.0), Launch(0), Wait(0)]], [both]).ends_s
     (6.0, 6.0)
     """
     if n_lanes < 1:

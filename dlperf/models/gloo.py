@@ -4,13 +4,17 @@ link.
 Sources: github.com/pytorch/gloo (gloo/allreduce.cc, allgather.cc, broadcast.cc, reduce.cc,
 gather.cc, scatter.cc, alltoall.cc, barrier.cc) and torch's ProcessGroupGloo.cpp.
 
-- **All-reduce** is the ring, at any size. The vector is cut into segments of at most 1 MiB, the same number for every rank and at least two; two are in
-  flight, and an unthreaded loop adds a segment to the vector when it has arrived. First the sums are formed (reduce-scatter), then handed round
-  (all-gather); the pipeline runs empty between the two. The bcube algorithm is there too, but torch never asks for it.
-- **All-gather** is a ring with two halves of a contribution in flight; **broadcast** a binomial tree that sends the vector whole;
-  **reduce-scatter** (as of torch 2.3, where it came) an all-reduce of a copy, of which every rank keeps its part.
-- **Reduce** forms the sums as an all-reduce does, and each rank sends its part to the root. **Gather**, **scatter** and **all-to-all** send every part straight
-  to where it belongs, all at once; the **barrier** disseminates empty messages.
+- **All-reduce** is the ring, at any size. The vector is cut into segments of at most 1 MiB, the
+  same number for every rank and at least two; two are in flight, and an unthreaded loop adds a
+  segment to the vector when it has arrived. First the sums are formed (reduce-scatter), then handed
+  round (all-gather); the pipeline runs empty between the two. The bcube algorithm is there too, but
+  torch never asks for it.
+- **All-gather** is a ring with two halves of a contribution in flight; **broadcast** a binomial
+  tree that sends the vector whole; **reduce-scatter** (as of torch 2.3, where it came) an
+  all-reduce of a copy, of which every rank keeps its part.
+- **Reduce** forms the sums as an all-reduce does, and each rank sends its part to the root.
+  **Gather**, **scatter** and **all-to-all** send every part straight to where it belongs, all at
+  once; the **barrier** disseminates empty messages.
 
 A message of n bytes occupies the sender's and the receiver's port for beta n seconds and arrives
 alpha seconds after its last byte has left: alpha = `latency_s`, beta = `s_per_byte` of a
@@ -53,7 +57,8 @@ def segments(
     every rank, rounded up to a multiple of the ranks; their size rounded up to whole elements of
     `item_bytes`. Raises DlperfError for negative bytes or counts below one.
 
-    >>> segments(4 * 2**20, 2), segments(2**20, 2), segments(5 * 2**20, 2)  # five segments of 1 MiB become six
+    >>> # five segments of 1 MiB become six
+    >>> segments(4 * 2**20, 2), segments(2**20, 2), segments(5 * 2**20, 2)
     ((4.0, 1048576.0), (4.0, 262144.0), (6.0, 873816.0))
     """
     whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
@@ -85,9 +90,11 @@ def all_reduce_s(
     and the last one is waited for and added sooner. Raises DlperfError for negative arguments, or
     ranks that are no whole number above zero.
 
-    >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)  # two halves of 2 segments of 1 MiB, 1 s each
+    >>> # two halves of 2 segments of 1 MiB, 1 s each
+    >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)
     4.0
-    >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20, reduce_s_per_byte=0.5 / 2**20)  # the last segment's sum is waited for
+    >>> # the last segment's sum is waited for
+    >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20, reduce_s_per_byte=0.5 / 2**20)
     4.5
     """
     sums_s, copies_s = _halves_s(
@@ -158,7 +165,8 @@ def broadcast_s(
     counts: d (alpha + beta n) for 2^d ranks. Receivers are ready from the start, so there is no
     handshake. Raises DlperfError as :func:`all_reduce_s`.
 
-    >>> broadcast_s(100, [1, 2, 4, 5], latency_s=1.0, s_per_byte=0.01).tolist()  # ranks 3 and 4 are the last
+    >>> # ranks 3 and 4 are the last
+    >>> broadcast_s(100, [1, 2, 4, 5], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 2.0, 4.0, 4.0]
     """
     whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
@@ -185,7 +193,8 @@ def reduce_s(
 
     gloo/reduce.cc. Arguments and Raises as :func:`all_reduce_s`.
 
-    >>> reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)  # 2 segments of 1 MiB, then the other half of the vector
+    >>> # 2 segments of 1 MiB, then the other half of the vector
+    >>> reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)
     4.0
     """
     sums_s, _ = _halves_s(
@@ -275,7 +284,8 @@ def bcube_all_reduce_s(
     to the lowest first, so it errs low there, up to a third, where a port carries one message at a
     time. Raises DlperfError as :func:`all_reduce_s`.
 
-    >>> bcube_all_reduce_s(400, [1, 2, 4, 8], latency_s=1.0, s_per_byte=0.01).tolist()  # 8: three steps each way, 2 x 7/8 x 4
+    >>> # 8: three steps each way, 2 x 7/8 x 4
+    >>> bcube_all_reduce_s(400, [1, 2, 4, 8], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 6.0, 10.0, 13.0]
     """
     whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)

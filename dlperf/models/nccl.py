@@ -173,7 +173,8 @@ def bandwidth_bytes_per_s(kind: str, algorithm: str, protocol: str, system: Nccl
     limited by table; a ring of p ranks then carries p / steps of it (2 (p-1) steps for an
     all-reduce, p for a broadcast, else p-1), a tree half. Raises DlperfError for unknown names.
 
-    >>> bandwidth_bytes_per_s("all_reduce", "ring", "Simple", NcclSystem(8, 1, 10, 20e9, 20e9)) / 1e9  # 200 x 8 / 14
+    >>> # 200 x 8 / 14
+    >>> bandwidth_bytes_per_s("all_reduce", "ring", "Simple", NcclSystem(8, 1, 10, 20e9, 20e9)) / 1e9
     114.28571428571429
     """
     _known(kind, algorithm, protocol)
@@ -213,7 +214,8 @@ def latency_s(kind: str, algorithm: str, protocol: str, system: NcclSystem) -> f
     as it has steps; for a tree a chain in the node and log2 of the nodes, up and down; a broadcast
     has one hop (its channels being alike). Raises DlperfError for unknown names.
 
-    >>> round(latency_s("all_reduce", "ring", "LL", NcclSystem(8, 1, 10, 20e9, 20e9)) * 1e6, 3)  # 6.6 + 14 x 0.6
+    >>> # 6.6 + 14 x 0.6
+    >>> round(latency_s("all_reduce", "ring", "LL", NcclSystem(8, 1, 10, 20e9, 20e9)) * 1e6, 3)
     15.0
     """
     _known(kind, algorithm, protocol)
@@ -254,7 +256,8 @@ def algorithm_s(
     bytes a channel and rank on, with Simple. Raises DlperfError for unknown names, negative bytes.
 
     >>> system = NcclSystem(8, 1, 10, 20e9, 20e9)
-    >>> algorithm_s("all_reduce", 8e6, "ring", "Simple", system) * 1e6  # 8.4 + 14 x 3.4 + 8e6 / 114.3e3
+    >>> # 8.4 + 14 x 3.4 + 8e6 / 114.3e3
+    >>> algorithm_s("all_reduce", 8e6, "ring", "Simple", system) * 1e6
     126.0
     """
     n = at_least("n_bytes", n_bytes)
@@ -288,7 +291,8 @@ def collective_s(kind: str, n_bytes: ArrayLike, system: NcclSystem) -> Quantity:
 
     Raises DlperfError as :func:`algorithm_s`.
 
-    >>> round(collective_s("all_reduce", 1024, NcclSystem(8, 1, 10, 20e9, 20e9)) * 1e6, 2)  # ring LL: 15 + 1024 / 50 x 7 / 4 ns
+    >>> # ring LL: 15 + 1024 / 50 x 7 / 4 ns
+    >>> round(collective_s("all_reduce", 1024, NcclSystem(8, 1, 10, 20e9, 20e9)) * 1e6, 2)
     15.04
     """
     return plain(np.asarray(_times(kind, n_bytes, system)).min(axis=0))

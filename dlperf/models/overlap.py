@@ -4,12 +4,15 @@ A rank is one thread that goes through a program: it computes, launches a collec
 Collectives start in the order in which they were launched, at most `n_lanes` at a time (gloo has
 two worker threads a process group, ProcessGroupGloo.cpp; a NCCL communicator one stream).
 
-- Collectives that run at once share the link: each wants it for `link_frac` of its time alone, and where the sum passes 1 all slow down alike.
-- A collective takes processor time from the computation: `stolen_s` seconds over its whole life. More than half of the processor it does not get, as the
-  scheduler is fair.
-- A collective waits for its threads to be run while the rank computes: it takes `delayed_s` longer where the rank computes all the time.
-- A link that has rested may let the next bytes pass at once (a token bucket: clouds and tc shape traffic so). While nothing uses it, it stores as many
-  seconds as pass, up to the bucket's; a collective that starts ends so much sooner, up to its own `spared_s`.
+- Collectives that run at once share the link: each wants it for `link_frac` of its time alone, and
+  where the sum passes 1 all slow down alike.
+- A collective takes processor time from the computation: `stolen_s` seconds over its whole life.
+  More than half of the processor it does not get, as the scheduler is fair.
+- A collective waits for its threads to be run while the rank computes: it takes `delayed_s` longer
+  where the rank computes all the time.
+- A link that has rested may let the next bytes pass at once (a token bucket: clouds and tc shape
+  traffic so). While nothing uses it, it stores as many seconds as pass, up to the bucket's; a
+  collective that starts ends so much sooner, up to its own `spared_s`.
 
 Assumptions: all ranks are alike and start together (put the slowest rank's times in), and a
 collective's progress is even. Errs low where ranks drift apart within a step.

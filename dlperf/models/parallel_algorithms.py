@@ -6,14 +6,17 @@ follow (equations 2.2, 2.4), in FLOP per byte. N = `n` is the problem size, P = 
 
 The table leaves open; read so here:
 
-- log is binary. Where it counts the stages of a collective (log P, in denominators of CAI) it is rounded up, as section 2.3.3 says; log N and log |V| are not;
+- log is binary. Where it counts the stages of a collective (log P, in denominators of CAI) it is
+  rounded up, as section 2.3.3 says; log N and log |V| are not;
 - one process sends nothing, also where the printed formula does not vanish at P = 1 (stencil, MST);
-- cache-oblivious counts (SUMMA, MST, Dijkstra) are in elements, B times a number of cache lines; an element has 8 bytes, B = 8 of them a line of 64 bytes, and
-  M = 16 KiB / 8 = 2,048 are the first data cache ("16MB" is a slip). SUMMA's OI then tends to 2 sqrt(M) / 8 = 11.3 FLOP per byte, where the text
-  reads "approximately 8" off its figure;
+- cache-oblivious counts (SUMMA, MST, Dijkstra) are in elements, B times a number of cache lines; an
+  element has 8 bytes, B = 8 of them a line of 64 bytes, and M = 16 KiB / 8 = 2,048 are the first
+  data cache ("16MB" is a slip). SUMMA's OI then tends to 2 sqrt(M) / 8 = 11.3 FLOP per byte, where
+  the text reads "approximately 8" off its figure;
 - Sort(E) is the cache-oblivious bound of Frigo et al. 1999, 1 + (E/B) (1 + log_M E) cache lines;
-- Dijkstra's B (n + (M/B) log(n/B)) has the form of the bounds for cache-oblivious shortest paths, n + (m/B) log(n/B) with n vertices and m edges (the paper's
-  reference 28 is on them): n is |V|, and this M is |E|, not the cache.
+- Dijkstra's B (n + (M/B) log(n/B)) has the form of the bounds for cache-oblivious shortest paths, n
+  + (m/B) log(n/B) with n vertices and m edges (the paper's reference 28 is on them): n is |V|, and
+  this M is |E|, not the cache.
 
 They hold as orders of magnitude for large problems: graph "FLOPs" are comparisons and additions,
 and constants are left out. All raise DlperfError for sizes or ranks that are no whole numbers of
@@ -142,7 +145,8 @@ def boruvka(n_vertices: ArrayLike, n_edges: ArrayLike, n_ranks: ArrayLike) -> Wo
     """Boruvka's minimum spanning tree: F = |E| log|V| / P, B_M = 8 B Sort(|E|) log|V| / P, B_N = 12
     |V| (log|V| / 2) ceil(log P) + 12 |V| log|V|.
 
-    >>> round(boruvka(2**20, 2**24, 1).operational_intensity, 4)  # 1 / (8 (1 + 24/11)): an element is moved 1 + log_M E times
+    >>> # 1 / (8 (1 + 24/11)): an element is moved 1 + log_M E times
+    >>> round(boruvka(2**20, 2**24, 1).operational_intensity, 4)
     0.0393
     """
     v, e, p = (

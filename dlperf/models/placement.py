@@ -62,7 +62,8 @@ def count_messages(messages: ArrayLike, node_of_rank: Sequence[int]) -> MessageC
     different nodes. A message of a rank to itself counts as one inside the node. Raises DlperfError
     for a rank that has no node.
 
-    >>> count_messages([(0, 1), (1, 0), (1, 2), (2, 1)], node_of_rank=[0, 0, 1])  # node 0 sends 3, one of them to node 1
+    >>> # node 0 sends 3, one of them to node 1
+    >>> count_messages([(0, 1), (1, 0), (1, 2), (2, 1)], node_of_rank=[0, 0, 1])
     MessageCounts(n_inter=1, n_total=3, n_senders=2)
     """
     pairs = np.asarray(messages, dtype=np.int64).reshape(-1, 2)

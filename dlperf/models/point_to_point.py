@@ -59,7 +59,8 @@ def loggp_s(
 
     >>> loggp_s(101, latency_s=5.0, overhead_s=1.0, gap_per_byte_s=0.1)  # 1 + 100 x 0.1 + 5 + 1
     17.0
-    >>> loggp_s(101, latency_s=5.0, overhead_s=1.0, gap_per_byte_s=0.1, gap_s=2.0, n_messages=2)  # 2 + 10 later
+    >>> # 2 + 10 later
+    >>> loggp_s(101, latency_s=5.0, overhead_s=1.0, gap_per_byte_s=0.1, gap_s=2.0, n_messages=2)
     29.0
     """
     latency, overhead = at_least("latency_s", latency_s), at_least("overhead_s", overhead_s)
@@ -98,7 +99,8 @@ def max_rate_s(
     Raises DlperfError for negative arguments, or a rate that is not positive (a fraction of a
     sender can make it so).
 
-    >>> max_rate_s(100, latency_s=1.0, base_bytes_per_s=60.0, added_bytes_per_s=20.0, n_senders=3)  # 1 + 300 / 100
+    >>> # 1 + 300 / 100
+    >>> max_rate_s(100, latency_s=1.0, base_bytes_per_s=60.0, added_bytes_per_s=20.0, n_senders=3)
     4.0
     >>> max_rate_s(100, 1.0, 60.0, 20.0, n_senders=3, injection_bytes_per_s=75.0)  # 1 + 300 / 75
     5.0

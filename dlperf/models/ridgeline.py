@@ -119,7 +119,8 @@ def attainable_flops_per_s(
     x = `memory_intensity`, which may be infinite, y = `arithmetic_intensity`. Raises DlperfError
     unless both are positive.
 
-    >>> attainable_flops_per_s([2.0, 10.0], 3.0, Rates(100.0, 10.0, 4.0)).tolist()  # min(100, 30, 24), min(100, 30, 120)
+    >>> # min(100, 30, 24), min(100, 30, 120)
+    >>> attainable_flops_per_s([2.0, 10.0], 3.0, Rates(100.0, 10.0, 4.0)).tolist()
     [24.0, 30.0]
     """
     x, y = (
@@ -240,7 +241,8 @@ def projected_s(
 
     >>> projected_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0))
     2.0
-    >>> projected_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0), overlap_frac=0.5)  # 2 and 2 seconds, half of one hidden
+    >>> # 2 and 2 seconds, half of one hidden
+    >>> projected_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0), overlap_frac=0.5)
     3.0
     """
     local, network = _local_and_network(

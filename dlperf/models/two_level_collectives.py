@@ -1,10 +1,13 @@
 """Collectives in two levels, in seconds: inside the nodes and between them, by rings.
 
-The reduce-scatter - all-reduce - all-gather of Cho et al., "BlueConnect", MLSys 2019, which Horovod and NCCL-based libraries have as hierarchical all-reduce.
-N = `n_nodes`, k = `ranks_per_node`; inside a node a message of m bytes takes alpha_i + beta_i m, between nodes alpha_e + beta_e m while one rank of the
-node sends. All k ranks of a node send at once and share `n_links` links of it: k / n_links times beta_e. Ports as in
-:mod:`dlperf.models.collectives`, whose conventions of bytes and of one rank hold. With one rank a node, or with one node, they are the flat rings.
-Messages inside a node are supposed not to share anything; where they go through one memory, put in what one gets while all send.
+The reduce-scatter - all-reduce - all-gather of Cho et al., "BlueConnect", MLSys 2019, which Horovod
+and NCCL-based libraries have as hierarchical all-reduce. N = `n_nodes`, k = `ranks_per_node`;
+inside a node a message of m bytes takes alpha_i + beta_i m, between nodes alpha_e + beta_e m while
+one rank of the node sends. All k ranks of a node send at once and share `n_links` links of it: k /
+n_links times beta_e. Ports as in :mod:`dlperf.models.collectives`, whose conventions of bytes and
+of one rank hold. With one rank a node, or with one node, they are the flat rings. Messages inside a
+node are supposed not to share anything; where they go through one memory, put in what one gets
+while all send.
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ def all_reduce_s(
     A flat ring over the same nodes sends about as many bytes over the link, but waits 2 (Nk - 1)
     times for it. Raises DlperfError for negative arguments or counts below one.
 
-    >>> all_reduce_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))  # the node sends 400 bytes in all, in two steps
+    >>> # the node sends 400 bytes in all, in two steps
+    >>> all_reduce_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
     6.0
     """
     n, k = at_least("n_bytes", n_bytes), counts("ranks_per_node", ranks_per_node)

@@ -95,7 +95,9 @@ def test_children_end_and_nothing_is_promised(
         until = time.monotonic() + PATIENCE_S
         ours = words_of(
             process.pid
-        )  # what looks for a library runs others; and until a child has become what it will be, it goes by our words
+            # what looks for a library runs others; and until a child has become what it will be, it
+            # goes by our words
+        )
         while process.poll() is None and time.monotonic() < until:
             children = descendants(process.pid)
             if any(

@@ -41,7 +41,8 @@ HEAD = """
     from torch import nn
     torch.manual_seed(0)
     def say(*words):
-        sys.stdout.write(" ".join(map(str, words)) + chr(10))  # at once: both ranks write to one pipe
+        # at once: both ranks write to one pipe
+        sys.stdout.write(" ".join(map(str, words)) + chr(10))
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -85,7 +86,9 @@ TRAIN = (
     table = torch._C._dispatch_dump_table("c10d::allreduce_")
     say(f"rank {rank} kernels", table.count("BackendSelect: fallthrough"), dist.Work.wait.__module__)
     dist.destroy_process_group()
-    time.sleep(1)  # a thread of gloo's that lets go of a gathered object while Python ends, aborts the process: pytorch/pytorch#179291
+    # a thread of gloo's that lets go of a gathered object while Python ends, aborts the process:
+    # pytorch/pytorch#179291
+    time.sleep(1)
 """
 )
 ALONE = (

@@ -20,8 +20,8 @@ FITTED_WITH = "1.17."
 OTHER_SCIPY = {"attention-8": 0.03}
 """Relative tolerances with another scipy than that of the frozen results.
 
-The quick machine file has eight points for the seventeen regression terms of attention. Non-negative
-least squares then has many solutions, and versions of scipy find different ones.
+The quick machine file has eight points for the seventeen regression terms of attention.
+Non-negative least squares then has many solutions, and versions of scipy find different ones.
 """
 
 

@@ -345,7 +345,8 @@ def test_a_library_behind_an_operator_is_colder_than_a_loop() -> None:
     assert own[1] == plain[1]
     assert (
         own[0] == plain[0]
-    )  # both products run the same code, and nothing lies between the second and the next step's first
+        # both products run the same code, and nothing lies between the second and the next step's first
+    )
 
 
 def test_a_table_is_read_where_it_is_looked_up() -> None:
@@ -971,8 +972,8 @@ def test_held_out_residuals_are_those_of_fits_without_the_point() -> None:
 def drawn(
     places: npt.NDArray[np.float64], hyperparameters: Hyperparameters, scale: float, seed: int
 ) -> npt.NDArray[np.float64]:
-    """Logarithms of times at the places, of a process `scale` times as restless as `hyperparameters`
-    says, noise included.
+    """Logarithms of times at the places, of a process `scale` times as restless as
+    `hyperparameters` says, noise included.
     """
     covariance = (
         hyperparameters.covariance(places, places)

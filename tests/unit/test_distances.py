@@ -98,4 +98,5 @@ def test_memory_that_is_handed_out_again_is_the_same_memory() -> None:
             12 * KB,
             12 * KB,
         ]
-    )  # of the input and of its own memory, both of which the first op touched: the tensor in between
+        # of the input and of its own memory, both of which the first op touched: the tensor in between
+    )

@@ -92,7 +92,9 @@ def test_uneven_vectors_cost_at_most_what_full_segments_would(
     _, length = gloo.segments(n_items * ITEM, n_ranks, ITEM)
     if (
         n_items >= 20 * n_ranks
-    ):  # 2 (p-1) rounds of at least two segments, each too long by less than an element, and the last ones of a ring absent
+        # 2 (p-1) rounds of at least two segments, each too long by less than an element, and the last
+        # ones of a ring absent
+    ):
         assert model <= time_s + 2 * n_ranks * (latency_s + (s_per_byte + add) * length)
 
 

@@ -289,7 +289,8 @@ def test_every_kernel_can_be_repeated(name: str) -> None:
         ):  # in-place ones must neither blow up nor fade into denormals
             result = call()
     if name.startswith(("aten.empty", "aten.mkldnn_rnn_layer", "aten._ctc_loss.")):
-        return  # memory as it comes; a workspace, or logarithms of what cannot be, among the results
+        # memory as it comes; a workspace, or logarithms of what cannot be, among the results
+        return
     for tensor in floats(result):
         assert torch.isfinite(tensor).all()
         tiny = torch.finfo(tensor.dtype).tiny

@@ -83,9 +83,9 @@ class LayerReference:
 class Reference:
     """What several fresh processes measured of one case: medians over the runs, in seconds.
 
-    `repeatability_frac` is (slowest - fastest run) / median of the whole step: no prediction can be more
-    exact than that. `run_totals_s` are the runs' own medians; `fault_counts` their page faults a
-    step.
+    `repeatability_frac` is (slowest - fastest run) / median of the whole step: no prediction can be
+    more exact than that. `run_totals_s` are the runs' own medians; `fault_counts` their page faults
+    a step.
     """
 
     total_s: float

@@ -123,8 +123,8 @@ class OpGroup:
     """The held-out ops of one family (`kind` is ``all``) or one kind: mean, median and 90th
     percentile of abs(predicted / actual - 1).
 
-    `bias_frac` is the median signed error, `repeatability_frac` the median of what two fresh processes of
-    the same op differ by.
+    `bias_frac` is the median signed error, `repeatability_frac` the median of what two fresh
+    processes of the same op differ by.
     """
 
     family: str

@@ -245,8 +245,8 @@ def run_study(
     All targets are recorded before anything slow begins, so that one that does not work is known at
     once (its error is raised). A case that cannot be measured is a failure of its own and the
     others go on. Runs of one case lie as far apart in time as the study allows: the floor holds the
-    machine's drift too. `n_runs` gives the number of runs for a thread count; `is_cross_machine` says that
-    the machine file is of another machine than this.
+    machine's drift too. `n_runs` gives the number of runs for a thread count; `is_cross_machine`
+    says that the machine file is of another machine than this.
     """
     traces: dict[tuple[str, int, bool], Trace] = {}
     for case in cases:

@@ -1,7 +1,8 @@
 """SUMMA, DGEMV, DDOT, 1D FFT and the 2D 5-point stencil, in double precision; each rank holds its
 share.
 
-:func:`share` says which rows are a rank's. Every function returns this rank's part of the result; nothing is random here.
+:func:`share` says which rows are a rank's. Every function returns this rank's part of the result;
+nothing is random here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Cardwell, "Performance models for distributed-memory HPC systems and deep neural networks",
 Purdue 2019: Tables 3.6, 3.7, 3.8.
 
-Chapter 2 is in :mod:`dlperf.studies.papers.cardwell_parallel`. Printed inputs: the matrix product times of Tables 3.3 and 3.4, the STREAM
-bandwidths of section 3.6. They make a Machine; the 784-50-10 network makes a Trace; the ``gemm-table`` predictor does the rest. The measured times of Tables
-3.6 and 3.7 enter the errors only.
+Chapter 2 is in :mod:`dlperf.studies.papers.cardwell_parallel`. Printed inputs: the matrix product
+times of Tables 3.3 and 3.4, the STREAM bandwidths of section 3.6. They make a Machine; the
+784-50-10 network makes a Trace; the ``gemm-table`` predictor does the rest. The measured times of
+Tables 3.6 and 3.7 enter the errors only.
 
 Readings that reproduce every printed value:
 
 - a table row "M N K" is batch, inputs, outputs: (M x N) times (N x K);
 - ReLU takes 4 x batch x 50 / M_peak seconds, the sigmoid 30 x 4 x batch x 10 / M_peak;
-- error = |actual - predicted| / actual with the prediction *not rounded* (the rounded one that stands beside it would give 100 %
-  for 0.000000); MAPE is the mean of the four rows.
+- error = |actual - predicted| / actual with the prediction *not rounded* (the rounded one that
+  stands beside it would give 100 % for 0.000000); MAPE is the mean of the four rows.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ One fully connected layer of 4096 x 4096, data parallel, fp32, on a Cascade Lake
 TFLOP/s, 105 GB/s memory and 12 GB/s network. The paper prints these rates, a few batch sizes, and
 draws the rest. Readings that give every batch size it names:
 
-- F = 6 B W^2: three matrix products (forward, gradient of the activations, of the weights), 2 FLOP a multiply-add; updates, biases, transposes are ignored;
+- F = 6 B W^2: three matrix products (forward, gradient of the activations, of the weights), 2 FLOP
+  a multiply-add; updates, biases, transposes are ignored;
 - B_M = 4 (2 B W + W^2): one pass over inputs, outputs and weights, against all three products;
-- B_N = 2 x 4 W^2: an all-reduce sends and receives each gradient about once, whatever the number of nodes.
+- B_N = 2 x 4 W^2: an all-reduce sends and receives each gradient about once, whatever the number of
+  nodes.
 """
 
 from __future__ import annotations

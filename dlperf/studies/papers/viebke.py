@@ -8,10 +8,12 @@ nowhere, so none can enter a prediction, and the six averages of Table IX cannot
 Readings that reproduce the printed values:
 
 - OperationFactor multiplies the preparation too, CPI does not;
-- the medium network's Prep is 10^9 in strategy (a); Table II's 10^10 would put each of its values 1.8 minutes too high;
-- the starred rows of Table IV lie on the line fitted by least squares to its seven measured rows before these were rounded for print: each is met within
-  what that rounding leaves open;
-- Tables X and XI take MemoryContention from Table IV as printed, as Table III says; Table XI is met within 0.3 %, which is what the printed digits lose.
+- the medium network's Prep is 10^9 in strategy (a); Table II's 10^10 would put each of its values
+  1.8 minutes too high;
+- the starred rows of Table IV lie on the line fitted by least squares to its seven measured rows
+  before these were rounded for print: each is met within what that rounding leaves open;
+- Tables X and XI take MemoryContention from Table IV as printed, as Table III says; Table XI is met
+  within 0.3 %, which is what the printed digits lose.
 """
 
 from __future__ import annotations

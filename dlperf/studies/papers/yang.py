@@ -3,10 +3,12 @@ Optimization for the NERSC-9 Perlmutter System", CUG 2019.
 
 The paper prints few numbers and draws many. What is recomputed, and from what:
 
-- the roofs and the GPP kernel's points (nw = 1..6) are those of the authors' own plotting example (github.com/cyanguwa/nersc-roofline,
-  Plotting/data_hierarchical.txt), the data of Figures 1 to 3: by section II.A those of L2, HBM and FP64 with and without FMA are measured (ERT), that of L1 is
+- the roofs and the GPP kernel's points (nw = 1..6) are those of the authors' own plotting example
+  (github.com/cyanguwa/nersc-roofline, Plotting/data_hierarchical.txt), the data of Figures 1 to 3:
+  by section II.A those of L2, HBM and FP64 with and without FMA are measured (ERT), that of L1 is
   theoretical;
-- the data sheet is NVIDIA's for the Tesla V100 SXM2 (80 multiprocessors at 1.53 GHz boost: 7.8 TFLOP/s FP64, 900 GB/s HBM2, 125 TFLOP/s tensor cores);
+- the data sheet is NVIDIA's for the Tesla V100 SXM2 (80 multiprocessors at 1.53 GHz boost: 7.8
+  TFLOP/s FP64, 900 GB/s HBM2, 125 TFLOP/s tensor cores);
 - a rate measured in the paper's run (GPP's, conv2d's) is compared with a bound and enters none.
 """
 

@@ -115,7 +115,8 @@ class TrainingRunner:
         """Samples whose epoch takes about so many seconds, a whole number of batches."""
         if (
             network not in self._sample_s
-        ):  # once: its loader is sampled, and all cases of a network should train on as many samples
+            # once: its loader is sampled, and all cases of a network should train on as many samples
+        ):
             self._sample_s[network] = (
                 float(self.predict(network, _PROBE_SAMPLES)["epoch_s"]) / _PROBE_SAMPLES
             )
