@@ -1,7 +1,7 @@
 """The quick tests with the oldest and the newest supported Python, torch and other packages: `nox`.
 
-`nox -l` lists the sessions, `nox -s 'tests-3.10(oldest)'` runs one of them; what follows ``--`` goes
-to pytest.
+`nox -l` lists the sessions, `nox -s 'tests-3.10(oldest)'` runs one of them; what follows ``--``
+goes to pytest.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ from dlperf.microbench.worker import (
 )
 
 BUSY_SWITCHES_PER_S = 40.0
-"""Involuntary context switches per second above which a group counts as disturbed: a co-tenant takes
-the core every scheduler quantum (some 4 ms), an idle system a few times a second.
+"""Involuntary context switches per second above which a group counts as disturbed: a co-tenant
+takes the core every scheduler quantum (some 4 ms), an idle system a few times a second.
 """
 BUSY_SWITCHES = 25
 """Fewer than so many in a group say nothing: a group may last a few milliseconds."""

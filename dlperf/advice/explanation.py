@@ -1,7 +1,7 @@
 """What a step's time is made of, and which changes would pay.
 
-:func:`explain` takes a prediction apart (:mod:`~dlperf.advice.breakdown`) and predicts changes of its step (:mod:`~dlperf.advice.changes`);
-:mod:`~dlperf.advice.trials` measures them.
+:func:`explain` takes a prediction apart (:mod:`~dlperf.advice.breakdown`) and predicts changes of
+its step (:mod:`~dlperf.advice.changes`); :mod:`~dlperf.advice.trials` measures them.
 """
 
 from __future__ import annotations

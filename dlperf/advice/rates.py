@@ -29,8 +29,8 @@ class Forecaster:
     prediction is made once.
 
     `sample` samples the user's own loader at a batch size; without it batches come from tensors in
-    memory. `is_cross_machine` says that the machine file speaks of another machine. `notes` gathers what a
-    user should know of the answers.
+    memory. `is_cross_machine` says that the machine file speaks of another machine. `notes` gathers
+    what a user should know of the answers.
     """
 
     machine: Machine

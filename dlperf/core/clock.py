@@ -275,12 +275,12 @@ def undisturbed(pairs: Sequence[tuple[float, bool]], least_frac: float = 0.5) ->
 
 
 PART_S = 1.25e-4
-"""Length of the parts of a raw sample that are judged one by one. Interference comes and goes within
-a millisecond, so few whole samples of a millisecond are undisturbed.
+"""Length of the parts of a raw sample that are judged one by one. Interference comes and goes
+within a millisecond, so few whole samples of a millisecond are undisturbed.
 """
 MAX_EXTENSION = 12.0
-"""Longest extension of a raw sample without undisturbed parts, relative to its length: 12 ms outlast
-most interference.
+"""Longest extension of a raw sample without undisturbed parts, relative to its length: 12 ms
+outlast most interference.
 """
 _CLEAN_PARTS = 2
 """A raw sample goes on until so many parts were undisturbed, while there is patience."""

@@ -143,8 +143,8 @@ def relative_footprint(packet: str) -> int:
 
 
 def code_since(code: str, recent: Sequence[str]) -> int:
-    """Code footprint that ran since some code last ran: of the `recent` operators after the last one
-    that ran it (in the order of their last run), of all where none did.
+    """Code footprint that ran since some code last ran: of the `recent` operators after the last
+    one that ran it (in the order of their last run), of all where none did.
 
     >>> code_since("aten.mm", ("aten.relu", "aten.addmm", "aten.convolution", "aten.mul"))
     21

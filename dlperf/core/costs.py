@@ -15,8 +15,8 @@ class CostKind(NamedTuple):
     """Unit of a kind of cost, the statistic of its samples that counts, and the unit of `at`.
 
     The minimum is the cost on a core of one's own, since disturbances only add. The lower quartile
-    is for costs that are spread by their nature (pages, code that returns from far caches, processes
-    that are woken). The median is for differences and ratios of two calls in a row, which
+    is for costs that are spread by their nature (pages, code that returns from far caches,
+    processes that are woken). The median is for differences and ratios of two calls in a row, which
     disturbances lower as often as they raise them.
     """
 
@@ -26,7 +26,8 @@ class CostKind(NamedTuple):
 
 
 CORE_SPEED = "core_speed"
-"""Seconds of a fixed piece of work on a core of one's own (:class:`dlperf.core.clock.CoreSpeed`)."""
+"""Seconds of a fixed piece of work on a core of one's own (:class:`dlperf.core.clock.CoreSpeed`).
+"""
 CACHE_MISS, COLD_START = "cache_miss", "cold_start"
 PAGE_EVICTION, CODE_EVICTION = "page_allocation_eviction", "instruction_cache_pressure"
 COLD_STARTS = (COLD_START, PAGE_EVICTION, CODE_EVICTION)

@@ -155,9 +155,9 @@ class Machine(Displayed, by="dlperf.report.summaries"):
 
     `mode` is the calibration's depth (``quick``, ``full``, ``thorough``), `groups` the parts of the
     plan that are finished (a calibration resumes after them), `coverage` how many of their points
-    were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was noticed, and `self_tests`
-    how well the file predicted steps of networks that were timed in the end. It is `complete` if no
-    planned point is left out.
+    were measured, `disturbances` its groups that co-tenants disturbed, `notes` what else was
+    noticed, and `self_tests` how well the file predicted steps of networks that were timed in the
+    end. It is `complete` if no planned point is left out.
     """
 
     cpu: Cpu

@@ -80,10 +80,11 @@ class Summary:
     """A machine file in the numbers that people ask for, each from the file's own samples.
 
     `peaks` are FLOP/s of the fastest matrix product by dtype, `bandwidths` bytes/s of the STREAM
-    triad by level, `costs` in the unit of their kinds. `no_fma` are FLOP/s of additions or products alone, `roofs`
-    bytes/s of the fastest memory kernel (:func:`dlperf.ops.roofs.roofs_of`). `cache_residency` is
-    the slowdown of operands in the shared cache after a pause without a touch, by the pause.
-    `cache_miss_penalty` is in seconds per byte, by operator and reuse distance in bytes.
+    triad by level, `costs` in the unit of their kinds. `no_fma` are FLOP/s of additions or products
+    alone, `roofs` bytes/s of the fastest memory kernel (:func:`dlperf.ops.roofs.roofs_of`).
+    `cache_residency` is the slowdown of operands in the shared cache after a pause without a touch,
+    by the pause. `cache_miss_penalty` is in seconds per byte, by operator and reuse distance in
+    bytes.
     """
 
     machine: Machine

@@ -34,8 +34,8 @@ _MALLOC = dict(setting.split("=") for setting in policy_of(_POLICY).settings.spl
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step that was timed: its trace, the seed that its network was generator with, and its median in
-    seconds.
+    """A step that was timed: its trace, the seed that its network was generator with, and its
+    median in seconds.
     """
 
     trace: Trace

@@ -68,8 +68,8 @@ def measure_co_runs(
     computers all ranks work at once, and those of the fullest count.
 
     Each of these is alone in its turn. The kinds take turns, too, so that an
-    interference interval does not disturb one kind alone. Rank 0 decides how many rounds fit `budget`; all ranks get what was
-    found.
+    interference interval does not disturb one kind alone. Rank 0 decides how many rounds fit
+    `budget`; all ranks get what was found.
     """
     ranks = sharing_ranks([place.system or place.host for place in team.places])
     lists = team.gather(resources(cpu))

@@ -43,8 +43,8 @@ TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class BaselineEstimate:
-    """What a baseline says of one step, in seconds; None where it does not speak. `layers` are (name,
-    forward, backward); `problem` why it says nothing.
+    """What a baseline says of one step, in seconds; None where it does not speak. `layers` are
+    (name, forward, backward); `problem` why it says nothing.
     """
 
     baseline: str
@@ -90,11 +90,11 @@ def ask_baselines(
     input_shape: tuple[int, ...] | None,
     environment: Mapping[str, str],
 ) -> tuple[BaselineEstimate, ...]:
-    """Every baseline's estimate of a case, from a fresh process: what the peers need patched in torch
-    never reaches this one.
+    """Every baseline's estimate of a case, from a fresh process: what the peers need patched in
+    torch never reaches this one.
 
-    A baseline that cannot estimate the case, or is not installed, says so in its `problem`; so do all
-    that were still to come where the process dies.
+    A baseline that cannot estimate the case, or is not installed, says so in its `problem`; so do
+    all that were still to come where the process dies.
     """
     job = {
         "target": case.target,
@@ -137,8 +137,8 @@ def ask_baselines(
 def score_baseline(
     case: Case, reference: Reference, estimate: BaselineEstimate
 ) -> tuple[CaseScore, tuple[LayerScore, ...]]:
-    """A baseline on one case. Layers that it does not name are left out; a phase that it does not speak
-    of has no error.
+    """A baseline on one case. Layers that it does not name are left out; a phase that it does not
+    speak of has no error.
     """
     layers: list[LayerScore] = []
     for phase in LAYER_PHASES:

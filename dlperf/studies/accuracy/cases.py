@@ -14,7 +14,8 @@ from dlperf.core.trace import LOSS
 
 PHASES = ("forward", "backward", "optimizer")
 LAYER_PHASES = ("forward", "backward")
-"""The phases whose layers are large_leaves: the optimizer's division over layers is dlperf's own."""
+"""The phases whose layers are large_leaves: the optimizer's division over layers is dlperf's own.
+"""
 OWN_OPS = "(own ops)"
 """The family of what a module with children does outside of them."""
 
@@ -197,9 +198,9 @@ class LayerScore:
     """One predictor on one layer in one phase; `phase_share_frac` is the layer's share of the
     measured phase.
 
-    `family` is the type of a leaf (a module without children). Only leaves are large_leaves in a case's
-    layer errors; what stands outside them is of the family ``(loss)`` or ``(own ops)``, those of a
-    module that has children.
+    `family` is the type of a leaf (a module without children). Only leaves are large_leaves in a
+    case's layer errors; what stands outside them is of the family ``(loss)`` or ``(own ops)``,
+    those of a module that has children.
     """
 
     case: Case
@@ -232,8 +233,9 @@ class CaseScore:
 
     `step_error_frac` is predicted / actual - 1. `forward_mape_frac` and `backward_mape_frac` are
     means of abs(predicted / actual - 1) over the leaf modules of at least 1 % of their measured
-    phase, the repeatabilities beside them means over the same layers; `seen_frac` is the share of the
-    backward that the measurement attributes to layers. `weighted_frac` is the sum of abs(predicted
+    phase, the repeatabilities beside them means over the same layers; `seen_frac` is the share of
+    the backward that the measurement attributes to layers. `weighted_frac` is the sum of
+    abs(predicted
     - actual) over the sum of actual in the forward. `unpriced_frac` is the share of the measured
     forward in layers that the prediction calls unpriced. `width_frac` is half the 90 % interval
     over the prediction, `inside` whether the actual step lies in it.

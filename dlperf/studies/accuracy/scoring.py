@@ -139,8 +139,8 @@ def layer_scores(
     predicted: Mapping[str, LayerPrediction],
     leaves: Container[str],
 ) -> Iterator[LayerScore]:
-    """Every measured layer of a phase against what was predicted of it; nothing predicted is a prediction of
-    0.
+    """Every measured layer of a phase against what was predicted of it; nothing predicted is a
+    prediction of 0.
     """
     phase_s = reference.phase_s(phase)
     for row in reference.layers:
@@ -182,15 +182,16 @@ def large_leaves(layers: Iterable[LayerScore]) -> list[LayerScore]:
 
 
 def mape_frac(layers: Iterable[LayerScore]) -> float | None:
-    """Mean of abs(predicted / actual - 1) over the layers that are :func:`large_leaves`; None where there
-    is none.
+    """Mean of abs(predicted / actual - 1) over the layers that are :func:`large_leaves`; None where
+    there is none.
     """
     errors = [abs(layer.error_frac) for layer in large_leaves(layers)]
     return fmean(errors) if errors else None
 
 
 def repeatability_frac(layers: Iterable[LayerScore]) -> float | None:
-    """Mean repeatability floor of the layers that are :func:`large_leaves`; None where none has one."""
+    """Mean repeatability floor of the layers that are :func:`large_leaves`; None where none has
+    one."""
     return _mean_repeatability(large_leaves(layers))
 
 

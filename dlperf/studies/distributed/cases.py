@@ -22,8 +22,8 @@ communication.
 
 @dataclass(frozen=True)
 class ForecastKind:
-    """What is forecast, in words; the unit of its pairs (``s``, ``frac``, or nothing); the thresholds on
-    its rows' errors, by statistic.
+    """What is forecast, in words; the unit of its pairs (``s``, ``frac``, or nothing); the
+    thresholds on its rows' errors, by statistic.
 
     `relative` errors are predicted / measured - 1, others predicted - measured. Where `by_link`
     stands every link has its own thresholds.
@@ -57,8 +57,8 @@ KINDS = {
     "first-step": ForecastKind("first step", "s"),
     "alone": ForecastKind("step without synchronisation", "s"),
 }
-"""Kinds of rows, in the order of the tables. The last two have no threshold: they say where an error of
-the step comes from.
+"""Kinds of rows, in the order of the tables. The last two have no threshold: they say where an
+error of the step comes from.
 """
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": fmean,
@@ -143,8 +143,8 @@ class DistributedForecast:
 
     @property
     def threshold(self) -> float | None:
-        """How far off this one row may be at most; None where no threshold stands: kinds without one, and
-        links as they are, which repeat only to a factor.
+        """How far off this one row may be at most; None where no threshold stands: kinds without
+        one, and links as they are, which repeat only to a factor.
         """
         thresholds = KINDS[self.kind].thresholds
         return None if self.rate == UNSHAPED or not thresholds else thresholds[-1][1]
@@ -159,8 +159,8 @@ class DistributedForecast:
 
 @dataclass(frozen=True)
 class ThresholdCheck:
-    """One threshold over the rows that it is for: `statistic` of their errors is `value`, `threshold` what it
-    may be at most (of right ones: at least).
+    """One threshold over the rows that it is for: `statistic` of their errors is `value`,
+    `threshold` what it may be at most (of right ones: at least).
 
     `threshold` is None where none stands; `repeatability` is the same rows' median repeatability.
     """
@@ -207,8 +207,8 @@ class DistributedStudy:
 
     @cached_property
     def checks(self) -> tuple[ThresholdCheck, ...]:
-        """Every threshold, in the order of KINDS; for each kind first the links as calibrated, then those
-        changed on paper, then links as they are.
+        """Every threshold, in the order of KINDS; for each kind first the links as calibrated, then
+        those changed on paper, then links as they are.
         """
         found: list[ThresholdCheck] = []
         for kind in KINDS:

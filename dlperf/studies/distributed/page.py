@@ -254,7 +254,8 @@ def _scatter(
 
 
 def steps_figure(study: DistributedStudy) -> Figure | None:
-    """Predicted against measured steps; the lines are the thresholds of the median and of the worst case."""
+    """Predicted against measured steps; the lines are the thresholds of the median and of the worst
+    case."""
     return _seconds_figure(
         study, "step", "predicted step", "Steps of DistributedDataParallel", ", what if"
     )
@@ -431,8 +432,8 @@ def study_to_csv(study: DistributedStudy) -> str:
 def write_study(study: DistributedStudy, folder: str | Path, force: bool = False) -> list[Path]:
     """Write distributed.md, .csv, .json and the plots into `folder`, scaling_forecast if missing.
 
-    Raises DlperfError for a folder that cannot be scaling_forecast or holds foreign files (unless `force`);
-    WorkFailed if the disk refuses.
+    Raises DlperfError for a folder that cannot be scaling_forecast or holds foreign files (unless
+    `force`); WorkFailed if the disk refuses.
     """
     check_folder(folder, force)
     folder = make_folder(folder)

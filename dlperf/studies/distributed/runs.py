@@ -130,9 +130,9 @@ class Piece(Generic[Result]):
 
 @dataclass(frozen=True)
 class RankRunner:
-    """How runs are scaling_forecast: the launch, runs a case, seconds of each, what keeps results, how progress
-    is told, where ranks run in words, rough links or not, seconds of measuring them, and the
-    machine file of recorded trainings.
+    """How runs are scaling_forecast: the launch, runs a case, seconds of each, what keeps results,
+    how progress is told, where ranks run in words, rough links or not, seconds of measuring them,
+    and the machine file of recorded trainings.
     """
 
     launch: Launch
