@@ -135,7 +135,8 @@ def corrupts(op: Op) -> bool:
     >>> image, weight = TensorSpec((2, 4, 8, 8), (256, 1, 32, 4)), TensorSpec.contiguous(8, 4, 1, 1)
     >>> gradient = TensorSpec((2, 8, 4, 4), (128, 1, 32, 8))
     >>> settings = ((2, 2), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False))
-    >>> corrupts(Op("aten.convolution_backward.default", (gradient, image, weight, None, *settings)))
+    >>> arguments = (gradient, image, weight, None, *settings)
+    >>> corrupts(Op("aten.convolution_backward.default", arguments))
     True
     """
     if op.packet != "aten.convolution_backward":

@@ -214,7 +214,7 @@ _IN_LOW_PRECISION = (
 
 
 def _patterns(size: int) -> list[Op]:
-    """What is not one stream: casts, transposed copies, broadcasts over rows, columns and channels."""
+    """Kernels of several streams: casts, transposed copies, broadcasts over axes."""
     side = max(2, round(size**0.5))
     flat, square = T(size), T(side, side)
     transposed = TensorSpec((side, side), (1, side))

@@ -79,7 +79,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def progress_of(total: int, unit: str, title: str, bar: bool | None = None) -> Iterator[Progress]:
-    """Progress on stderr: a bar where that is a terminal (or `bar` says so), plain lines elsewhere."""
+    """Progress on stderr: a bar on a terminal (or by `bar`), else plain lines."""
     if not (sys.stderr.isatty() if bar is None else bar):
         yield Lines(total, unit, lambda line: log(f"{title}: {line}"))
         return

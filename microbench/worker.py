@@ -370,7 +370,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             tell(name, timings[name].result())
 
     def affordable() -> int:
-        """Points that there is time for beyond the planned ones, if they take as long as those did."""
+        """Points beyond the planned ones that fit the time left, at the usual time a point."""
         seconds = sum(spent[name].seconds for name in timings)
         n_points = sum(len(timing.group.points) for timing in timings.values())
         return (

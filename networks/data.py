@@ -1,4 +1,4 @@
-"""What the networks are trained on: MNIST from its IDX files, or generated data of the same shape."""
+"""Training data: MNIST from its IDX files, or generated data of the same shape."""
 
 from __future__ import annotations
 

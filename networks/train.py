@@ -77,7 +77,7 @@ class Tally:
         return Tally(*sums.tolist())
 
     def describe(self, network: Network) -> str:
-        """Mean loss and, where the network's answers are right or wrong, the share of right ones."""
+        """Mean loss and, for a classifier, its accuracy."""
         accuracy = f" accuracy {100 * self.right / self.n:.2f} %" if network.count_right else ""
         return f"loss {self.loss / self.n:.4f}{accuracy}"
 

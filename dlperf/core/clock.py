@@ -310,7 +310,8 @@ class Sampler:
     undisturbed parts; only where it has none is it disturbed.
 
     >>> ticks = iter(range(100))
-    >>> sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=2), Clock(now=lambda: float(next(ticks)), switches=lambda: 0))
+    >>> clock = Clock(now=lambda: float(next(ticks)), switches=lambda: 0)
+    >>> sampler = Sampler(lambda: None, Repeats(sample_s=0.5, n_samples=2), clock)
     >>> sampler.take(); sampler.take(); sampler.result().median
     1.0
     """

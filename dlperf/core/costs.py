@@ -102,8 +102,9 @@ class CostKey(NamedTuple):
     was measured (in its kind's unit; 0 where the kind has none), `variant` the optimizer's
     implementation or the dtype of an arithmetic ceiling.
 
-    >>> str(CostKey("cold_start", "aten.mm", 1048576)), str(CostKey("optimizer_call", "SGD", 0, "fused"))
-    ('cold_start aten.mm at 1048576 bytes', 'optimizer_call SGD fused')
+    >>> keys = CostKey("cold_start", "aten.mm", 1048576), CostKey("optimizer_call", "SGD", 0, "x")
+    >>> tuple(map(str, keys))
+    ('cold_start aten.mm at 1048576 bytes', 'optimizer_call SGD x')
     """
 
     kind: str

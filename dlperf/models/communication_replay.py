@@ -228,7 +228,7 @@ class _Replay:
             self.queues[state.operation.queue].remove(number)
 
     def proceed(self) -> None:
-        """All that takes no time: every rank goes on until it computes, has to wait, or has ended."""
+        """Advance every rank until it computes, waits or has ended; takes no time."""
         moved = True
         while moved:
             moved = False
@@ -344,7 +344,8 @@ def replay(
 
     >>> both = Operation((0, 1), Collective(2.0))
     >>> # the first waits 3 s for the second, then both 2 s
-    >>> replay([[Compute(1.0), Launch(0), Wait(0)], [Compute(4.0), Launch(0), Wait(0)]], [both]).ends_s
+    >>> programs = [[Compute(seconds), Launch(0), Wait(0)] for seconds in (1.0, 4.0)]
+    >>> replay(programs, [both]).ends_s
     (6.0, 6.0)
     """
     if n_lanes < 1:

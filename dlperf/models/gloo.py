@@ -94,7 +94,7 @@ def all_reduce_s(
     >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20)
     4.0
     >>> # the last segment's sum is waited for
-    >>> all_reduce_s(4 * 2**20, 2, latency_s=0.0, s_per_byte=1 / 2**20, reduce_s_per_byte=0.5 / 2**20)
+    >>> all_reduce_s(4 * 2**20, 2, 0.0, s_per_byte=2**-20, reduce_s_per_byte=2**-21)
     4.5
     """
     sums_s, copies_s = _halves_s(

@@ -84,8 +84,8 @@ def binding_level(
 
     Arguments as for :func:`time_s`.
 
-    >>> int(binding_level(0.5, [80.0, 20.0], [80.0, 10.0])), int(binding_level(3.0, [80.0, 20.0], [80.0, 10.0]))
-    (1, -1)
+    >>> [int(binding_level(s, [80.0, 20.0], [80.0, 10.0])) for s in (0.5, 3.0)]
+    [1, -1]
     """
     memory = _not_negative("level_bytes", level_bytes) / _positive(
         "level_bytes_per_s", level_bytes_per_s

@@ -174,7 +174,8 @@ def bandwidth_bytes_per_s(kind: str, algorithm: str, protocol: str, system: Nccl
     all-reduce, p for a broadcast, else p-1), a tree half. Raises DlperfError for unknown names.
 
     >>> # 200 x 8 / 14
-    >>> bandwidth_bytes_per_s("all_reduce", "ring", "Simple", NcclSystem(8, 1, 10, 20e9, 20e9)) / 1e9
+    >>> system = NcclSystem(8, 1, 10, 20e9, 20e9)
+    >>> bandwidth_bytes_per_s("all_reduce", "ring", "Simple", system) / 1e9
     114.28571428571429
     """
     _known(kind, algorithm, protocol)
@@ -302,7 +303,8 @@ def choose(kind: str, n_bytes: float, system: NcclSystem) -> tuple[str, str]:
     """The algorithm and protocol that the tuner would choose for one size. Raises DlperfError as
     :func:`algorithm_s`.
 
-    >>> choose("all_reduce", 1024, NcclSystem(8, 1, 10, 20e9, 20e9)), choose("all_reduce", 1e9, NcclSystem(8, 1, 10, 20e9, 20e9))
+    >>> system = NcclSystem(8, 1, 10, 20e9, 20e9)
+    >>> choose("all_reduce", 1024, system), choose("all_reduce", 1e9, system)
     (('ring', 'LL'), ('ring', 'Simple'))
     """
     place = int(np.argmin(_times(kind, float(n_bytes), system)))

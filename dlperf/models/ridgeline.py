@@ -145,7 +145,8 @@ def region(
     and above the ridge x y = peak / network, else network. The same as :func:`bounding_resource`,
     without times. Raises DlperfError unless both coordinates are positive.
 
-    >>> [RESOURCES[i] for i in region([1.0, 100.0, 100.0, 1.0, 5.0], [1.0, 1.0, 100.0, 100.0, 100.0], Rates(4.2e12, 105e9, 12e9))]
+    >>> x, y = [1.0, 100.0, 100.0, 1.0, 5.0], [1.0, 1.0, 100.0, 100.0, 100.0]
+    >>> [RESOURCES[i] for i in region(x, y, Rates(4.2e12, 105e9, 12e9))]
     ['network', 'memory', 'compute', 'network', 'compute']
     """
     x, y = (

@@ -119,7 +119,9 @@ def attainable_with_network_flops_per_s(
     infinite CAI, which is allowed. Raises DlperfError for negative intensities, or rates that are
     not positive.
 
-    >>> attainable_with_network_flops_per_s(2.0, 0.5, peak_flops_per_s=20.0, memory_bytes_per_s=10.0, network_bytes_per_s=4.0)
+    >>> attainable_with_network_flops_per_s(
+    ...     2.0, 0.5, peak_flops_per_s=20.0, memory_bytes_per_s=10.0, network_bytes_per_s=4.0
+    ... )
     2.0
     """
     memory = attainable_flops_per_s(operational, peak_flops_per_s, memory_bytes_per_s)

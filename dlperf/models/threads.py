@@ -156,7 +156,8 @@ def training_time(
     DlperfError for p below 1 or above the training images, a CPI that is not positive, a negative
     contention.
 
-    >>> training_time(Workload(n_epochs=3, n_training=10), ImageTimes(1.0, 2.0, preparation_s=5.0), n_workers=2, contention_s=0.5)
+    >>> times = ImageTimes(1.0, 2.0, preparation_s=5.0)
+    >>> training_time(Workload(n_epochs=3, n_training=10), times, n_workers=2, contention_s=0.5)
     TrainingTime(preparation_s=5.0, training_s=45.0, validation_s=0.0, testing_s=0.0,
     contention_s=7.5)
     """
@@ -190,7 +191,8 @@ def operation_times(
     1.238 GHz, or fitted (:func:`seconds_per_operation`). The paper's table omits the factor; its
     Table X needs it, in the preparation too. Raises DlperfError where it is not positive.
 
-    >>> operation_times(Workload(n_epochs=1, n_training=10, n_test=5), Operations(3, 6, preparation=40), seconds_per_operation=0.5)
+    >>> operations = Operations(3, 6, preparation=40)
+    >>> operation_times(Workload(n_epochs=1, n_training=10, n_test=5), operations, 0.5)
     ImageTimes(forward_s=1.5, backward_s=3.0, preparation_s=50.0)
     """
     if not (seconds_per_operation > 0 and math.isfinite(seconds_per_operation)):

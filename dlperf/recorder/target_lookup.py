@@ -1,4 +1,4 @@
-"""Lookup of the object that a target's spec names: in a file, a module, or a checkout's networks."""
+"""Look-up of a target's object: in a file, a module, or the networks of a checkout."""
 
 from __future__ import annotations
 

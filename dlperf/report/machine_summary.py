@@ -379,7 +379,8 @@ def summarize(machine: Machine) -> Summary:
 def _readable(name: str | CostKey) -> str:
     """A row's name, amounts of bytes in human units.
 
-    >>> _readable(CostKey("cold_start", "next", 1048576)), _readable(CostKey("cache_residency", at=4))
+    >>> keys = CostKey("cold_start", "next", 1048576), CostKey("cache_residency", at=4)
+    >>> tuple(map(_readable, keys))
     ('cold_start next at 1.00 MiB', 'cache_residency at 4 ms')
     """
     if isinstance(name, CostKey) and name.at and KINDS[name.kind].at == "bytes":

@@ -1,4 +1,4 @@
-"""Samples of several passes over the same measurements; passes slowed by interference are dropped."""
+"""Samples of several passes over the same measurements, without passes that were disturbed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Passes(Generic[Key]):
         """For each measurement the samples of all passes but the slowed ones, in the order of
         measuring.
 
-        >>> passes = Passes(); passes.add("a", 0, (5.0, 9.0, 6.0)); passes.add("a", 1, (3.0, 3.5)); passes.samples()["a"].values
+        >>> passes = Passes(); passes.add("a", 0, (5.0, 9.0, 6.0)); passes.add("a", 1, (3.0, 3.5))
+        >>> passes.samples()["a"].values
         (3.0, 3.5)
         """
         return {

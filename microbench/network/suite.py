@@ -93,8 +93,8 @@ def measure_cluster(
 def shortened(message: str) -> str:
     """gloo's message without the place in its sources and its advice.
 
-    >>> shortened("[/a/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:5: Connection reset by peer. This is typically caused by ...")
-    'Read error [10.0.0.2]:5: Connection reset by peer'
+    >>> shortened("[/a/gloo/tcp/pair.cc:537] Read error [10.0.0.2]:5: reset. This is typically ...")
+    'Read error [10.0.0.2]:5: reset'
     """
     line = message.splitlines()[0] if message else ""
     return re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\] *", "", line).partition(". This is typically")[0]
@@ -218,12 +218,7 @@ def _left_out(cluster: Cluster, mode: str) -> list[str]:
 def _slowed(*measured: Passes[Any]) -> list[str]:
     slowed, several = (sum(counts) for counts in zip(*(passes.n_slowed() for passes in measured)))
     return (
-        [
-            (
-                f"one of two passes was slowed from outside and does not count in {slowed} of {several}"
-                " measurements"
-            )
-        ]
+        [(f"interference: one of two passes does not count in {slowed} of {several} measurements")]
         if slowed
         else []
     )
