@@ -155,7 +155,7 @@ def main() -> None:
         print(
             f"{case:16} predicted {row['predicted_s']:7.3f} s, real {row['epoch_s']:7.3f} s:"
             f" {100 * row['error_frac']:+6.1f} %, quiet batches {quiet}"
-            f" ({100 * row['quiet_frac']:.0f} % of them), repeats {100 * row['repeatability_frac']:.1f} %,"
+            f" ({100 * row['quiet_frac']:.0f} %), repeats {100 * row['repeatability_frac']:.1f} %,"
             f" bound by the {row['bound']}",
             flush=True,
         )

@@ -28,10 +28,12 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 n_epochs = int(sys.argv[1])
 model = nn.Sequential(
-    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), 
+    nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
     nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
 )
-data = DataLoader(TensorDataset(torch.rand(6400, 1, 28, 28), torch.randint(0, 10, (6400,))), batch_size=64, shuffle=True)
+samples = TensorDataset(torch.rand(6400, 1, 28, 28), torch.randint(0, 10, (6400,)))
+data = DataLoader(samples, batch_size=64, shuffle=True)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 loss_function = nn.CrossEntropyLoss()
 for epoch in range(n_epochs):

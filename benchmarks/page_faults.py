@@ -371,7 +371,8 @@ def compare(seeds: range, n_processes: int, policies: list[str]) -> None:
             predicted = f"{case.faults:.0f}/{case.forward:.0f}"
             print(
                 f"{seed:8}{batch:6}"
-                f" {policy:<11}{predicted:>14}{case.fewest:9.0f}{case.most:9.0f}{case.peak_bytes / 2**20:7.0f}"
+                f" {policy:<11}{predicted:>14}{case.fewest:9.0f}{case.most:9.0f}"
+                f"{case.peak_bytes / 2**20:7.0f}"
                 f"  {counted}",
                 flush=True,
             )

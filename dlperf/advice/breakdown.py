@@ -22,7 +22,8 @@ measured price; the optimizer apart, whatever bounds it.
 def part_of(item: Item) -> str:
     """The heading that an item of time stands under.
 
-    >>> part_of(Item("fc", "forward", 1e-6, "L2", "measured")), part_of(Item("fc", "optimizer", 1e-6, "L2", "measured"))
+    >>> phases = "forward", "optimizer"
+    >>> tuple(part_of(Item("fc", phase, 1e-6, "L2", "measured")) for phase in phases)
     ('L2', 'optimizer')
     """
     if item.phase == "optimizer":

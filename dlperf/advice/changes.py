@@ -244,7 +244,7 @@ class _Adviser:
         return recorded
 
     def _fresh(self, built: Built) -> Built:
-        """Refuse to change a model that the builder hands out again: the change would stay in it."""
+        """Refuse to change a model that the builder returns twice: the change would stay in it."""
         if any(module in self._built for module in built.model.modules()):
             raise NotApplicable(
                 "the target hands out the same modules every time; name a function that builds new"

@@ -57,7 +57,7 @@ def parts_columns(breakdown: Breakdown) -> list[Column]:
 
 
 def layers_columns(breakdown: Breakdown, most: int | None = MOST_LAYERS) -> list[Column]:
-    """Each layer's time by heading; of more than `most` layers the dearest, the others in one row."""
+    """Time of each layer by heading; layers beyond the `most` longest in one row."""
     layers = list(breakdown.layers)
     if most is not None and len(layers) > most:
         dear = set(sorted(range(len(layers)), key=lambda place: -layers[place].total_s)[: most - 1])

@@ -1,4 +1,4 @@
-"""An explanation's plots: what step and layers are made of, and gains predicted against measured."""
+"""Plots of an explanation: parts of step and layers, predicted against measured gains."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pngs_of(explanation: Explanation, dpi: int = 130) -> dict[str, bytes]:
 
 
 def breakdown_figure(explanation: Explanation) -> Figure:
-    """Stacked bars: the step in shares on top, below each layer in seconds (of many the dearest)."""
+    """Stacked bars: the step in shares on top, below it the longest layers in seconds."""
     breakdown = explanation.breakdown
     dear = sorted(breakdown.layers, key=lambda row: -row.total_s)[:MOST_LAYERS]
     rows = [row for row in breakdown.layers if row in dear]

@@ -45,7 +45,7 @@ class Forecaster:
 
     @cached_property
     def knows_loading(self) -> bool:
-        """Whether the machine file says what loading costs. If not, it is no part of any forecast."""
+        """Whether the machine file holds loader costs; without them no forecast contains loading."""
         return has_costs(self.machine)
 
     @cached_property

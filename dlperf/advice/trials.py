@@ -189,7 +189,7 @@ def _faults(measurement: Measurement) -> float:
 
 @dataclass(frozen=True)
 class ConfigurationTrial:
-    """What became of one configuration: samples per second of each run, or why it could not be run."""
+    """Trial of one configuration: samples per second of each run, or the reason of a failure."""
 
     configuration: Configuration
     runs_samples_per_s: tuple[float, ...] = ()
@@ -221,7 +221,8 @@ class ConfigurationTrials:
         """By how much the proposed configuration was slower than the fastest measured one; None
         where it was not measured.
 
-        >>> one, two = ConfigurationTrial(Configuration(1, 1, 0, 32), (95.0,)), ConfigurationTrial(Configuration(1, 2, 0, 32), (100.0,))
+        >>> one = ConfigurationTrial(Configuration(1, 1, 0, 32), (95.0,))
+        >>> two = ConfigurationTrial(Configuration(1, 2, 0, 32), (100.0,))
         >>> round(ConfigurationTrials((one, two), 1.0).loss_frac, 3)
         0.05
         """

@@ -134,8 +134,8 @@ def trial_lines(tuning: Tuning) -> list[str]:
         else:
             lines.append(
                 f"The fastest of {len(trials.trials)} measured ones was"
-                f" {fastest.configuration.label} ({rate_text(fastest.samples_per_s)} samples/s); the"
-                f" proposed one was {format_percent(loss_frac)} slower."
+                f" {fastest.configuration.label} ({rate_text(fastest.samples_per_s)} samples/s);"
+                f" the proposed one was {format_percent(loss_frac)} slower."
             )
     if trials.is_interrupted:
         lines.append("The measuring was interrupted.")

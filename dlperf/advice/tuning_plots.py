@@ -32,12 +32,13 @@ def lines_of(tuning: Tuning) -> dict[str, list[ConfigurationForecast]]:
     for row in tuning.rows:
         found.setdefault(_line_of(row), []).append(row)
     kept = sorted(found, key=lambda key: min(map(tuning.objective.cost, found[key])))[:MOST_LINES]
-    return {
-        f"{threads} thread{'s' * (threads != 1)}, {workers} worker{'s' * (workers != 1)}, loader {loader}": sorted(
+    lines = {}
+    for workers, threads, loader in sorted(kept):
+        count = f"{threads} thread{'s' * (threads != 1)}, {workers} worker{'s' * (workers != 1)}"
+        lines[f"{count}, loader {loader}"] = sorted(
             found[workers, threads, loader], key=lambda row: row.configuration.batch_size
         )
-        for workers, threads, loader in sorted(kept)
-    }
+    return lines
 
 
 def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:

@@ -46,7 +46,7 @@ class Variant:
 
     @property
     def needs_code(self) -> bool:
-        """Whether it changes model, inputs or optimizer, so that the target's code has to be there."""
+        """Whether it changes model, inputs or optimizer, which needs the target's code."""
         return bool(self.edits) or self.batch_size is not None
 
     def to_json(self) -> dict[str, Any]:

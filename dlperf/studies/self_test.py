@@ -1,9 +1,7 @@
-"""The self-test of a machine file: training steps of networks generator at random, predicted from the
-file and timed on this machine.
+"""Self-test of a machine file: steps of random networks, predicted from it and measured.
 
-A calibration ends with it, and the check of a machine file repeats it. Nothing is ever fitted to
-it: it tells whether the file's kernels and costs add up to steps, widens intervals where they do
-not, and names a file that is off by more than :data:`dlperf.core.verification.WORST_FACTOR`.
+A calibration ends with it, and the check of a machine file repeats it. Nothing is fitted to it. Its
+errors widen the intervals of predictions; it fails above :data:`dlperf.core.verification.WORST_FACTOR`.
 """
 
 from __future__ import annotations

@@ -286,6 +286,6 @@ def intervals(
 
 
 def _half_widths_off(actual: float, predicted: float, low: float, high: float) -> float:
-    """How many of its own half widths, taken on the side of the actual value, a prediction is off."""
+    """Error of a prediction in its own half widths on the side of the measured value."""
     half = high - predicted if actual > predicted else predicted - low
     return abs(actual - predicted) / half if half > 0 else math.inf if actual != predicted else 0.0

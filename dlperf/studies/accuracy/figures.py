@@ -1,5 +1,5 @@
-"""The study's plots: predicted against actual steps, errors case by case beside their repeatabilities, how
-layers and single ops scatter.
+"""Plots of the study: predicted against measured steps, errors by case with their repeatability,
+scatter of layers and single ops.
 """
 
 from __future__ import annotations

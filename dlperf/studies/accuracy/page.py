@@ -39,7 +39,7 @@ NOTE = (
 
 
 def study_to_text(study: Study, width: int | None = None) -> str:
-    """The study for a terminal: each predictor's cases, the summaries, peers, single ops, ablation."""
+    """Text page: cases by predictor, summaries, baseline tools, single ops, ablation."""
     width = text_width() if width is None else width
     blocks = []
     for predictor in _predictors(study):

@@ -178,7 +178,7 @@ class Study:
         return problems(self.estimates)
 
     def to_json(self) -> dict[str, Any]:
-        """The study as JSON data (schema ``dlperf.validation``); null where a side does not know."""
+        """The study as JSON data, schema ``dlperf.validation``; null where unknown."""
         provenance = asdict(self.provenance)
         return {
             "schema": SCHEMA,

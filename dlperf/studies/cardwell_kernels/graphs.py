@@ -1,4 +1,4 @@
-"""Boruvka's minimum spanning tree and Dijkstra's shortest paths, over graphs that the ranks share."""
+"""Boruvka's minimum spanning tree and Dijkstra's shortest paths over distributed graphs."""
 
 from __future__ import annotations
 

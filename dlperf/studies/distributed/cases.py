@@ -114,7 +114,8 @@ class DistributedForecast:
         """predicted / measured - 1 (of shares and gains predicted - measured), the median over the
         runs.
 
-        >>> DistributedForecast("share", "a", 2, "1gbit", "1gbit", (Pair(0.50, 0.45), Pair(0.50, 0.35))).error
+        >>> pairs = Pair(0.50, 0.45), Pair(0.50, 0.35)
+        >>> DistributedForecast("share", "a", 2, "1gbit", "1gbit", pairs).error
         0.1
         """
         relative = KINDS[self.kind].relative

@@ -43,10 +43,10 @@ from dlperf.studies.distributed.runs import ALL_REDUCE_BYTES
 
 NOTE = (
     "Error: predicted / measured - 1, of shares and gains predicted - measured (in points), the"
-    " median over the runs. Floor: (largest - smallest) / median of the runs, fresh starts of all"
-    " ranks (of shares and gains without the division); no error below it means anything. Links as"
-    " they are repeat only to a factor, so no threshold stands there. Seconds of a step are those of the"
-    " slowest rank, the median over steps that all ranks begin together."
+    " median over the runs. Repeatability: (largest - smallest) / median of the runs, fresh"
+    " starts of all ranks (of shares and gains without the division); a smaller error means nothing."
+    " Unshaped links repeat only to a factor, so they have no threshold. Seconds of a step are those"
+    " of the slowest rank, the median over steps that all ranks begin together."
 )
 _COLORS = (ORANGE, BLUE, GREEN, PURPLE, SKY)
 
@@ -176,7 +176,7 @@ def study_to_text(study: DistributedStudy, width: int | None = None) -> str:
 
 
 def study_to_markdown(study: DistributedStudy, images: Sequence[tuple[str, str]] = ()) -> str:
-    """The whole study as Markdown; `images` are names and captions of the plots that lie beside it."""
+    """Markdown page of the study; `images` are names and captions of its plots."""
     p = study.provenance
     blocks = [
         "<!-- dlperf validate --distributed -->",
@@ -337,7 +337,8 @@ def all_reduce_figure(study: DistributedStudy) -> Figure | None:
                     if row.calibrated_at == at and row.case in sizes
                 )
                 x, found = [size for size, _ in line], [row for _, row in line]
-                label = f"{'links as they are' if rate == UNSHAPED else rate}{f' from {at}' if at != rate else ''}"
+                label = "links as they are" if rate == UNSHAPED else rate
+                label += f" from {at}" if at != rate else ""
                 ax.plot(
                     x,
                     [row.predicted for row in found],
@@ -375,8 +376,8 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
         steps_figure,
         (
             "Predicted against measured steps: full marks from a calibration at the same rate, open"
-            " ones from another rate by --what-if. Dashed: the threshold of the median error, dotted:"
-            " that of the worst."
+            " ones from another rate by --what-if. Dashed: the threshold of the median error;"
+            " dotted: that of the worst."
         ),
     ),
     "shares": (

@@ -164,11 +164,8 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     except Exception as error:
         unusable = isinstance(error, DlperfError) and not isinstance(error, WorkFailed)
-        print(
-            "error:"
-            f" {'' if isinstance(error, DlperfError) else f'{type(error).__name__}: '}{' '.join(str(error).split())}",
-            file=sys.stderr,
-        )
+        kind = "" if isinstance(error, DlperfError) else f"{type(error).__name__}: "
+        print(f"error: {kind}{' '.join(str(error).split())}", file=sys.stderr)
         return 2 if unusable else 1
     return 0
 

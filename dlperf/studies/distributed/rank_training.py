@@ -21,7 +21,7 @@ from dlperf.recorder.targets import resolve
 
 
 def main() -> None:
-    """As many steps as the order wants. Raises what building, stepping and torch.distributed raise."""
+    """Train the ordered number of steps. Raises what the training raises."""
     order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(order["threads"])
     torch.manual_seed(0)

@@ -240,7 +240,7 @@ class RankRunner:
         )
 
     def recording(self, case: DistributedCase, n: int, rate: str, run: int) -> Piece[Path]:
-        """The file with the communication of a training of the case, as ``dlperf run`` records it."""
+        """File of a training's communication, as ``dlperf run`` records it."""
         path = self._path(
             f"recording-{case.label}",
             f"{case.target}, {n} ranks at {rate}",

@@ -100,7 +100,7 @@ def roofline() -> Table:
 
 
 def ridgeline() -> Table:
-    """Figures 4c and 6: place on the plane, the three terms and the projected time, by batch size."""
+    """Figures 4c and 6: point on the plane, three terms and projected time by batch size."""
     rows = []
     for batch_size in BATCH_SIZES:
         x, y = place(batch_size)

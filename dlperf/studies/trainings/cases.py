@@ -78,7 +78,8 @@ class TrainingForecast:
     def error_frac(self) -> float:
         """predicted / measured - 1, the median over the runs.
 
-        >>> TrainingForecast("epoch", "a", (Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)), "s", "a").error_frac
+        >>> pairs = Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)
+        >>> TrainingForecast("epoch", "a", pairs, "s", "a").error_frac
         0.0
         """
         return median(pair.predicted / pair.measured - 1.0 for pair in self.pairs)

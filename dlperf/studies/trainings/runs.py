@@ -80,9 +80,8 @@ class TrainingRunner:
                 raise KeyboardInterrupt
             if done.returncode or not out.exists():
                 identity = child_process.last_line(done.stderr or done.stdout)
-                raise WorkFailed(
-                    f"{' '.join(command[:4])} ...: {identity or f'ended with status {done.returncode}'}"
-                )
+                why = identity or f"ended with status {done.returncode}"
+                raise WorkFailed(f"{' '.join(command[:4])} ...: {why}")
             data: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             return data
 
@@ -115,7 +114,7 @@ class TrainingRunner:
         """Samples whose epoch takes about so many seconds, a whole number of batches."""
         if (
             network not in self._sample_s
-            # once: its loader is sampled, and all cases of a network should train on as many samples
+            # sampled once: all cases of a network train on as many samples
         ):
             self._sample_s[network] = (
                 float(self.predict(network, _PROBE_SAMPLES)["epoch_s"]) / _PROBE_SAMPLES
@@ -137,10 +136,8 @@ class TrainingRunner:
                 f"{self.n_runs} {self.seconds:g}",
             )
         )
-        path = (
-            self.archive.folder
-            / f"{slug(kind)}-{slug(case, 40)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
-        )
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        path = self.archive.folder / f"{slug(kind)}-{slug(case, 40)}-{digest}.json"
 
         def take() -> TrainingForecast:
             self.log(f"{kind}: {case}")
