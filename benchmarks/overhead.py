@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 n_epochs = int(sys.argv[1])
 model = nn.Sequential(
-    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), 
+    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
     nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
     nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
 )

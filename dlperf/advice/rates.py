@@ -45,7 +45,7 @@ class Forecaster:
 
     @cached_property
     def knows_loading(self) -> bool:
-        """Whether the machine file holds loader costs; without them no forecast contains loading."""
+        """Whether the machine file holds loader costs; without them no forecast has loading."""
         return has_costs(self.machine)
 
     @cached_property

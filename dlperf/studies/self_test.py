@@ -1,7 +1,8 @@
 """Self-test of a machine file: steps of random networks, predicted from it and measured.
 
 A calibration ends with it, and the check of a machine file repeats it. Nothing is fitted to it. Its
-errors widen the intervals of predictions; it fails above :data:`dlperf.core.verification.WORST_FACTOR`.
+errors widen the intervals of predictions; it fails above
+:data:`dlperf.core.verification.WORST_FACTOR`.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def variation_remark(repeatabilities: Sequence[float], what: str) -> str:
     if not repeatabilities or median(repeatabilities) <= LARGE_VARIATION_FRAC:
         return ""
     return (
-        f"fresh processes of the same {what} differ by {100 * median(repeatabilities):.0f} % (median):"
+        f"processes of the same {what} differ by {100 * median(repeatabilities):.0f} % (median);"
         " the machine was busy; study it again when it is quiet"
     )
 

@@ -44,8 +44,8 @@ from dlperf.studies.distributed.runs import ALL_REDUCE_BYTES
 NOTE = (
     "Error: predicted / measured - 1, of shares and gains predicted - measured (in points), the"
     " median over the runs. Repeatability: (largest - smallest) / median of the runs, fresh"
-    " starts of all ranks (of shares and gains without the division); a smaller error means nothing."
-    " Unshaped links repeat only to a factor, so they have no threshold. Seconds of a step are those"
+    " starts of all ranks (of shares and gains without the division); a smaller error is noise."
+    " Unshaped links repeat only to a factor, hence no threshold. Seconds of a step are those"
     " of the slowest rank, the median over steps that all ranks begin together."
 )
 _COLORS = (ORANGE, BLUE, GREEN, PURPLE, SKY)
