@@ -7,6 +7,7 @@ typed records, results from reports/.
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
 import inspect
 import itertools
@@ -34,8 +35,10 @@ def write(folder: Path) -> None:
         ("accuracy", accuracy()),
         ("distributed", first_table("distributed/distributed.md", _is_shown)),
         ("trainings", first_table("threads/training.md")),
+        ("rooms", rooms()),
+        ("rooms.svg", rooms_picture()),
     ):
-        path = folder / f"{name}.md"
+        path = folder / (name if "." in name else f"{name}.md")
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
@@ -303,6 +306,62 @@ def answers() -> str:
             rows.append([f"{'&emsp;' * depth}`{key}`", kind.replace("|", "\\|"), unit(key)])
         parts.append(f"### {name}\n\n{table(('field', 'type', 'unit'), rows)}\n")
     return "\n".join(parts)
+
+
+# -- architecture ----------------------------------------------------------------------------------
+
+_WIDTH, _HEIGHT, _GAP = 760, 58, 14
+
+
+def rooms() -> str:
+    """The role of every room, and the first sentence of every module."""
+    parts = []
+    for name in [*itertools.chain(*layers()), "microbench"]:
+        folder = ROOT / ("microbench" if name == "microbench" else f"dlperf/{name}")
+        lines = [f"## {name}", "", _first_paragraph(folder / "__init__.py"), ""]
+        for path in sorted(folder.rglob("*.py")):
+            if path.name != "__init__.py" or path.parent != folder:
+                module = path.relative_to(folder).with_suffix("").as_posix()
+                module = module.removesuffix("/__init__")
+                lines.append(f"`{module}`\n: {_first_paragraph(path)}\n")
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+def layers() -> list[list[str]]:
+    """The rooms from top to bottom, those of one height beside each other: the contract of imports."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'type = "layers"\nlayers = (\[.*?\n\])', text, re.DOTALL)
+    assert found is not None, "pyproject.toml has no contract of layers"
+    rows = ast.literal_eval(found[1])
+    return [[one.strip().removeprefix("dlperf.") for one in row.split(":")] for row in rows]
+
+
+def _first_paragraph(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return _escaped(_markdown(" ".join(text.partition("\n\n")[0].split())))
+
+
+def rooms_picture() -> str:
+    """The rooms as an SVG: who stands higher may import who stands lower."""
+    rows = [*layers()]
+    height = len(rows) * (_HEIGHT + _GAP) + _GAP
+    style = 'font-family="sans-serif" font-size="22" text-anchor="middle"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {style}>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for place, row in enumerate(rows):
+        width = (_WIDTH - _GAP * (len(row) + 1)) / len(row)
+        y = _GAP + place * (_HEIGHT + _GAP)
+        for column, name in enumerate(row):
+            x = _GAP + column * (width + _GAP)
+            parts.append(
+                f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{_HEIGHT}" rx="6" '
+                f'fill="#e8eef5" stroke="#3b5b7e"/>'
+                f'<text x="{x + width / 2:.0f}" y="{y + 37}" fill="#14212e">{name}</text>'
+            )
+    return "\n".join([*parts, "</svg>", ""])
 
 
 # -- results ---------------------------------------------------------------------------------------

@@ -283,6 +283,16 @@ def test_messages() -> None:
     assert not missing, f"messages that no module has: {missing}"
 
 
+def test_modules() -> None:
+    """The modules that the architecture page names are there."""
+    page = (ROOT / "docs/development/architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", page)
+    assert named
+    for name in named:
+        root = ROOT if name.startswith("microbench/") else ROOT / "dlperf"
+        assert (root / name).is_dir() or (root / f"{name}.py").exists(), name
+
+
 def test_generated_parts(tmp_path: Path) -> None:
     """The parts of the pages that are made from parsers, records and reports have content."""
     spec = spec_from_file_location("generate", ROOT / "docs" / "generate.py")
