@@ -178,6 +178,10 @@ def unit(field: str) -> str:
     return next((word for suffix, word in _UNITS if field.endswith(suffix)), "")
 
 
+def _with_unit(word: str, field: str) -> str:
+    return f"{word} ({unit(field)})" if unit(field) else word
+
+
 def file_formats() -> str:
     """Every field of the formats that dlperf reads, from their typed records."""
     from dlperf.core.records import cluster, communication, machine, measurement, trace
@@ -208,14 +212,15 @@ def file_formats() -> str:
                 rows.append(
                     [
                         f"`{field.encode_name}`",
-                        word if field.required else f"{word}, optional",
-                        unit(field.encode_name),
+                        _with_unit(
+                            word if field.required else f"{word}, optional", field.encode_name
+                        ),
                         meanings.get(field.name, ""),
                     ]
                 )
             if record is not top:
                 parts.append(f"### {name}: {_name(record)}\n\n{_described(record)}\n")
-            parts.append(table(("field", "type", "unit", "meaning"), rows) + "\n")
+            parts.append(table(("field", "type", "meaning"), rows) + "\n")
     return "\n".join(parts)
 
 
@@ -303,8 +308,8 @@ def answers() -> str:
         for line in fields:
             depth = (len(line) - len(line.lstrip())) // 2 - 1
             key, _, kind = line.strip().partition(": ")
-            rows.append([f"{'&emsp;' * depth}`{key}`", kind.replace("|", "\\|"), unit(key)])
-        parts.append(f"### {name}\n\n{table(('field', 'type', 'unit'), rows)}\n")
+            rows.append([f"{'&emsp;' * depth}`{key}`", _with_unit(kind, key)])
+        parts.append(f"### {name}\n\n{table(('field', 'type'), rows)}\n")
     return "\n".join(parts)
 
 
@@ -453,13 +458,10 @@ def _studies() -> str:
         for name, group in found.items():
             label = path.parent.name.replace("-", " ") + name.removeprefix("calibrated")
             n, median, worst, _, _, inside, width = _errors(group)
-            steps = f"{group[0]['machine']}, {group[0]['created'][:10]}"
-            rows.append(
-                [label, steps, n, median, worst, _percent(_repeatability(group)), inside, width]
-            )
+            where = f"{label} ({group[0]['machine']}, {group[0]['created'][:10]})"
+            rows.append([where, n, median, worst, _percent(_repeatability(group)), inside, width])
     heads = (
         "study",
-        "machine",
         "steps:",
         "median:",
         "worst:",
