@@ -32,8 +32,9 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 
-# furo: light and dark by itself, readable on a phone, no JavaScript build.
+smartquotes = False  # options begin with two hyphens
 html_math_renderer = "mathml"
+# furo: light and dark by itself, readable on a phone, no JavaScript build.
 html_theme = "furo"
 html_title = f"dlperf {VERSION}"
 html_static_path = ["_static"]
@@ -58,6 +59,12 @@ def _block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _without_fields(_app: Any, what: str, name: str, *_: Any) -> tuple[str, None] | None:
+    """No signature for a class of data, which comes from functions and files."""
+    return ("", None) if what == "class" and name.rpartition(".")[2][0].isupper() else None
+
+
 def setup(app: Any) -> None:
     """Equations as MathML: browsers draw it without a script from another host."""
+    app.connect("autodoc-process-signature", _without_fields)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -148,7 +148,8 @@ def _entry(action: argparse.Action) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([<>*_|])", r"\\\1", text)
+    """Text with Markdown's characters escaped, code spans excepted."""
+    return re.sub(r"(`[^`]*`)|([<>*_|])", lambda found: found[1] or f"\\{found[2]}", text)
 
 
 # -- file formats ----------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ def rooms() -> str:
 
 
 def layers() -> list[list[str]]:
-    """The rooms from top to bottom, those of one height beside each other: the contract of imports."""
+    """The rooms from top to bottom, by the contract of imports; one list for each height."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r'type = "layers"\nlayers = (\[.*?\n\])', text, re.DOTALL)
     assert found is not None, "pyproject.toml has no contract of layers"
@@ -439,10 +440,14 @@ def _errors(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _machine(row: Row) -> str:
+    return row["machine"].replace("(R)", "").removesuffix(" Processor")
+
+
 def _provenance(rows: Sequence[Row]) -> str:
     row = rows[0]
     return (
-        f"Measured on {row['machine']}, {row['created'][:10]}, with "
+        f"Measured on {_machine(row)}, {row['created'][:10]}, with "
         f"{', '.join(row['versions'].split('; '))}."
     )
 
@@ -458,7 +463,7 @@ def _studies() -> str:
         for name, group in found.items():
             label = path.parent.name.replace("-", " ") + name.removeprefix("calibrated")
             n, median, worst, _, _, inside, width = _errors(group)
-            where = f"{label} ({group[0]['machine']}, {group[0]['created'][:10]})"
+            where = f"{label} ({_machine(group[0])}, {group[0]['created'][:10]})"
             rows.append([where, n, median, worst, _percent(_repeatability(group)), inside, width])
     heads = (
         "study",
