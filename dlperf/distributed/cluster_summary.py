@@ -10,7 +10,7 @@ import numpy as np
 from dlperf.core import text
 from dlperf.core.cluster import Cluster
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
-from dlperf.distributed.collective_times import find_path, law_s
+from dlperf.distributed.collective_times import find_path, model_s
 from dlperf.distributed.link_fits import Band, LinkFit, fit_link
 
 _PLACES = {"socket": "same socket", "node": "other socket of the node", "network": "other node"}
@@ -80,20 +80,20 @@ class ClusterSummary:
         )
         for kind, n_ranks, per_node in groups:
             lines.append(
-                f"{kind}, {n_ranks} ranks, {per_node} a node (measured; law; measured / law)"
+                f"{kind}, {n_ranks} ranks, {per_node} a node (measured; model; measured / model)"
             )
             path = find_path(self.cluster, n_ranks > per_node)
             for c in self.cluster.collectives:
                 if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node):
                     sizes, ranks = np.array(float(c.n_bytes)), np.array(float(n_ranks))
-                    law = float(law_s(self.cluster.backend, kind, sizes, ranks, path))
-                    ratio = c.samples.median / law if law else float("nan")
+                    model = float(model_s(self.cluster.backend, kind, sizes, ranks, path))
+                    ratio = c.samples.median / model if model else float("nan")
                     time = (
                         f"{format_seconds(c.samples.median):>8} (spread"
                         f" {format_percent(c.samples.spread_frac)})"
                     )
                     lines.append(
-                        f"  {format_bytes(c.n_bytes):>9} {time} {format_seconds(law):>8}"
+                        f"  {format_bytes(c.n_bytes):>9} {time} {format_seconds(model):>8}"
                         f" {ratio:6.2f}"
                     )
         return lines

@@ -176,11 +176,11 @@ def collective_s(
     """Seconds of a collective whose ranks start together and do not compute; `n_bytes` and
     `n_ranks` broadcast.
 
-    T = law' (1 + (e - c) / law) + c. `law` is the backend's algorithm over the slowest link
-    (:mod:`dlperf.models.gloo`; NCCL: a ring), `law'` the same with the what-if factors. e = (r - 1)
-    law is the measured excess over it. c is the excess inside one host, where there is no link:
-    copies and waking threads, which another link does not change. r is the ratio of measurement and
-    law, interpolated in log size and log ranks, constant beyond the measured ones, and 1 without
+    T = m' (1 + (e - c) / m) + c. m is the time of the backend's algorithm over the slowest link
+    (:mod:`dlperf.models.gloo`; NCCL: a ring), m' the same with the what-if factors. e = (r - 1) m
+    is the measured excess over it. c is the excess inside one host, where there is no link: copies
+    and waking threads, which another link does not change. r is the ratio of measurement and model,
+    interpolated in log size and log ranks, constant beyond the measured ones, and 1 without
     measurements. At a measured point, without factors, T is the measurement.
 
     `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node
@@ -229,14 +229,14 @@ def _uniform_s(
     what_if: LinkFactors,
 ) -> Reals:
     path = find_path(cluster, between_nodes)
-    as_measured = law_s(cluster.backend, kind, sizes, ranks, path)
+    as_measured = model_s(cluster.backend, kind, sizes, ranks, path)
     if not np.all(as_measured > 0):
         line = (
             "the messages of its links tell neither latency nor bandwidth; expected single"
             " ping-pongs of two sizes up to 8 KiB, or above"
         )
         raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
-    changed = law_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
+    changed = model_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
     excess = (
         _ratio(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path) - 1
     ) * as_measured
@@ -249,7 +249,7 @@ def _uniform_s(
 
 
 def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> Reals:
-    """Excess of the same collective inside one host over the law, in seconds, at least 0; 0 where
+    """Excess of the same collective inside one host over the model, in seconds, at least 0; 0 where
     unmeasured.
     """
     if (
@@ -258,13 +258,13 @@ def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> 
     ):
         return np.zeros(sizes.shape)
     path = find_path(cluster, between_nodes=False)
-    law = law_s(cluster.backend, kind, sizes, ranks, path)
+    model = model_s(cluster.backend, kind, sizes, ranks, path)
     return np.asarray(
-        np.maximum(_ratio(cluster, kind, sizes, ranks, 1, False, path) - 1, 0.0) * law
+        np.maximum(_ratio(cluster, kind, sizes, ranks, 1, False, path) - 1, 0.0) * model
     )
 
 
-def law_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
+def model_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
     """The backend's algorithm without correction, in seconds. An empty message counts as one of a
     few bytes.
     """
@@ -347,7 +347,7 @@ def message_s(
     path = find_path(cluster, between_nodes)
     sizes = np.asarray(n_bytes, dtype=np.float64)
     changed = path.changed(what_if)
-    law = np.asarray(postal_s(sizes, changed.latency_s, changed.s_per_byte), dtype=np.float64)
+    model = np.asarray(postal_s(sizes, changed.latency_s, changed.s_per_byte), dtype=np.float64)
     links = [link for link in cluster.links if (link.distance == "network") == between_nodes]
     by_size: dict[int, float] = {}
     for link in links:
@@ -357,13 +357,13 @@ def message_s(
             ):  # of several links inside a node the slowest, as the path has it
                 by_size[m.n_bytes] = max(by_size.get(m.n_bytes, 0.0), level_s(m.n_bytes, m.samples))
     if not by_size:
-        return law
+        return model
     known = np.array(sorted(by_size), dtype=np.float64)
     plain_law = np.asarray(postal_s(known, path.latency_s, path.s_per_byte), dtype=np.float64)
     times = np.array([by_size[int(size)] for size in known])
     ratio = np.divide(times, plain_law, out=np.ones(known.shape), where=plain_law > 0)
     return np.asarray(
-        law
+        model
         * np.interp(
             np.log(np.maximum(sizes, _SHORTEST_BYTES)),
             np.log(np.maximum(known, _SHORTEST_BYTES)),
@@ -381,8 +381,8 @@ def _ratio(
     between_nodes: bool,
     path: Path,
 ) -> Reals:
-    """Measured over the law, interpolated in log size for each measured rank count, and then in log
-    ranks.
+    """Measured over modelled time, interpolated in log size for each measured rank count, then in
+    log ranks.
     """
     measured = [
         c
@@ -417,10 +417,10 @@ def _ratio_by_size(backend: str, measured: list[Collective], sizes: Reals, path:
     by_size = {c.n_bytes: c for c in sorted(measured, key=lambda c: c.n_bytes)}
     known = np.array(list(by_size), dtype=np.float64)
     times = np.array([c.samples.median for c in by_size.values()])
-    law = law_s(
+    model = model_s(
         backend, measured[0].kind, known, np.full(known.shape, float(measured[0].n_ranks)), path
     )
-    return np.asarray(np.interp(_log(sizes), _log(known), times / law))
+    return np.asarray(np.interp(_log(sizes), _log(known), times / model))
 
 
 def _log(sizes: Reals) -> Reals:

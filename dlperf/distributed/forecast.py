@@ -200,7 +200,7 @@ class _Forecast:
                 NO_WIRE: asked.what_if.links != LinkFactors() and inside,
                 ONE_COMPUTER: is_one_computer(cluster) and most > cluster.ranks_per_host,
                 f"collectives were measured on up to {held} ranks; beyond, they follow the"
-                " algorithm's law": 0 < held < most,
+                " algorithm's model": 0 < held < most,
             }
         doubts |= {
             "the machine file contains no measured peak or bandwidth, so there is no Ridgeline"

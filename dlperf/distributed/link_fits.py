@@ -175,15 +175,15 @@ def _max_rate(
     sizes = np.array([m.n_bytes for m in messages], dtype=np.float64)
     times = np.array([level_s(m.n_bytes, m.samples) for m in messages])
 
-    def law(_: NDArray[np.float64], base: float, added: float) -> NDArray[np.float64]:
+    def model(_: NDArray[np.float64], base: float, added: float) -> NDArray[np.float64]:
         return np.asarray(
             latency_s + pairs * sizes * s_per_byte / (base + (pairs - 1) * added), dtype=np.float64
         )
 
     found, _ = curve_fit(
-        law, sizes, times, p0=(1.0, 0.5), sigma=times, bounds=((1e-9, 0.0), (np.inf, np.inf))
+        model, sizes, times, p0=(1.0, 0.5), sigma=times, bounds=((1e-9, 0.0), (np.inf, np.inf))
     )
-    residual = float(np.mean(np.abs(law(sizes, *found) / times - 1)))
+    residual = float(np.mean(np.abs(model(sizes, *found) / times - 1)))
     return float(found[0]) / s_per_byte, float(found[1]) / s_per_byte, residual
 
 

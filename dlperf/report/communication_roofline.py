@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dlperf.core.units import format_si
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline
 from dlperf.models.roofline import attainable_flops_per_s, attainable_with_network_flops_per_s
 from dlperf.report.drawing import BLUE, GREEN, INK, VERMILLION, new_figure, plain
 from dlperf.report.ridgeline import SERIES, powers
@@ -44,7 +44,7 @@ class System:
     """A machine under its name."""
 
     name: str
-    rates: law.Rates
+    rates: ridgeline.Rates
 
 
 def pair_figure(

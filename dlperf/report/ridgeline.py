@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from dlperf.core.units import format_si
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     BLUE,
@@ -32,8 +32,12 @@ from dlperf.report.drawing import (
     plain,
 )
 
-AREA_COLORS = {law.COMPUTE: "#dcebd9", law.MEMORY: "#dbe7f3", law.NETWORK: "#f6e2d3"}
-LINE_COLORS = {law.COMPUTE: GREEN, law.MEMORY: BLUE, law.NETWORK: VERMILLION}
+AREA_COLORS = {
+    ridgeline.COMPUTE: "#dcebd9",
+    ridgeline.MEMORY: "#dbe7f3",
+    ridgeline.NETWORK: "#f6e2d3",
+}
+LINE_COLORS = {ridgeline.COMPUTE: GREEN, ridgeline.MEMORY: BLUE, ridgeline.NETWORK: VERMILLION}
 SERIES = (
     ("o", ACTUAL_COLOR),
     ("s", ORANGE),
@@ -60,7 +64,7 @@ class PlanePoint:
 
 
 def limits(
-    points: Sequence[PlanePoint], rates: law.Rates
+    points: Sequence[PlanePoint], rates: ridgeline.Rates
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Ranges of x and y that hold every drawable point and the centre, with room around. What sends
     nothing has no place (x is infinite).
@@ -72,7 +76,7 @@ def limits(
 
 
 def draw_ridgeline(
-    ax: Any, points: Sequence[PlanePoint], rates: law.Rates, names: bool = True
+    ax: Any, points: Sequence[PlanePoint], rates: ridgeline.Rates, names: bool = True
 ) -> set[str]:
     """The plane on `ax`: regions, the cross of the centre, the ridge, and the points; the labels
     that found a place. `names` writes each region's resource.
@@ -84,18 +88,35 @@ def draw_ridgeline(
     centre_x, centre_y = rates.centre
     ax.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
     left, right = np.geomspace(x_low, centre_x, 200), np.array([centre_x, x_high])
-    edge = np.asarray(law.ridge(left, rates))
-    ax.fill_between(left, y_low, edge, color=AREA_COLORS[law.NETWORK], linewidth=0, zorder=0)
+    edge = np.asarray(ridgeline.ridge(left, rates))
+    ax.fill_between(left, y_low, edge, color=AREA_COLORS[ridgeline.NETWORK], linewidth=0, zorder=0)
     ax.fill_between(
-        left, edge, max(y_high, edge.max()), color=AREA_COLORS[law.COMPUTE], linewidth=0, zorder=0
+        left,
+        edge,
+        max(y_high, edge.max()),
+        color=AREA_COLORS[ridgeline.COMPUTE],
+        linewidth=0,
+        zorder=0,
     )
-    ax.fill_between(right, y_low, centre_y, color=AREA_COLORS[law.MEMORY], linewidth=0, zorder=0)
-    ax.fill_between(right, centre_y, y_high, color=AREA_COLORS[law.COMPUTE], linewidth=0, zorder=0)
+    ax.fill_between(
+        right, y_low, centre_y, color=AREA_COLORS[ridgeline.MEMORY], linewidth=0, zorder=0
+    )
+    ax.fill_between(
+        right, centre_y, y_high, color=AREA_COLORS[ridgeline.COMPUTE], linewidth=0, zorder=0
+    )
     ax.axvline(
-        centre_x, color=LINE_COLORS[law.NETWORK], linestyle=(0, (5, 3)), linewidth=1.1, zorder=1
+        centre_x,
+        color=LINE_COLORS[ridgeline.NETWORK],
+        linestyle=(0, (5, 3)),
+        linewidth=1.1,
+        zorder=1,
     )
     ax.axhline(
-        centre_y, color=LINE_COLORS[law.MEMORY], linestyle=(0, (5, 3)), linewidth=1.1, zorder=1
+        centre_y,
+        color=LINE_COLORS[ridgeline.MEMORY],
+        linestyle=(0, (5, 3)),
+        linewidth=1.1,
+        zorder=1,
     )
     ax.plot(left, edge, color=INK, linewidth=2.2, zorder=2)
     ax.plot(right, [centre_y, centre_y], color=INK, linewidth=2.2, zorder=2)
@@ -141,7 +162,7 @@ def draw_ridgeline(
     return placed
 
 
-def ridgeline_figure(points: Sequence[PlanePoint], rates: law.Rates, title: str) -> Figure:
+def ridgeline_figure(points: Sequence[PlanePoint], rates: ridgeline.Rates, title: str) -> Figure:
     """The plane as a figure of its own, with the rates and the centre below its title."""
     figure = new_figure(8.4, 6.4)
     ax = figure.subplots()
@@ -166,7 +187,7 @@ def ridgeline_figure(points: Sequence[PlanePoint], rates: law.Rates, title: str)
     return figure
 
 
-def principle_figure(rates: law.Rates) -> Figure:
+def principle_figure(rates: ridgeline.Rates) -> Figure:
     """How the plane is made (Checconi et al., Figure 2): the two rooflines' cuts, the quadrants
     they decide, lines of equal network intensity, the regions.
     """
@@ -205,13 +226,13 @@ def principle_figure(rates: law.Rates) -> Figure:
             color=INK,
         )
 
-    area(axes[0], (x_low, x_high), (centre_y, y_high), law.COMPUTE, "compute")
-    area(axes[0], (x_low, x_high), (y_low, centre_y), law.MEMORY, "memory")
-    area(axes[1], (x_low, centre_x), (y_low, y_high), law.NETWORK, "network")
-    area(axes[1], (centre_x, x_high), (y_low, y_high), law.MEMORY, "memory")
-    area(axes[2], (centre_x, x_high), (centre_y, y_high), law.COMPUTE, "compute")
-    area(axes[2], (centre_x, x_high), (y_low, centre_y), law.MEMORY, "memory")
-    area(axes[2], (x_low, centre_x), (y_low, centre_y), law.NETWORK, "network")
+    area(axes[0], (x_low, x_high), (centre_y, y_high), ridgeline.COMPUTE, "compute")
+    area(axes[0], (x_low, x_high), (y_low, centre_y), ridgeline.MEMORY, "memory")
+    area(axes[1], (x_low, centre_x), (y_low, y_high), ridgeline.NETWORK, "network")
+    area(axes[1], (centre_x, x_high), (y_low, y_high), ridgeline.MEMORY, "memory")
+    area(axes[2], (centre_x, x_high), (centre_y, y_high), ridgeline.COMPUTE, "compute")
+    area(axes[2], (centre_x, x_high), (y_low, centre_y), ridgeline.MEMORY, "memory")
+    area(axes[2], (x_low, centre_x), (y_low, centre_y), ridgeline.NETWORK, "network")
     area(axes[2], (x_low, centre_x), (centre_y, y_high), None, "network or compute")
     xs = np.geomspace(x_low, x_high, 50)
     for factor in (1 / 16, 1 / 4, 1.0, 4.0, 16.0):
@@ -219,7 +240,7 @@ def principle_figure(rates: law.Rates) -> Figure:
         axes[3].plot(
             xs,
             k / xs,
-            color=LINE_COLORS[law.COMPUTE if factor >= 1 else law.NETWORK],
+            color=LINE_COLORS[ridgeline.COMPUTE if factor >= 1 else ridgeline.NETWORK],
             linewidth=2.0 if factor == 1 else 0.9,
         )
         middle = k**0.5 * (centre_x / centre_y) ** 0.5
@@ -236,14 +257,14 @@ def principle_figure(rates: law.Rates) -> Figure:
     for ax in axes[:4]:
         ax.axvline(
             centre_x,
-            color=LINE_COLORS[law.NETWORK],
+            color=LINE_COLORS[ridgeline.NETWORK],
             linestyle=(0, (5, 3)),
             linewidth=1.1,
             visible=ax is not axes[0],
         )
         ax.axhline(
             centre_y,
-            color=LINE_COLORS[law.MEMORY],
+            color=LINE_COLORS[ridgeline.MEMORY],
             linestyle=(0, (5, 3)),
             linewidth=1.1,
             visible=ax is not axes[1],
@@ -275,7 +296,9 @@ def principle_figure(rates: law.Rates) -> Figure:
     return figure
 
 
-def plane_surface_figure(points: Sequence[PlanePoint], rates: law.Rates, title: str) -> Figure:
+def plane_surface_figure(
+    points: Sequence[PlanePoint], rates: ridgeline.Rates, title: str
+) -> Figure:
     """Attainable rate over the plane (Checconi et al., Figure 3), with one roofline at a fixed
     memory intensity and one at a fixed arithmetic intensity.
     """
@@ -283,9 +306,9 @@ def plane_surface_figure(points: Sequence[PlanePoint], rates: law.Rates, title: 
     ax = figure.add_subplot(projection="3d")
     (x_low, x_high), (y_low, y_high) = limits(points, rates)
     x, y = np.meshgrid(np.geomspace(x_low, x_high, 90), np.geomspace(y_low, y_high, 90))
-    height = np.log10(np.asarray(law.attainable_flops_per_s(x, y, rates)))
+    height = np.log10(np.asarray(ridgeline.attainable_flops_per_s(x, y, rates)))
     colors = np.array([to_rgba(AREA_COLORS[number]) for number in range(3)])[
-        law.region(x, y, rates)
+        ridgeline.region(x, y, rates)
     ]
     ax.plot_surface(
         np.log10(x),
@@ -312,8 +335,8 @@ def plane_surface_figure(points: Sequence[PlanePoint], rates: law.Rates, title: 
             ),
         )
     ):
-        z = np.log10(np.asarray(law.attainable_flops_per_s(xs, ys, rates)))
-        color = LINE_COLORS[law.NETWORK if number == 0 else law.MEMORY]
+        z = np.log10(np.asarray(ridgeline.attainable_flops_per_s(xs, ys, rates)))
+        color = LINE_COLORS[ridgeline.NETWORK if number == 0 else ridgeline.MEMORY]
         ax.plot(
             np.log10(xs), np.log10(ys), z + 0.02, color=color, linewidth=2, label=text, zorder=10
         )
@@ -327,7 +350,9 @@ def plane_surface_figure(points: Sequence[PlanePoint], rates: law.Rates, title: 
         )
     for p in _drawable(points):
         z = np.log10(
-            float(law.attainable_flops_per_s(p.memory_intensity, p.arithmetic_intensity, rates))
+            float(
+                ridgeline.attainable_flops_per_s(p.memory_intensity, p.arithmetic_intensity, rates)
+            )
         )
         ax.plot(
             [np.log10(p.memory_intensity)],
@@ -381,18 +406,18 @@ def _drawable(points: Sequence[PlanePoint]) -> list[PlanePoint]:
     ]
 
 
-def _draw_names(ax: Any, rates: law.Rates) -> list[tuple[float, float]]:
+def _draw_names(ax: Any, rates: ridgeline.Rates) -> list[tuple[float, float]]:
     """Each region's resource in its outer corner; the points that the words cover."""
     places = (
-        (0.02, 0.02, "left", "bottom", law.NETWORK),
-        (0.98, 0.02, "right", "bottom", law.MEMORY),
-        (0.98, 0.98, "right", "top", law.COMPUTE),
+        (0.02, 0.02, "left", "bottom", ridgeline.NETWORK),
+        (0.98, 0.02, "right", "bottom", ridgeline.MEMORY),
+        (0.98, 0.98, "right", "top", ridgeline.COMPUTE),
     )
     texts = [
         ax.text(
             x,
             y,
-            f"{law.RESOURCES[resource]} bound",
+            f"{ridgeline.RESOURCES[resource]} bound",
             ha=ha,
             va=va,
             transform=ax.transAxes,
@@ -416,7 +441,7 @@ def _draw_names(ax: Any, rates: law.Rates) -> list[tuple[float, float]]:
     return [tuple(ax.transData.inverted().transform(pixel)) for pixel in pixels]
 
 
-def _text_of(rates: law.Rates) -> str:
+def _text_of(rates: ridgeline.Rates) -> str:
     amounts = (
         format_si(rates.peak_flops_per_s, "FLOP/s"),
         format_si(rates.memory_bytes_per_s, "B/s"),

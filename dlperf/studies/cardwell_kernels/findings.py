@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline
 from dlperf.studies.papers.cardwell_parallel import mape_percent, percentage_change
 
 SCHEMA, SCHEMA_VERSION = "dlperf.cardwell-kernels", 1
@@ -30,9 +30,9 @@ class Peaks:
     latency_s: float
 
     @property
-    def rates(self) -> law.Rates:
+    def rates(self) -> ridgeline.Rates:
         """The three roofs."""
-        return law.Rates(
+        return ridgeline.Rates(
             self.dgemm_flops_per_s, self.stream_bytes_per_s, self.ping_pong_bytes_per_s
         )
 
@@ -68,10 +68,10 @@ class Run:
     def predicted_flops_per_s(self, peaks: Peaks) -> tuple[float, ...]:
         """The rate that each of :data:`MODELS` predicts."""
         rates = peaks.rates
-        compute, memory, network = law.terms_s(
+        compute, memory, network = ridgeline.terms_s(
             self.flops, self.memory_bytes, self.network_bytes, rates
         ).tolist()
-        extended = law.projected_s(
+        extended = ridgeline.projected_s(
             self.flops,
             self.memory_bytes,
             self.network_bytes,

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 
 from dlperf.core.files import write_bytes, write_json, write_text
 from dlperf.core.units import format_seconds, format_si
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline
 from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
 from dlperf.report.drawing import new_figure, own_style, to_png
 from dlperf.report.ridgeline import SERIES, PlanePoint, ridgeline_figure
@@ -166,8 +166,8 @@ def _runs(findings: Findings) -> list[str]:
     rows = []
     rates = findings.peaks.rates
     for run in findings.runs:
-        bound = law.RESOURCES[
-            int(law.bounding_resource(run.flops, run.memory_bytes, run.network_bytes, rates))
+        bound = ridgeline.RESOURCES[
+            int(ridgeline.bounding_resource(run.flops, run.memory_bytes, run.network_bytes, rates))
         ]
         predicted = run.predicted_flops_per_s(findings.peaks)
         rows.append(
@@ -175,7 +175,7 @@ def _runs(findings: Findings) -> list[str]:
                 run.algorithm,
                 f"{run.size:,}",
                 f"{run.flops / run.memory_bytes:.3g}",
-                f"{law.network_intensity(run.flops, run.network_bytes):.3g}",
+                f"{ridgeline.network_intensity(run.flops, run.network_bytes):.3g}",
                 bound,
                 format_seconds(run.seconds),
                 str(len(run.samples_s)),
@@ -220,7 +220,7 @@ def _figures(findings: Findings) -> dict[str, Figure]:
     points = [
         MeasuredPoint(
             run.flops / run.memory_bytes,
-            float(law.network_intensity(run.flops, run.network_bytes)),
+            float(ridgeline.network_intensity(run.flops, run.network_bytes)),
             run.flops_per_s,
             run.algorithm,
         )
@@ -228,7 +228,7 @@ def _figures(findings: Findings) -> dict[str, Figure]:
     ]
     on_plane = [
         PlanePoint(
-            float(law.memory_intensity(run.memory_bytes, run.network_bytes)),
+            float(ridgeline.memory_intensity(run.memory_bytes, run.network_bytes)),
             run.flops / run.memory_bytes,
             _short(run.size),
             run.algorithm,

@@ -171,7 +171,7 @@ def intensities() -> Table:
     notes = (
         (
             f"{N_RANKS} processes, SUMMA {GRID} x {GRID}; readings of Table 2.4 are in"
-            " dlperf/laws/parallel_algorithms.py. GFLOP/s of one process (equation 2.5)."
+            " dlperf/models/parallel_algorithms.py. GFLOP/s of one process (equation 2.5)."
         ),
         (
             f"The size of MST and Dijkstra is |V|; |E| is unsaid, {EDGES_PER_VERTEX} |V| for MST"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dlperf.core.files import write_bytes, write_text
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline as model
 from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
 from dlperf.report.drawing import DIM, INK, new_figure, own_style, seconds_axis, to_png
 from dlperf.report.ridgeline import (
@@ -47,7 +47,7 @@ def cardwell_figures() -> dict[str, Figure]:
         points = []
         for size in _SIZES:
             work = summa.work(size)
-            seconds = law.projected_s(
+            seconds = model.projected_s(
                 work.flops, work.memory_bytes, work.network_bytes, system.rates
             )
             points.append(
@@ -100,7 +100,7 @@ def _case_study() -> Figure:
     size; 6b: the projected time.
     """
     rates, batches = ridgeline.CASCADE_LAKE, np.array(ridgeline.BATCH_SIZES)
-    terms = np.array([law.terms_s(*ridgeline.counts(b), rates) for b in ridgeline.BATCH_SIZES])
+    terms = np.array([model.terms_s(*ridgeline.counts(b), rates) for b in ridgeline.BATCH_SIZES])
     intensity = np.array([ridgeline.place(b)[1] for b in ridgeline.BATCH_SIZES])
     figure = new_figure(13.6, 4.4, gap_frac=0.04)
     axes = figure.subplots(1, 3)
@@ -132,9 +132,11 @@ def _case_study() -> Figure:
     )
     axes[1].set_title("4b  roofline", loc="left")
     axes[1].set_ylabel("attainable TFLOP/s")
-    node = terms[:, : law.NETWORK].max(axis=1)
+    node = terms[:, : model.NETWORK].max(axis=1)
     axes[2].plot(batches, node, marker="o", markersize=4, color=INK, label="layer on the node")
-    axes[2].plot(batches, terms[:, law.NETWORK], color="#c1440e", linewidth=1.6, label="all-reduce")
+    axes[2].plot(
+        batches, terms[:, model.NETWORK], color="#c1440e", linewidth=1.6, label="all-reduce"
+    )
     axes[2].plot(
         batches,
         terms.max(axis=1),

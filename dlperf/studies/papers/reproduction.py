@@ -1,4 +1,4 @@
-"""The papers' tables, recomputed from their printed inputs through the library's own laws and
+"""The papers' tables, recomputed from their printed inputs through the library's own models and
 predictors.
 
 A quantity measured in the paper's own run is never an input to its prediction. A further paper is

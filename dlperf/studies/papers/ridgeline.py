@@ -15,12 +15,12 @@ draws the rest. Readings that give every batch size it names:
 from __future__ import annotations
 
 from dlperf.core.units import GIGA, TERA
-from dlperf.models import ridgeline as law
+from dlperf.models import ridgeline as model
 from dlperf.models.roofline import attainable_flops_per_s
 from dlperf.studies.papers.tables import Entry, Row, Table
 
 PAPER = "Checconi, Tithi, Petrini 2022"
-CASCADE_LAKE = law.Rates(4.2 * TERA, 105 * GIGA, 12 * GIGA)
+CASCADE_LAKE = model.Rates(4.2 * TERA, 105 * GIGA, 12 * GIGA)
 WIDTH = 4096
 ITEM_BYTES = 4
 BATCH_SIZES = tuple(2**power for power in range(14))
@@ -51,8 +51,8 @@ def counts(batch_size: int) -> tuple[float, float, float]:
 def place(batch_size: int) -> tuple[float, float]:
     """(x, y) of a batch size on the plane: memory and arithmetic intensity."""
     flops, memory, network = counts(batch_size)
-    return float(law.memory_intensity(memory, network)), float(
-        law.arithmetic_intensity(flops, memory)
+    return float(model.memory_intensity(memory, network)), float(
+        model.arithmetic_intensity(flops, memory)
     )
 
 
@@ -104,12 +104,12 @@ def ridgeline() -> Table:
     rows = []
     for batch_size in BATCH_SIZES:
         x, y = place(batch_size)
-        terms = 1000 * law.terms_s(*counts(batch_size), CASCADE_LAKE)
-        projected = 1000 * float(law.projected_s(*counts(batch_size), CASCADE_LAKE))
+        terms = 1000 * model.terms_s(*counts(batch_size), CASCADE_LAKE)
+        projected = 1000 * float(model.projected_s(*counts(batch_size), CASCADE_LAKE))
         entries = (x, y, x * y, *terms.tolist(), projected)
         rows.append(
             Row(
-                (str(batch_size), law.RESOURCES[int(law.region(x, y, CASCADE_LAKE))]),
+                (str(batch_size), model.RESOURCES[int(model.region(x, y, CASCADE_LAKE))]),
                 tuple(Entry("", float(value)) for value in entries),
             )
         )
@@ -135,9 +135,9 @@ def statements() -> Table:
     right = min(
         b
         for b in BATCH_SIZES
-        if b > on_ridge and law.region(*place(b), CASCADE_LAKE) == law.COMPUTE
+        if b > on_ridge and model.region(*place(b), CASCADE_LAKE) == model.COMPUTE
     )
-    left = max(b for b in BATCH_SIZES if law.region(*place(b), CASCADE_LAKE) == law.NETWORK)
+    left = max(b for b in BATCH_SIZES if model.region(*place(b), CASCADE_LAKE) == model.NETWORK)
     rows = (
         Row(
             ("least batch that can reach the peak, no network", "32 or higher"),

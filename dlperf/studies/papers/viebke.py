@@ -21,13 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlperf.core.units import GIGA, KILO
-from dlperf.models import threads as law
+from dlperf.models import threads as model
 from dlperf.studies.papers.tables import Entry, Row, Table
 
 PAPER = "Viebke 2019"
 CLOCK_HZ = 1.238 * GIGA
 OPERATION_FACTOR = 15
-PHI = law.HardwareThreads(61, (1.0, 1.0, 1.5, 2.0))
+PHI = model.HardwareThreads(61, (1.0, 1.0, 1.5, 2.0))
 MEASURED_AT = (1, 15, 30, 60, 120, 180, 240)
 PREDICTED_AT = (480, 960, 1920, 3840)
 N_IMAGES, N_TEST_IMAGES = 60_000, 10_000
@@ -62,28 +62,28 @@ class Network:
     delta_b: str
 
     @property
-    def workload(self) -> law.Workload:
+    def workload(self) -> model.Workload:
         """The run of Table II: validation on the training images and a test after every epoch."""
-        return law.Workload(self.n_epochs, N_IMAGES, N_IMAGES, N_TEST_IMAGES)
+        return model.Workload(self.n_epochs, N_IMAGES, N_IMAGES, N_TEST_IMAGES)
 
     @property
-    def operations(self) -> law.Operations:
+    def operations(self) -> model.Operations:
         """The operations of an image, from the totals of Tables VII and VIII."""
-        return law.Operations(
+        return model.Operations(
             float(self.forward_kops[3]) * KILO,
             float(self.backward_kops[3]) * KILO,
             self.preparation_operations,
         )
 
     @property
-    def times(self) -> law.ImageTimes:
+    def times(self) -> model.ImageTimes:
         """The measured times of Table III."""
-        return law.ImageTimes(self.forward_ms / KILO, self.backward_ms / KILO, self.preparation_s)
+        return model.ImageTimes(self.forward_ms / KILO, self.backward_ms / KILO, self.preparation_s)
 
     @property
-    def measured_contention(self) -> law.MemoryContention:
+    def measured_contention(self) -> model.MemoryContention:
         """The seven measured rows of Table IV, with the line through them."""
-        return law.MemoryContention(tuple(zip(MEASURED_AT, map(float, self.contention_s))))
+        return model.MemoryContention(tuple(zip(MEASURED_AT, map(float, self.contention_s))))
 
     def printed_contention_s(self, n_threads: int) -> float:
         """Table IV at one of its rows, measured or starred."""
@@ -164,7 +164,7 @@ def minutes(
     strategy: str,
     n_threads: int,
     contention_s: float | None = None,
-    workload: law.Workload | None = None,
+    workload: model.Workload | None = None,
 ) -> float:
     """Predicted time of training in minutes by strategy ``a`` or ``b``; MemoryContention from Table
     IV as printed, unless given in seconds an image.
@@ -175,10 +175,10 @@ def minutes(
     times = (
         network.times
         if strategy == "b"
-        else law.operation_times(workload, network.operations, OPERATION_FACTOR / CLOCK_HZ)
+        else model.operation_times(workload, network.operations, OPERATION_FACTOR / CLOCK_HZ)
     )
     return (
-        law.training_time(workload, times, n_threads, PHI.cpi(n_threads), contention_s).total_s
+        model.training_time(workload, times, n_threads, PHI.cpi(n_threads), contention_s).total_s
         / MINUTE_S
     )
 
@@ -332,7 +332,7 @@ def images_and_epochs() -> Table:
         entries = []
         for n_threads, printed in zip((240, 480), printed_at):
             for n_epochs, value in zip(TABLE_XI_EPOCHS, printed):
-                workload = law.Workload(n_epochs, n_images, n_images, n_test)
+                workload = model.Workload(n_epochs, n_images, n_images, n_test)
                 entries.append(Entry(value, minutes(SMALL, "a", n_threads, workload=workload)))
         # a value printed with one decimal may lie 0.05 off: what is beyond that is deviation
         farthest = max(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlperf.core.units import GIGA, MEGA, TERA
-from dlperf.models import memory_hierarchy as law
+from dlperf.models import memory_hierarchy
 from dlperf.models.roofline import ridge_point
 from dlperf.studies.papers.tables import Entry, Row, Table
 
@@ -144,8 +144,10 @@ def data_sheet() -> Table:
 def fma_mix() -> Table:
     """Equations 6 and 7 and what section IV.A concludes of GPP at nw = 6."""
     peak, no_fma = float(FMA_GFLOPS_PER_S), float(NO_FMA_GFLOPS_PER_S)
-    alpha = float(law.fma_fraction(60, 40))  # of 100 instructions, as nvprof counted them
-    beta = float(law.fma_mix_fraction(alpha))
+    alpha = float(
+        memory_hierarchy.fma_fraction(60, 40)
+    )  # of 100 instructions, as nvprof counted them
+    beta = float(memory_hierarchy.fma_mix_fraction(alpha))
     measured = GPP[-1].gflops_per_s
     rows = (
         Row(("alpha, %", "equation 6, 60 of 100 instructions"), (Entry("60", 100 * alpha),)),
@@ -157,7 +159,7 @@ def fma_mix() -> Table:
         Row(("ceiling beta x FMA, GFLOP/s", "drawn in Figure 3"), (Entry("", beta * peak),)),
         Row(
             ("ceiling with no FMA as measured, GFLOP/s", "not in the paper"),
-            (Entry("", float(law.mixed_flops_per_s(alpha, peak, no_fma))),),
+            (Entry("", float(memory_hierarchy.mixed_flops_per_s(alpha, peak, no_fma))),),
         ),
         Row(
             ("GPP at nw = 6 of its ceiling, %", "not in the paper"),
@@ -172,15 +174,19 @@ def gpp() -> Table:
     includes the mix of nw = 6 for all nw.
     """
     bandwidths = [float(rate) for rate in LEVEL_GB_PER_S]
-    ceiling = float(law.fma_mix_fraction(0.6)) * float(FMA_GFLOPS_PER_S)
+    ceiling = float(memory_hierarchy.fma_mix_fraction(0.6)) * float(FMA_GFLOPS_PER_S)
     rows = []
     for point in GPP:
-        under = float(law.attainable_flops_per_s(point.intensities, ceiling, bandwidths))
+        under = float(
+            memory_hierarchy.attainable_flops_per_s(point.intensities, ceiling, bandwidths)
+        )
         # per FLOP: bytes of a level are 1 / intensity
         place = int(
-            law.binding_level(1 / ceiling, [1 / ai for ai in point.intensities], bandwidths)
+            memory_hierarchy.binding_level(
+                1 / ceiling, [1 / ai for ai in point.intensities], bandwidths
+            )
         )
-        lowest = "FMA mix" if place == law.COMPUTE else LEVELS[place]
+        lowest = "FMA mix" if place == memory_hierarchy.COMPUTE else LEVELS[place]
         bytes_per_nw = [
             point.nw / ai * GPP[0].intensities[i] for i, ai in enumerate(point.intensities)
         ]
