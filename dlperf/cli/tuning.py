@@ -86,13 +86,15 @@ def tune(args: Namespace) -> Answer:
     from dlperf.advice import tuning, tuning_export, tuning_page
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
-    from dlperf.report.machine_check import find_mismatches
+    from dlperf.report.machine_check import find_mismatches, find_self_test_problem
 
     if args.trial:
         refuse_trace(args.target, "measure")
     machine = load_machine(args)
     mismatches = find_mismatches(machine, host.this_cpu(), host.versions())
-    for line in mismatches:
+    tested = (args.threads or machine.threads) if machine.self_tests else ()
+    doubts = [find_self_test_problem(machine, threads) for threads in tested]
+    for line in (*mismatches, *filter(None, doubts)):
         warn(line)
 
     def record(batch_size: int) -> Trace:

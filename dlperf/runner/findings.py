@@ -28,7 +28,7 @@ from dlperf.profiler.optimizer_shares import (
 from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import NO_BACKWARD, layer_sum_frac, sum_note
 from dlperf.recorder.targets import first_batch_size
-from dlperf.report.machine_check import find_mismatches
+from dlperf.report.machine_check import find_mismatches, find_self_test_problem
 from dlperf.runner.step_rate import typical_s
 from dlperf.runner.training_search import is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep
@@ -261,6 +261,10 @@ class Findings:
 
         try:
             prediction = predict(self.trace, self.machine, threads=self.watched.threads)
+            if self.machine.self_tests and (
+                problem := find_self_test_problem(self.machine, self.watched.threads)
+            ):
+                self.notes.append(problem)
             is_other = find_mismatches(self.machine, host.this_cpu(), host.versions())
             return prediction.cross_machine() if is_other else prediction
         except DlperfError as error:

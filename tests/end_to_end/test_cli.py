@@ -394,7 +394,7 @@ def test_measure_and_report(dlperf: Callable, net: str, machine_file: Path, tmp_
             "html,md,csv",
         )
         assert reported.status == 0, reported.err
-    assert "roofline: step predicted" in reported.out
+    assert "roofline  step predicted" in reported.out
     names = {file.name for file in folder.iterdir()}
     assert {"report.html", "report.md", "report.csv"} <= names
     assert any(name.endswith(".png") for name in names)

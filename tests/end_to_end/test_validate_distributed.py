@@ -87,7 +87,7 @@ def test_steps_on_loopback(
     done = dlperf(*command)
     assert done.status == 0, done.err
     assert "network namespaces need root" in done.err
-    assert "they run on loopback, where no rate can be set and no bar stands" in done.err
+    assert "they run on loopback, where no rate can be set and no threshold stands" in done.err
     data = json.loads((folder / "distributed.json").read_text())
     kinds = {row["kind"]: row for row in data["rows"]}
     assert set(kinds) == {
@@ -254,6 +254,7 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
         "core.version",
         "recorder",
         "recorder.targets",
+        "recorder.target_lookup",
         "recorder.tensors",
         "studies",
         "studies.distributed",

@@ -16,7 +16,7 @@ from calibrated_cases import LEVELS, PEAK_FLOPS_PER_S, T, machine, mm, relu, tra
 
 from dlperf import Prediction, predict
 from dlperf.core.clock import Samples
-from dlperf.core.costs import Cost
+from dlperf.core.costs import KINDS, Cost, CostKey
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
 from dlperf.core.measurement import LayerTimes, Measurement
 from dlperf.core.prediction import SOURCES
@@ -252,6 +252,15 @@ SAMPLES = st.builds(
     Samples, st.lists(SIX_DIGITS, min_size=1, max_size=4).map(tuple), st.integers(0, 9)
 )
 THREADS = st.integers(1, 64)
+COST_KEYS = st.sampled_from(sorted(KINDS)).flatmap(
+    lambda kind: st.builds(
+        CostKey,
+        st.just(kind),
+        NAMES,
+        st.integers(1, 2**40) if KINDS[kind].at else st.just(0),
+        NAMES,
+    )
+)
 MACHINES = st.builds(
     Machine,
     st.builds(
@@ -277,7 +286,7 @@ MACHINES = st.builds(
         st.builds(Bandwidth, NAMES, THREADS, st.integers(1, 2**40), st.integers(1, 2**40), SAMPLES),
         max_size=2,
     ).map(tuple),
-    st.lists(st.builds(Cost, NAMES, THREADS, SAMPLES), max_size=2).map(tuple),
+    st.lists(st.builds(Cost, COST_KEYS, THREADS, SAMPLES), max_size=2).map(tuple),
     NAMES,
     st.lists(NAMES, max_size=2).map(tuple),
     st.booleans(),

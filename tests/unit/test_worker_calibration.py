@@ -34,6 +34,7 @@ from dlperf.microbench.co_run import (
     run,
     time_window,
 )
+from dlperf.microbench.plan import Group
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
 
@@ -201,7 +202,7 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> type[Leader]:
     monkeypatch.setattr(suite.subprocess, "Popen", Fresh)
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: [])
     monkeypatch.setattr(
-        suite, "trace_group", lambda found, mode: suite.Group("exact", (), suite_repeats(mode))
+        suite, "trace_group", lambda found, mode: Group("exact", (), suite_repeats(mode))
     )
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
     monkeypatch.setattr(suite, "_running_processes", lambda: 1)
