@@ -7,10 +7,10 @@ neighbouring baselines are the repeatability.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -19,7 +19,8 @@ from typing import Any
 from dlperf.advice.allocators import environment_under, malloc_of
 from dlperf.advice.grid import Configuration
 from dlperf.advice.variants import BASELINE, Suggestion, Variant
-from dlperf.core import child_process, host
+from dlperf.core import host
+from dlperf.core.child_process import Child
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.measurement import Measurement
 from dlperf.core.units import format_seconds
@@ -357,59 +358,27 @@ def run_apart(
 
     Raises WorkFailed with the last line that a process wrote.
     """
-    environment = {**environment, "OMP_NUM_THREADS": str(order["threads"])}
     limit_s = None if "variant" in order else _DEADLINE_S + order["seconds"]
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(n_processes):
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "dlperf.advice.trial_process"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                    env=environment,
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                Child(
+                    "dlperf.advice.trial_process", threads=order["threads"], environment=environment
                 )
             )
-        _say(processes, json.dumps(order))
+            for _ in range(n_processes)
+        ]
+        for process in processes:
+            process.write(json.dumps(order))
         for process in processes:
             assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise _failure(process)
-        _say(processes, "go")
-        answers = []
+            if process.stdout.readline() != "ready\n":  # it ends, and its answer is why
+                process.answer(unusable=WorkFailed)
         for process in processes:
-            out, err = process.communicate(timeout=limit_s)
-            if process.returncode:
-                raise child_process.failure(process.returncode, err, unusable=WorkFailed)
-            answers.append(json.loads(out))
-        return answers
-    except subprocess.TimeoutExpired as error:
-        raise WorkFailed(f"{order['spec']}: a worker did not end within {limit_s:.0f} s") from error
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, process.stderr):
-                if stream is not None and not stream.closed:
-                    stream.close()
-
-
-def _say(processes: Sequence[subprocess.Popen[str]], line: str) -> None:
-    for process in processes:
-        assert process.stdin is not None
+            process.write("go")
         try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise _failure(process) from None
-
-
-def _failure(process: subprocess.Popen[str]) -> BaseException:
-    process.kill()
-    assert process.stderr is not None
-    text = process.stderr.read()
-    return child_process.failure(process.wait(), text, unusable=WorkFailed)
+            return [process.answer(limit_s=limit_s, unusable=WorkFailed) for process in processes]
+        except subprocess.TimeoutExpired as error:
+            raise WorkFailed(
+                f"{order['spec']}: a worker did not end within {limit_s:.0f} s"
+            ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import secrets
 import shlex
 import sys
@@ -215,7 +214,7 @@ def _ask(
         case,
         trace,
         f"{peak:.6g} {dram:.6g}",
-        lambda: ask_baselines(case, peak, dram, args.input, os.environ),
+        lambda: ask_baselines(case, peak, dram, args.input),
     )
 
 

@@ -13,12 +13,11 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 
-from dlperf.core.child_process import end_with_parent, read_job
+from dlperf.core.child_process import INTERRUPTED, Child, end_with_parent, read_job
 from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.loader_sample import SampledLoader
@@ -47,19 +46,9 @@ def sample_apart(
     }
     # a file without a name: at a pipe one would wait for whatever the loader leaves running
     with tempfile.TemporaryFile() as out:
-        with subprocess.Popen(
-            [sys.executable, "-m", "dlperf.cli.loader_timing"],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        ) as process:
-            try:
-                process.communicate(json.dumps(job))
-            except BaseException:
-                process.terminate()
-                raise
-        if process.returncode == 130:
+        with Child("dlperf.cli.loader_timing", threads=threads, stdout=out, stderr=None) as process:
+            process.communicate(json.dumps(job))
+        if process.returncode == INTERRUPTED:
             raise KeyboardInterrupt
         try:
             out.seek(0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -85,17 +83,18 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
     """
     from dlperf.core.measurement import Measurement
 
-    command = [sys.executable, "-m", "dlperf", "measure", spec, "--no-trace", "--json", "-"]
+    command = ["measure", spec, "--no-trace", "--json", "-"]
     command += ["--batch-size", str(batch_size), "--threads", str(threads)]
     command += ["--seconds", str(args.seconds), *(["--inference"] if args.inference else [])]
     command += ["--input", ",".join(map(str, args.input))] if args.input else []
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        line = child_process.last_line(done.stderr)
-        raise child_process.failure(done.returncode, line.partition("error: ")[2] or done.stderr)
-    for line in done.stderr.splitlines():
+    with child_process.Child("dlperf", *command) as process:
+        out, err = process.communicate()
+    if process.returncode:
+        line = child_process.last_line(err)
+        raise child_process.failure(process.returncode, line.partition("error: ")[2] or err)
+    for line in err.splitlines():
         write_err(line)
-    return Measurement.from_json(json.loads(done.stdout))
+    return Measurement.from_json(json.loads(out))
 
 
 COMMAND = Command(

@@ -8,14 +8,12 @@ in its notes what could not be called. :func:`time_ops_apart` starts it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from dlperf.core.child_process import end_with_parent, read_job
+from dlperf.core.child_process import Child, end_with_parent, failure, read_job
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import Op, Trace
@@ -32,33 +30,19 @@ def time_ops_apart(
     from dlperf.microbench.worker import environment
 
     trace = Trace("held-out ops", 1, (), tuple(ops))
+    variables = {**os.environ, **environment(threads)}
     answer = ""
-    with subprocess.Popen(
-        [sys.executable, "-m", "dlperf.cli.op_timing"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment(threads)},
-    ) as process:
-        assert process.stdin is not None
+    with Child("dlperf.cli.op_timing", environment=variables, stderr=None) as process:
+        process.write(json.dumps({"ops": trace.to_json(), "threads": threads}))
         assert process.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already: its status tells
-                process.stdin.write(json.dumps({"ops": trace.to_json(), "threads": threads}) + "\n")
-                process.stdin.close()
-            for line in process.stdout:
-                if line.startswith("{"):
-                    answer = line
-                else:
-                    progress(int(line))
-        except BaseException:
-            process.terminate()
-            raise
+        for line in process.stdout:
+            if line.startswith("{"):
+                answer = line
+            else:
+                progress(int(line))
         status = process.wait()
-    if status == 130:
-        raise KeyboardInterrupt
     if status or not answer.endswith("\n"):
-        raise WorkFailed(f"the process that times single ops ended with status {status}")
+        raise failure(status, "", "the process that times single ops", unusable=WorkFailed)
     machine = Machine.from_json(json.loads(answer))
     return machine.kernels, machine.notes
 

@@ -7,17 +7,80 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import select
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TextIO
 
 from dlperf.core.errors import DlperfError, WorkFailed, is_shortage, says_shortage
 from dlperf.core.streams import write_err
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 _PR_SET_PDEATHSIG = 1
+
+
+class Child(subprocess.Popen[str]):
+    """A process of this Python that runs a module with arguments. It is killed where its ``with``
+    block ends before it does.
+
+    Its environment is this process's where none is given, with OMP_NUM_THREADS for `threads`.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | IO[bytes] = subprocess.PIPE,
+        stderr: int | None = subprocess.PIPE,
+    ) -> None:
+        variables = dict(os.environ if environment is None else environment)
+        if threads is not None:
+            variables["OMP_NUM_THREADS"] = str(threads)
+        super().__init__(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+            env=variables,
+        )
+
+    def __exit__(self, *raised: Any) -> None:
+        if self.poll() is None:
+            self.kill()
+        with contextlib.suppress(BrokenPipeError):  # of what it did not read
+            super().__exit__(*raised)
+
+    def write(self, line: str) -> None:
+        """Write a line to its stdin. Nothing happens where it has ended: its status tells."""
+        assert self.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.write(line + "\n")
+            self.stdin.flush()
+
+    def answer(
+        self,
+        job: object = None,
+        limit_s: float | None = None,
+        process: str = "the measuring process",
+        unusable: type[DlperfError] = DlperfError,
+    ) -> Any:
+        """The JSON that it ends with, given a job as a line of JSON.
+
+        Raises subprocess.TimeoutExpired after `limit_s`, and what :func:`failure` returns where the
+        process fails or writes nothing.
+        """
+        line = None if job is None else json.dumps(job) + "\n"
+        out, err = self.communicate(line, timeout=limit_s)
+        if self.returncode or not out:
+            raise failure(self.returncode, err or "", process, unusable)
+        return json.loads(out)
 
 
 def run(work: Callable[[], str], out: TextIO | None = None) -> int:

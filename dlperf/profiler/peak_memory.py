@@ -8,13 +8,8 @@ the memory of torch's first step counts as it does in a user's process.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dlperf.core import child_process
 from dlperf.core.errors import DlperfError
@@ -30,15 +25,13 @@ def measure_peak_memory(
     *,
     inference: bool = False,
     input_shape: tuple[int, ...] | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Peak resident memory, in bytes, of building a target and of N_STEPS of its steps.
 
     The base is a process that has imported torch and the target's module, and built nothing. The
     system counts it (Linux: VmHWM, reset before building; where a reset is not allowed, it errs
     high by what importing took for a moment). A busy machine does not change it. Processes differ
-    by some 1 %: random addresses change the heap. `environment` is the process's (default: this
-    one's).
+    by some 1 %: random addresses change the heap.
 
     Raises DlperfError where the target is unusable or the system does not tell, WorkFailed where
     its step fails.
@@ -50,20 +43,9 @@ def measure_peak_memory(
         "inference": inference,
         "input_shape": input_shape,
     }
-    environment = os.environ if environment is None else environment
-    done = subprocess.run(
-        [sys.executable, "-m", "dlperf.profiler.peak_memory"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env={**environment, "OMP_NUM_THREADS": str(threads)},
-    )
-    if done.returncode:
-        raise child_process.failure(
-            done.returncode, done.stderr, f"target {target}: the process that measures its memory"
-        )
-    return int(done.stdout)
+    with child_process.Child("dlperf.profiler.peak_memory", threads=threads) as process:
+        name = f"target {target}: the process that measures its memory"
+        return int(process.answer(job, process=name))
 
 
 def _peak_memory(
@@ -105,5 +87,4 @@ def _field_bytes(name: str) -> int:
 
 
 if __name__ == "__main__":
-    job: dict[str, Any] = json.load(sys.stdin)
-    sys.exit(child_process.run(lambda: str(_peak_memory(**job))))
+    sys.exit(child_process.run(lambda: str(_peak_memory(**child_process.read_job()))))

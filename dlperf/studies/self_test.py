@@ -7,15 +7,10 @@ errors widen the intervals of predictions; it fails above
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any
 
 from dlperf.core import child_process
 from dlperf.core.machine import Machine
@@ -42,50 +37,22 @@ class TimedStep:
     measured_s: float
 
 
-class Process:
+class Process(child_process.Child):
     """A fresh process that draws networks at random and times their steps with so many threads. It
     starts at once and imports torch while others work.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dlperf.studies.self_test_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **_MALLOC,
-                "OMP_NUM_THREADS": str(threads),
-                "MKL_NUM_THREADS": str(threads),
-            },
-        )
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._process.communicate()
+        variables = {**os.environ, **_MALLOC, "MKL_NUM_THREADS": str(threads)}
+        super().__init__("dlperf.studies.self_test_process", threads=threads, environment=variables)
 
     def time_steps(self, seed: int) -> list[TimedStep]:
         """The steps of the networks of this seed. Raises WorkFailed where the process fails,
         KeyboardInterrupt where it was interrupted.
         """
-        out, said = self._process.communicate(
-            json.dumps({"threads": self.threads, "seed": seed}) + "\n"
-        )
-        if self._process.returncode:
-            raise child_process.failure(self._process.returncode, said, "the self-test's process")
-        rows: list[dict[str, Any]] = json.loads(out)
+        job = {"threads": self.threads, "seed": seed}
+        rows = self.answer(job, process="the self-test's process")
         return [TimedStep(Trace.from_json(row["trace"]), seed, row["measured_s"]) for row in rows]
 
 

@@ -165,16 +165,12 @@ def test_a_timing_process_that_dies_is_work_failed(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.process
 def test_peers_are_asked_without_touching_this_process(targets_file: Path) -> None:
-    import os
-
     import torch
 
     before = torch.cuda.is_available
     predicted = {
         estimate.baseline: estimate
-        for estimate in ask_baselines(
-            Case(f"{targets_file}:net", 16, 1), 1e9, 1e18, None, os.environ
-        )
+        for estimate in ask_baselines(Case(f"{targets_file}:net", 16, 1), 1e9, 1e18, None)
     }
     assert torch.cuda.is_available is before
     # Linear(8, 4) and Linear(4, 2) on 16 samples: forward 2*16*(32 + 8) FLOP; backward twice that

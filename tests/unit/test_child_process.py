@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from dlperf.core.child_process import (
     FAILED,
     INTERRUPTED,
     UNUSABLE,
+    Child,
     failure,
     last_line,
     read_job,
@@ -77,3 +80,25 @@ def test_a_child_whose_parent_is_gone_ends_quietly(
         read_job()
     assert ended.value.code == FAILED
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.process
+def test_a_child_answers_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice.py").write_text(
+        "import sys\n"
+        "from dlperf.core.child_process import read_job, run\n"
+        "sys.exit(run(lambda: str(2 * read_job()['number'])))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with Child("twice") as process:
+        assert process.answer({"number": 21}) == 42
+    with Child("twice") as process, pytest.raises(WorkFailed, match="KeyError: 'number'"):
+        process.answer({})
+    with pytest.raises(ZeroDivisionError), Child("twice") as process:
+        raise ZeroDivisionError
+    assert process.returncode != 0  # killed while it waited for its job
+    with Child("sys", stderr=None) as process:
+        process.wait()
+        process.write("nobody reads this")
+        with pytest.raises(WorkFailed, match=r"^it ended with status"):
+            process.answer(process="it")

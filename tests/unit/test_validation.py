@@ -24,6 +24,7 @@ from report_cases import (
     prediction,
 )
 
+from dlperf.core import child_process
 from dlperf.core.clock import Samples
 from dlperf.core.costs import Cost, CostKey
 from dlperf.core.errors import DlperfError, WorkFailed
@@ -637,14 +638,26 @@ def test_problems_of_peers_are_said_once() -> None:
 
 
 def test_a_dead_process_is_every_peers_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
+    class Dead:
+        """A child that ends after its first answer."""
 
-    def run(command: list[str], **options: object) -> object:
-        line = json.dumps(BaselineEstimate(BASELINES[0], total_s=1.0).to_json())
-        return subprocess.CompletedProcess(command, -11, line + "\n", "core dumped")
+        returncode = -11
 
-    monkeypatch.setattr(subprocess, "run", run)
-    found = ask_baselines(CASE, 1e11, 1e10, None, {})
+        def __init__(self, module: str, threads: int) -> None:
+            pass
+
+        def __enter__(self) -> Dead:
+            return self
+
+        def __exit__(self, *raised: object) -> None:
+            pass
+
+        def communicate(self, job: str, timeout: float) -> tuple[str, str]:
+            line = json.dumps(BaselineEstimate(BASELINES[0], total_s=1.0).to_json())
+            return line + "\n", "core dumped"
+
+    monkeypatch.setattr(child_process, "Child", Dead)
+    found = ask_baselines(CASE, 1e11, 1e10, None)
     assert [estimate.baseline for estimate in found] == list(BASELINES)
     assert (found[0].total_s, found[0].problem) == (1.0, "")
     assert all("status -11: core dumped" in estimate.problem for estimate in found[1:])

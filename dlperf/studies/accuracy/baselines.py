@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +87,6 @@ def ask_baselines(
     peak_flops_per_s: float,
     dram_bytes_per_s: float,
     input_shape: tuple[int, ...] | None,
-    environment: Mapping[str, str],
 ) -> tuple[BaselineEstimate, ...]:
     """Every baseline's estimate of a case, from a fresh process: what the peers need patched in
     torch never reaches this one.
@@ -105,16 +103,10 @@ def ask_baselines(
         "peak_flops_per_s": peak_flops_per_s,
         "dram_bytes_per_s": dram_bytes_per_s,
     }
+    module = "dlperf.studies.accuracy.baseline_process"
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "dlperf.studies.accuracy.baseline_process"],
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            env={**environment, "OMP_NUM_THREADS": str(case.threads)},
-        )
+        with child_process.Child(module, threads=case.threads) as process:
+            out, err = process.communicate(json.dumps(job), timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return tuple(
             BaselineEstimate(baseline, problem=f"took more than {TIMEOUT_S:.0f} s")
@@ -122,13 +114,13 @@ def ask_baselines(
         )
     found = {
         row["baseline"]: BaselineEstimate.from_json(row)
-        for row in map(json.loads, done.stdout.splitlines())
+        for row in map(json.loads, out.splitlines())
     }
-    last = child_process.last_line(done.stderr) or "no message"
+    last = child_process.last_line(err) or "no message"
     return tuple(
         found.get(baseline)
         or BaselineEstimate(
-            baseline, problem=f"its process ended with status {done.returncode}: {last[:200]}"
+            baseline, problem=f"its process ended with status {process.returncode}: {last[:200]}"
         )
         for baseline in BASELINES
     )
