@@ -31,7 +31,7 @@ from dlperf.core.trace import Trace
 from dlperf.core.variation import machine_log_sigma, waiting_s
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loop import Loop, parameters_of
-from dlperf.models.threads import HardwareThreads, check_workers, least_squares_line
+from dlperf.models.threads import HardwareThreads, check_workers
 
 KERNEL = "kernel"
 _NETWORK = "network"
@@ -116,9 +116,8 @@ def _excess(points: dict[int, float], p: int, n_threads: int) -> float:
         return points[below] + (points[above] - points[below]) * (p - below) / (above - below)
     if largest >= n_threads:
         return statistics.fmean(value for q, value in points.items() if q >= max(2, n_threads))
-    return max(
-        min(points.values()), least_squares_line(sorted(points.items())).at(min(p, n_threads))
-    )
+    slope, intercept = statistics.linear_regression(*zip(*sorted(points.items())))
+    return max(min(points.values()), slope * min(p, n_threads) + intercept)
 
 
 def _lacking(machine: Machine, what: str) -> DlperfError:

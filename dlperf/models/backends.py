@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-
-from numpy.typing import ArrayLike
+from dataclasses import asdict, dataclass
+from inspect import signature
 
 from dlperf.core.errors import DlperfError
 from dlperf.models import collectives, gloo, nccl
-from dlperf.models.arguments import at_least, counts
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import Quantity, check_fields, formula
 
 KINDS = nccl.KINDS
 """all_reduce, reduce_scatter, all_gather, broadcast."""
@@ -43,6 +41,7 @@ GLOO: dict[tuple[str, str], Callable[..., Quantity]] = {
 }
 """gloo's models; the first of each kind is what torch runs."""
 
+_MODELS = {"gloo": GLOO, "textbook": TEXTBOOK}
 BACKENDS = ("gloo", "nccl", "textbook")
 
 
@@ -58,8 +57,7 @@ class LinkParameters:
     handshake_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("latency_s", "s_per_byte", "reduce_s_per_byte", "handshake_s"):
-            at_least(name, getattr(self, name))
+        check_fields(self)
 
 
 def algorithms(kind: str, backend: str) -> tuple[str, ...]:
@@ -74,19 +72,18 @@ def algorithms(kind: str, backend: str) -> tuple[str, ...]:
             raise DlperfError(f"{name} {value!r} is unknown; known are {', '.join(known)}")
     if backend == "nccl":
         return tuple(reversed(nccl.ALGORITHMS)) if kind == "all_reduce" else ("ring",)
-    return tuple(
-        algorithm for of, algorithm in (GLOO if backend == "gloo" else TEXTBOOK) if of == kind
-    )
+    return tuple(algorithm for of, algorithm in _MODELS[backend] if of == kind)
 
 
+@formula()
 def collective_s(
     kind: str,
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
     link: LinkParameters,
     backend: str = "gloo",
     algorithm: str | None = None,
-    item_bytes: int = 4,
+    item_bytes: Quantity = 4,
 ) -> Quantity:
     """Time of a collective in seconds over gloo, or by a textbook algorithm, from the parameters of
     a link.
@@ -110,13 +107,7 @@ def collective_s(
     algorithm = known[0] if algorithm is None else algorithm
     if algorithm not in known:
         raise DlperfError(f"{backend} has no {kind} by {algorithm!r}; it has {', '.join(known)}")
-    counts("item_bytes", item_bytes)
-    model = (GLOO if backend == "gloo" else TEXTBOOK)[kind, algorithm]
-    further: dict[str, float] = {}
-    if kind in ("all_reduce", "reduce_scatter"):
-        further["reduce_s_per_byte"] = link.reduce_s_per_byte
-    if backend == "gloo" and kind != "broadcast":
-        further["handshake_s"] = link.handshake_s
-        if model in (gloo.all_reduce_s, gloo.reduce_scatter_s):
-            further["item_bytes"] = item_bytes
-    return model(n_bytes, n_ranks, link.latency_s, link.s_per_byte, **further)
+    model = _MODELS[backend][kind, algorithm]
+    parameters = {**asdict(link), "item_bytes": item_bytes}
+    own = {name: parameters[name] for name in signature(model).parameters if name in parameters}
+    return model(n_bytes, n_ranks, **own)

@@ -22,19 +22,18 @@ zero.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import Reals, at_least, counts, plain
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import Quantity, formula
 
 
+@formula()
 def ring_reduce_scatter_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Ring reduce-scatter in seconds: (p-1) (alpha + n/p (beta + gamma)). Chan et al. 2007, bucket
     algorithm. Least bytes, most messages.
@@ -42,12 +41,12 @@ def ring_reduce_scatter_s(
     >>> ring_reduce_scatter_s(400, 4, latency_s=1.0, s_per_byte=0.01)  # 3 x (1 + 1)
     6.0
     """
-    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    return plain((p - 1) * (alpha + n / p * (beta + gamma)))
+    return (n_ranks - 1) * (latency_s + n_bytes / n_ranks * (s_per_byte + reduce_s_per_byte))
 
 
+@formula()
 def ring_all_gather_s(
-    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+    n_bytes: Quantity, n_ranks: Quantity, latency_s: Quantity, s_per_byte: Quantity
 ) -> Quantity:
     """Ring all-gather in seconds: (p-1) (alpha + n/p beta). Chan et al. 2007, bucket algorithm.
 
@@ -57,12 +56,13 @@ def ring_all_gather_s(
     return ring_reduce_scatter_s(n_bytes, n_ranks, latency_s, s_per_byte)
 
 
+@formula()
 def ring_all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Ring all-reduce in seconds: 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma;
     reduce-scatter, then all-gather.
@@ -74,18 +74,18 @@ def ring_all_reduce_s(
     >>> ring_all_reduce_s(400, [1, 2, 4], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 6.0, 12.0]
     """
-    scatter = np.asarray(
-        ring_reduce_scatter_s(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    )
-    return plain(scatter + ring_all_gather_s(n_bytes, n_ranks, latency_s, s_per_byte))
+    return ring_reduce_scatter_s(
+        n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte
+    ) + ring_all_gather_s(n_bytes, n_ranks, latency_s, s_per_byte)
 
 
+@formula()
 def recursive_doubling_all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """All-reduce by recursive doubling in seconds: log2 p (alpha + n (beta + gamma)).
 
@@ -97,16 +97,19 @@ def recursive_doubling_all_reduce_s(
     >>> recursive_doubling_all_reduce_s(100, [4, 5], latency_s=1.0, s_per_byte=0.01).tolist()
     [4.0, 8.0]
     """
-    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    return plain(_floor_log2(p) * (alpha + n * (beta + gamma)) + _folded(n, p, alpha, beta, gamma))
+    step_s = latency_s + n_bytes * (s_per_byte + reduce_s_per_byte)
+    return _floor_log2(n_ranks) * step_s + _folded(
+        n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte
+    )
 
 
+@formula()
 def rabenseifner_all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Rabenseifner's all-reduce in seconds: 2 log2 p alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
 
@@ -118,20 +121,22 @@ def rabenseifner_all_reduce_s(
     >>> rabenseifner_all_reduce_s(400, 4, latency_s=1.0, s_per_byte=0.01)
     10.0
     """
-    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    steps = _floor_log2(p)
-    share = 1 - 2.0**-steps
-    return plain(
-        2 * steps * alpha + share * n * (2 * beta + gamma) + _folded(n, p, alpha, beta, gamma)
+    steps = _floor_log2(n_ranks)
+    moved_bytes = (1 - 2.0**-steps) * n_bytes
+    return (
+        2 * steps * latency_s
+        + moved_bytes * (2 * s_per_byte + reduce_s_per_byte)
+        + _folded(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
     )
 
 
+@formula()
 def recursive_halving_reduce_scatter_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Reduce-scatter by recursive halving in seconds: log2 p alpha + (p-1)/p n (beta + gamma).
     Thakur et al. 2005.
@@ -141,17 +146,18 @@ def recursive_halving_reduce_scatter_s(
     >>> recursive_halving_reduce_scatter_s(400, 4, latency_s=1.0, s_per_byte=0.01)
     5.0
     """
-    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    if not np.all(p == 2 ** _floor_log2(p)):
+    steps = _floor_log2(n_ranks)
+    if not np.all(n_ranks == 2**steps):
         raise DlperfError(
-            f"n_ranks is {n_ranks!r}; recursive halving and doubling need a power of two. Take the"
-            " ring, or Bruck's all-gather"
+            f"n_ranks is {np.asarray(n_ranks).astype(int)}; recursive halving and doubling need a"
+            " power of two. Take the ring, or Bruck's all-gather"
         )
-    return plain(_floor_log2(p) * alpha + (p - 1) / p * n * (beta + gamma))
+    return steps * latency_s + (n_ranks - 1) / n_ranks * n_bytes * (s_per_byte + reduce_s_per_byte)
 
 
+@formula()
 def recursive_doubling_all_gather_s(
-    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+    n_bytes: Quantity, n_ranks: Quantity, latency_s: Quantity, s_per_byte: Quantity
 ) -> Quantity:
     """All-gather by recursive doubling in seconds: log2 p alpha + (p-1)/p n beta. Thakur et al.
     2005. Raises as recursive halving does.
@@ -162,8 +168,9 @@ def recursive_doubling_all_gather_s(
     return recursive_halving_reduce_scatter_s(n_bytes, n_ranks, latency_s, s_per_byte)
 
 
+@formula()
 def bruck_all_gather_s(
-    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+    n_bytes: Quantity, n_ranks: Quantity, latency_s: Quantity, s_per_byte: Quantity
 ) -> Quantity:
     """Bruck's all-gather in seconds: ceil(log2 p) alpha + (p-1)/p n beta, for any p. Bruck et al.
     1997; Thakur et al. 2005.
@@ -173,12 +180,12 @@ def bruck_all_gather_s(
     >>> bruck_all_gather_s(500, 5, latency_s=1.0, s_per_byte=0.01)  # 1, 2 and 1 blocks
     7.0
     """
-    n, p, alpha, beta, _ = _checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0)
-    return plain(np.ceil(np.log2(p)) * alpha + (p - 1) / p * n * beta)
+    return stages(n_ranks) * latency_s + (n_ranks - 1) / n_ranks * n_bytes * s_per_byte
 
 
+@formula()
 def binomial_broadcast_s(
-    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+    n_bytes: Quantity, n_ranks: Quantity, latency_s: Quantity, s_per_byte: Quantity
 ) -> Quantity:
     """Broadcast by a binomial tree in seconds: ceil(log2 p) (alpha + n beta). Chan et al. 2007,
     minimum spanning tree. For short vectors.
@@ -189,12 +196,13 @@ def binomial_broadcast_s(
     return binomial_reduce_s(n_bytes, n_ranks, latency_s, s_per_byte)
 
 
+@formula()
 def binomial_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Sum at one rank by a binomial tree in seconds: ceil(log2 p) (alpha + n (beta + gamma)). Chan
     et al. 2007.
@@ -202,16 +210,16 @@ def binomial_reduce_s(
     >>> binomial_reduce_s(100, 4, latency_s=1.0, s_per_byte=0.01, reduce_s_per_byte=0.01)
     6.0
     """
-    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    return plain(np.ceil(np.log2(p)) * (alpha + n * (beta + gamma)))
+    return stages(n_ranks) * (latency_s + n_bytes * (s_per_byte + reduce_s_per_byte))
 
 
+@formula()
 def binomial_all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """All-reduce by a binomial tree up and down in seconds: ceil(log2 p) (2 alpha + n (2 beta +
     gamma)). Chan et al. 2007.
@@ -219,12 +227,14 @@ def binomial_all_reduce_s(
     >>> binomial_all_reduce_s(100, 4, latency_s=1.0, s_per_byte=0.01)
     8.0
     """
-    up = np.asarray(binomial_reduce_s(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte))
-    return plain(up + binomial_broadcast_s(n_bytes, n_ranks, latency_s, s_per_byte))
+    return binomial_reduce_s(
+        n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte
+    ) + binomial_broadcast_s(n_bytes, n_ranks, latency_s, s_per_byte)
 
 
+@formula()
 def scatter_all_gather_broadcast_s(
-    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+    n_bytes: Quantity, n_ranks: Quantity, latency_s: Quantity, s_per_byte: Quantity
 ) -> Quantity:
     """Broadcast of a long vector in seconds: (ceil(log2 p) + p - 1) alpha + 2 (p-1)/p n beta.
 
@@ -235,16 +245,17 @@ def scatter_all_gather_broadcast_s(
     >>> scatter_all_gather_broadcast_s(400, 4, latency_s=1.0, s_per_byte=0.01)
     11.0
     """
-    n, p, alpha, beta, _ = _checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0)
-    return plain((np.ceil(np.log2(p)) + p - 1) * alpha + 2 * (p - 1) / p * n * beta)
+    steps = stages(n_ranks) + n_ranks - 1
+    return steps * latency_s + 2 * (n_ranks - 1) / n_ranks * n_bytes * s_per_byte
 
 
+@formula()
 def double_binary_tree_broadcast_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    n_blocks: ArrayLike | None = None,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    n_blocks: Quantity | None = None,
 ) -> Quantity:
     """Broadcast by two binary trees in seconds, each with half of the vector in b blocks: 2 (h + b
     - 1) (alpha + beta n / 2b), h = ceil(log2 p).
@@ -263,16 +274,17 @@ def double_binary_tree_broadcast_s(
     >>> double_binary_tree_broadcast_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)
     24.0
     """
-    return _two_trees_s(*_checked(n_bytes, n_ranks, latency_s, s_per_byte, 0.0), n_blocks)
+    return _two_trees_s(n_bytes, n_ranks, latency_s, s_per_byte, n_blocks)
 
 
+@formula()
 def double_binary_tree_all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
-    n_blocks: ArrayLike | None = None,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
+    n_blocks: Quantity | None = None,
 ) -> Quantity:
     """All-reduce by two binary trees in seconds: up with sums, then down: 4 (h + b - 1) (alpha +
     beta n / 2b) + 2 (h + b - 1) gamma n / 2b.
@@ -284,48 +296,42 @@ def double_binary_tree_all_reduce_s(
     >>> double_binary_tree_all_reduce_s(800, 8, latency_s=1.0, s_per_byte=0.01, n_blocks=4)
     48.0
     """
-    n, p, alpha, beta, gamma = _checked(n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte)
-    zero = np.asarray(0.0)
-    return plain(
-        np.asarray(_two_trees_s(n, p, alpha, beta, gamma, n_blocks))
-        + _two_trees_s(n, p, alpha, beta, zero, n_blocks)
-    )
+    return _two_trees_s(
+        n_bytes, n_ranks, latency_s, s_per_byte + reduce_s_per_byte, n_blocks
+    ) + _two_trees_s(n_bytes, n_ranks, latency_s, s_per_byte, n_blocks)
+
+
+def stages(n_ranks: Quantity) -> Quantity:
+    """Stages of a tree: ceil(log2 p)."""
+    return np.asarray(np.ceil(np.log2(n_ranks)))
 
 
 def _two_trees_s(
-    n: Reals, p: Reals, alpha: Reals, beta: Reals, gamma: Reals, n_blocks: ArrayLike | None
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    n_blocks: Quantity | None,
 ) -> Quantity:
-    depth = np.ceil(np.log2(p))
-    each = (beta + gamma) * n / 2
+    depth, each = stages(n_ranks), s_per_byte * n_bytes / 2
     if n_blocks is None:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            best = np.sqrt(np.where(each > 0, np.maximum(depth - 1, 0) * each / alpha, 0.0))
-        blocks = np.clip(np.nan_to_num(best, nan=1.0), 1.0, np.maximum(n, 1.0))
-    else:
-        blocks = counts("n_blocks", n_blocks)
-    return plain(np.where(p > 1, 2 * (depth + blocks - 1) * (alpha + each / blocks), 0.0))
+            best = np.sqrt(np.where(each > 0, np.maximum(depth - 1, 0) * each / latency_s, 0.0))
+        n_blocks = np.clip(np.nan_to_num(best, nan=1.0), 1.0, np.maximum(n_bytes, 1.0))
+    return np.where(n_ranks > 1, 2 * (depth + n_blocks - 1) * (latency_s + each / n_blocks), 0.0)
 
 
-def _checked(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike,
-) -> tuple[Reals, Reals, Reals, Reals, Reals]:
-    link = at_least("latency_s", latency_s), at_least("s_per_byte", s_per_byte)
-    return (
-        at_least("n_bytes", n_bytes),
-        counts("n_ranks", n_ranks),
-        *link,
-        at_least("reduce_s_per_byte", reduce_s_per_byte),
-    )
+def _floor_log2(n_ranks: Quantity) -> Quantity:
+    return np.asarray(np.floor(np.log2(n_ranks)))
 
 
-def _floor_log2(p: Reals) -> Reals:
-    return np.asarray(np.floor(np.log2(p)))
-
-
-def _folded(n: Reals, p: Reals, alpha: Reals, beta: Reals, gamma: Reals) -> Reals:
+def _folded(
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity,
+) -> Quantity:
     """What ranks beyond the largest power of two cost."""
-    return np.asarray(np.where(p > 2 ** _floor_log2(p), 2 * alpha + n * (2 * beta + gamma), 0.0))
+    fold_s = 2 * latency_s + n_bytes * (2 * s_per_byte + reduce_s_per_byte)
+    return np.where(n_ranks > 2 ** _floor_log2(n_ranks), fold_s, 0.0)

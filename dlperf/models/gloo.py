@@ -34,21 +34,21 @@ does not hold it. Arguments may be numbers or arrays that broadcast.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dlperf.core.units import MIB
-from dlperf.models.arguments import Reals, at_least, counts, plain, positive
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import Quantity, Reals, formula, plain
+from dlperf.models.collectives import stages
 
 MAX_SEGMENT_BYTES = MIB
 """kMaxSegmentSize in allreduce.h; torch leaves it as it is."""
 
 
+@formula()
 def segments(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    item_bytes: int = 4,
-    max_segment_bytes: int = MAX_SEGMENT_BYTES,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    item_bytes: Quantity = 4,
+    max_segment_bytes: Quantity = MAX_SEGMENT_BYTES,
 ) -> tuple[Quantity, Quantity]:
     """How the ring cuts a vector: number of segments, and bytes of a segment (the last ones may be
     shorter, or empty and then not sent).
@@ -61,21 +61,22 @@ def segments(
     >>> segments(4 * 2**20, 2), segments(2**20, 2), segments(5 * 2**20, 2)
     ((4.0, 1048576.0), (4.0, 262144.0), (6.0, 873816.0))
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    item, most = counts("item_bytes", item_bytes), positive("max_segment_bytes", max_segment_bytes)
-    most = item * np.maximum(1, np.floor(most / item))
-    n_segments = np.ceil(np.maximum(np.ceil(whole / most), 2 * ranks) / ranks) * ranks
-    return plain(n_segments), plain(np.ceil(np.ceil(whole / n_segments) / item) * item)
+    most = item_bytes * np.maximum(1, np.floor(max_segment_bytes / item_bytes))
+    each = np.ceil(np.maximum(np.ceil(n_bytes / most), 2 * n_ranks) / n_ranks)
+    n_segments = each * n_ranks
+    length = np.ceil(np.ceil(n_bytes / n_segments) / item_bytes) * item_bytes
+    return plain(n_segments), plain(length)
 
 
+@formula()
 def all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
-    handshake_s: ArrayLike = 0.0,
-    item_bytes: int = 4,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
+    handshake_s: Quantity = 0.0,
+    item_bytes: Quantity = 4,
 ) -> Quantity:
     """Time of gloo's ring all-reduce in seconds.
 
@@ -100,17 +101,18 @@ def all_reduce_s(
     sums_s, copies_s = _halves_s(
         n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte, handshake_s, item_bytes
     )
-    return plain(sums_s + copies_s)
+    return sums_s + copies_s
 
 
+@formula()
 def reduce_scatter_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
-    handshake_s: ArrayLike = 0.0,
-    item_bytes: int = 4,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
+    handshake_s: Quantity = 0.0,
+    item_bytes: Quantity = 4,
 ) -> Quantity:
     """Time of torch's reduce-scatter over gloo in seconds: that of :func:`all_reduce_s`, because it
     is one, of which every rank keeps its part.
@@ -126,12 +128,13 @@ def reduce_scatter_s(
     )
 
 
+@formula()
 def all_gather_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    handshake_s: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    handshake_s: Quantity = 0.0,
 ) -> Quantity:
     """Time of gloo's all-gather in seconds; `n_bytes` is the gathered vector, of which every rank
     brings n / p.
@@ -143,19 +146,14 @@ def all_gather_s(
     >>> all_gather_s(800, 2, latency_s=1.0, s_per_byte=0.01)  # two messages of 200 bytes
     5.0
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
-    time_s = _two_in_flight_s(
-        2 * (ranks - 1),
-        wait,
-        at_least("s_per_byte", s_per_byte) * whole / (2 * ranks),
-        np.asarray(0.0),
-    )
-    return plain(np.where((ranks > 1) & (whole > 0), time_s, 0.0))
+    transfer_s = s_per_byte * n_bytes / (2 * n_ranks)
+    time_s = _two_in_flight_s(2 * (n_ranks - 1), latency_s + handshake_s, transfer_s, 0.0)
+    return np.where(np.logical_and(n_ranks > 1, n_bytes > 0), time_s, 0.0)
 
 
+@formula()
 def broadcast_s(
-    n_bytes: ArrayLike, n_ranks: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike
+    n_bytes: Quantity, n_ranks: Quantity, latency_s: Quantity, s_per_byte: Quantity
 ) -> Quantity:
     """Time of gloo's broadcast in seconds, until the last rank has the vector.
 
@@ -169,24 +167,22 @@ def broadcast_s(
     >>> broadcast_s(100, [1, 2, 4, 5], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 2.0, 4.0, 4.0]
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    latency, transfer = at_least("latency_s", latency_s), at_least("s_per_byte", s_per_byte) * whole
-    depth = np.ceil(np.log2(ranks))
-    last = np.vectorize(_most_bits, otypes=[np.float64])(ranks)
-    below = np.maximum(depth - 1, 0) * (
-        latency + transfer
-    )  # rank 2^(d-1) - 1 hears early, but by the most hops
-    return plain(np.maximum(depth * transfer + last * latency, below))
+    transfer_s, depth = s_per_byte * n_bytes, stages(n_ranks)
+    last = np.vectorize(_most_bits, otypes=[np.float64])(n_ranks)
+    # rank 2^(d-1) - 1 hears early, but by the most hops
+    below_s = np.maximum(depth - 1, 0) * (latency_s + transfer_s)
+    return np.asarray(np.maximum(depth * transfer_s + last * latency_s, below_s))
 
 
+@formula()
 def reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
-    handshake_s: ArrayLike = 0.0,
-    item_bytes: int = 4,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
+    handshake_s: Quantity = 0.0,
+    item_bytes: Quantity = 4,
 ) -> Quantity:
     """Time of gloo's reduce in seconds, until the root has the sum: the first half of
     :func:`all_reduce_s`, then :func:`gather_s`.
@@ -200,15 +196,16 @@ def reduce_s(
     sums_s, _ = _halves_s(
         n_bytes, n_ranks, latency_s, s_per_byte, reduce_s_per_byte, handshake_s, item_bytes
     )
-    return plain(sums_s + gather_s(n_bytes, n_ranks, latency_s, s_per_byte, handshake_s))
+    return sums_s + gather_s(n_bytes, n_ranks, latency_s, s_per_byte, handshake_s)
 
 
+@formula()
 def gather_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    handshake_s: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    handshake_s: Quantity = 0.0,
 ) -> Quantity:
     """Time of gloo's gather in seconds, and of its scatter: alpha + handshake + (p-1)/p beta n, all
     of it through the root's port.
@@ -219,21 +216,17 @@ def gather_s(
     >>> gather_s(400, [1, 4], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 4.0]
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
-    return plain(
-        np.where(
-            ranks > 1, wait + (ranks - 1) / ranks * at_least("s_per_byte", s_per_byte) * whole, 0.0
-        )
-    )
+    moved_s = (n_ranks - 1) / n_ranks * s_per_byte * n_bytes
+    return np.where(n_ranks > 1, latency_s + handshake_s + moved_s, 0.0)
 
 
+@formula()
 def all_to_all_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    handshake_s: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    handshake_s: Quantity = 0.0,
 ) -> Quantity:
     """Time of gloo's all-to-all in seconds: as :func:`gather_s`, because every port takes as much
     in and out as a gather's root takes in.
@@ -248,7 +241,8 @@ def all_to_all_s(
     return gather_s(n_bytes, n_ranks, latency_s, s_per_byte, handshake_s)
 
 
-def barrier_s(n_ranks: ArrayLike, latency_s: ArrayLike, handshake_s: ArrayLike = 0.0) -> Quantity:
+@formula()
+def barrier_s(n_ranks: Quantity, latency_s: Quantity, handshake_s: Quantity = 0.0) -> Quantity:
     """Time of gloo's barrier in seconds: ceil(log2 p) rounds of an empty message, alpha + handshake
     each.
 
@@ -258,20 +252,17 @@ def barrier_s(n_ranks: ArrayLike, latency_s: ArrayLike, handshake_s: ArrayLike =
     >>> barrier_s([1, 2, 5], latency_s=1.0).tolist()
     [0.0, 1.0, 3.0]
     """
-    ranks = counts("n_ranks", n_ranks)
-    return plain(
-        np.ceil(np.log2(ranks))
-        * (at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s))
-    )
+    return stages(n_ranks) * (latency_s + handshake_s)
 
 
+@formula()
 def bcube_all_reduce_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike = 0.0,
-    handshake_s: ArrayLike = 0.0,
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity = 0.0,
+    handshake_s: Quantity = 0.0,
 ) -> Quantity:
     """Time of gloo's bcube all-reduce in seconds (`AllreduceOptions::Algorithm::BCUBE`, which torch
     does not use).
@@ -288,46 +279,35 @@ def bcube_all_reduce_s(
     >>> bcube_all_reduce_s(400, [1, 2, 4, 8], latency_s=1.0, s_per_byte=0.01).tolist()
     [0.0, 6.0, 10.0, 13.0]
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    n_steps = np.vectorize(_n_bcube_steps, otypes=[np.float64])(ranks)
-    per_byte = 2 * at_least("s_per_byte", s_per_byte) + at_least(
-        "reduce_s_per_byte", reduce_s_per_byte
-    )
-    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
-    return plain(
-        np.where(whole > 0, 2 * n_steps * wait + (ranks - 1) / ranks * whole * per_byte, 0.0)
-    )
+    wait_s = 2 * np.vectorize(_n_bcube_steps)(n_ranks) * (latency_s + handshake_s)
+    moved_s = (n_ranks - 1) / n_ranks * n_bytes * (2 * s_per_byte + reduce_s_per_byte)
+    return np.where(n_bytes > 0, wait_s + moved_s, 0.0)
 
 
 def _halves_s(
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    latency_s: ArrayLike,
-    s_per_byte: ArrayLike,
-    reduce_s_per_byte: ArrayLike,
-    handshake_s: ArrayLike,
-    item_bytes: int,
-) -> tuple[Reals, Reals]:
+    n_bytes: Quantity,
+    n_ranks: Quantity,
+    latency_s: Quantity,
+    s_per_byte: Quantity,
+    reduce_s_per_byte: Quantity,
+    handshake_s: Quantity,
+    item_bytes: Quantity,
+) -> tuple[Quantity, Quantity]:
     """Seconds of the two halves of a ring all-reduce: parts are summed on their way round, then the
     sums go round.
     """
-    whole, ranks = at_least("n_bytes", n_bytes), counts("n_ranks", n_ranks)
-    n_segments, length = (np.asarray(part) for part in segments(whole, ranks, item_bytes))
-    n_messages = n_segments / ranks * (ranks - 1)
-    wait = at_least("latency_s", latency_s) + at_least("handshake_s", handshake_s)
-    transfer, work = (
-        at_least("s_per_byte", s_per_byte) * length,
-        at_least("reduce_s_per_byte", reduce_s_per_byte) * length,
-    )
-    moves = (ranks > 1) & (whole > 0)
+    n_segments, length = segments(n_bytes, n_ranks, item_bytes)
+    n_messages, moves = n_segments / n_ranks * (n_ranks - 1), (n_ranks > 1) & (n_bytes > 0)
     sums_s, copies_s = (
-        np.where(moves, _two_in_flight_s(n_messages, wait, transfer, each), 0.0)
-        for each in (work, np.asarray(0.0))
+        _two_in_flight_s(n_messages, latency_s + handshake_s, s_per_byte * length, work_s)
+        for work_s in (reduce_s_per_byte * length, 0.0)
     )
-    return sums_s, copies_s
+    return np.where(moves, sums_s, 0.0), np.where(moves, copies_s, 0.0)
 
 
-def _two_in_flight_s(n_messages: Reals, wait_s: Reals, transfer_s: Reals, work_s: Reals) -> Reals:
+def _two_in_flight_s(
+    n_messages: Quantity, wait_s: Quantity, transfer_s: Quantity, work_s: Quantity
+) -> Reals:
     """N messages round a ring, two in flight: message i is sent when message i - 2 of the neighbour
     has arrived and been worked on.
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlperf.core.errors import DlperfError
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import POSITIVE, Quantity, formula
 
 COMPUTE = -1
 """What :func:`binding_level` answers where no memory binds."""
 
 
-def level_intensities(flops: ArrayLike, level_bytes: ArrayLike) -> NDArray[np.float64]:
+@formula()
+def level_intensities(flops: Quantity, level_bytes: ArrayLike) -> NDArray[np.float64]:
     """Arithmetic intensity at every level: AI_level = FLOPs / Bytes_level, in FLOP per byte.
 
     Yang et al. 2019, equation 2. `flops` [FLOP] of shape (...), `level_bytes` [bytes] of shape
@@ -31,16 +31,14 @@ def level_intensities(flops: ArrayLike, level_bytes: ArrayLike) -> NDArray[np.fl
     >>> level_intensities(8.0, [4.0, 2.0, 0.0]).tolist()
     [2.0, 4.0, inf]
     """
-    work, moved = (
-        _not_negative("flops", flops)[..., None],
-        _not_negative("level_bytes", level_bytes),
-    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(moved > 0, work / moved, np.inf)
+        intensities = np.divide(np.asarray(flops)[..., None], level_bytes)
+    return np.where(np.greater(level_bytes, 0), intensities, np.inf)
 
 
+@formula()
 def attainable_flops_per_s(
-    level_intensity: ArrayLike, peak_flops_per_s: ArrayLike, level_bytes_per_s: ArrayLike
+    level_intensity: ArrayLike, peak_flops_per_s: Quantity, level_bytes_per_s: ArrayLike
 ) -> Quantity:
     """Attainable performance in FLOP/s under all roofs: min(peak, min over levels of bandwidth x
     intensity).
@@ -54,13 +52,12 @@ def attainable_flops_per_s(
     >>> float(attainable_flops_per_s([0.5, 2.0], 100.0, [80.0, 10.0]))  # min(100, 40, 20)
     20.0
     """
-    slopes = _not_negative("level_intensity", level_intensity) * _positive(
-        "level_bytes_per_s", level_bytes_per_s
-    )
-    return _plain(np.minimum(_positive("peak_flops_per_s", peak_flops_per_s), slopes.min(axis=-1)))
+    slopes = np.multiply(level_intensity, level_bytes_per_s)
+    return np.asarray(np.minimum(peak_flops_per_s, slopes.min(axis=-1)))
 
 
-def time_s(compute_s: ArrayLike, level_bytes: ArrayLike, level_bytes_per_s: ArrayLike) -> Quantity:
+@formula()
+def time_s(compute_s: Quantity, level_bytes: ArrayLike, level_bytes_per_s: ArrayLike) -> Quantity:
     """Least time in seconds: max(compute, max over levels of bytes / bandwidth).
 
     The model of :func:`attainable_flops_per_s` solved for time; the arithmetic comes in as seconds,
@@ -70,14 +67,13 @@ def time_s(compute_s: ArrayLike, level_bytes: ArrayLike, level_bytes_per_s: Arra
     >>> float(time_s(0.5, [80.0, 20.0], [80.0, 10.0]))
     2.0
     """
-    memory = _not_negative("level_bytes", level_bytes) / _positive(
-        "level_bytes_per_s", level_bytes_per_s
-    )
-    return _plain(np.maximum(_not_negative("compute_s", compute_s), memory.max(axis=-1)))
+    memory_s = np.divide(level_bytes, level_bytes_per_s)
+    return np.asarray(np.maximum(compute_s, memory_s.max(axis=-1)))
 
 
+@formula()
 def binding_level(
-    compute_s: ArrayLike, level_bytes: ArrayLike, level_bytes_per_s: ArrayLike
+    compute_s: Quantity, level_bytes: ArrayLike, level_bytes_per_s: ArrayLike
 ) -> NDArray[np.int64]:
     """Which roof is the lowest: the place of a level on the last axis, or :data:`COMPUTE`; of
     equals the arithmetic, then the inner level.
@@ -87,15 +83,12 @@ def binding_level(
     >>> [int(binding_level(s, [80.0, 20.0], [80.0, 10.0])) for s in (0.5, 3.0)]
     [1, -1]
     """
-    memory = _not_negative("level_bytes", level_bytes) / _positive(
-        "level_bytes_per_s", level_bytes_per_s
-    )
-    return np.where(
-        memory.max(axis=-1) > _not_negative("compute_s", compute_s), memory.argmax(axis=-1), COMPUTE
-    )
+    memory_s = np.divide(level_bytes, level_bytes_per_s)
+    return np.where(memory_s.max(axis=-1) > compute_s, memory_s.argmax(axis=-1), COMPUTE)
 
 
-def fma_fraction(fma_instructions: ArrayLike, other_instructions: ArrayLike) -> Quantity:
+@formula()
+def fma_fraction(fma_instructions: Quantity, other_instructions: Quantity) -> Quantity:
     """alpha: the share of fused multiply-adds among floating-point instructions.
 
     Yang et al. 2019, equation 6. Instructions of equal width, predicated ones left out. Raises
@@ -104,14 +97,12 @@ def fma_fraction(fma_instructions: ArrayLike, other_instructions: ArrayLike) -> 
     >>> fma_fraction(60, 40)
     0.6
     """
-    fma, other = (
-        _not_negative("fma_instructions", fma_instructions),
-        _not_negative("other_instructions", other_instructions),
-    )
-    return _plain(fma / _positive("the number of floating-point instructions", fma + other))
+    total = fma_instructions + other_instructions
+    return fma_instructions / POSITIVE.check("the number of floating-point instructions", total)
 
 
-def fma_mix_fraction(alpha: ArrayLike) -> Quantity:
+@formula()
+def fma_mix_fraction(alpha: Quantity) -> Quantity:
     """beta: the share of the FMA peak that an instruction mix can reach, (2 alpha + (1 - alpha)) /
     2.
 
@@ -123,17 +114,15 @@ def fma_mix_fraction(alpha: ArrayLike) -> Quantity:
     >>> fma_mix_fraction(0.6)
     0.8
     """
-    share = _not_negative("alpha", alpha)
-    if not np.all(share <= 1):
-        raise DlperfError(f"alpha is {alpha!r}; it is a fraction from 0 to 1")
-    return _plain((share * 2 + (1 - share)) / 2)
+    return (alpha * 2 + (1 - alpha)) / 2
 
 
+@formula()
 def compute_s(
-    fma_flops: ArrayLike,
-    other_flops: ArrayLike,
-    fma_flops_per_s: ArrayLike,
-    other_flops_per_s: ArrayLike,
+    fma_flops: Quantity,
+    other_flops: Quantity,
+    fma_flops_per_s: Quantity,
+    other_flops_per_s: Quantity,
 ) -> Quantity:
     """Least time of arithmetic in seconds, multiply-adds at their peak and all else at its own:
     F_fma / P_fma + F_other / P_other.
@@ -146,16 +135,12 @@ def compute_s(
     >>> compute_s(40.0, 10.0, fma_flops_per_s=20.0, other_flops_per_s=10.0)
     3.0
     """
-    fma = _not_negative("fma_flops", fma_flops) / _positive("fma_flops_per_s", fma_flops_per_s)
-    return _plain(
-        fma
-        + _not_negative("other_flops", other_flops)
-        / _positive("other_flops_per_s", other_flops_per_s)
-    )
+    return fma_flops / fma_flops_per_s + other_flops / other_flops_per_s
 
 
+@formula()
 def mixed_flops_per_s(
-    alpha: ArrayLike, fma_flops_per_s: ArrayLike, other_flops_per_s: ArrayLike
+    alpha: Quantity, fma_flops_per_s: Quantity, other_flops_per_s: Quantity
 ) -> Quantity:
     """The ceiling of a mix of instructions in FLOP/s: (1 + alpha) / (2 alpha / P_fma + (1 - alpha)
     / P_other).
@@ -167,28 +152,5 @@ def mixed_flops_per_s(
     >>> mixed_flops_per_s(0.6, 100.0, 50.0)
     80.0
     """
-    fma_mix_fraction(alpha)  # checks alpha
-    share = np.asarray(alpha, dtype=np.float64)
-    return _plain(
-        np.asarray(
-            (1 + share) / compute_s(2 * share, 1 - share, fma_flops_per_s, other_flops_per_s)
-        )
-    )
-
-
-def _plain(value: NDArray[np.float64]) -> Quantity:
-    return float(value) if np.ndim(value) == 0 else value
-
-
-def _positive(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.all(array > 0):
-        raise DlperfError(f"{name} is {value!r}; it must be positive")
-    return array
-
-
-def _not_negative(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.all(array >= 0):
-        raise DlperfError(f"{name} is {value!r}; it must be at least 0")
-    return array
+    seconds = compute_s(2 * alpha, 1 - alpha, fma_flops_per_s, other_flops_per_s)
+    return (1 + alpha) / seconds

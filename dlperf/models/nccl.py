@@ -17,18 +17,18 @@ this model just as they do for the tuner.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import GIGA
-from dlperf.models.arguments import at_least, counts, plain, positive
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import Quantity, Reals, check_fields, formula
 
 ALGORITHMS = ("tree", "ring")
 PROTOCOLS = ("LL", "LL128", "Simple")
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_COMBINATIONS = tuple(product(ALGORITHMS, PROTOCOLS))
 _MICRO = 1e-6
 _BASE_US = {"tree": (6.8, 14.0, 0.0), "ring": (6.6, 14.0, 8.4)}
 _HOP_US = {
@@ -148,11 +148,7 @@ class NcclSystem:
     ll128: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("n_ranks", "n_nodes", "n_channels"):
-            counts(name, getattr(self, name))
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "compute_capability"):
-            positive(name, getattr(self, name))
-        at_least("network_latency_s", self.network_latency_s)
+        check_fields(self)
         if self.n_ranks % self.n_nodes:
             raise DlperfError(
                 f"{self.n_ranks} ranks cannot be divided among {self.n_nodes} nodes; change n_ranks"
@@ -246,8 +242,9 @@ def latency_s(kind: str, algorithm: str, protocol: str, system: NcclSystem) -> f
     return (_BASE_US[algorithm][place] + hops) * _MICRO
 
 
+@formula()
 def algorithm_s(
-    kind: str, n_bytes: ArrayLike, algorithm: str, protocol: str, system: NcclSystem
+    kind: str, n_bytes: Quantity, algorithm: str, protocol: str, system: NcclSystem
 ) -> Quantity:
     """Time in seconds that the tuner expects of one algorithm and protocol; infinite where the
     combination does not exist.
@@ -261,32 +258,25 @@ def algorithm_s(
     >>> algorithm_s("all_reduce", 8e6, "ring", "Simple", system) * 1e6
     126.0
     """
-    n = at_least("n_bytes", n_bytes)
+    rate = bandwidth_bytes_per_s(kind, algorithm, protocol, system)
     if system.n_ranks == 1:
-        _known(kind, algorithm, protocol)
-        return plain(0.0 * n)
-    rate, latency = (
-        bandwidth_bytes_per_s(kind, algorithm, protocol, system),
-        np.full(n.shape, latency_s(kind, algorithm, protocol, system)),
-    )
+        return 0.0 * n_bytes
     if rate == 0:
-        return plain(np.full(n.shape, np.inf))
-    share = np.ones(n.shape)
+        return np.full(np.shape(n_bytes), np.inf)
+    seconds: Quantity = latency_s(kind, algorithm, protocol, system)
     if algorithm == "tree":
         table = np.array((*_TREE_SHARE[protocol], 1.0))
-        share = table[
-            np.minimum(np.floor(np.log2(np.maximum(n // 64, 1))), len(table) - 1).astype(int)
-        ]
+        doublings = np.floor(np.log2(np.maximum(n_bytes // 64, 1)))
+        rate = rate * table[np.minimum(doublings, len(table) - 1).astype(int)]
     elif protocol == "Simple" and kind == "all_reduce" and system.n_nodes > 1:
-        latency = np.where(
-            n // (system.n_channels * system.n_ranks) >= 64,
-            latency * (1.4 if system.compute_capability >= 80 else 1.9),
-            latency,
-        )
-    return plain(latency + n / (rate * share))
+        is_long = n_bytes // (system.n_channels * system.n_ranks) >= 64
+        longer = 1.4 if system.compute_capability >= 80 else 1.9
+        seconds = seconds * np.where(is_long, longer, 1.0)
+    return seconds + n_bytes / rate
 
 
-def collective_s(kind: str, n_bytes: ArrayLike, system: NcclSystem) -> Quantity:
+@formula()
+def collective_s(kind: str, n_bytes: Quantity, system: NcclSystem) -> Quantity:
     """Time in seconds of what the tuner would choose: the least over algorithms and protocols. One
     rank costs nothing.
 
@@ -296,7 +286,7 @@ def collective_s(kind: str, n_bytes: ArrayLike, system: NcclSystem) -> Quantity:
     >>> round(collective_s("all_reduce", 1024, NcclSystem(8, 1, 10, 20e9, 20e9)) * 1e6, 2)
     15.04
     """
-    return plain(np.asarray(_times(kind, n_bytes, system)).min(axis=0))
+    return np.asarray(_times(kind, n_bytes, system).min(axis=0))
 
 
 def choose(kind: str, n_bytes: float, system: NcclSystem) -> tuple[str, str]:
@@ -307,18 +297,11 @@ def choose(kind: str, n_bytes: float, system: NcclSystem) -> tuple[str, str]:
     >>> choose("all_reduce", 1024, system), choose("all_reduce", 1e9, system)
     (('ring', 'LL'), ('ring', 'Simple'))
     """
-    place = int(np.argmin(_times(kind, float(n_bytes), system)))
-    return ALGORITHMS[place // len(PROTOCOLS)], PROTOCOLS[place % len(PROTOCOLS)]
+    return _COMBINATIONS[int(np.argmin(_times(kind, n_bytes, system)))]
 
 
-def _times(kind: str, n_bytes: ArrayLike, system: NcclSystem) -> NDArray[np.float64]:
-    return np.stack(
-        [
-            np.asarray(algorithm_s(kind, n_bytes, algorithm, protocol, system))
-            for algorithm in ALGORITHMS
-            for protocol in PROTOCOLS
-        ]
-    )
+def _times(kind: str, n_bytes: Quantity, system: NcclSystem) -> Reals:
+    return np.stack([algorithm_s(kind, n_bytes, *pair, system) for pair in _COMBINATIONS])
 
 
 def _steps(kind: str, n_ranks: int) -> int:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlperf.core.errors import DlperfError
+from dlperf.models.arguments import check_fields
 from dlperf.models.buckets import Bucket
 
 GLOO_LANES, NCCL_LANES = 2, 1
@@ -47,10 +48,7 @@ class Collective:
     spared_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("duration_s", "link_frac", "stolen_s", "delayed_s", "spared_s"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise DlperfError(f"{name} is {value}; it must be finite and at least 0")
+        check_fields(self)
 
     def after_rest(self, stored_s: float) -> tuple[Collective, float]:
         """The collective over a link that has stored so much, and how much of that it uses.

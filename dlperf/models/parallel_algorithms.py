@@ -28,11 +28,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from dlperf.models.arguments import Reals, counts, plain
+from dlperf.models.arguments import Quantity, count, formula, plain
+from dlperf.models.collectives import stages
 from dlperf.models.ridgeline import arithmetic_intensity, network_intensity
-from dlperf.models.roofline import Quantity
 
 ELEMENT_BYTES = 8
 LINE_ELEMENTS = 8
@@ -60,17 +59,9 @@ class Work:
         return network_intensity(self.flops, self.network_bytes)
 
 
-def stages(n_ranks: ArrayLike) -> Quantity:
-    """Stages of a tree over P ranks: ceil(log2 P) (section 2.3.3).
-
-    >>> stages([1, 2, 5, 8]).tolist()
-    [0.0, 1.0, 3.0, 3.0]
-    """
-    return plain(np.ceil(np.log2(counts("n_ranks", n_ranks))))
-
-
+@formula()
 def summa(
-    n: ArrayLike, n_rows: ArrayLike, n_columns: ArrayLike, cache_elements: float = CACHE_ELEMENTS
+    n: Quantity, n_rows: Quantity, n_columns: Quantity, cache_elements: float = CACHE_ELEMENTS
 ) -> Work:
     """SUMMA, C <- alpha A B + beta C of N x N doubles on a grid of processes.
 
@@ -82,51 +73,53 @@ def summa(
     >>> round(summa(10**9, 1, 1).operational_intensity, 1)  # 2 sqrt(2048) / 8
     11.3
     """
-    size, r, c = counts("n", n), counts("n_rows", n_rows), counts("n_columns", n_columns)
-    lines = LINE_ELEMENTS + size**2 + size**3 / np.sqrt(cache_elements)
-    trees = r * np.ceil(np.log2(r)) + c * np.ceil(np.log2(c))
+    lines = LINE_ELEMENTS + n**2 + n**3 / np.sqrt(cache_elements)
+    trees = n_rows * stages(n_rows) + n_columns * stages(n_columns)
+    n_ranks = n_rows * n_columns
     return _work(
-        (2 * size**3 + 2 * size**2) / (r * c),
-        ELEMENT_BYTES * lines / (r * c),
-        ELEMENT_BYTES * size**2 / (r * c) * trees,
+        (2 * n**3 + 2 * n**2) / n_ranks,
+        ELEMENT_BYTES * lines / n_ranks,
+        ELEMENT_BYTES * n**2 / n_ranks * trees,
     )
 
 
-def dgemv(n: ArrayLike, n_ranks: ArrayLike) -> Work:
+@formula()
+def dgemv(n: Quantity, n_ranks: Quantity) -> Work:
     """y <- alpha A x + beta y with N x N doubles: F = (2 N^2 + 2 N) / P, B_M = (8 N^2 + 24 N) / P,
     B_N = 8 (N / P) (P - 1), the all-gather of x.
 
     >>> dgemv(10, 2)  # 220 / 2, 1040 / 2, 8 x 5
     Work(flops=110.0, memory_bytes=520.0, network_bytes=40.0)
     """
-    size, p = counts("n", n), counts("n_ranks", n_ranks)
     return _work(
-        (2 * size**2 + 2 * size) / p, (8 * size**2 + 24 * size) / p, 8 * size / p * (p - 1)
+        (2 * n**2 + 2 * n) / n_ranks, (8 * n**2 + 24 * n) / n_ranks, 8 * n / n_ranks * (n_ranks - 1)
     )
 
 
-def ddot(n: ArrayLike, n_ranks: ArrayLike) -> Work:
+@formula()
+def ddot(n: Quantity, n_ranks: Quantity) -> Work:
     """x^T y of N doubles: F = 2 (N / P) - 1, B_M = 16 (N / P) + 8, B_N = 8 ceil(log P).
 
     >>> ddot(64, 4)
     Work(flops=31.0, memory_bytes=264.0, network_bytes=16.0)
     """
-    size, p = counts("n", n), counts("n_ranks", n_ranks)
-    return _work(2 * size / p - 1, 16 * size / p + 8, 8 * np.asarray(stages(p)))
+    return _work(2 * n / n_ranks - 1, 16 * n / n_ranks + 8, 8 * stages(n_ranks))
 
 
-def fft(n: ArrayLike, n_ranks: ArrayLike) -> Work:
+@formula(n=count(2))
+def fft(n: Quantity, n_ranks: Quantity) -> Work:
     """1D FFT of N complex doubles: F = 5 N log N / P, B_M = 48 N / P, B_N = 32 (N / P) ceil(log P),
     two transposes.
 
     >>> fft(1024, 4)  # 5 x 10 x 256, 48 x 256, 32 x 256 x 2
     Work(flops=12800.0, memory_bytes=12288.0, network_bytes=16384.0)
     """
-    size, p = counts("n", n, 2), counts("n_ranks", n_ranks)
-    return _work(5 * size * np.log2(size) / p, 48 * size / p, 32 * size / p * np.asarray(stages(p)))
+    own = n / n_ranks
+    return _work(5 * own * np.log2(n), 48 * own, 32 * own * stages(n_ranks))
 
 
-def stencil(n: ArrayLike, n_ranks: ArrayLike) -> Work:
+@formula(n=count(3))
+def stencil(n: Quantity, n_ranks: Quantity) -> Work:
     """One sweep of the 5-point stencil over N x N doubles, rows shared: F = 4 (N - 2)^2 / P, B_M =
     56 (N - 2)^2 / P, B_N = 32 N.
 
@@ -136,12 +129,12 @@ def stencil(n: ArrayLike, n_ranks: ArrayLike) -> Work:
     >>> stencil(66, 4).operational_intensity  # 4 / 56, whatever the size
     0.07142857142857142
     """
-    size, p = counts("n", n, 3), counts("n_ranks", n_ranks)
-    points = (size - 2) ** 2 / p
-    return _work(4 * points, 56 * points, np.where(p > 1, 32 * size, 0.0))
+    points = (n - 2) ** 2 / n_ranks
+    return _work(4 * points, 56 * points, np.where(n_ranks > 1, 32 * n, 0.0))
 
 
-def boruvka(n_vertices: ArrayLike, n_edges: ArrayLike, n_ranks: ArrayLike) -> Work:
+@formula(n_vertices=count(2))
+def boruvka(n_vertices: Quantity, n_edges: Quantity, n_ranks: Quantity) -> Work:
     """Boruvka's minimum spanning tree: F = |E| log|V| / P, B_M = 8 B Sort(|E|) log|V| / P, B_N = 12
     |V| (log|V| / 2) ceil(log P) + 12 |V| log|V|.
 
@@ -149,22 +142,18 @@ def boruvka(n_vertices: ArrayLike, n_edges: ArrayLike, n_ranks: ArrayLike) -> Wo
     >>> round(boruvka(2**20, 2**24, 1).operational_intensity, 4)
     0.0393
     """
-    v, e, p = (
-        counts("n_vertices", n_vertices, 2),
-        counts("n_edges", n_edges),
-        counts("n_ranks", n_ranks),
-    )
-    rounds = np.log2(v)
-    sort_lines = 1 + e / LINE_ELEMENTS * (1 + np.log2(e) / np.log2(CACHE_ELEMENTS))
-    sent = 12 * v * rounds / 2 * np.asarray(stages(p)) + 12 * v * rounds
+    rounds = np.log2(n_vertices)
+    sort_lines = 1 + n_edges / LINE_ELEMENTS * (1 + np.log2(n_edges) / np.log2(CACHE_ELEMENTS))
+    sent = 12 * n_vertices * rounds / 2 * stages(n_ranks) + 12 * n_vertices * rounds
     return _work(
-        e * rounds / p,
-        ELEMENT_BYTES * LINE_ELEMENTS * sort_lines * rounds / p,
-        np.where(p > 1, sent, 0.0),
+        n_edges * rounds / n_ranks,
+        ELEMENT_BYTES * LINE_ELEMENTS * sort_lines * rounds / n_ranks,
+        np.where(n_ranks > 1, sent, 0.0),
     )
 
 
-def dijkstra(n_vertices: ArrayLike, n_edges: ArrayLike, n_ranks: ArrayLike) -> Work:
+@formula(n_vertices=count(16))
+def dijkstra(n_vertices: Quantity, n_edges: Quantity, n_ranks: Quantity) -> Work:
     """Dijkstra's shortest paths: F = (|E| + |V| log|V|) / P, B_M = 8 B (|V| + |E|/B log(|V|/B)) /
     P, B_N = 16 |V| ceil(log P) + 4 (|V|/P) ceil(log P).
 
@@ -173,19 +162,13 @@ def dijkstra(n_vertices: ArrayLike, n_edges: ArrayLike, n_ranks: ArrayLike) -> W
     >>> dijkstra(16, 256, 2)  # (256 + 64) / 2, 8 x 8 x (16 + 32) / 2, 16 x 16 + 4 x 8
     Work(flops=160.0, memory_bytes=1536.0, network_bytes=288.0)
     """
-    v, e, p = (
-        counts("n_vertices", n_vertices, 16),
-        counts("n_edges", n_edges),
-        counts("n_ranks", n_ranks),
-    )
-    lines = v + e / LINE_ELEMENTS * np.log2(v / LINE_ELEMENTS)
-    depth = np.asarray(stages(p))
+    lines = n_vertices + n_edges / LINE_ELEMENTS * np.log2(n_vertices / LINE_ELEMENTS)
     return _work(
-        (e + v * np.log2(v)) / p,
-        ELEMENT_BYTES * LINE_ELEMENTS * lines / p,
-        16 * v * depth + 4 * v / p * depth,
+        (n_edges + n_vertices * np.log2(n_vertices)) / n_ranks,
+        ELEMENT_BYTES * LINE_ELEMENTS * lines / n_ranks,
+        (16 * n_vertices + 4 * n_vertices / n_ranks) * stages(n_ranks),
     )
 
 
-def _work(flops: Reals, memory_bytes: Reals, network_bytes: Reals) -> Work:
+def _work(flops: Quantity, memory_bytes: Quantity, network_bytes: Quantity) -> Work:
     return Work(plain(flops), plain(memory_bytes), plain(network_bytes))

@@ -11,14 +11,13 @@ models; they err low there.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import at_least, plain, positive
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import FROM_ONE, Quantity, formula
 
 
-def postal_s(n_bytes: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike) -> Quantity:
+@formula()
+def postal_s(n_bytes: Quantity, latency_s: Quantity, s_per_byte: Quantity) -> Quantity:
     """Time of a message in seconds by the postal model: T = alpha + beta n.
 
     Bar-Noy and Kipnis 1992; Choi et al. 2020, equation 1. alpha = `latency_s`, the time to start
@@ -29,19 +28,17 @@ def postal_s(n_bytes: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike) ->
     >>> postal_s([0, 1000], latency_s=0.5, s_per_byte=0.001).tolist()
     [0.5, 1.5]
     """
-    return plain(
-        at_least("latency_s", latency_s)
-        + at_least("s_per_byte", s_per_byte) * at_least("n_bytes", n_bytes)
-    )
+    return latency_s + s_per_byte * n_bytes
 
 
+@formula(n_messages=FROM_ONE)
 def loggp_s(
-    n_bytes: ArrayLike,
-    latency_s: ArrayLike,
-    overhead_s: ArrayLike,
-    gap_per_byte_s: ArrayLike,
-    gap_s: ArrayLike = 0.0,
-    n_messages: ArrayLike = 1,
+    n_bytes: Quantity,
+    latency_s: Quantity,
+    overhead_s: Quantity,
+    gap_per_byte_s: Quantity,
+    gap_s: Quantity = 0.0,
+    n_messages: Quantity = 1,
 ) -> Quantity:
     """Time in seconds until the last of a train of messages is received, by LogGP: o + (k-1) G +
     (m-1) (max(g, o) + (k-1) G) + L + o.
@@ -63,27 +60,19 @@ def loggp_s(
     >>> loggp_s(101, latency_s=5.0, overhead_s=1.0, gap_per_byte_s=0.1, gap_s=2.0, n_messages=2)
     29.0
     """
-    latency, overhead = at_least("latency_s", latency_s), at_least("overhead_s", overhead_s)
-    bytes_s = np.maximum(at_least("n_bytes", n_bytes) - 1, 0) * at_least(
-        "gap_per_byte_s", gap_per_byte_s
-    )
-    further = at_least("n_messages", n_messages, 1) - 1
-    return plain(
-        overhead
-        + bytes_s
-        + further * (np.maximum(at_least("gap_s", gap_s), overhead) + bytes_s)
-        + latency
-        + overhead
-    )
+    bytes_s = np.maximum(n_bytes - 1, 0) * gap_per_byte_s
+    further_s = (n_messages - 1) * (np.maximum(gap_s, overhead_s) + bytes_s)
+    return np.asarray(overhead_s + bytes_s + further_s + latency_s + overhead_s)
 
 
+@formula()
 def max_rate_s(
-    n_bytes: ArrayLike,
-    latency_s: ArrayLike,
-    base_bytes_per_s: ArrayLike,
-    added_bytes_per_s: ArrayLike,
-    n_senders: ArrayLike = 1,
-    injection_bytes_per_s: ArrayLike = np.inf,
+    n_bytes: Quantity,
+    latency_s: Quantity,
+    base_bytes_per_s: Quantity,
+    added_bytes_per_s: Quantity,
+    n_senders: Quantity = 1,
+    injection_bytes_per_s: Quantity = np.inf,
 ) -> Quantity:
     """Time of a message in seconds while k processes of its node send: T = alpha + k n / min(R_N,
     R_Cb + (k - 1) R_Ci).
@@ -105,21 +94,18 @@ def max_rate_s(
     >>> max_rate_s(100, 1.0, 60.0, 20.0, n_senders=3, injection_bytes_per_s=75.0)  # 1 + 300 / 75
     5.0
     """
-    senders = at_least("n_senders", n_senders)
-    rate = positive("base_bytes_per_s", base_bytes_per_s) + (senders - 1) * at_least(
-        "added_bytes_per_s", added_bytes_per_s
-    )
+    rate = base_bytes_per_s + (n_senders - 1) * added_bytes_per_s
     if not np.all(rate > 0):
         raise DlperfError(
-            f"the rate of {n_senders!r} senders is {rate} bytes/s; it must be positive, so"
+            f"the rate of {n_senders} senders is {rate} bytes/s; it must be positive, so"
             " base_bytes_per_s must exceed added_bytes_per_s"
         )
-    rate = np.minimum(rate, positive("injection_bytes_per_s", injection_bytes_per_s))
-    return plain(at_least("latency_s", latency_s) + senders * at_least("n_bytes", n_bytes) / rate)
+    return np.asarray(latency_s + n_senders * n_bytes / np.minimum(rate, injection_bytes_per_s))
 
 
+@formula()
 def max_rate_short_s(
-    n_bytes: ArrayLike, latency_s: ArrayLike, s_per_byte: ArrayLike, n_senders: ArrayLike = 1
+    n_bytes: Quantity, latency_s: Quantity, s_per_byte: Quantity, n_senders: Quantity = 1
 ) -> Quantity:
     """Time of a short message in seconds while k processes of its node send: T = alpha + k n beta.
 
@@ -132,11 +118,11 @@ def max_rate_short_s(
     >>> max_rate_short_s(100, latency_s=1.0, s_per_byte=0.01, n_senders=3)
     4.0
     """
-    work = at_least("n_senders", n_senders) * at_least("n_bytes", n_bytes)
-    return plain(at_least("latency_s", latency_s) + work * at_least("s_per_byte", s_per_byte))
+    return latency_s + n_senders * n_bytes * s_per_byte
 
 
-def k_model_senders(n_inter: ArrayLike, n_total: ArrayLike, n_senders: ArrayLike) -> Quantity:
+@formula()
+def k_model_senders(n_inter: Quantity, n_total: Quantity, n_senders: Quantity) -> Quantity:
     """The K-model's number of senders, k = K_inter / K_total x k'.
 
     Choi et al. 2020, equation 4. K_inter = `n_inter`, the most messages that any node sends to
@@ -152,10 +138,9 @@ def k_model_senders(n_inter: ArrayLike, n_total: ArrayLike, n_senders: ArrayLike
     >>> k_model_senders(12, 24, 6)  # the 6 x 8 halo exchange of the paper's Figure 1
     3.0
     """
-    inter, total = at_least("n_inter", n_inter), positive("n_total", n_total)
-    if not np.all(inter <= total):
+    if not np.all(n_inter <= n_total):
         raise DlperfError(
-            f"n_inter is {n_inter!r}, n_total {n_total!r}; a node cannot send more messages to"
+            f"n_inter is {n_inter:g}, n_total {n_total:g}; a node cannot send more messages to"
             " other nodes than in all"
         )
-    return plain(inter / total * at_least("n_senders", n_senders))
+    return n_inter / n_total * n_senders

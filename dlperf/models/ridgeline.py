@@ -22,11 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import Reals, at_least, plain, positive
-from dlperf.models.roofline import Quantity
+from dlperf.models.arguments import FINITE_RATE, POSITIVE, Quantity, Reals, check_fields, formula
 
 COMPUTE, MEMORY, NETWORK = 0, 1, 2
 RESOURCES = ("compute", "memory", "network")
@@ -50,10 +48,7 @@ class Rates:
     network_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        for name in ("peak_flops_per_s", "memory_bytes_per_s", "network_bytes_per_s"):
-            value = getattr(self, name)
-            if not (value > 0 and np.isfinite(value)):
-                raise DlperfError(f"{name} is {value}; a rate must be positive and finite")
+        check_fields(self, **dict.fromkeys(self.__dataclass_fields__, FINITE_RATE))
 
     @property
     def centre(self) -> tuple[float, float]:
@@ -72,33 +67,31 @@ class Rates:
         """
         return self.peak_flops_per_s / self.network_bytes_per_s
 
-    @property
-    def column(self) -> Reals:
-        """Peak, memory, network, in the order of :data:`RESOURCES`."""
-        return np.array([self.peak_flops_per_s, self.memory_bytes_per_s, self.network_bytes_per_s])
 
-
-def arithmetic_intensity(flops: ArrayLike, memory_bytes: ArrayLike) -> Quantity:
+@formula(memory_bytes=POSITIVE)
+def arithmetic_intensity(flops: Quantity, memory_bytes: Quantity) -> Quantity:
     """I_A = F / B_M, FLOP per byte of memory (Table I); Cardwell's operational intensity. Raises
     DlperfError for negative FLOPs, or bytes not above 0.
 
     >>> arithmetic_intensity(80.0, 20.0)
     4.0
     """
-    return plain(at_least("flops", flops) / positive("memory_bytes", memory_bytes))
+    return flops / memory_bytes
 
 
-def memory_intensity(memory_bytes: ArrayLike, network_bytes: ArrayLike) -> Quantity:
+@formula(memory_bytes=POSITIVE)
+def memory_intensity(memory_bytes: Quantity, network_bytes: Quantity) -> Quantity:
     """I_M = B_M / B_N, bytes of memory per byte of network (Table I); infinite where nothing is
     sent. Raises as :func:`arithmetic_intensity`.
 
     >>> memory_intensity(20.0, [10.0, 0.0]).tolist()
     [2.0, inf]
     """
-    return _per_network_byte(positive("memory_bytes", memory_bytes), network_bytes)
+    return _per_network_byte(memory_bytes, network_bytes)
 
 
-def network_intensity(flops: ArrayLike, network_bytes: ArrayLike) -> Quantity:
+@formula()
+def network_intensity(flops: Quantity, network_bytes: Quantity) -> Quantity:
     """I_N = F / B_N = I_A I_M, FLOP per byte of network (Table I); Cardwell's communication
     arithmetic intensity (equation 2.4).
 
@@ -107,11 +100,12 @@ def network_intensity(flops: ArrayLike, network_bytes: ArrayLike) -> Quantity:
     >>> network_intensity(80.0, [10.0, 0.0]).tolist()
     [8.0, inf]
     """
-    return _per_network_byte(at_least("flops", flops), network_bytes)
+    return _per_network_byte(flops, network_bytes)
 
 
+@formula()
 def attainable_flops_per_s(
-    memory_intensity: ArrayLike, arithmetic_intensity: ArrayLike, rates: Rates
+    memory_intensity: Quantity, arithmetic_intensity: Quantity, rates: Rates
 ) -> Quantity:
     """Attainable rate at a point of the plane in FLOP/s: min(peak, memory x y, network x x y).
     Figure 3's surface.
@@ -123,20 +117,14 @@ def attainable_flops_per_s(
     >>> attainable_flops_per_s([2.0, 10.0], 3.0, Rates(100.0, 10.0, 4.0)).tolist()
     [24.0, 30.0]
     """
-    x, y = (
-        positive("memory_intensity", memory_intensity),
-        positive("arithmetic_intensity", arithmetic_intensity),
-    )
-    return plain(
-        np.minimum(
-            rates.peak_flops_per_s,
-            np.minimum(rates.memory_bytes_per_s * y, rates.network_bytes_per_s * x * y),
-        )
-    )
+    memory = rates.memory_bytes_per_s * arithmetic_intensity
+    network = rates.network_bytes_per_s * memory_intensity * arithmetic_intensity
+    return np.asarray(np.minimum(rates.peak_flops_per_s, np.minimum(memory, network)))
 
 
+@formula()
 def region(
-    memory_intensity: ArrayLike, arithmetic_intensity: ArrayLike, rates: Rates
+    memory_intensity: Quantity, arithmetic_intensity: Quantity, rates: Rates
 ) -> NDArray[np.int_]:
     """The resource that bounds a point of the plane, as a number into :data:`RESOURCES`, read off
     as in section II.
@@ -149,17 +137,15 @@ def region(
     >>> [RESOURCES[i] for i in region(x, y, Rates(4.2e12, 105e9, 12e9))]
     ['network', 'memory', 'compute', 'network', 'compute']
     """
-    x, y = (
-        positive("memory_intensity", memory_intensity),
-        positive("arithmetic_intensity", arithmetic_intensity),
-    )
+    x, y = memory_intensity, arithmetic_intensity
     centre_x, centre_y = rates.centre
     below = np.where(x >= centre_x, MEMORY, NETWORK)
     above = np.where((x >= centre_x) | (x * y >= rates.network_balance), COMPUTE, NETWORK)
     return np.where(y >= centre_y, above, below)
 
 
-def ridge(memory_intensity: ArrayLike, rates: Rates) -> Quantity:
+@formula()
+def ridge(memory_intensity: Quantity, rates: Rates) -> Quantity:
     """The ridge: y = (peak / network) / x left of the centre, and the centre's y right of it, where
     compute meets memory. For drawing.
 
@@ -168,20 +154,17 @@ def ridge(memory_intensity: ArrayLike, rates: Rates) -> Quantity:
     >>> ridge([3.5, 8.75, 20.0], Rates(4.2e12, 105e9, 12e9)).tolist()
     [100.0, 40.0, 40.0]
     """
-    return plain(
-        np.maximum(
-            rates.network_balance / positive("memory_intensity", memory_intensity), rates.centre[1]
-        )
-    )
+    return np.asarray(np.maximum(rates.network_balance / memory_intensity, rates.centre[1]))
 
 
+@formula()
 def terms_s(
-    flops: ArrayLike,
-    memory_bytes: ArrayLike,
-    network_bytes: ArrayLike,
+    flops: Quantity,
+    memory_bytes: Quantity,
+    network_bytes: Quantity,
     rates: Rates,
-    n_messages: ArrayLike = 0,
-    latency_s: ArrayLike = 0.0,
+    n_messages: Quantity = 0,
+    latency_s: Quantity = 0.0,
 ) -> Reals:
     """F / peak, B_M / memory bandwidth and B_N / network bandwidth in seconds, on a last axis of
     three (section III).
@@ -192,23 +175,19 @@ def terms_s(
     >>> terms_s(40.0, 10.0, 8.0, Rates(20.0, 10.0, 4.0), n_messages=3, latency_s=0.5).tolist()
     [2.0, 1.0, 3.5]
     """
-    waiting = at_least("n_messages", n_messages) * at_least("latency_s", latency_s)
-    amounts = (
-        at_least("flops", flops),
-        at_least("memory_bytes", memory_bytes),
-        at_least("network_bytes", network_bytes),
-    )
-    compute, memory, network = (amount / rate for amount, rate in zip(amounts, rates.column))
-    return np.stack(np.broadcast_arrays(compute, memory, network + waiting), axis=-1)
+    compute, memory = flops / rates.peak_flops_per_s, memory_bytes / rates.memory_bytes_per_s
+    network = network_bytes / rates.network_bytes_per_s + n_messages * latency_s
+    return np.stack(np.broadcast_arrays(compute, memory, network), axis=-1)
 
 
+@formula()
 def bounding_resource(
-    flops: ArrayLike,
-    memory_bytes: ArrayLike,
-    network_bytes: ArrayLike,
+    flops: Quantity,
+    memory_bytes: Quantity,
+    network_bytes: Quantity,
     rates: Rates,
-    n_messages: ArrayLike = 0,
-    latency_s: ArrayLike = 0.0,
+    n_messages: Quantity = 0,
+    latency_s: Quantity = 0.0,
 ) -> NDArray[np.int_]:
     """The resource whose term is the longest, as a number into :data:`RESOURCES`; the first of
     equals. Arguments and errors as :func:`terms_s`.
@@ -223,14 +202,15 @@ def bounding_resource(
     )
 
 
+@formula()
 def projected_s(
-    flops: ArrayLike,
-    memory_bytes: ArrayLike,
-    network_bytes: ArrayLike,
+    flops: Quantity,
+    memory_bytes: Quantity,
+    network_bytes: Quantity,
     rates: Rates,
-    n_messages: ArrayLike = 0,
-    latency_s: ArrayLike = 0.0,
-    overlap_frac: ArrayLike = 1.0,
+    n_messages: Quantity = 0,
+    latency_s: Quantity = 0.0,
+    overlap_frac: Quantity = 1.0,
 ) -> Quantity:
     """Projected time in seconds: the longest of the three terms (section III).
 
@@ -249,20 +229,19 @@ def projected_s(
     local, network = _local_and_network(
         terms_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s)
     )
-    hidden = at_least("overlap_frac", overlap_frac)
-    if np.any(hidden > 1):
-        raise DlperfError(f"overlap_frac is {overlap_frac!r}; it must lie between 0 and 1")
-    return plain(np.maximum(local, network) + (1 - hidden) * np.minimum(local, network))
+    exposed = (1 - overlap_frac) * np.minimum(local, network)
+    return np.asarray(np.maximum(local, network) + exposed)
 
 
+@formula()
 def communication_frac(
-    flops: ArrayLike,
-    memory_bytes: ArrayLike,
-    network_bytes: ArrayLike,
+    flops: Quantity,
+    memory_bytes: Quantity,
+    network_bytes: Quantity,
     rates: Rates,
-    n_messages: ArrayLike = 0,
-    latency_s: ArrayLike = 0.0,
-    overlap_frac: ArrayLike = 0.0,
+    n_messages: Quantity = 0,
+    latency_s: Quantity = 0.0,
+    overlap_frac: Quantity = 0.0,
 ) -> Quantity:
     """The share of the projected time in which communication is all that goes on; with no overlap
     (the default) that of Cardwell's Figure 2.4.
@@ -277,14 +256,14 @@ def communication_frac(
         projected_s(flops, memory_bytes, network_bytes, rates, n_messages, latency_s, overlap_frac)
     )
     local, _ = _local_and_network(terms_s(flops, memory_bytes, network_bytes, rates))
-    return plain(np.divide(total - local, total, out=np.zeros(np.shape(total)), where=total > 0))
+    fraction = np.divide(total - local, total, out=np.zeros(np.shape(total)), where=total > 0)
+    return np.asarray(fraction)
 
 
 def _local_and_network(terms: Reals) -> tuple[Reals, Reals]:
     return np.maximum(terms[..., COMPUTE], terms[..., MEMORY]), terms[..., NETWORK]
 
 
-def _per_network_byte(amount: Reals, network_bytes: ArrayLike) -> Quantity:
-    sent = at_least("network_bytes", network_bytes)
+def _per_network_byte(amount: Quantity, network_bytes: Quantity) -> Quantity:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return plain(np.where(sent > 0, amount / sent, np.inf))
+        return np.where(network_bytes > 0, amount / network_bytes, np.inf)

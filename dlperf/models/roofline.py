@@ -10,14 +10,11 @@ without limit.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlperf.core.errors import DlperfError
-
-Quantity = float | NDArray[np.float64]
-"""A number, or an array of numbers."""
+from dlperf.models.arguments import POSITIVE, Quantity, formula
 
 
+@formula(moved_bytes=POSITIVE)
 def operational_intensity(flops: Quantity, moved_bytes: Quantity) -> Quantity:
     """Operational intensity I = F / M: FLOPs per byte moved to and from memory.
 
@@ -33,9 +30,10 @@ def operational_intensity(flops: Quantity, moved_bytes: Quantity) -> Quantity:
     >>> operational_intensity(100.0, 400.0)
     0.25
     """
-    return _plain(_least("flops", flops, 0) / _positive("moved_bytes", moved_bytes))
+    return flops / moved_bytes
 
 
+@formula()
 def ridge_point(peak_flops_per_s: Quantity, bytes_per_s: Quantity) -> Quantity:
     """Ridge point: the least operational intensity at which the peak can be reached, in FLOP per
     byte.
@@ -48,11 +46,10 @@ def ridge_point(peak_flops_per_s: Quantity, bytes_per_s: Quantity) -> Quantity:
     >>> ridge_point(20e9, 10e9)
     2.0
     """
-    return _plain(
-        _positive("peak_flops_per_s", peak_flops_per_s) / _positive("bytes_per_s", bytes_per_s)
-    )
+    return peak_flops_per_s / bytes_per_s
 
 
+@formula()
 def attainable_flops_per_s(
     intensity: Quantity, peak_flops_per_s: Quantity, bytes_per_s: Quantity
 ) -> Quantity:
@@ -69,13 +66,10 @@ def attainable_flops_per_s(
     >>> attainable_flops_per_s(0.5, peak_flops_per_s=20e9, bytes_per_s=10e9)
     5000000000.0
     """
-    peak, bandwidth = (
-        _positive("peak_flops_per_s", peak_flops_per_s),
-        _positive("bytes_per_s", bytes_per_s),
-    )
-    return _plain(np.minimum(peak, bandwidth * _least("intensity", intensity, 0)))
+    return np.asarray(np.minimum(peak_flops_per_s, bytes_per_s * intensity))
 
 
+@formula()
 def time_s(
     flops: Quantity, moved_bytes: Quantity, peak_flops_per_s: Quantity, bytes_per_s: Quantity
 ) -> Quantity:
@@ -92,14 +86,10 @@ def time_s(
     >>> time_s(flops=40.0, moved_bytes=10.0, peak_flops_per_s=20.0, bytes_per_s=10.0)
     2.0
     """
-    compute = _least("flops", flops, 0) / _positive("peak_flops_per_s", peak_flops_per_s)
-    return _plain(
-        np.maximum(
-            compute, _least("moved_bytes", moved_bytes, 0) / _positive("bytes_per_s", bytes_per_s)
-        )
-    )
+    return np.asarray(np.maximum(flops / peak_flops_per_s, moved_bytes / bytes_per_s))
 
 
+@formula()
 def attainable_with_network_flops_per_s(
     operational: Quantity,
     communication: Quantity,
@@ -125,13 +115,11 @@ def attainable_with_network_flops_per_s(
     2.0
     """
     memory = attainable_flops_per_s(operational, peak_flops_per_s, memory_bytes_per_s)
-    return _plain(
-        np.minimum(
-            memory, attainable_flops_per_s(communication, peak_flops_per_s, network_bytes_per_s)
-        )
-    )
+    network = attainable_flops_per_s(communication, peak_flops_per_s, network_bytes_per_s)
+    return np.asarray(np.minimum(memory, network))
 
 
+@formula()
 def parameterised_flops_per_s(
     gemm_flops_per_s: Quantity, intensity: Quantity, bytes_per_s: Quantity
 ) -> Quantity:
@@ -152,6 +140,7 @@ def parameterised_flops_per_s(
     return attainable_flops_per_s(intensity, gemm_flops_per_s, bytes_per_s)
 
 
+@formula()
 def activation_s(
     n_elements: Quantity, bytes_per_s: Quantity, weight: float = 1.0, item_bytes: int = 4
 ) -> Quantity:
@@ -169,27 +158,4 @@ def activation_s(
     >>> activation_s(50, bytes_per_s=100.0)
     2.0
     """
-    return _plain(
-        weight
-        * item_bytes
-        * _least("n_elements", n_elements, 0)
-        / _positive("bytes_per_s", bytes_per_s)
-    )
-
-
-def _plain(value: NDArray[np.float64]) -> Quantity:
-    return float(value) if np.ndim(value) == 0 else value
-
-
-def _positive(name: str, value: Quantity) -> NDArray[np.float64]:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.all(array > 0):
-        raise DlperfError(f"{name} is {value}; it must be positive")
-    return array
-
-
-def _least(name: str, value: Quantity, least: float) -> NDArray[np.float64]:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.all(array >= least):
-        raise DlperfError(f"{name} is {value}; it must be at least {least}")
-    return array
+    return weight * item_bytes * n_elements / bytes_per_s

@@ -18,11 +18,13 @@ model by definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
 from dataclasses import dataclass
 
+import numpy as np
+
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import at_least
+from dlperf.models.arguments import AMOUNT, FINITE_RATE, POSITIVE, RANGES, check_fields, count
 
 # -- what is trained, and what it takes ------------------------------------------------------------
 
@@ -43,10 +45,7 @@ class Workload:
     n_test_passes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("n_epochs", 1), ("n_training", 1), ("n_validation", 0), ("n_test", 0)):
-            at_least(name, getattr(self, name), least)
-        if self.n_test_passes is not None:
-            at_least("n_test_passes", self.n_test_passes, 0)
+        check_fields(self)
 
     @property
     def n_tested(self) -> int:
@@ -67,8 +66,7 @@ class ImageTimes:
     preparation_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("forward_s", "backward_s", "preparation_s"):
-            at_least(name, getattr(self, name), 0)
+        check_fields(self)
 
     @classmethod
     def of_step(
@@ -82,7 +80,7 @@ class ImageTimes:
         >>> ImageTimes.of_step(forward_s=2.0, total_s=8.0, batch_size=4)
         ImageTimes(forward_s=0.5, backward_s=1.5, preparation_s=0.0)
         """
-        at_least("batch_size", batch_size, 1)
+        RANGES["batch_size"].check("batch_size", batch_size)
         if total_s < forward_s:
             raise DlperfError(
                 f"total_s is {total_s}, less than forward_s, {forward_s}; a step holds its forward"
@@ -106,8 +104,7 @@ class Operations:
     preparation: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("forward", "backward", "preparation"):
-            at_least(name, getattr(self, name), 0)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +164,8 @@ def training_time(
             f"{n_workers} workers are more than the {workload.n_training} training images; give"
             " each at least one image"
         )
-    if not (cpi > 0 and math.isfinite(cpi)):
-        raise DlperfError(f"CPI is {cpi}; it must be positive and finite")
-    at_least("contention_s", contention_s, 0)
+    FINITE_RATE.check("CPI", cpi)
+    AMOUNT.check("contention_s", contention_s)
     trained = workload.n_training * workload.n_epochs / n_workers
     validated = workload.n_validation * workload.n_epochs / n_workers
     return TrainingTime(
@@ -195,10 +191,7 @@ def operation_times(
     >>> operation_times(Workload(n_epochs=1, n_training=10, n_test=5), operations, 0.5)
     ImageTimes(forward_s=1.5, backward_s=3.0, preparation_s=50.0)
     """
-    if not (seconds_per_operation > 0 and math.isfinite(seconds_per_operation)):
-        raise DlperfError(
-            f"seconds_per_operation is {seconds_per_operation}; it must be positive and finite"
-        )
+    FINITE_RATE.check("seconds_per_operation", seconds_per_operation)
     preparation = (
         operations.preparation
         + 4 * workload.n_training
@@ -209,26 +202,6 @@ def operation_times(
         operations.forward * seconds_per_operation,
         operations.backward * seconds_per_operation,
         preparation * seconds_per_operation,
-    )
-
-
-def operation_training_time(
-    workload: Workload,
-    operations: Operations,
-    seconds_per_operation: float,
-    n_workers: int,
-    cpi: float = 1.0,
-    contention_s: float = 0.0,
-) -> TrainingTime:
-    """Strategy (a): :func:`training_time` of :func:`operation_times`; Viebke et al. 2019, Table V.
-    Raises as these.
-    """
-    return training_time(
-        workload,
-        operation_times(workload, operations, seconds_per_operation),
-        n_workers,
-        cpi,
-        contention_s,
     )
 
 
@@ -244,7 +217,7 @@ def seconds_per_operation(measured_s: float, n_operations: float, other_s: float
     >>> seconds_per_operation(10.0, 4, other_s=2.0)
     2.0
     """
-    at_least("other_s", other_s, 0)
+    AMOUNT.check("other_s", other_s)
     if not n_operations > 0:
         raise DlperfError(
             f"the measured point has {n_operations} operations; OperationFactor needs at least one"
@@ -266,8 +239,7 @@ def delta_frac(measured_s: float, predicted_s: float) -> float:
     >>> delta_frac(measured_s=9.0, predicted_s=10.0)
     0.1
     """
-    if not predicted_s > 0:
-        raise DlperfError(f"predicted_s is {predicted_s}; it must be positive")
+    POSITIVE.check("predicted_s", predicted_s)
     return abs(measured_s - predicted_s) / predicted_s
 
 
@@ -288,7 +260,7 @@ class HardwareThreads:
     cpis: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        at_least("n_cores", self.n_cores, 1)
+        check_fields(self)
         if (
             not self.cpis
             or not all(cpi > 0 and math.isfinite(cpi) for cpi in self.cpis)
@@ -332,38 +304,6 @@ class HardwareThreads:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """y = slope x + intercept."""
-
-    slope: float
-    intercept: float
-
-    def at(self, x: float) -> float:
-        """y at x."""
-        return self.slope * x + self.intercept
-
-
-def least_squares_line(points: Sequence[tuple[float, float]]) -> Line:
-    """The straight line of least squares through (x, y).
-
-    Raises DlperfError for fewer than two different x.
-
-    >>> least_squares_line([(1, 3.0), (2, 5.0), (4, 9.0)])
-    Line(slope=2.0, intercept=1.0)
-    """
-    if len({x for x, _ in points}) < 2:
-        raise DlperfError(
-            "a line needs points at two different places at least, and there are"
-            f" {len({x for x, _ in points})}; measure more"
-        )
-    mean_x, mean_y = (math.fsum(values) / len(points) for values in zip(*points))
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / math.fsum(
-        (x - mean_x) ** 2 for x, _ in points
-    )
-    return Line(slope, mean_y - slope * mean_x)
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryContention:
     """MemoryContention(p) of one network on one machine: measured (workers, seconds an image), and
     what follows from them elsewhere.
@@ -389,12 +329,13 @@ class MemoryContention:
             )
         for n_workers, seconds in self.points:
             check_workers(n_workers)
-            at_least(f"memory contention of {n_workers} worker(s)", seconds, 0)
+            AMOUNT.check(f"memory contention of {n_workers} worker(s)", seconds)
 
     @property
-    def line(self) -> Line:
-        """The line of least squares through all points."""
-        return least_squares_line(self.points)
+    def line(self) -> tuple[float, float]:
+        """Slope and intercept of the line of least squares through all points."""
+        slope, intercept = statistics.linear_regression(*zip(*self.points))
+        return slope, intercept
 
     def at(self, n_workers: int) -> float:
         """MemoryContention(p) in seconds an image: measured where it was, on the line beyond the
@@ -409,20 +350,13 @@ class MemoryContention:
         (1.0, 2.25)
         """
         check_workers(n_workers)
-        (first, _), (last, _) = self.points[0], self.points[-1]
-        if not first <= n_workers <= last:
-            return max(0.0, self.line.at(n_workers))
-        place = next(place for place, (n, _) in enumerate(self.points) if n >= n_workers)
-        above, above_s = self.points[place]
-        if above == n_workers:
-            return above_s
-        below, below_s = self.points[place - 1]
-        return below_s + (above_s - below_s) * (n_workers - below) / (above - below)
+        workers, seconds = zip(*self.points)
+        if workers[0] <= n_workers <= workers[-1]:
+            return float(np.interp(n_workers, workers, seconds))
+        slope, intercept = self.line
+        return max(0.0, slope * n_workers + intercept)
 
 
 def check_workers(n_workers: int) -> None:
     """Raises DlperfError for a number of workers that is not whole or below 1."""
-    if not (n_workers >= 1 and n_workers % 1 == 0):
-        raise DlperfError(
-            f"the number of workers is {n_workers}; it must be a whole number of at least 1"
-        )
+    count().check("the number of workers", n_workers)

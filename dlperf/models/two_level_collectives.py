@@ -15,17 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import at_least, counts, plain
+from dlperf.models.arguments import Quantity, check_fields, formula
 from dlperf.models.collectives import (
     binomial_broadcast_s,
     ring_all_gather_s,
     ring_all_reduce_s,
     ring_reduce_scatter_s,
 )
-from dlperf.models.roofline import Quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +41,42 @@ class TwoLevels:
     n_links: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("intra_latency_s", "intra_s_per_byte", "inter_latency_s", "inter_s_per_byte"):
-            at_least(name, getattr(self, name))
-        counts("n_links", self.n_links)
+        check_fields(self)
+
+    @property
+    def intra(self) -> tuple[float, float]:
+        """Latency and seconds per byte inside a node."""
+        return self.intra_latency_s, self.intra_s_per_byte
+
+    def inter(self, ranks_per_node: Quantity = 1) -> tuple[float, Quantity]:
+        """Latency and seconds per byte of one rank while all of its node send."""
+        share = np.maximum(ranks_per_node / np.float64(self.n_links), 1.0)
+        return self.inter_latency_s, self.inter_s_per_byte * share
 
 
-def split(n_ranks: ArrayLike, ranks_per_node: ArrayLike) -> Quantity:
+@formula()
+def split(n_ranks: Quantity, ranks_per_node: Quantity) -> Quantity:
     """The number of nodes. Raises DlperfError where ranks do not fill them: a ring in each node
     needs the same number.
 
     >>> split(8, 4)
     2.0
     """
-    ranks, each = counts("n_ranks", n_ranks), counts("ranks_per_node", ranks_per_node)
-    if not np.all(ranks % each == 0):
+    if not np.all(n_ranks % ranks_per_node == 0):
         raise DlperfError(
-            f"{n_ranks!r} ranks cannot be divided among nodes of {ranks_per_node!r}; change n_ranks"
+            f"{n_ranks:g} ranks cannot be divided among nodes of {ranks_per_node:g}; change n_ranks"
             " or ranks_per_node"
         )
-    return plain(ranks / each)
+    return n_ranks / ranks_per_node
 
 
+@formula()
 def all_reduce_s(
-    n_bytes: ArrayLike,
-    n_nodes: ArrayLike,
-    ranks_per_node: ArrayLike,
+    n_bytes: Quantity,
+    n_nodes: Quantity,
+    ranks_per_node: Quantity,
     levels: TwoLevels,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Two-level all-reduce: reduce-scatter in every node, k all-reduces of n/k bytes between nodes
     at once, all-gather in every node.
@@ -82,26 +89,21 @@ def all_reduce_s(
     >>> all_reduce_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
     6.0
     """
-    n, k = at_least("n_bytes", n_bytes), counts("ranks_per_node", ranks_per_node)
-    inside = np.asarray(
-        ring_reduce_scatter_s(
-            n, k, levels.intra_latency_s, levels.intra_s_per_byte, reduce_s_per_byte
-        )
-    )
-    between = ring_all_reduce_s(
-        n / k, n_nodes, levels.inter_latency_s, _shared(levels, ranks_per_node), reduce_s_per_byte
-    )
-    return plain(
-        inside + between + ring_all_gather_s(n, k, levels.intra_latency_s, levels.intra_s_per_byte)
+    n, k = n_bytes, ranks_per_node
+    return (
+        ring_reduce_scatter_s(n, k, *levels.intra, reduce_s_per_byte)
+        + ring_all_reduce_s(n / k, n_nodes, *levels.inter(k), reduce_s_per_byte)
+        + ring_all_gather_s(n, k, *levels.intra)
     )
 
 
+@formula()
 def reduce_scatter_s(
-    n_bytes: ArrayLike,
-    n_nodes: ArrayLike,
-    ranks_per_node: ArrayLike,
+    n_bytes: Quantity,
+    n_nodes: Quantity,
+    ranks_per_node: Quantity,
     levels: TwoLevels,
-    reduce_s_per_byte: ArrayLike = 0.0,
+    reduce_s_per_byte: Quantity = 0.0,
 ) -> Quantity:
     """Two-level reduce-scatter: in every node, then k of n/k bytes between nodes at once. Raises as
     :func:`all_reduce_s`.
@@ -109,26 +111,15 @@ def reduce_scatter_s(
     >>> reduce_scatter_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
     3.0
     """
-    n, k = at_least("n_bytes", n_bytes), counts("ranks_per_node", ranks_per_node)
-    inside = np.asarray(
-        ring_reduce_scatter_s(
-            n, k, levels.intra_latency_s, levels.intra_s_per_byte, reduce_s_per_byte
-        )
-    )
-    return plain(
-        inside
-        + ring_reduce_scatter_s(
-            n / k,
-            n_nodes,
-            levels.inter_latency_s,
-            _shared(levels, ranks_per_node),
-            reduce_s_per_byte,
-        )
+    n, k = n_bytes, ranks_per_node
+    return ring_reduce_scatter_s(n, k, *levels.intra, reduce_s_per_byte) + ring_reduce_scatter_s(
+        n / k, n_nodes, *levels.inter(k), reduce_s_per_byte
     )
 
 
+@formula()
 def all_gather_s(
-    n_bytes: ArrayLike, n_nodes: ArrayLike, ranks_per_node: ArrayLike, levels: TwoLevels
+    n_bytes: Quantity, n_nodes: Quantity, ranks_per_node: Quantity, levels: TwoLevels
 ) -> Quantity:
     """Two-level all-gather: :func:`reduce_scatter_s` backwards, without sums.
 
@@ -138,8 +129,9 @@ def all_gather_s(
     return reduce_scatter_s(n_bytes, n_nodes, ranks_per_node, levels)
 
 
+@formula()
 def broadcast_s(
-    n_bytes: ArrayLike, n_nodes: ArrayLike, ranks_per_node: ArrayLike, levels: TwoLevels
+    n_bytes: Quantity, n_nodes: Quantity, ranks_per_node: Quantity, levels: TwoLevels
 ) -> Quantity:
     """Two-level broadcast: a binomial tree over the nodes (one rank of each, so no link is shared),
     then one in every node. Raises as :func:`all_reduce_s`.
@@ -147,18 +139,5 @@ def broadcast_s(
     >>> broadcast_s(100, 4, 2, TwoLevels(0.0, 0.01, 1.0, 0.01))  # two steps of 2 s, one of 1 s
     5.0
     """
-    between = np.asarray(
-        binomial_broadcast_s(n_bytes, n_nodes, levels.inter_latency_s, levels.inter_s_per_byte)
-    )
-    return plain(
-        between
-        + binomial_broadcast_s(
-            n_bytes, ranks_per_node, levels.intra_latency_s, levels.intra_s_per_byte
-        )
-    )
-
-
-def _shared(levels: TwoLevels, ranks_per_node: ArrayLike) -> Quantity:
-    """Seconds per byte of one rank while all of its node send."""
-    share = np.maximum(counts("ranks_per_node", ranks_per_node) / levels.n_links, 1.0)
-    return plain(np.asarray(levels.inter_s_per_byte * share))
+    between_s = binomial_broadcast_s(n_bytes, n_nodes, *levels.inter())
+    return between_s + binomial_broadcast_s(n_bytes, ranks_per_node, *levels.intra)

@@ -81,7 +81,7 @@ def test_starred_contention_is_the_line_through_the_measured_rows(network: viebk
 def test_the_lines() -> None:
     # fitted by numpy.polyfit to the seven rows
     lines = [network.measured_contention.line for network in NETWORKS]
-    assert [f"{line.slope:.4e} {line.intercept:.2e}" for line in lines] == [
+    assert [f"{slope:.4e} {intercept:.2e}" for slope, intercept in lines] == [
         "5.8457e-05 -2.82e-04",
         "1.5416e-04 -8.04e-04",
         "5.6933e-04 -5.51e-04",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -98,7 +100,7 @@ def test_no_latency_and_full_overlap_are_the_published_form(
 def test_doubled_rates_halve_the_time_and_keep_the_region(
     work: tuple[float, float, float], machine: ridgeline.Rates
 ) -> None:
-    doubled = ridgeline.Rates(*(2 * machine.column))
+    doubled = ridgeline.Rates(*(2 * rate for rate in astuple(machine)))
     assert ridgeline.projected_s(*work, doubled) == pytest.approx(
         ridgeline.projected_s(*work, machine) / 2
     )

@@ -14,8 +14,7 @@ from dlperf.models.threads import (
     MemoryContention,
     Operations,
     Workload,
-    least_squares_line,
-    operation_training_time,
+    operation_times,
     seconds_per_operation,
     training_time,
 )
@@ -88,21 +87,6 @@ def test_cpi_never_falls_with_more_workers(
     assert on.cpi(p) <= on.shared_cpi(p) <= on.shared_cpi(p + more)
 
 
-@given(
-    st.floats(-1e3, 1e3),
-    st.floats(-1e3, 1e3),
-    st.sets(st.integers(-1000, 1000), min_size=2, max_size=12),
-)
-def test_the_line_goes_through_points_on_a_line(
-    slope: float, intercept: float, places: set[int]
-) -> None:
-    line = least_squares_line([(x, slope * x + intercept) for x in sorted(places)])
-    for x in (*places, 2000):
-        assert line.at(x) == pytest.approx(
-            slope * x + intercept, abs=1e-6 * (1 + abs(slope) + abs(intercept))
-        )
-
-
 @given(POINTS, st.integers(1, 4096))
 def test_contention_is_the_table_where_there_is_one(
     points: tuple[tuple[int, float], ...], p: int
@@ -138,7 +122,8 @@ def test_the_factor_is_found_again(
 ) -> None:
     operations = Operations(forward, backward, preparation)
     point, unit = (
-        operation_training_time(run, operations, value, p, cpi) for value in (each_s, 1.0)
+        training_time(run, operation_times(run, operations, value), p, cpi)
+        for value in (each_s, 1.0)
     )
     assume(point.total_s > 0)
     assert seconds_per_operation(point.total_s, unit.total_s) == pytest.approx(each_s)

@@ -15,9 +15,7 @@ from dlperf.models.threads import (
     TrainingTime,
     Workload,
     delta_frac,
-    least_squares_line,
     operation_times,
-    operation_training_time,
     seconds_per_operation,
     training_time,
 )
@@ -49,15 +47,12 @@ def test_strategy_a_is_strategy_b_with_counted_times() -> None:
     assert (times.forward_s, times.backward_s, times.preparation_s) == pytest.approx(
         (0.1, 0.3, 9.7)
     )
-    assert operation_training_time(RUN, operations, each_s, 4, 2.0, 0.05) == training_time(
-        RUN, times, 4, 2.0, 0.05
-    )
 
 
 def test_the_factor_comes_back_from_a_point_of_its_own() -> None:
     operations = Operations(forward=10, backward=30, preparation=500)
-    point = operation_training_time(RUN, operations, 0.02, 5, 1.5, 0.3)
-    unit = operation_training_time(RUN, operations, 1.0, 5, 1.5)
+    point = training_time(RUN, operation_times(RUN, operations, 0.02), 5, 1.5, 0.3)
+    unit = training_time(RUN, operation_times(RUN, operations, 1.0), 5, 1.5)
     assert seconds_per_operation(point.total_s, unit.total_s, point.contention_s) == pytest.approx(
         0.02
     )
@@ -90,7 +85,7 @@ def test_contention_is_table_then_neighbours_then_line() -> None:
     found = MemoryContention(((1, 0.0), (2, 1.0), (4, 2.0)))
     assert [found.at(p) for p in (1, 2, 3, 4)] == [0.0, 1.0, 1.5, 2.0]
     # means 7/3 and 1; slope (4/3 + 0 + 5/3) / (16 + 1 + 25) x 9 = 27/42
-    assert found.line.slope == pytest.approx(27 / 42)
+    assert found.line[0] == pytest.approx(27 / 42)
     assert found.at(8) == pytest.approx(1 + 27 / 42 * (8 - 7 / 3))
     assert (
         MemoryContention(((4, 1.0), (8, 9.0))).at(1) == 0.0
@@ -135,8 +130,6 @@ def test_contention_is_table_then_neighbours_then_line() -> None:
             "memory contention of 2 worker(s) is -0.2",
         ),
         (lambda: MemoryContention(((1, 0.1), (2, 0.2))).at(0), "number of workers is 0"),
-        (lambda: least_squares_line([(3, 1.0), (3, 2.0)]), "there are 1"),
-        (lambda: least_squares_line([]), "there are 0"),
     ],
 )
 def test_bad_input_is_one_line(make, says: str) -> None:  # type: ignore[no-untyped-def]

@@ -193,9 +193,7 @@ def contention() -> Table:
         )
         rows.append(Row((f"{n_threads}*",), tuple(entries)))
     lines = "; ".join(
-        f"{n.name} {n.measured_contention.line.slope:.4e} p"
-        f" {n.measured_contention.line.intercept:+.2e}"
-        for n in NETWORKS
+        "{} {:.4e} p {:+.2e}".format(n.name, *n.measured_contention.line) for n in NETWORKS
     )
     notes = (
         f"Least squares through the seven measured rows, in seconds: {lines}.",
