@@ -25,8 +25,7 @@ from dlperf.distributed.collective_times import (
     message_s,
 )
 from dlperf.distributed.programs import Call
-from dlperf.models.communication_replay import Operation
-from dlperf.models.overlap import GLOO_LANES, NCCL_LANES, Collective
+from dlperf.models.communication_replay import GLOO_LANES, NCCL_LANES, Collective, Operation
 
 _SHORTEST_BYTES = 4
 _LONG_BYTES = 256 * KIB

@@ -39,8 +39,7 @@ from dlperf.distributed.scaling import (
     ReplayPoint,
     Shares,
 )
-from dlperf.models.communication_replay import Operation, Replayed, replay
-from dlperf.models.overlap import Collective
+from dlperf.models.communication_replay import Collective, Operation, Replayed, replay
 
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
 """Standard error of a median over that of a mean, for a normal distribution."""

@@ -30,7 +30,8 @@ from dlperf.forecast.prediction import Prediction
 from dlperf.forecast.worker_processes import predict_co_run, unmeasured, with_co_runs
 from dlperf.models import buckets as bucketing
 from dlperf.models.buckets import Bucket, Gradient, ReducerOptions
-from dlperf.models.overlap import Collective, Synchronisation, TimeLine, ddp_program, simulate
+from dlperf.models.communication_replay import Collective
+from dlperf.models.overlap import Synchronisation, TimeLine, ddp_program, simulate
 from dlperf.models.ridgeline import RESOURCES, Rates, bounding_resource
 from dlperf.ops.roofs import roofs_of
 

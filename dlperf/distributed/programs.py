@@ -13,8 +13,16 @@ from itertools import pairwise
 
 from dlperf.core.communication import LAUNCH, MESSAGES, Communication, Event, Meeting
 from dlperf.distributed.rank_shares import clock_offsets
-from dlperf.models.communication_replay import Launch, Mark, Task, Wait
-from dlperf.models.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, NCCL_LANES, Compute
+from dlperf.models.communication_replay import (
+    GLOO_LANES,
+    LEAST_COMPUTE_RATE,
+    NCCL_LANES,
+    Compute,
+    Launch,
+    Mark,
+    Task,
+    Wait,
+)
 
 COMPUTING, ISSUING, LEAVING = "computing", "issuing", "leaving"
 """Kinds of a rank's own work: the script's computing; issuing a call; leaving a wait whose call is

@@ -2,8 +2,7 @@
 replay.
 
 Each rank is one thread that goes through a program of its own: it computes, launches an operation,
-waits for one. It is :mod:`dlperf.models.overlap` with ranks that may differ; where all have the
-same program both give the same times. Trace-driven prediction of the whole of a distributed run is
+waits for one. Trace-driven prediction of the whole of a distributed run is
 Choi et al. 2020 (section 3: recorded calls over a model of another network, computation kept as it
 was); what they add to it, a constant overhead, is for the caller to measure.
 
@@ -14,10 +13,12 @@ was); what they add to it, a constant overhead, is for the caller to measure.
   its time alone, and where the sum passes 1 all slow down alike. An operation is as slow as at the
   most crowded of its ports.
 - A port that has rested stores as many seconds, up to the bucket's, and spares them the next
-  operation, if all of its ports do (a token bucket).
+  operation, if all of its ports do (a token bucket: clouds and tc shape traffic so). An operation
+  ends so much sooner, up to its own `spared_s`.
 - An operation takes `stolen_s` of processor time over its life from each of its ranks, though never
-  more than half of a rank's processor in all. It takes `delayed_s` longer where all its ranks
-  compute all the time, and a share of that where some do.
+  more than half of a rank's processor in all, as the scheduler is fair. It waits for its threads to
+  be run: it takes `delayed_s` longer where all its ranks compute all the time, and a share of that
+  where some do.
 
 Assumptions: an operation ends on all its ranks at once (a rank that leaves a ring or a tree early
 is kept too long), and its progress is even. Events are exact; nothing is stepped.
@@ -31,7 +32,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.overlap import GLOO_LANES, LEAST_COMPUTE_RATE, Collective, Compute
+from dlperf.models.arguments import check_fields
+
+GLOO_LANES, NCCL_LANES = 2, 1
+LEAST_COMPUTE_RATE = 0.5
+"""The share of its processor that a computing rank keeps, whatever runs beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective alone, over a link that has not rested: its `duration_s`, the fraction of it in
+    which it needs the link, the processor time that it takes from its rank, how much longer it
+    takes beside computing, and how much of it a rested link can spare it. Raises DlperfError for a
+    negative value.
+    """
+
+    duration_s: float
+    link_frac: float = 1.0
+    stolen_s: float = 0.0
+    delayed_s: float = 0.0
+    spared_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def after_rest(self, stored_s: float) -> tuple[Collective, float]:
+        """The collective over a link that has stored so much, and how much of that it uses.
+
+        >>> Collective(4.0, 0.75, spared_s=2.0).after_rest(1.0)
+        (Collective(duration_s=3.0, link_frac=0.6666666666666666, stolen_s=0.0, delayed_s=0.0,
+        spared_s=0.0), 1.0)
+        """
+        used_s = min(self.spared_s, stored_s, self.link_frac * self.duration_s)
+        if not used_s:
+            return self, 0.0
+        duration_s, needed_s = self.duration_s - used_s, self.link_frac * self.duration_s - used_s
+        return (
+            Collective(
+                duration_s,
+                needed_s / duration_s if duration_s else 0.0,
+                self.stolen_s,
+                self.delayed_s,
+            ),
+            used_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The rank's thread computes for so long, if nothing disturbs it."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +171,7 @@ class _Rank:
     now_s: float
     place: int = 0
     left_s: float = 0.0
+    launched: set[int] = field(default_factory=set)
     marks: list[float] = field(default_factory=list)
     waits: list[Waiting] = field(default_factory=list)
     from_s: float | None = None
@@ -153,6 +205,7 @@ class _Replay:
         n_lanes: int,
         starts_s: Sequence[float],
         bucket_s: float,
+        rested_s: float,
     ) -> None:
         self.n_lanes, self.bucket_s = n_lanes, bucket_s
         self.now_s = min(starts_s, default=0.0)
@@ -171,7 +224,7 @@ class _Replay:
             for one in operations
         ]
         self.stored_s = dict.fromkeys(
-            (port for state in self.states for port in state.ports), bucket_s
+            (port for state in self.states for port in state.ports), min(bucket_s, rested_s)
         )
         self.queues: dict[int, list[int]] = defaultdict(list)
         self.running: list[int] = []
@@ -245,14 +298,15 @@ class _Replay:
             rank.left_s = task.seconds
         elif isinstance(task, Launch):
             self.launch(task.operation, who)
+            rank.launched.add(task.operation)
         elif isinstance(task, Mark):
             rank.marks.append(self.now_s)
         else:
-            state = self.states[task.operation]
-            if who in state.missing or who not in state.operation.ranks:
+            if task.operation not in rank.launched:
                 raise DlperfError(
                     f"rank {who} waits for operation {task.operation}, which it did not launch"
                 )
+            state = self.states[task.operation]
             if not state.has_ended:
                 rank.from_s = self.now_s if rank.from_s is None else rank.from_s
                 return False
@@ -334,9 +388,10 @@ def replay(
     n_lanes: int = GLOO_LANES,
     starts_s: Sequence[float] | None = None,
     bucket_s: float = 0.0,
+    rested_s: float = math.inf,
 ) -> Replayed:
     """The time lines of the programs, one for each rank; `starts_s` are the times when they start
-    (0). Ports store up to `bucket_s`, and begin with that.
+    (0). Ports store up to `bucket_s`, and have rested for `rested_s` when the programs begin.
 
     What is still running when all have ended goes on in the background, and delays nothing. Raises
     DlperfError for fewer than one lane, negative work, waiting for what a rank did not launch, and
@@ -361,7 +416,7 @@ def replay(
                 f"operation {number} has the ranks {one.ranks}, and there are {len(programs)}"
                 " programs"
             )
-    line = _Replay(programs, operations, n_lanes, starts, bucket_s)
+    line = _Replay(programs, operations, n_lanes, starts, bucket_s, rested_s)
     ends = [math.nan] * len(programs)
     going = True
     while going:

@@ -4,15 +4,7 @@ A rank is one thread that goes through a program: it computes, launches a collec
 Collectives start in the order in which they were launched, at most `n_lanes` at a time (gloo has
 two worker threads a process group, ProcessGroupGloo.cpp; a NCCL communicator one stream).
 
-- Collectives that run at once share the link: each wants it for `link_frac` of its time alone, and
-  where the sum passes 1 all slow down alike.
-- A collective takes processor time from the computation: `stolen_s` seconds over its whole life.
-  More than half of the processor it does not get, as the scheduler is fair.
-- A collective waits for its threads to be run while the rank computes: it takes `delayed_s` longer
-  where the rank computes all the time.
-- A link that has rested may let the next bytes pass at once (a token bucket: clouds and tc shape
-  traffic so). While nothing uses it, it stores as many seconds as pass, up to the bucket's; a
-  collective that starts ends so much sooner, up to its own `spared_s`.
+The rules are those of :mod:`dlperf.models.communication_replay` with one rank and one link.
 
 Assumptions: all ranks are alike and start together (put the slowest rank's times in), and a
 collective's progress is even. Errs low where ranks drift apart within a step.
@@ -22,76 +14,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import check_fields
 from dlperf.models.buckets import Bucket
-
-GLOO_LANES, NCCL_LANES = 2, 1
-LEAST_COMPUTE_RATE = 0.5
-"""The share of its processor that a computing rank keeps, whatever runs beside it."""
+from dlperf.models.communication_replay import (
+    GLOO_LANES,
+    Collective,
+    Compute,
+    Operation,
+    Wait,
+    replay,
+)
+from dlperf.models.communication_replay import Launch as LaunchOperation
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
-    """A collective alone, over a link that has not rested: its `duration_s`, the fraction of it in
-    which it needs the link, the processor time that it takes from its rank, how much longer it
-    takes beside computing, and how much of it a rested link can spare it. Raises DlperfError for a
-    negative value.
+class Launch(LaunchOperation):
+    """The rank puts a collective into the queue and goes on; collectives are numbered from 0 in
+    the order of their launch.
     """
 
-    duration_s: float
-    link_frac: float = 1.0
-    stolen_s: float = 0.0
-    delayed_s: float = 0.0
-    spared_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def after_rest(self, stored_s: float) -> tuple[Collective, float]:
-        """The collective over a link that has stored so much, and how much of that it uses.
-
-        >>> Collective(4.0, 0.75, spared_s=2.0).after_rest(1.0)
-        (Collective(duration_s=3.0, link_frac=0.6666666666666666, stolen_s=0.0, delayed_s=0.0,
-        spared_s=0.0), 1.0)
-        """
-        used_s = min(self.spared_s, stored_s, self.link_frac * self.duration_s)
-        if not used_s:
-            return self, 0.0
-        duration_s, needed_s = self.duration_s - used_s, self.link_frac * self.duration_s - used_s
-        return (
-            Collective(
-                duration_s,
-                needed_s / duration_s if duration_s else 0.0,
-                self.stolen_s,
-                self.delayed_s,
-            ),
-            used_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """The rank's thread computes for so long, if nothing disturbs it."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The rank puts a collective into the queue, under a name, and goes on."""
-
-    name: int
     collective: Collective
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The rank waits until the collective of this name has ended."""
-
-    name: int
 
 
 Task = Compute | Launch | Wait
@@ -117,86 +61,6 @@ class TimeLine:
         return busy
 
 
-@dataclass
-class _Running:
-    place: int
-    collective: Collective
-    left_frac: float = 1.0
-
-
-@dataclass
-class _Rank:
-    """The state of a simulation; :meth:`advance` moves time to the next event."""
-
-    n_lanes: int
-    bucket_s: float
-    stored_s: float
-    now_s: float = 0.0
-    waited_s: float = 0.0
-    running: list[_Running] = field(default_factory=list)
-    queue: list[_Running] = field(default_factory=list)
-    spans: list[list[float]] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)
-
-    def launch(self, name: int, collective: Collective) -> None:
-        self.places[name] = len(self.spans)
-        self.spans.append([math.nan, math.nan])
-        self.queue.append(_Running(self.places[name], collective))
-        self._fill_lanes()
-
-    def _fill_lanes(self) -> None:
-        while self.queue and len(self.running) < self.n_lanes:
-            one = self.queue.pop(0)
-            self.spans[one.place][0] = self.now_s
-            one.collective, used_s = one.collective.after_rest(self.stored_s)
-            self.stored_s -= used_s
-            if one.collective.duration_s > 0:
-                self.running.append(one)
-            else:
-                self.spans[one.place][1] = self.now_s
-
-    def has_ended(self, name: int) -> bool:
-        if name not in self.places:
-            raise DlperfError(f"the program waits for collective {name}, which it did not launch")
-        return not math.isnan(self.spans[self.places[name]][1])
-
-    def advance(self, work_s: float | None) -> float:
-        """Go on to the next event: the work (None: the rank waits) or a collective ends. Returns
-        the work that is left.
-        """
-        sharing = max(1.0, math.fsum(one.collective.link_frac for one in self.running))
-        whole_s = [
-            sharing * one.collective.duration_s
-            + (0.0 if work_s is None else one.collective.delayed_s)
-            for one in self.running
-        ]
-        rate = max(
-            LEAST_COMPUTE_RATE,
-            1.0
-            - math.fsum(
-                one.collective.stolen_s / whole for one, whole in zip(self.running, whole_s)
-            ),
-        )
-        ends = [one.left_frac * whole for one, whole in zip(self.running, whole_s)]
-        step_s = min([*ends, *([] if work_s is None else [work_s / rate])])
-        self.now_s += step_s
-        if not self.running:
-            self.stored_s = min(self.bucket_s, self.stored_s + step_s)
-        still = []
-        for one, end_s, whole in zip(self.running, ends, whole_s):
-            if end_s <= step_s:
-                self.spans[one.place][1] = self.now_s
-            else:
-                one.left_frac -= step_s / whole
-                still.append(one)
-        self.running = still
-        self._fill_lanes()
-        if work_s is None:
-            self.waited_s += step_s
-            return 0.0
-        return 0.0 if work_s / rate <= step_s else work_s - step_s * rate
-
-
 def simulate(
     program: Iterable[Task],
     n_lanes: int = GLOO_LANES,
@@ -212,28 +76,15 @@ def simulate(
     >>> simulate([Compute(1.0), Launch(0, Collective(2.0)), Compute(1.5), Wait(0)]).total_s
     3.0
     """
-    if n_lanes < 1:
-        raise DlperfError(f"n_lanes is {n_lanes}; it must be at least 1")
-    rank = _Rank(n_lanes, bucket_s, min(bucket_s, rested_s))
-    for task in program:
-        if isinstance(task, Launch):
-            rank.launch(task.name, task.collective)
-        elif isinstance(task, Wait):
-            while not rank.has_ended(task.name):
-                rank.advance(None)
-        else:
-            if not 0 <= task.seconds < math.inf:
-                raise DlperfError(f"work is {task.seconds} s; it must be finite and at least 0")
-            left_s = task.seconds
-            while left_s > 0:
-                left_s = rank.advance(left_s)
-    end_s = rank.now_s
-    while rank.running:
-        rank.advance(None)
+    tasks = list(program)
+    operations = [
+        Operation((0,), task.collective, queue=0) for task in tasks if isinstance(task, Launch)
+    ]
+    line = replay([tasks], operations, n_lanes, bucket_s=bucket_s, rested_s=rested_s)
     return TimeLine(
-        end_s,
-        rank.waited_s - (rank.now_s - end_s),
-        tuple((start, end) for start, end in rank.spans),
+        line.ends_s[0],
+        math.fsum(wait.until_s - wait.from_s for wait in line.waits[0]),
+        tuple((span.start_s, span.end_s) for span in line.spans),
     )
 
 

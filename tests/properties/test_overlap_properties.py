@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlperf.models.buckets import Gradient, assign, rebuilt_buckets, sizes_bytes
-from dlperf.models.overlap import Collective, Computation, Synchronisation, ddp_program, simulate
+from dlperf.models.communication_replay import Collective
+from dlperf.models.overlap import Computation, Synchronisation, ddp_program, simulate
 
 seconds = st.floats(0.0, 2.0, allow_nan=False).map(lambda x: round(x, 6))
 shares = st.floats(0.0, 1.0, allow_nan=False)

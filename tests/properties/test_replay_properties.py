@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlperf.models.communication_replay import Compute, Launch, Mark, Operation, Task, Wait, replay
-from dlperf.models.overlap import Collective
+from dlperf.models.communication_replay import (
+    Collective,
+    Compute,
+    Launch,
+    Mark,
+    Operation,
+    Task,
+    Wait,
+    replay,
+)
 
 seconds = st.floats(0.0, 2.0, allow_nan=False).map(lambda x: round(x, 6))
 Case = tuple[list[list[Task]], list[Operation]]

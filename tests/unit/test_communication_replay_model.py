@@ -11,8 +11,16 @@ from time_stepping import step_ranks_through
 
 from dlperf.core.errors import DlperfError
 from dlperf.models import overlap
-from dlperf.models.communication_replay import Compute, Launch, Mark, Operation, Task, Wait, replay
-from dlperf.models.overlap import Collective
+from dlperf.models.communication_replay import (
+    Collective,
+    Compute,
+    Launch,
+    Mark,
+    Operation,
+    Task,
+    Wait,
+    replay,
+)
 
 WORLD = Operation((0, 1), Collective(2.0), queue=0)
 
@@ -223,12 +231,12 @@ def test_ranks_that_are_alike_take_as_long_as_one_alone(seed: int) -> None:
     for number, collective in enumerate(collectives):
         seconds = random_.random()
         program += [Compute(seconds), Launch(number)]
-        single += [overlap.Compute(seconds), overlap.Launch(number, collective)]
+        single += [Compute(seconds), overlap.Launch(number, collective)]
         if random_.random() < 0.3:
             program.append(Wait(number))
-            single.append(overlap.Wait(number))
+            single.append(Wait(number))
     program.append(Wait(4))
-    single.append(overlap.Wait(4))
+    single.append(Wait(4))
     world = tuple(range(n_ranks))
     found = replay(
         [program] * n_ranks,

@@ -10,14 +10,12 @@ import pytest
 from time_stepping import step_through
 
 from dlperf.core.errors import DlperfError
+from dlperf.models.communication_replay import Collective, Compute, Wait
 from dlperf.models.overlap import (
-    Collective,
     Computation,
-    Compute,
     Launch,
     Synchronisation,
     Task,
-    Wait,
     ddp_program,
     simulate,
 )
@@ -108,7 +106,7 @@ def test_what_still_runs_at_the_end_delays_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("program", "lanes", "message"),
-    [([Wait(3)], 2, "collective 3"), ([Compute(-1.0)], 2, "work is -1.0"), ([], 0, "n_lanes is 0")],
+    [([Wait(3)], 2, "operation 3"), ([Compute(-1.0)], 2, "work is -1.0"), ([], 0, "n_lanes is 0")],
 )
 def test_programs_that_make_no_sense(program: list[Task], lanes: int, message: str) -> None:
     with pytest.raises(DlperfError, match=message):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dlperf.models import communication_replay
-from dlperf.models.overlap import Collective, Compute, Launch, Task, Wait
+from dlperf.models.communication_replay import Collective, Compute, Wait
+from dlperf.models.overlap import Launch, Task
 
 
 def rested(one: Collective, stored_s: float) -> tuple[Collective, float]:
@@ -31,8 +32,10 @@ def step_through(
 ) -> float:
     """Seconds until the program has ended, good to about `dt_s` for each task and collective."""
     stored_s, begun = bucket_s, set[int]()
-    done = {task.name: 0.0 for task in program if isinstance(task, Launch)}  # fraction, by name
-    collectives = {task.name: task.collective for task in program if isinstance(task, Launch)}
+    done = {
+        task.operation: 0.0 for task in program if isinstance(task, Launch)
+    }  # fraction, by name
+    collectives = {task.operation: task.collective for task in program if isinstance(task, Launch)}
     launched: list[int] = []
     clock, place = 0.0, 0
     worked = 0.0
@@ -40,9 +43,9 @@ def step_through(
         while place < len(program):
             task = program[place]
             if isinstance(task, Launch):
-                launched.append(task.name)
+                launched.append(task.operation)
             elif isinstance(task, Wait):
-                if done[task.name] < 1 and collectives[task.name].duration_s > 0:
+                if done[task.operation] < 1 and collectives[task.operation].duration_s > 0:
                     break
             elif worked < task.seconds:
                 break
