@@ -9,19 +9,22 @@ slower part counts. What-if factors change the wire alone.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dlperf.core.cluster import DISTANCES, KINDS, PING_PONG, Cluster, Collective
+from dlperf.core.cluster import DISTANCES, KINDS, PING_PONG, Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.link_fits import fit_link, level_s
 from dlperf.models import backends, gloo
+from dlperf.models.arguments import AMOUNT, FINITE_RATE, Quantity, Reals, check_fields, count
 from dlperf.models.backends import LinkParameters
 from dlperf.models.point_to_point import postal_s
 
-Reals = NDArray[np.float64]
 _SHORTEST_BYTES = 4
 UNMEASURED = ("reduce", "gather", "scatter", "all_to_all", "barrier")
 """Collectives that no cluster file holds measurements of."""
@@ -38,10 +41,7 @@ class LinkFactors:
     link_latency: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("link_bandwidth", "link_latency"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise DlperfError(f"{name} is {value!r}; a factor must be finite and positive")
+        check_fields(self, link_bandwidth=FINITE_RATE, link_latency=FINITE_RATE)
 
     def times(self, other: LinkFactors) -> LinkFactors:
         """The products of both factors.
@@ -79,6 +79,32 @@ class Path:
     def s_per_byte(self) -> float:
         """The slower part: they overlap."""
         return max(self.local_s_per_byte, self.wire_s_per_byte)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bandwidth for long messages in one direction; None where a message takes no time per
+        byte.
+        """
+        return 1 / self.s_per_byte if self.s_per_byte > 0 else None
+
+    @property
+    def spared_s_per_byte(self) -> float:
+        """Time per byte that an idle wire's token bucket saves: its bytes do not wait for the
+        wire.
+        """
+        return max(0.0, self.wire_s_per_byte - self.local_s_per_byte)
+
+    @property
+    def stored_s(self) -> float:
+        """Time that the bucket saves in all; it saves no more than the wire was idle."""
+        return self.burst_bytes * self.spared_s_per_byte
+
+    def spared_s(self, sent_bytes: float, measured_after_s: float) -> float:
+        """Time saved for a collective of so many sent bytes after a long idle time, beyond the
+        saving in its measurement, which began so long after another collective.
+        """
+        spared_s = min(sent_bytes * self.spared_s_per_byte, self.stored_s)
+        return max(0.0, spared_s - measured_after_s)
 
     def changed(self, factors: LinkFactors) -> Path:
         """The path with other wires."""
@@ -125,46 +151,6 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
     )
 
 
-def link_bytes_per_s(
-    cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()
-) -> float | None:
-    """Bandwidth of the slowest link of a ring for long messages, one direction, bytes per second;
-    None where a message takes no time per byte.
-
-    Raises DlperfError where the file contains no such link.
-    """
-    s_per_byte = find_path(cluster, between_nodes).changed(what_if).s_per_byte
-    return 1 / s_per_byte if s_per_byte > 0 else None
-
-
-@dataclass(frozen=True)
-class Burst:
-    """Time that an idle link's token bucket saves: in all, and per byte. It saves no more than the
-    link was idle.
-    """
-
-    stored_s: float
-    s_per_byte: float
-
-    def spared_s(self, sent_bytes: float, measured_after_s: float) -> float:
-        """Time saved for a collective of so many sent bytes after a long idle time, beyond the
-        saving in its measurement, which began so long after another collective.
-        """
-        return max(0.0, min(sent_bytes * self.s_per_byte, self.stored_s) - measured_after_s)
-
-
-def burst_of(cluster: Cluster, between_nodes: bool, what_if: LinkFactors = LinkFactors()) -> Burst:
-    """The token bucket of the slowest link of a ring: its bytes do not wait for the wire. Zero
-    inside a node.
-
-    Its size is fitted (:class:`dlperf.distributed.link_fits.LinkFit`) and does not depend on the
-    bandwidth. Raises DlperfError where the file contains no such link.
-    """
-    path = find_path(cluster, between_nodes).changed(what_if)
-    spared = max(0.0, path.wire_s_per_byte - path.local_s_per_byte)
-    return Burst(path.burst_bytes * spared, spared)
-
-
 def collective_s(
     cluster: Cluster,
     kind: str,
@@ -181,37 +167,35 @@ def collective_s(
     is the measured excess over it. c is the excess inside one host, where there is no link: copies
     and waking threads, which another link does not change. r is the ratio of measurement and model,
     interpolated in log size and log ranks, constant beyond the measured ones, and 1 without
-    measurements. At a measured point, without factors, T is the measurement.
+    measurements. At a measured point, without factors, T is the measurement. UNMEASURED kinds take
+    m'; NCCL's barrier is a shortest all-reduce.
 
     `ranks_per_node` ranks share a node; a ring enters and leaves each node once. Inside a node
     there is no wire, and factors change nothing. The link was idle for no longer than a barrier, as
-    in the measurement (:func:`burst_of` is what more could save). One rank costs nothing.
+    in the measurement (:meth:`Path.spared_s` is what more could save). One rank costs nothing.
 
     Raises DlperfError for an unknown kind, negative bytes, ranks that are no whole numbers or do
     not fill their nodes, and where the file lacks the link.
     """
-    if kind not in KINDS:
-        raise DlperfError(f"collective {kind!r} is unknown; known are {', '.join(KINDS)}")
+    if kind not in (*KINDS, *UNMEASURED):
+        known = ", ".join((*KINDS, *UNMEASURED))
+        raise DlperfError(f"collective {kind!r} is unknown; known are {known}")
+    if kind == "barrier" and cluster.backend == "nccl":
+        kind, n_bytes = "all_reduce", np.zeros(np.shape(n_bytes))
+    count().check("ranks_per_node", ranks_per_node)
     sizes, ranks = np.broadcast_arrays(
-        np.asarray(n_bytes, dtype=np.float64), np.asarray(n_ranks, dtype=np.float64)
+        AMOUNT.check("n_bytes", n_bytes), count().check("n_ranks", n_ranks)
     )
-    if not np.all(sizes >= 0):
-        raise DlperfError(f"n_bytes is {n_bytes!r}; it must be at least 0")
-    if ranks_per_node < 1 or ranks_per_node != int(ranks_per_node):
+    far = ranks > ranks_per_node
+    uneven = ranks[far & (ranks % ranks_per_node != 0)]
+    if uneven.size:
         raise DlperfError(
-            f"ranks_per_node is {ranks_per_node}; it must be a whole number of at least 1"
-        )
-    if not np.all((ranks >= 1) & (ranks == np.floor(ranks))):
-        raise DlperfError(f"n_ranks is {n_ranks!r}; ranks are whole numbers of at least 1")
-    if not np.all((ranks <= ranks_per_node) | (ranks % ranks_per_node == 0)):
-        uneven = int(ranks[(ranks > ranks_per_node) & (ranks % ranks_per_node != 0)].flat[0])
-        raise DlperfError(
-            f"{uneven} ranks do not fill nodes of {ranks_per_node}; choose a multiple, or another"
-            " number of ranks a node"
+            f"{uneven[0]:g} ranks do not fill nodes of {ranks_per_node}; choose a multiple, or"
+            " another number of ranks a node"
         )
     result = np.zeros(sizes.shape)
     for between_nodes in (False, True):
-        chosen = (ranks > 1) & ((ranks > ranks_per_node) == between_nodes)
+        chosen = (ranks > 1) & (far == between_nodes)
         if np.any(chosen):
             result[chosen] = _uniform_s(
                 cluster, kind, sizes[chosen], ranks[chosen], ranks_per_node, between_nodes, what_if
@@ -229,6 +213,9 @@ def _uniform_s(
     what_if: LinkFactors,
 ) -> Reals:
     path = find_path(cluster, between_nodes)
+    changed = model_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
+    if kind in UNMEASURED:
+        return changed
     as_measured = model_s(cluster.backend, kind, sizes, ranks, path)
     if not np.all(as_measured > 0):
         line = (
@@ -236,102 +223,37 @@ def _uniform_s(
             " ping-pongs of two sizes up to 8 KiB, or above"
         )
         raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
-    changed = model_s(cluster.backend, kind, sizes, ranks, path.changed(what_if))
-    excess = (
-        _ratio(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path) - 1
-    ) * as_measured
-    own = (
-        np.clip(excess, 0.0, _local_excess_s(cluster, kind, sizes, ranks))
-        if between_nodes
-        else np.zeros(sizes.shape)
-    )
+    excess = _excess_s(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path)
+    own = np.zeros(sizes.shape)
+    if between_nodes and cluster.link("socket") is not None:
+        inside = find_path(cluster, between_nodes=False)
+        local = _excess_s(cluster, kind, sizes, ranks, 1, False, inside)
+        own = np.clip(excess, 0.0, np.maximum(local, 0.0))
     return np.asarray(changed * (1 + (excess - own) / as_measured) + own)
 
 
-def _local_excess_s(cluster: Cluster, kind: str, sizes: Reals, ranks: Reals) -> Reals:
-    """Excess of the same collective inside one host over the model, in seconds, at least 0; 0 where
-    unmeasured.
-    """
-    if (
-        not any(c.kind == kind and c.n_ranks <= c.ranks_per_node for c in cluster.collectives)
-        or cluster.link("socket") is None
-    ):
-        return np.zeros(sizes.shape)
-    path = find_path(cluster, between_nodes=False)
-    model = model_s(cluster.backend, kind, sizes, ranks, path)
-    return np.asarray(
-        np.maximum(_ratio(cluster, kind, sizes, ranks, 1, False, path) - 1, 0.0) * model
-    )
+def model_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals | float, path: Path) -> Reals:
+    """The backend's algorithm without correction, in seconds. An empty message of a measured kind
+    counts as one of a few bytes.
 
-
-def model_s(backend: str, kind: str, n_bytes: Reals, n_ranks: Reals, path: Path) -> Reals:
-    """The backend's algorithm without correction, in seconds. An empty message counts as one of a
-    few bytes.
+    The other kinds follow gloo; NCCL sends the same messages.
     """
     sizes = np.maximum(n_bytes, _SHORTEST_BYTES)
     link = LinkParameters(path.latency_s, path.s_per_byte, path.reduce_s_per_byte)
-    if backend == "gloo":
-        return np.asarray(backends.collective_s(kind, sizes, n_ranks, link), dtype=np.float64)
-    if kind == "broadcast":  # a ring of small chunks: the vector passes each link once
-        return np.asarray(
-            (n_ranks - 1) * link.latency_s + sizes * link.s_per_byte, dtype=np.float64
-        )
-    return np.asarray(
-        backends.collective_s(kind, sizes, n_ranks, link, "textbook", "ring"), dtype=np.float64
-    )
-
-
-def call_s(
-    cluster: Cluster,
-    kind: str,
-    n_bytes: ArrayLike,
-    n_ranks: ArrayLike,
-    ranks_per_node: int = 1,
-    what_if: LinkFactors = LinkFactors(),
-) -> Reals:
-    """Seconds of a collective of any kind whose ranks start together and do not compute; `n_bytes`
-    and `n_ranks` broadcast.
-
-    Measured kinds: :func:`collective_s`. The others follow gloo's algorithms
-    (:mod:`dlperf.models.gloo`) over the slowest link, without correction. NCCL sends the same
-    messages, and its barrier is a shortest all-reduce. Raises DlperfError as :func:`collective_s`.
-    """
-    if kind in KINDS:
-        return collective_s(cluster, kind, n_bytes, n_ranks, ranks_per_node, what_if)
-    if kind not in UNMEASURED:
-        raise DlperfError(
-            f"collective {kind!r} is unknown; known are {', '.join((*KINDS, *UNMEASURED))}"
-        )
-    if kind == "barrier" and cluster.backend == "nccl":
-        return collective_s(
-            cluster,
-            "all_reduce",
-            np.full(np.shape(n_bytes), float(_SHORTEST_BYTES)),
-            n_ranks,
-            ranks_per_node,
-            what_if,
-        )
-    sizes, ranks = np.broadcast_arrays(
-        np.asarray(n_bytes, dtype=np.float64), np.asarray(n_ranks, dtype=np.float64)
-    )
-    result = np.zeros(sizes.shape)
-    for between_nodes in (False, True):
-        chosen = (ranks > 1) & ((ranks > ranks_per_node) == between_nodes)
-        if not np.any(chosen):
-            continue
-        path = find_path(cluster, between_nodes).changed(what_if)
-        link = (path.latency_s, path.s_per_byte)
-        if kind == "barrier":
-            result[chosen] = gloo.barrier_s(ranks[chosen], path.latency_s)
-        elif kind == "reduce":
-            result[chosen] = gloo.reduce_s(
-                sizes[chosen], ranks[chosen], *link, path.reduce_s_per_byte
-            )
-        else:
-            result[chosen] = gloo.gather_s(
-                sizes[chosen], ranks[chosen], *link
-            )  # scatter and all-to-all are as long
-    return result
+    alpha_beta = (link.latency_s, link.s_per_byte)
+    if kind == "barrier":
+        seconds = gloo.barrier_s(n_ranks, link.latency_s)
+    elif kind == "reduce":
+        seconds = gloo.reduce_s(n_bytes, n_ranks, *alpha_beta, link.reduce_s_per_byte)
+    elif kind in UNMEASURED:  # scatter and all-to-all are as long as a gather
+        seconds = gloo.gather_s(n_bytes, n_ranks, *alpha_beta)
+    elif backend == "gloo":
+        seconds = backends.collective_s(kind, sizes, n_ranks, link)
+    elif kind == "broadcast":  # a ring of small chunks: the vector passes each link once
+        seconds = (n_ranks - 1) * link.latency_s + sizes * link.s_per_byte
+    else:
+        seconds = backends.collective_s(kind, sizes, n_ranks, link, "textbook", "ring")
+    return np.asarray(seconds)
 
 
 def message_s(
@@ -345,34 +267,22 @@ def message_s(
     the link's latency. Raises DlperfError where the file contains no such link.
     """
     path = find_path(cluster, between_nodes)
-    sizes = np.asarray(n_bytes, dtype=np.float64)
     changed = path.changed(what_if)
-    model = np.asarray(postal_s(sizes, changed.latency_s, changed.s_per_byte), dtype=np.float64)
-    links = [link for link in cluster.links if (link.distance == "network") == between_nodes]
+    sizes = AMOUNT.check("n_bytes", n_bytes)
+    model = np.asarray(postal_s(sizes, changed.latency_s, changed.s_per_byte))
     by_size: dict[int, float] = {}
-    for link in links:
-        for m in link.messages:
-            if (
-                m.what == PING_PONG and m.n_pairs == 1
-            ):  # of several links inside a node the slowest, as the path has it
+    for link in cluster.links:
+        for m in link.messages if (link.distance == "network") == between_nodes else ():
+            if m.what == PING_PONG and m.n_pairs == 1:
+                # of several links inside a node the slowest, as the path has it
                 by_size[m.n_bytes] = max(by_size.get(m.n_bytes, 0.0), level_s(m.n_bytes, m.samples))
     if not by_size:
         return model
-    known = np.array(sorted(by_size), dtype=np.float64)
-    plain_law = np.asarray(postal_s(known, path.latency_s, path.s_per_byte), dtype=np.float64)
-    times = np.array([by_size[int(size)] for size in known])
-    ratio = np.divide(times, plain_law, out=np.ones(known.shape), where=plain_law > 0)
-    return np.asarray(
-        model
-        * np.interp(
-            np.log(np.maximum(sizes, _SHORTEST_BYTES)),
-            np.log(np.maximum(known, _SHORTEST_BYTES)),
-            ratio,
-        )
-    )
+    postal = partial(postal_s, latency_s=path.latency_s, s_per_byte=path.s_per_byte)
+    return model * _ratio(by_size, postal, sizes)
 
 
-def _ratio(
+def _excess_s(
     cluster: Cluster,
     kind: str,
     sizes: Reals,
@@ -381,8 +291,8 @@ def _ratio(
     between_nodes: bool,
     path: Path,
 ) -> Reals:
-    """Measured over modelled time, interpolated in log size for each measured rank count, then in
-    log ranks.
+    """Measured less modelled time; 0 where unmeasured. Their ratio is interpolated in log size for
+    each measured rank count, then in log ranks.
     """
     measured = [
         c
@@ -390,37 +300,39 @@ def _ratio(
         if c.kind == kind and (c.n_ranks > c.ranks_per_node) == between_nodes
     ]
     if not measured:
-        return np.ones(sizes.shape)
-    if between_nodes:
-        nearest = min(
-            (c.ranks_per_node for c in measured),
-            key=lambda per_node: (abs(math.log(per_node / ranks_per_node)), per_node),
+        return np.zeros(sizes.shape)
+    nearest = min(
+        (c.ranks_per_node for c in measured),
+        key=lambda per_node: (abs(math.log(per_node / ranks_per_node)), per_node),
+    )
+    by_ranks: dict[int, dict[int, float]] = defaultdict(dict)
+    for c in measured:
+        if not between_nodes or c.ranks_per_node == nearest:
+            by_ranks[c.n_ranks][c.n_bytes] = c.samples.median
+    counts = sorted(by_ranks)
+    rows = [
+        _ratio(
+            by_ranks[n], partial(model_s, cluster.backend, kind, n_ranks=float(n), path=path), sizes
         )
-        measured = [c for c in measured if c.ranks_per_node == nearest]
-    counts = sorted({c.n_ranks for c in measured})
-    rows = np.stack(
-        [
-            _ratio_by_size(
-                cluster.backend, [c for c in measured if c.n_ranks == count], sizes, path
-            )
-            for count in counts
-        ]
-    )
-    place = np.interp(np.log(ranks), np.log(counts), np.arange(len(counts), dtype=np.float64))
-    low = np.floor(place).astype(int)
-    high = np.minimum(low + 1, len(counts) - 1)
-    columns, weight = np.arange(sizes.size), place - low
-    return np.asarray(rows[low, columns] * (1 - weight) + rows[high, columns] * weight)
+        for n in counts
+    ]
+    log_counts = np.log(counts)
+    ratio = [
+        np.interp(x, log_counts, column) for x, column in zip(np.log(ranks), np.transpose(rows))
+    ]
+    model = model_s(cluster.backend, kind, sizes, ranks, path)
+    return np.asarray((np.array(ratio) - 1) * model)
 
 
-def _ratio_by_size(backend: str, measured: list[Collective], sizes: Reals, path: Path) -> Reals:
-    by_size = {c.n_bytes: c for c in sorted(measured, key=lambda c: c.n_bytes)}
-    known = np.array(list(by_size), dtype=np.float64)
-    times = np.array([c.samples.median for c in by_size.values()])
-    model = model_s(
-        backend, measured[0].kind, known, np.full(known.shape, float(measured[0].n_ranks)), path
-    )
-    return np.asarray(np.interp(_log(sizes), _log(known), times / model))
+def _ratio(by_size: dict[int, float], model: Callable[[Reals], Quantity], sizes: Reals) -> Reals:
+    """Measured over modelled time, interpolated in log size and constant beyond the measured
+    sizes.
+    """
+    known = np.array(sorted(by_size), dtype=np.float64)
+    modelled = np.asarray(model(known))
+    times = np.array([by_size[size] for size in sorted(by_size)])
+    ratio = np.divide(times, modelled, out=np.ones(known.shape), where=modelled > 0)
+    return np.asarray(np.interp(_log(sizes), _log(known), ratio))
 
 
 def _log(sizes: Reals) -> Reals:

@@ -117,6 +117,10 @@ class _Replaying:
             cluster, (), self.hosts, interference=there
         )  # what calls cost the recorded computing
 
+    def stolen_s(self, call: Call) -> float:
+        """Processor time that a recorded call took from each of its ranks."""
+        return self.stealing.stolen_s(self.stealing.shape(call))
+
     def _check_other_ranks(self) -> None:
         others = [n for n in self.asked if n != self.trace.n_ranks]
         if not others:
@@ -178,7 +182,7 @@ class _Replaying:
         """
         found = []
         for segment in self.recording.segments:
-            programs = segment.programs(self.stealing.stolen_s, slow)
+            programs = segment.programs(self.stolen_s, slow)
             found.append(
                 (
                     segment,
@@ -196,11 +200,9 @@ class _Replaying:
     def run(self) -> CommunicationReplay:
         trace = self.trace
         if self.was is None:
-            again = self.lines(
-                lambda call: as_recorded(call, self.stealing.stolen_s(call)), trace.backend
-            )
+            again = self.lines(lambda call: as_recorded(call, self.stolen_s(call)), trace.backend)
         else:
-            again = self.lines(self.was.operation, trace.backend, bucket_s=self.was.bucket_s)
+            again = self.lines(self.was.operation, trace.backend, bucket_s=self.was.bucket_s())
         recorded_s = max(
             statistics.median(again.steady([step.seconds for step in steps]))
             for steps in trace.steps
@@ -219,7 +221,9 @@ class _Replaying:
         self.alone_s = self.with_overhead(alone, alone)
         main = trace.n_ranks if trace.n_ranks in self.asked else self.asked[0]
         costs = self.costs(main)
-        usual = self.lines(costs.operation, self.cluster.backend, self.slower(main), costs.bucket_s)
+        usual = self.lines(
+            costs.operation, self.cluster.backend, self.slower(main), costs.bucket_s()
+        )
         rows = tuple(self.row(n) for n in self.asked)
         if self.what_if != LinkFactors() and len(set(self.nodes)) == 1:
             self.notes.append(NO_WIRE)
@@ -286,7 +290,9 @@ class _Replaying:
         backend, slow, costs = self.cluster.backend, self.slower(n), self.costs(n)
 
         def at(own: CallCosts, factor: float = 1.0) -> ReplayedSteps:
-            return self.lines(lambda call: own.operation(call, factor), backend, slow, own.bucket_s)
+            return self.lines(
+                lambda call: own.operation(call, factor), backend, slow, own.bucket_s()
+            )
 
         def spread(fraction: float) -> float:
             return quantile(paces.values, fraction) / paces.median if paces.median else 1.0
@@ -345,7 +351,9 @@ class _Replaying:
             p10_s=step_s * spread(0.1),
             p90_s=step_s * spread(0.9),
             network_bytes=max(
-                math.fsum(costs.sent_bytes(call) for call in self.calls if rank in call.ranks)
+                math.fsum(
+                    costs.sent_bytes(costs.shape(call)) for call in self.calls if rank in call.ranks
+                )
                 / per_step
                 for rank in lines.ranks
             ),
@@ -355,7 +363,7 @@ class _Replaying:
         """Every rank replayed alone."""
         found = []
         for segment in self.recording.segments:
-            programs = segment.programs(self.stealing.stolen_s, slow)
+            programs = segment.programs(self.stolen_s, slow)
             apart = [
                 replay([program], [Operation((0,), Collective(0.0))] * len(segment.calls))
                 for program in programs
@@ -386,6 +394,10 @@ class _Replaying:
 
     def call_times(self, costs: CallCosts) -> tuple[CallTimes, ...]:
         """By kind, size and number of ranks, the largest total time first."""
+
+        def seconds(own: CallCosts, calls: Sequence[Call]) -> float:
+            return statistics.median(own.seconds(own.shape(call)) for call in calls)
+
         alike: dict[tuple[str, int, int], list[Call]] = {}
         for call in self.calls:
             alike.setdefault((call.kind, call.n_bytes, len(call.ranks)), []).append(call)
@@ -396,8 +408,8 @@ class _Replaying:
                 n,
                 len(calls) / self.trace.n_steps,
                 statistics.median(call.seconds for call in calls),
-                None if self.was is None else statistics.median(map(self.was.seconds, calls)),
-                statistics.median(map(costs.seconds, calls)),
+                None if self.was is None else seconds(self.was, calls),
+                seconds(costs, calls),
             )
             for (kind, n_bytes, n), calls in alike.items()
         ]

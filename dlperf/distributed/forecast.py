@@ -13,8 +13,14 @@ from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import KIB, MIB
 from dlperf.core.variation import Z90, machine_log_sigma, mean_factor, slowest_factor
-from dlperf.distributed.collective_costs import CollectiveCosts, link_sigma
-from dlperf.distributed.collective_times import LinkFactors, collective_s, link_bytes_per_s
+from dlperf.distributed.collective_costs import (
+    CollectiveCosts,
+    Shape,
+    interference_of,
+    link_sigma,
+)
+from dlperf.distributed.collective_times import LinkFactors, collective_s, find_path
+from dlperf.distributed.programs import lanes_of
 from dlperf.distributed.scaling import CollectiveTime, Scaling, ScalingPoint
 from dlperf.distributed.scenario import ScalingScenario, WhatIf, is_one_computer
 from dlperf.distributed.step_profile import (
@@ -170,16 +176,22 @@ class _Forecast:
         self._note_doubts()
 
     def _traffic(self, factors: LinkFactors) -> CollectiveCosts:
-        question = self.question
-        return CollectiveCosts(
-            self.cluster,
-            self.network.reduced_bytes,
-            self.network.buffers_bytes,
-            question.ranks,
-            question.ranks_per_node,
-            factors,
-            self.any.threads,
-        )
+        network, cluster = self.network, self.cluster
+        shapes = [
+            self._shape(kind, size, n)
+            for kind, sizes in (
+                ("all_reduce", network.reduced_bytes),
+                ("broadcast", network.buffers_bytes),
+            )
+            for size in sizes
+            for n in self.question.ranks
+        ]
+        interference = None if cluster is None else interference_of(cluster, self.any.threads)
+        return CollectiveCosts(cluster, shapes, factors, interference)
+
+    def _shape(self, kind: str, n_bytes: int, n: int) -> Shape:
+        per_node = self.question.ranks_per_node
+        return Shape(kind, n_bytes, n, per_node, n > per_node)
 
     def _note_doubts(self) -> None:
         asked, cluster = self.question, self.cluster
@@ -271,7 +283,10 @@ class _Forecast:
         base = self.profile(1, 1).step_s
         collectives = tuple(
             CollectiveTime(
-                "all_reduce", size, largest, self.traffic.seconds("all_reduce", size, largest)
+                "all_reduce",
+                size,
+                largest,
+                self.traffic.seconds(self._shape("all_reduce", size, largest)),
             )
             for size in COLLECTIVE_BYTES
         )
@@ -385,13 +400,13 @@ class _Forecast:
         first: bool = False,
     ) -> TimeLine:
         """The time line of a step; `slow` and `link` are slowdowns of computing and collectives."""
-        if n == 1:
+        if n == 1 or self.cluster is None:
             return TimeLine(slow * profile.step_s, 0.0, ())
         traffic, network = traffic or self.traffic, self.network
         buckets = network.first if first else network.later
 
         def sent(kind: str, n_bytes: int) -> Collective:
-            return traffic.collective(kind, n_bytes, n, profile.memory_frac, link)
+            return traffic.collective(self._shape(kind, n_bytes, n), profile.memory_frac, link)
 
         delayed = first and network.options.static_graph
         has_map = network.options.find_unused_parameters and not network.options.static_graph
@@ -413,8 +428,8 @@ class _Forecast:
             computation = profile.computation.scaled(slow * cold)
             found = simulate(
                 ddp_program(computation, sync),
-                traffic.n_lanes,
-                traffic.bucket_s(n),
+                lanes_of(self.cluster.backend),
+                traffic.bucket_s(n > self.question.ranks_per_node),
                 rested_s=computation.after_s,
             )
             before, cold = cold, profile.cold_factor(found.waited_s)
@@ -458,7 +473,7 @@ def rates_of(
     peak = roofs.ceiling(max(n_bytes, key=lambda dtype: n_bytes[dtype], default="float32"))
     if cluster is None or memory is None or peak is None:
         return None
-    link = link_bytes_per_s(cluster, between_nodes, what_if.links)
+    link = find_path(cluster, between_nodes).changed(what_if.links).bytes_per_s
     flops = what_if.flops * peak.fma_flops_per_s
     return None if link is None else Rates(flops, what_if.memory_bandwidth * memory, link)
 

@@ -13,12 +13,10 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link, Message
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.collective_times import (
-    Burst,
     LinkFactors,
-    burst_of,
-    call_s,
+    Path,
     collective_s,
-    link_bytes_per_s,
+    find_path,
     message_s,
 )
 from dlperf.models import gloo
@@ -159,28 +157,24 @@ def test_nccl_takes_rings() -> None:
 
 
 def test_calls_that_no_file_measures_follow_gloo() -> None:
-    assert call_s(SHEET, "gather", 4 * MIB, 4) == pytest.approx(3e-4 + 3 * MIB * 1e-8)
+    assert collective_s(SHEET, "gather", 4 * MIB, 4) == pytest.approx(3e-4 + 3 * MIB * 1e-8)
     assert (
-        call_s(SHEET, "scatter", 4 * MIB, 4)
-        == call_s(SHEET, "all_to_all", 4 * MIB, 4)
-        == call_s(SHEET, "gather", 4 * MIB, 4)
+        collective_s(SHEET, "scatter", 4 * MIB, 4)
+        == collective_s(SHEET, "all_to_all", 4 * MIB, 4)
+        == collective_s(SHEET, "gather", 4 * MIB, 4)
     )
-    assert call_s(SHEET, "reduce", 4 * MIB, [1, 2], what_if=LinkFactors(2.0)) == pytest.approx(
-        [0.0, gloo.reduce_s(4 * MIB, 2, 3e-4, 5e-9)]
-    )
-    assert call_s(SHEET, "barrier", 0, [1, 2, 5]) == pytest.approx([0.0, 3e-4, 9e-4])
-    assert call_s(BOTH, "barrier", 0, 2, ranks_per_node=2) == pytest.approx(1e-4)
-    assert call_s(replace(SHEET, backend="nccl"), "barrier", 0, 2) == collective_s(
+    assert collective_s(
+        SHEET, "reduce", 4 * MIB, [1, 2], what_if=LinkFactors(2.0)
+    ) == pytest.approx([0.0, gloo.reduce_s(4 * MIB, 2, 3e-4, 5e-9)])
+    assert collective_s(SHEET, "barrier", 0, [1, 2, 5]) == pytest.approx([0.0, 3e-4, 9e-4])
+    assert collective_s(BOTH, "barrier", 0, 2, ranks_per_node=2) == pytest.approx(1e-4)
+    assert collective_s(replace(SHEET, backend="nccl"), "barrier", 0, 2) == collective_s(
         replace(SHEET, backend="nccl"), "all_reduce", 4, 2
     )
-    assert (
-        call_s(SHEET, "all_reduce", [0, MIB], 2).tolist()
-        == collective_s(SHEET, "all_reduce", [0, MIB], 2).tolist()
-    )
     with pytest.raises(DlperfError, match=r"'gossip' is unknown; known are all_reduce, .*barrier"):
-        call_s(SHEET, "gossip", 0, 2)
+        collective_s(SHEET, "gossip", 0, 2)
     with pytest.raises(DlperfError, match="no link inside a node"):
-        call_s(SHEET, "gather", 0, 2, ranks_per_node=2)
+        collective_s(SHEET, "gather", 0, 2, ranks_per_node=2)
 
 
 def test_messages_take_the_postal_law_as_measured() -> None:
@@ -207,9 +201,11 @@ def test_messages_take_the_postal_law_as_measured() -> None:
 
 
 def test_the_bandwidth_of_a_link() -> None:
-    assert link_bytes_per_s(BOTH, True, LinkFactors(3.0)) == pytest.approx(3e8)
-    assert link_bytes_per_s(BOTH, False, LinkFactors(3.0)) == pytest.approx(1e9)  # no wire
-    assert link_bytes_per_s(BOTH, True, LinkFactors(30.0)) == pytest.approx(
+    assert find_path(BOTH, True).changed(LinkFactors(3.0)).bytes_per_s == pytest.approx(3e8)
+    assert find_path(BOTH, False).changed(LinkFactors(3.0)).bytes_per_s == pytest.approx(
+        1e9
+    )  # no wire
+    assert find_path(BOTH, True).changed(LinkFactors(30.0)).bytes_per_s == pytest.approx(
         1e9
     )  # the processor is slower then
 
@@ -223,13 +219,17 @@ def test_a_token_bucket_spares_the_wires_time_alone() -> None:
         for size in (2**18, 2**20, 2**22)
     )
     shaped = Cluster(links=(Link("network", messages, latency_s=0.0), SOCKET))
-    burst = burst_of(shaped, True)
-    assert (burst.stored_s, burst.s_per_byte) == pytest.approx((2**17 * 9e-9, 9e-9), rel=1e-3)
-    assert burst_of(shaped, True, LinkFactors(0.5)).stored_s == pytest.approx(
+    burst = find_path(shaped, True)
+    assert (burst.stored_s, burst.spared_s_per_byte) == pytest.approx(
+        (2**17 * 9e-9, 9e-9), rel=1e-3
+    )
+    assert find_path(shaped, True).changed(LinkFactors(0.5)).stored_s == pytest.approx(
         2**17 * 19e-9, rel=1e-3
     )
-    assert burst_of(shaped, False).stored_s == burst_of(SHEET, True).stored_s == 0
-    assert [Burst(3.0, 0.5).spared_s(n_bytes, 1.0) for n_bytes in (1, 4, 100)] == [
+    assert find_path(shaped, False).stored_s == find_path(SHEET, True).stored_s == 0
+    assert [
+        Path(0.0, 0.0, 0.0, 0.5, burst_bytes=6.0).spared_s(n_bytes, 1.0) for n_bytes in (1, 4, 100)
+    ] == [
         0.0,
         1.0,
         2.0,

@@ -434,7 +434,7 @@ def test_sent_bytes() -> None:
     costs = CallCosts(cluster(), (), (0, 1, 2, 3))
     four = (0, 1, 2, 3)
     sent = {
-        kind: costs.sent_bytes(call(kind, 400, four))
+        kind: costs.sent_bytes(costs.shape(call(kind, 400, four)))
         for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
     }
     assert sent == {
@@ -444,7 +444,7 @@ def test_sent_bytes() -> None:
         "broadcast": 400.0,
         "barrier": 0.0,
     }
-    assert costs.sent_bytes(call("send", 400, (0, 1))) == 400.0
+    assert costs.sent_bytes(costs.shape(call("send", 400, (0, 1)))) == 400.0
 
 
 @pytest.fixture
