@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from dlperf.distributed.programs import COMPUTING, LocalWork, Segment
 from dlperf.distributed.scaling import Shares
-from dlperf.models.communication_replay import Mark, Replayed
+from dlperf.models.communication_replay import Mark, Replayed, covered_s
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ReplayedSteps:
                 for call, span in zip(segment.calls, line.spans)
                 if rank in call.ranks and span.end_s > span.start_s
             ]
-            found += [_covered_s(spans, a, b) for a, b in pairwise(line.marks_s[rank])]
+            found += [covered_s(spans, a, b) for a, b in pairwise(line.marks_s[rank])]
         return statistics.median(self.steady(found))
 
     def shares(self, rank: int) -> Shares:
@@ -106,11 +106,3 @@ def _local_s(segment: Segment, rank: int) -> list[float]:
             found.append(total)
             total = 0.0
     return found[1:]
-
-
-def _covered_s(spans: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> float:
-    covered, until = 0.0, begin_s
-    for start, end in sorted(spans):
-        covered += max(0.0, min(end, end_s) - max(start, until))
-        until = max(until, min(end, end_s))
-    return covered

@@ -114,11 +114,7 @@ class Formula(Generic[P, T]):
 
 def formula(**ranges: Range) -> Callable[[Callable[P, T]], Formula[P, T]]:
     """Checks the arguments of a function by their names; `ranges` are its own."""
-
-    def decorated(function: Callable[P, T]) -> Formula[P, T]:
-        return Formula(function, ranges)
-
-    return decorated
+    return functools.partial(Formula, ranges=ranges)
 
 
 def plain(value: Any) -> Any:

@@ -7,11 +7,13 @@ Source: torch, torch/csrc/distributed/c10d/reducer.cpp (`compute_bucket_assignme
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import MIB
+from dlperf.models.arguments import FROM_ONE, check_fields
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
 """kDefaultFirstBucketBytes and kDefaultBucketBytesCap in reducer.hpp."""
@@ -46,12 +48,7 @@ class ReducerOptions:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise DlperfError(
-                f"bucket_bytes is {self.bucket_bytes}; a bucket holds at least 1 byte"
-            )
-        if self.accumulate < 1:
-            raise DlperfError(f"accumulate is {self.accumulate}; it must be at least 1")
+        check_fields(self, bucket_bytes=FROM_ONE, accumulate=FROM_ONE)
 
     @property
     def limits_bytes(self) -> tuple[int, int]:
@@ -84,21 +81,21 @@ def assign(
     ((0, 1), (2, 3))
     """
     closed: list[Bucket] = []
-    filling: dict[str, list[int]] = {}
-    n_closed: dict[str, int] = {}
+    filling: dict[str, Bucket] = {}
+    n_closed: Counter[str] = Counter()
     for index in order:
         gradient = gradients[index]
         if gradient.sparse:
             closed.append((index,))
             continue
-        bucket = filling.setdefault(gradient.dtype, [])
-        bucket.append(index)
-        limit = limits_bytes[min(n_closed.get(gradient.dtype, 0), len(limits_bytes) - 1)]
-        if sum(gradients[i].n_bytes for i in bucket) >= limit:
-            closed.append(tuple(bucket))
-            filling[gradient.dtype] = []
-            n_closed[gradient.dtype] = n_closed.get(gradient.dtype, 0) + 1
-    return (*closed, *(tuple(bucket) for bucket in reversed(list(filling.values())) if bucket))
+        bucket = (*filling.get(gradient.dtype, ()), index)
+        limit = limits_bytes[min(n_closed[gradient.dtype], len(limits_bytes) - 1)]
+        is_full = sum(gradients[i].n_bytes for i in bucket) >= limit
+        filling[gradient.dtype] = () if is_full else bucket
+        if is_full:
+            closed.append(bucket)
+            n_closed[gradient.dtype] += 1
+    return (*closed, *(bucket for bucket in reversed(filling.values()) if bucket))
 
 
 def first_buckets(

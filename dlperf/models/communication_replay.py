@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import check_fields
+from dlperf.models.arguments import FROM_ONE, check_fields
 
 GLOO_LANES, NCCL_LANES = 2, 1
 LEAST_COMPUTE_RATE = 0.5
@@ -165,6 +165,15 @@ class Replayed:
     spans: tuple[Span, ...]
 
 
+def covered_s(spans_s: Iterable[tuple[float, float]], begin_s: float, end_s: float) -> float:
+    """Seconds between `begin_s` and `end_s` that at least one of the spans covers."""
+    covered, until = 0.0, begin_s
+    for start, end in sorted(spans_s):
+        covered += max(0.0, min(end, end_s) - max(start, until))
+        until = max(until, min(end, end_s))
+    return covered
+
+
 @dataclass
 class _Rank:
     program: Sequence[Task]
@@ -226,7 +235,7 @@ class _Replay:
         self.stored_s = dict.fromkeys(
             (port for state in self.states for port in state.ports), min(bucket_s, rested_s)
         )
-        self.queues: dict[int, list[int]] = defaultdict(list)
+        self.queues: dict[int | None, list[int]] = defaultdict(list)
         self.running: list[int] = []
 
     def launch(self, number: int, who: int) -> None:
@@ -245,21 +254,18 @@ class _Replay:
         state.ready_s = self.now_s
         if queue is None:
             self.start(number)
-        else:
-            self.fill_lanes(queue)
+        self.fill_lanes(queue)
 
-    def fill_lanes(self, queue: int) -> None:
+    def fill_lanes(self, queue: int | None) -> None:
         """Start what is among the first of its queue and has been launched by all. What takes no
         time leaves at once and makes room.
         """
-        again = True
-        while again:
-            again = False
-            for number in self.queues[queue][: self.n_lanes]:
-                state = self.states[number]
-                if not state.missing and math.isnan(state.start_s):
-                    self.start(number)
-                    again = again or state.has_ended
+        for number in self.queues[queue][: self.n_lanes]:
+            state = self.states[number]
+            if not state.missing and math.isnan(state.start_s):
+                self.start(number)
+                if state.has_ended:
+                    return self.fill_lanes(queue)
 
     def start(self, number: int) -> None:
         state = self.states[number]
@@ -352,18 +358,14 @@ class _Replay:
         for rank, rate, busy in zip(self.ranks, rates, computing):
             if busy:
                 rank.left_s = 0.0 if rank.left_s / rate <= step_s else rank.left_s - step_s * rate
-        still, ended = [], []
-        for number, last_s, whole in zip(self.running, lasts, whole_s):
-            if last_s <= step_s:
-                ended.append(number)
-            else:
-                self.states[number].left_frac -= step_s / whole
-                still.append(number)
-        self.running = still
+        ended = [number for number, last_s in zip(self.running, lasts) if last_s <= step_s]
+        for number, whole in zip(self.running, whole_s):
+            self.states[number].left_frac -= step_s / whole
+        self.running = [number for number in self.running if number not in ended]
         for number in ended:
             self.end(number)
-        for queue in {self.states[number].operation.queue for number in ended} - {None}:
-            self.fill_lanes(queue)  # type: ignore[arg-type]
+        for queue in {self.states[number].operation.queue for number in ended}:
+            self.fill_lanes(queue)
         return True
 
     def check_ended(self) -> None:
@@ -403,8 +405,7 @@ def replay(
     >>> replay(programs, [both]).ends_s
     (6.0, 6.0)
     """
-    if n_lanes < 1:
-        raise DlperfError(f"n_lanes is {n_lanes}; it must be at least 1")
+    FROM_ONE.check("n_lanes", n_lanes)
     starts = [0.0] * len(programs) if starts_s is None else list(starts_s)
     if len(starts) != len(programs):
         raise DlperfError(

@@ -13,7 +13,7 @@ collective's progress is even. Errs low where ranks drift apart within a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlperf.core.errors import DlperfError
@@ -24,6 +24,7 @@ from dlperf.models.communication_replay import (
     Compute,
     Operation,
     Wait,
+    covered_s,
     replay,
 )
 from dlperf.models.communication_replay import Launch as LaunchOperation
@@ -54,11 +55,7 @@ class TimeLine:
     @property
     def communication_s(self) -> float:
         """How long at least one collective was running."""
-        busy, until = 0.0, 0.0
-        for start, end in sorted(self.spans_s):
-            busy += max(0.0, end - max(start, until))
-            until = max(until, end)
-        return busy
+        return covered_s(self.spans_s, 0.0, math.inf)
 
 
 def simulate(
@@ -157,21 +154,19 @@ def ddp_program(computation: Computation, sync: Synchronisation) -> list[Task]:
     bucket; a bucket that is full is reduced once all earlier ones have been launched. After the
     backward each bucket is waited for and copied out, in order, and then the optimizer steps.
     """
-    names = iter(range(10**9))
+    first, end = len(sync.buffers), len(sync.buffers) + len(sync.buckets)
     program: list[Task] = (
         [Compute(computation.sync_s + sync.buffer_copies_s)] if sync.buckets else []
     )
-    sent = [(next(names), collective) for collective in sync.buffers]
-    program += [Launch(name, collective) for name, collective in sent]
-    program += [Wait(name) for name, _ in sent]
-    program.append(Compute(computation.before_s))
-    in_s, out_s = _by_index(computation.copy_in_s), _by_index(computation.copy_out_s)
-    reducing = [next(names) for _ in sync.buckets]
+    program += [Launch(number, one) for number, one in enumerate(sync.buffers)]
+    program += [*map(Wait, range(first)), Compute(computation.before_s)]
+    in_s, out_s = dict(enumerate(computation.copy_in_s)), dict(enumerate(computation.copy_out_s))
     waiting = [set(bucket) for bucket in sync.buckets]
     n_launched, done_s = 0, 0.0
-    arrivals = [(at, index) for at, index in computation.arrivals]
-    if sync.delayed:
-        arrivals = [(computation.backward_s, index) for _, index in arrivals]
+    arrivals = [
+        (computation.backward_s if sync.delayed else at, index)
+        for at, index in computation.arrivals
+    ]
     if arrivals and sync.unused:  # they are marked when the first gradient arrives
         arrivals = [*((arrivals[0][0], index) for index in sync.unused), *arrivals]
     for at, index in arrivals:
@@ -182,28 +177,20 @@ def ddp_program(computation: Computation, sync: Synchronisation) -> list[Task]:
             )
         )
         done_s = max(done_s, at)
-        for bucket in waiting:
-            bucket.discard(index)
+        for missing in waiting:
+            missing.discard(index)
         while n_launched < len(waiting) and not waiting[n_launched]:
-            program.append(Launch(reducing[n_launched], sync.reductions[n_launched]))
+            program.append(Launch(first + n_launched, sync.reductions[n_launched]))
             n_launched += 1
     if n_launched < len(waiting):
         raise DlperfError(
             f"bucket {n_launched} waits for parameters that get no gradient:"
             f" {sorted(waiting[n_launched])}"
         )
-    closing = [(next(names), collective) for collective in sync.closing]
-    program += [Launch(name, collective) for name, collective in closing]
+    program += [Launch(number, one) for number, one in enumerate(sync.closing, end)]
     program.append(Compute(max(0.0, computation.backward_s - done_s)))
-    for name, bucket_indices in zip(reducing, sync.buckets):
-        program += [
-            Wait(name),
-            Compute(math.fsum(out_s.get(index, 0.0) for index in bucket_indices)),
-        ]
-    program += [Wait(name) for name, _ in closing]
-    program.append(Compute(computation.after_s))
-    return program
-
-
-def _by_index(seconds: Sequence[float]) -> Mapping[int, float]:
-    return dict(enumerate(seconds))
+    for number, bucket in enumerate(sync.buckets, first):
+        out_of_bucket_s = math.fsum(out_s.get(index, 0.0) for index in bucket)
+        program += [Wait(number), Compute(out_of_bucket_s)]
+    closing = map(Wait, range(end, end + len(sync.closing)))
+    return [*program, *closing, Compute(computation.after_s)]

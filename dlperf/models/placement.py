@@ -4,7 +4,7 @@ section 3.1, from where the ranks are placed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -109,30 +109,17 @@ def halo(shape: Sequence[int], periodic: bool = True, corners: bool = False) -> 
     """
     if not shape or min(shape) < 1:
         raise DlperfError(f"shape is {tuple(shape)}; every axis needs at least one rank")
-    positions = np.stack(np.unravel_index(np.arange(int(np.prod(shape))), tuple(shape)), axis=1)
-    found = [
-        _shifted(positions, offset, shape, periodic) for offset in _offsets(len(shape), corners)
+    most_axes = len(shape) if corners else 1
+    offsets = [
+        offset
+        for offset in product((-1, 0, 1), repeat=len(shape))
+        if 1 <= np.count_nonzero(offset) <= most_axes
     ]
-    return np.concatenate(found)
-
-
-def _offsets(n_axes: int, corners: bool) -> Iterable[tuple[int, ...]]:
-    for offset in product((-1, 0, 1), repeat=n_axes):
-        n_moved = sum(step != 0 for step in offset)
-        if n_moved == 1 or (corners and n_moved > 1):
-            yield offset
-
-
-def _shifted(
-    positions: Messages, offset: tuple[int, ...], shape: Sequence[int], periodic: bool
-) -> Messages:
-    there = positions + np.asarray(offset)
-    stays = (
-        np.ones(len(positions), dtype=bool)
-        if periodic
-        else np.all((there >= 0) & (there < np.asarray(shape)), axis=1)
-    )
-    ranks = np.flatnonzero(stays)
-    neighbours = np.ravel_multi_index(tuple(there[stays].T), tuple(shape), mode="wrap")
-    pairs = np.stack((ranks, neighbours), axis=1).astype(np.int64)
-    return np.asarray(pairs[pairs[:, 0] != pairs[:, 1]])
+    ranks = np.arange(int(np.prod(shape)))
+    positions = np.stack(np.unravel_index(ranks, tuple(shape)))
+    there = positions[:, None] + np.array(offsets).T[:, :, None]  # axes, offsets, ranks
+    neighbours = np.ravel_multi_index(tuple(there), tuple(shape), mode="wrap")
+    senders = np.broadcast_to(ranks, neighbours.shape)
+    sizes = np.reshape(shape, (-1, 1, 1))
+    sent = (neighbours != senders) & (periodic | np.all((there >= 0) & (there < sizes), axis=0))
+    return np.stack((senders[sent], neighbours[sent]), axis=1)
