@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dlperf.core.communication import LAUNCH, MESSAGES, Communication, Event, Meeting
-from dlperf.distributed.rank_shares import clock_offsets
+from dlperf.distributed.rank_shares import clock_offsets, depends, first_waits
 from dlperf.models.communication_replay import (
     GLOO_LANES,
     LEAST_COMPUTE_RATE,
@@ -163,12 +163,10 @@ class _Builder:
     def __init__(self, trace: Communication, offsets: Sequence[float]) -> None:
         self.trace, self.offsets = trace, offsets
         self.n_unmatched = 0
-        self.meetings: dict[range, list[Meeting]] = defaultdict(list)
-        self.waits: dict[tuple[int, int], float] = {}
-        for rank, steps in enumerate(trace.steps):
-            for place, step in enumerate(steps):
-                for event in step.waits:
-                    self.waits.setdefault((rank, event.call), self.time(rank, place, event.until_s))
+        self.waits = {
+            (rank, call): offsets[rank] + end_s
+            for (rank, call), end_s in first_waits(trace).items()
+        }
 
     def time(self, rank: int, place: int, seconds: float) -> float:
         """A time of a rank's step on rank 0's clock."""
@@ -283,11 +281,9 @@ class _Builder:
 
 def _needs_the_data(meeting: Meeting, rank: int, event: Event) -> bool:
     """Whether a rank's wait lasts until the call ends: not for a sender whose data others need."""
-    if meeting.kind in MESSAGES:
-        return event.kind == "recv"
-    if meeting.kind in ("broadcast", "scatter"):
-        return rank != meeting.root
-    return meeting.kind not in ("reduce", "gather") or rank == meeting.root
+    return event.kind != "send" and any(
+        depends(meeting, rank, other) for other, _, _ in meeting.launches
+    )
 
 
 def _undisturbed_s(piece: LocalWork, disturbing: Sequence[tuple[float, float, float]]) -> float:

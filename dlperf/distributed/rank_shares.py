@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
 
-from dlperf.core.communication import MESSAGES, ROOTED, WAIT, Communication, Event, Meeting
+from dlperf.core.communication import MESSAGES, ROOTED, Communication, Event, Meeting
 
 
 @dataclass(frozen=True)
@@ -21,19 +20,14 @@ class StepShares:
 
     `waiting_s` is the blocking for a call before the last rank's launch; 0 where the offset of the
     ranks' clocks is unknown. `exposed_s` is the rest of the blocking, and issuing calls.
+    `communication_frac` is the share of both in the step.
     """
 
     step_s: float
     compute_s: float
     exposed_s: float
     waiting_s: float
-
-    @property
-    def communication_frac(self) -> float:
-        """Share of the step in which the rank did nothing but communicate or wait for others to do
-        so.
-        """
-        return (self.exposed_s + self.waiting_s) / self.step_s if self.step_s else 0.0
+    communication_frac: float
 
 
 @dataclass(frozen=True)
@@ -50,10 +44,6 @@ class RankShares:
     waiting_s: float
     communication_frac: float
 
-    def to_json(self) -> dict[str, Any]:
-        """The row as JSON data."""
-        return asdict(self)
-
 
 def rank_shares(trace: Communication) -> tuple[RankShares, ...]:
     """Every rank's shares, over all steps but the first after wrapping (that one counts where there
@@ -66,12 +56,8 @@ def rank_shares(trace: Communication) -> tuple[RankShares, ...]:
         usual = [
             shares for shares, step in zip(steps, trace.steps[rank]) if not step.first
         ] or steps
-        names = ("step_s", "compute_s", "exposed_s", "waiting_s", "communication_frac")
-        medians = [
-            statistics.median(getattr(shares, name) for shares in usual) if usual else 0.0
-            for name in names
-        ]
-        rows.append(RankShares(rank, trace.hosts[rank], *medians))
+        columns = zip(*map(astuple, usual or [StepShares(0.0, 0.0, 0.0, 0.0, 0.0)]))
+        rows.append(RankShares(rank, trace.hosts[rank], *map(statistics.median, columns)))
     return tuple(rows)
 
 
@@ -89,8 +75,7 @@ def step_shares(trace: Communication) -> tuple[tuple[StepShares, ...], ...]:
     for rank, steps in enumerate(trace.steps):
         own = []
         for step in steps:
-            launching = sum(event.seconds for event in step.launches)
-            blocked = sum(event.seconds for event in step.waits)
+            communicating = sum(event.seconds for event in step.events)
             waiting = sum(
                 _waiting_s(trace, met[rank, event.call], rank, event, step.begin_s, offsets)
                 for event in step.waits
@@ -98,9 +83,10 @@ def step_shares(trace: Communication) -> tuple[tuple[StepShares, ...], ...]:
             own.append(
                 StepShares(
                     step.seconds,
-                    step.seconds - launching - blocked,
-                    launching + blocked - waiting,
+                    step.seconds - communicating,
+                    communicating - waiting,
                     waiting,
+                    communicating / step.seconds if step.seconds else 0.0,
                 )
             )
         found.append(tuple(own))
@@ -119,19 +105,20 @@ def _waiting_s(
     own = offsets[rank]
     if own is None:
         return 0.0
-    last = own + begin_s + wait.at_s
-    for other, place, launch in meeting.launches:
-        offset = offsets[other]
-        if offset is not None and other != rank and _depends(meeting, rank, other):
-            last = max(last, offset + trace.steps[other][place].begin_s + launch.at_s)
-    return min(last - (own + begin_s + wait.at_s), wait.seconds)
+    start = own + begin_s + wait.at_s
+    launched = [
+        offset + trace.steps[other][place].begin_s + launch.at_s
+        for other, place, launch in meeting.launches
+        if (offset := offsets[other]) is not None and depends(meeting, rank, other)
+    ]
+    return min(max([start, *launched]) - start, wait.seconds)
 
 
-def _depends(meeting: Meeting, rank: int, other: int) -> bool:
+def depends(meeting: Meeting, rank: int, other: int) -> bool:
     """Whether a rank cannot be through before the other one has come."""
     if meeting.kind in ("broadcast", "scatter"):
-        return other == meeting.root
-    return meeting.kind not in ("reduce", "gather") or rank == meeting.root
+        return other == meeting.root != rank
+    return other != rank and (meeting.kind not in ("reduce", "gather") or rank == meeting.root)
 
 
 def clock_offsets(trace: Communication) -> tuple[float | None, ...]:
@@ -165,12 +152,7 @@ def _ends(trace: Communication) -> list[dict[int, tuple[float, float]]]:
     """For each rank, launch and end of each collective that needs every rank, by the meeting's
     number, on the rank's own clock.
     """
-    waits: dict[tuple[int, int], float] = {}
-    for rank, steps in enumerate(trace.steps):
-        for step in steps:
-            for event in step.events:
-                if event.op == WAIT:
-                    waits.setdefault((rank, event.call), step.begin_s + event.until_s)
+    waits = first_waits(trace)
     found: list[dict[int, tuple[float, float]]] = [{} for _ in trace.steps]
     for number, meeting in enumerate(trace.meetings):
         if meeting.kind in MESSAGES or meeting.kind in ROOTED or not meeting.complete:
@@ -183,6 +165,16 @@ def _ends(trace: Communication) -> list[dict[int, tuple[float, float]]]:
             if end_s is not None:
                 found[rank][number] = (begin_s + launch.at_s, end_s)
     return found
+
+
+def first_waits(trace: Communication) -> dict[tuple[int, int], float]:
+    """The end of the first wait for each call, by rank and call, on the rank's own clock."""
+    waits: dict[tuple[int, int], float] = {}
+    for rank, steps in enumerate(trace.steps):
+        for step in steps:
+            for event in step.waits:
+                waits.setdefault((rank, event.call), step.begin_s + event.until_s)
+    return waits
 
 
 def _apart_s(known: dict[int, tuple[float, float]], other: dict[int, tuple[float, float]]) -> float:

@@ -6,7 +6,7 @@ import datetime
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -257,7 +257,7 @@ class MergedRanks:
             "ranks": self.n_ranks,
             "reason": "",
             "backend": self.trace.backend,
-            "rows": [row.to_json() for row in self.shares],
+            "rows": [asdict(row) for row in self.shares],
         }
 
 
