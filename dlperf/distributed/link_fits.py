@@ -12,16 +12,16 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlperf.core.clock import Samples, quantile
 from dlperf.core.cluster import PING_PONG, SEND, TRAIN, Link, Message
 from dlperf.core.units import KIB
+from dlperf.models.arguments import Reals
 
 SHORT_BYTES, MEDIUM_BYTES = 8 * KIB, 256 * KIB
 BANDS = (
@@ -95,15 +95,17 @@ def fit_link(link: Link) -> LinkFit:
     """The parameters of a link; numbers from a data sheet, where it has them, stand above fitted
     ones.
     """
-    messages = [message for message in link.messages if message.what == PING_PONG]
     bands = tuple(
         band for bounds in BANDS if (band := _fit_band(bounds, link.messages)) is not None
     )
-    alone = sorted((m for m in messages if m.n_pairs == 1), key=lambda m: m.n_bytes)
     latency, s_per_byte, burst = 0.0, 0.0, 0.0
     if bands:
         first, last = bands[0], bands[-1]
-        latency = first.latency_s or level_s(alone[0].n_bytes, alone[0].samples)
+        shortest = min(
+            (m for m in link.messages if m.what == PING_PONG and m.n_pairs == 1),
+            key=lambda m: m.n_bytes,
+        )
+        latency = first.latency_s or level_s(shortest.n_bytes, shortest.samples)
         s_per_byte = last.s_per_byte
         burst = last.burst_bytes and last.burst_bytes + first.latency_s / s_per_byte
     if link.latency_s is not None:
@@ -119,46 +121,35 @@ def _fit_band(bounds: tuple[str, float, float], messages: Sequence[Message]) -> 
     """
     name, low, high = bounds
     inside = [m for m in messages if low <= m.n_bytes <= high]
-    alone = sorted(
-        (m for m in inside if m.what == PING_PONG and m.n_pairs == 1), key=lambda m: m.n_bytes
-    )
+    pings = sorted((m for m in inside if m.what == PING_PONG), key=lambda m: m.n_bytes)
+    alone = [m for m in pings if m.n_pairs == 1]
     if len({m.n_bytes for m in alone}) < 2:
         return None
-    sizes = np.array([m.n_bytes for m in alone], dtype=np.float64)
-    times = np.array([level_s(m.n_bytes, m.samples) for m in alone])
-    intercept, slope = _straight(sizes, times)
-    residual = float(np.mean(np.abs((intercept + slope * sizes) / times - 1)))
-    rates = _max_rate([m for m in inside if m.what == PING_PONG], max(intercept, 0.0), slope)
-    overhead, gap = _overhead_and_gap(inside)
+    intercept, slope, residual = _straight(alone)
     return Band(
         name,
         max(intercept, 0.0),
         slope,
         max(-intercept / slope, 0.0) if slope > 0 else 0.0,
         residual,
-        *rates,
-        overhead,
-        gap,
+        *_max_rate(pings, max(intercept, 0.0), slope),
+        *_overhead_and_gap(inside),
     )
 
 
-def _straight(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
-    """Intercept and slope (not below 0) of times over sizes, weighted relatively."""
-    from scipy.optimize import curve_fit
-
+def _straight(messages: Sequence[Message]) -> tuple[float, float, float]:
+    """Intercept and slope (not below 0) of times over sizes, and the residual."""
+    sizes, _, times = _columns(messages)
     # in units of the data's own size, since the optimizer's steps know no seconds per byte
-    length, duration = float(sizes.max()) or 1.0, float(times.max())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two points leave nothing to estimate a covariance from
-        found, _ = curve_fit(
-            lambda x, a, b: a + b * x,
-            sizes / length,
-            times / duration,
-            p0=(times.min() / duration, 0.5),
-            sigma=times / duration,
-            bounds=((-np.inf, 0.0), (np.inf, np.inf)),
-        )
-    return float(found[0]) * duration, float(found[1]) * duration / length
+    length, duration = sizes.max() or 1.0, times.max()
+    (intercept, slope), residual = _fitted(
+        lambda x, a, b: a + b * x,
+        sizes / length,
+        times / duration,
+        (times.min() / duration, 0.5),
+        (-np.inf, 0.0),
+    )
+    return intercept * duration, slope * duration / length, residual
 
 
 def _max_rate(
@@ -167,41 +158,54 @@ def _max_rate(
     """R_Cb, R_Ci and the residual of three-parameter max-rate, from ping-pongs of one and of
     several pairs; alpha is the band's own.
     """
+    sizes, pairs, times = _columns(messages)
+    if len(set(pairs)) < 2 or s_per_byte <= 0:
+        return None, None, None
+    (base, added), residual = _fitted(
+        lambda n, base, added: latency_s + pairs * n * s_per_byte / (base + (pairs - 1) * added),
+        sizes,
+        times,
+        (1.0, 0.5),
+        (1e-9, 0.0),
+    )
+    return base / s_per_byte, added / s_per_byte, residual
+
+
+def _columns(messages: Sequence[Message]) -> tuple[Reals, Reals, Reals]:
+    """Sizes, numbers of pairs, times."""
+    rows = [(m.n_bytes, m.n_pairs, level_s(m.n_bytes, m.samples)) for m in messages]
+    sizes, pairs, times = np.array(rows, dtype=np.float64).T
+    return sizes, pairs, times
+
+
+def _fitted(
+    model: Callable[..., Reals],
+    sizes: Reals,
+    times: Reals,
+    start: tuple[float, float],
+    least: tuple[float, float],
+) -> tuple[tuple[float, float], float]:
+    """The two parameters of a model of times over sizes, weighted relatively, and the mean of
+    |fitted / measured - 1|.
+    """
     from scipy.optimize import curve_fit
 
-    if len({m.n_pairs for m in messages}) < 2 or s_per_byte <= 0:
-        return None, None, None
-    pairs = np.array([m.n_pairs for m in messages], dtype=np.float64)
-    sizes = np.array([m.n_bytes for m in messages], dtype=np.float64)
-    times = np.array([level_s(m.n_bytes, m.samples) for m in messages])
-
-    def model(_: NDArray[np.float64], base: float, added: float) -> NDArray[np.float64]:
-        return np.asarray(
-            latency_s + pairs * sizes * s_per_byte / (base + (pairs - 1) * added), dtype=np.float64
-        )
-
-    found, _ = curve_fit(
-        model, sizes, times, p0=(1.0, 0.5), sigma=times, bounds=((1e-9, 0.0), (np.inf, np.inf))
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two points leave nothing to estimate a covariance from
+        found, _ = curve_fit(model, sizes, times, start, times, bounds=(least, (np.inf, np.inf)))
     residual = float(np.mean(np.abs(model(sizes, *found) / times - 1)))
-    return float(found[0]) / s_per_byte, float(found[1]) / s_per_byte, residual
+    return (float(found[0]), float(found[1])), residual
 
 
 def _overhead_and_gap(messages: Sequence[Message]) -> tuple[float | None, float | None]:
     """LogGP's o, the least that a send took in this band, and g, from trains of its shortest
     messages.
     """
-    sends = [quantile(m.samples.values, LOW) for m in messages if m.what == SEND]
-    trains = sorted(
-        (m for m in messages if m.what == TRAIN), key=lambda m: (m.n_bytes, m.n_messages)
+    least = {m: quantile(m.samples.values, LOW) for m in messages if m.what in (SEND, TRAIN)}
+    trains = sorted((m for m in least if m.what == TRAIN), key=lambda m: (m.n_bytes, m.n_messages))
+    gaps = (
+        max(0.0, (least[many] - least[one]) / (many.n_messages - one.n_messages))
+        for one, many in pairwise(trains)
+        if one.n_bytes == many.n_bytes and many.n_messages > one.n_messages
     )
-    gap = None
-    for one, many in pairwise(trains):
-        if one.n_bytes == many.n_bytes and many.n_messages > one.n_messages:
-            gap = max(
-                0.0,
-                (quantile(many.samples.values, LOW) - quantile(one.samples.values, LOW))
-                / (many.n_messages - one.n_messages),
-            )
-            break
-    return (min(sends) if sends else None), gap
+    return min((s for m, s in least.items() if m.what == SEND), default=None), next(gaps, None)

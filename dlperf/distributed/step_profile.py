@@ -4,16 +4,17 @@ overhead.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
-from dlperf.core.prediction import Item
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.forecast.loop import accumulation_s
 from dlperf.forecast.prediction import Prediction
@@ -99,13 +100,13 @@ def gradients_of(trace: Trace) -> tuple[Gradient, ...]:
 
 def arrivals_of(trace: Trace) -> tuple[int, ...]:
     """The indices in :func:`gradients_of` in the order in which gradients arrive, each once."""
-    places = _places(trace)
-    return tuple(dict.fromkeys(places[index] for index, _ in trace.arrivals))
+    indices = _gradient_indices(trace)
+    return tuple(dict.fromkeys(indices[parameter] for parameter, _ in trace.arrivals))
 
 
-def _places(trace: Trace) -> dict[int, int]:
-    trained = [index for index, parameter in enumerate(trace.parameters) if parameter.trained]
-    return {index: place for place, index in enumerate(trained)}
+def _gradient_indices(trace: Trace) -> dict[int, int]:
+    trained = (index for index, parameter in enumerate(trace.parameters) if parameter.trained)
+    return {parameter: index for index, parameter in enumerate(trained)}
 
 
 def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
@@ -125,31 +126,27 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
             f"predictor {prediction.predictor!r} predicts no whole step, so no scaling; use"
             " calibrated or roofline"
         )
-    cost_model, slowdown = (
-        cost_model_of(prediction.machine, prediction.threads),
-        prediction.machine.contention_slowdown(prediction.threads),
+    cost_model = cost_model_of(prediction.machine, prediction.threads)
+    slowdown = prediction.machine.contention_slowdown(prediction.threads)
+    call_s, hook_s, sync_s = (
+        slowdown * cost_model.cost_s(what) for what in (DDP_CALL, DDP_HOOK, DDP_SYNC)
     )
-    arrivals = _arrivals_s(prediction)
     specs = [parameter.spec for parameter in trace.parameters if parameter.trained]
     total_bytes = float(sum(spec.nbytes for spec in specs))
     copy_in, copy_out = _copies_s(cost_model, specs, total_bytes)
-    more_s = (options.accumulate - 1) * (
-        step.forward_s + step.backward_s + slowdown * cost_model.cost_s(DDP_CALL)
-    )
-    if (
-        options.accumulate > 1
-    ):  # the gradients of the first batch are put in place, the others are added
+    more_s = (options.accumulate - 1) * (step.forward_s + step.backward_s + call_s)
+    if options.accumulate > 1:
+        # the gradients of the first batch are put in place, the others are added
         more_s += (options.accumulate - 1) * accumulation_s(prediction)
-    zero_s = step.zero_grad_s or 0.0
     computation = Computation(
-        slowdown * cost_model.cost_s(DDP_CALL) + zero_s + more_s + step.forward_s,
-        arrivals,
+        call_s + (step.zero_grad_s or 0.0) + more_s + step.forward_s,
+        _arrivals_s(prediction),
         step.backward_s,
         step.optimizer_s,
         tuple(slowdown * s for s in copy_in),
         tuple(0.0 if options.gradient_as_bucket_view else slowdown * s for s in copy_out),
-        slowdown * cost_model.cost_s(DDP_HOOK),
-        slowdown * cost_model.cost_s(DDP_SYNC),
+        hook_s,
+        sync_s,
     )
     bounds: dict[str, float] = defaultdict(float)
     backward: dict[bool, float] = defaultdict(float)
@@ -194,41 +191,28 @@ def _pauses_of(prediction: Prediction) -> tuple[tuple[float, float], ...]:
 def _arrivals_s(prediction: Prediction) -> tuple[tuple[float, int], ...]:
     """Seconds of the backward's computing after which each gradient has arrived, in order."""
     trace = prediction.trace
+    items = [item for item in prediction.prices.items if item.phase == "backward"]
     own = np.zeros(len(trace.ops) + 1)
-    loose: list[Item] = []
-    for item in prediction.prices.items:
-        if item.phase != "backward":
-            continue
-        if item.op >= 0:
-            own[item.op] += item.seconds
-        else:
-            loose.append(item)
+    for item in items:
+        own[item.op] += item.seconds if item.op >= 0 else 0.0
     by_layer: dict[str, list[int]] = defaultdict(list)
     for index, op in enumerate(trace.ops):
         if op.phase == "backward":
             for layer, _ in op.shares or ((op.layer, 1.0),):
                 by_layer[layer].append(index)
     spread, start_s = own.copy(), 0.0
-    for item in loose:
-        places = by_layer.get(item.layer, [])
-        weights = own[places]
-        if not places or item.what == "backward call":
+    for item in (item for item in items if item.op < 0):
+        ops = by_layer.get(item.layer, [])
+        total_s = own[ops].sum()
+        if not ops or item.what == "backward call":
             start_s += item.seconds
         else:
-            spread[places] += item.seconds * (
-                weights / weights.sum() if weights.sum() > 0 else 1.0 / len(places)
-            )
+            spread[ops] += item.seconds * (own[ops] / total_s if total_s > 0 else 1.0 / len(ops))
     until = start_s + np.concatenate(([0.0], np.cumsum(spread)))
-    places_of = _places(trace)
-    found: dict[int, float] = {}
-    for (
-        index,
-        n_ops,
-    ) in (
-        trace.arrivals
-    ):  # where a parameter's gradient arrives in parts (recomputation), the last one counts
-        found[places_of[index]] = float(until[n_ops])
-    return tuple(sorted(((at, place) for place, at in found.items()), key=lambda pair: pair[0]))
+    indices = _gradient_indices(trace)
+    # where a parameter's gradient arrives in parts (recomputation), the last one counts
+    found = {indices[parameter]: float(until[n_ops]) for parameter, n_ops in trace.arrivals}
+    return tuple(sorted(((at, index) for index, at in found.items()), key=lambda pair: pair[0]))
 
 
 def _copies_s(
@@ -239,22 +223,19 @@ def _copies_s(
     Kernels with warm caches, plus the cache-miss penalty: on the way in of the bucket, last touched
     a step ago; on the way back of both sides, after all other gradients.
     """
-    in_s, out_s = [], []
-    known: dict[TensorSpec, tuple[float, float]] = {}
-    for spec in specs:
-        flat = TensorSpec.contiguous(spec.numel, dtype=spec.dtype)
-        if flat not in known:
-            near, far = cost_model.caches.miss_s_per_byte(
-                "aten.copy_", np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes])
-            )
-            extra_s = flat.nbytes * max(0.0, float(far - near))
-            divide = _kernel_s(cost_model, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
-            copy = _kernel_s(cost_model, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))
-            known[flat] = divide + extra_s, copy + 2 * extra_s
-        divide_s, copy_s = known[flat]
-        in_s.append(divide_s)
-        out_s.append(copy_s)
-    return in_s, out_s
+
+    @functools.cache
+    def copies_s(flat: TensorSpec) -> tuple[float, float]:
+        near, far = cost_model.caches.miss_s_per_byte(
+            "aten.copy_", np.array([2.0 * flat.nbytes, 2.0 * flat.nbytes + 2.0 * total_bytes])
+        )
+        extra_s = flat.nbytes * max(0.0, float(far - near))
+        divide_s = _kernel_s(cost_model, Op("aten.mul.Tensor", (flat, 0.5), outputs=(flat,)))
+        copy_s = _kernel_s(cost_model, Op("aten.copy_.default", (flat, flat), outputs=(flat,)))
+        return divide_s + extra_s, copy_s + 2 * extra_s
+
+    both = [copies_s(TensorSpec.contiguous(spec.numel, dtype=spec.dtype)) for spec in specs]
+    return [divide_s for divide_s, _ in both], [copy_s for _, copy_s in both]
 
 
 def _kernel_s(cost_model: KernelCostModel, op: Op) -> float:
@@ -280,45 +261,34 @@ def between(profiles: Sequence[Profile], batch_size: int) -> Profile:
     Raises DlperfError outside the recorded ones.
     """
     ordered = sorted(profiles, key=lambda profile: profile.batch_size)
-    for profile in ordered:
-        if profile.batch_size == batch_size:
-            return profile
-    if not ordered or not ordered[0].batch_size < batch_size < ordered[-1].batch_size:
+    low = next((p for p in reversed(ordered) if p.batch_size <= batch_size), None)
+    high = next((p for p in ordered if p.batch_size >= batch_size), None)
+    if low is None or high is None:
         recorded = ", ".join(str(profile.batch_size) for profile in ordered)
         raise DlperfError(
             f"batch size {batch_size} lies outside of the recorded ones ({recorded}); record the"
             " step at it, too"
         )
-    high = next(profile for profile in ordered if profile.batch_size > batch_size)
-    low = next(profile for profile in reversed(ordered) if profile.batch_size < batch_size)
+    if low is high:
+        return low
     t = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
 
-    def mix(a: float, b: float) -> float:
-        return (1 - t) * a + t * b
+    def mixed(a: Any, b: Any, *names: str) -> dict[str, Any]:
+        return {name: (1 - t) * getattr(a, name) + t * getattr(b, name) for name in names}
 
-    nearest = low if t < 0.5 else high
+    at_high = {index: at for at, index in high.computation.arrivals}
+    arrivals = [
+        ((1 - t) * at + t * at_high.get(index, at), index) for at, index in low.computation.arrivals
+    ]
     ends = dict(high.bounds)
     return replace(
-        nearest,
+        low if t < 0.5 else high,
         batch_size=batch_size,
-        step_s=mix(low.step_s, high.step_s),
-        computation=_mixed(low.computation, high.computation, t),
-        bounds=tuple((name, mix(value, ends.get(name, 0.0))) for name, value in low.bounds),
-        memory_frac=mix(low.memory_frac, high.memory_frac),
-        flops=mix(low.flops, high.flops),
-        memory_bytes=mix(low.memory_bytes, high.memory_bytes),
-    )
-
-
-def _mixed(low: Computation, high: Computation, t: float) -> Computation:
-    at_high = {index: at for at, index in high.arrivals}
-    arrivals = tuple(
-        ((1 - t) * at + t * at_high.get(index, at), index) for at, index in low.arrivals
-    )
-    return replace(
-        low,
-        before_s=(1 - t) * low.before_s + t * high.before_s,
-        backward_s=(1 - t) * low.backward_s + t * high.backward_s,
-        after_s=(1 - t) * low.after_s + t * high.after_s,
-        arrivals=tuple(sorted(arrivals, key=lambda pair: pair[0])),
+        computation=replace(
+            low.computation,
+            arrivals=tuple(sorted(arrivals, key=lambda pair: pair[0])),
+            **mixed(low.computation, high.computation, "before_s", "backward_s", "after_s"),
+        ),
+        bounds=tuple((name, (1 - t) * a + t * ends.get(name, 0.0)) for name, a in low.bounds),
+        **mixed(low, high, "step_s", "memory_frac", "flops", "memory_bytes"),
     )
