@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dlperf.core.errors import DlperfError
@@ -177,20 +177,15 @@ def covered_s(spans_s: Iterable[tuple[float, float]], begin_s: float, end_s: flo
 @dataclass
 class _Rank:
     program: Sequence[Task]
-    now_s: float
-    place: int = 0
-    left_s: float = 0.0
+    left_s: float
     launched: set[int] = field(default_factory=set)
     marks: list[float] = field(default_factory=list)
     waits: list[Waiting] = field(default_factory=list)
-    from_s: float | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.place >= len(self.program)
+    waits_for: int = -1
+    end_s: float = math.nan
 
 
-@dataclass
+@dataclass(eq=False)
 class _State:
     operation: Operation
     collective: Collective
@@ -200,6 +195,7 @@ class _State:
     start_s: float = math.nan
     end_s: float = math.nan
     left_frac: float = 1.0
+    whole_s: float = math.nan
 
     @property
     def has_ended(self) -> bool:
@@ -218,11 +214,12 @@ class _Replay:
     ) -> None:
         self.n_lanes, self.bucket_s = n_lanes, bucket_s
         self.now_s = min(starts_s, default=0.0)
-        self.ranks = [_Rank(program, start) for program, start in zip(programs, starts_s)]
         # who starts later computes until then, undisturbed by any rule: nothing of its own can be
         # running
-        for rank in self.ranks:
-            rank.left_s = rank.now_s - self.now_s
+        self.ranks = [
+            _Rank(program, start_s - self.now_s) for program, start_s in zip(programs, starts_s)
+        ]
+        self.runs = [self.run(who, rank) for who, rank in enumerate(self.ranks)]
         self.states = [
             _State(
                 one,
@@ -235,40 +232,66 @@ class _Replay:
         self.stored_s = dict.fromkeys(
             (port for state in self.states for port in state.ports), min(bucket_s, rested_s)
         )
-        self.queues: dict[int | None, list[int]] = defaultdict(list)
-        self.running: list[int] = []
+        self.queues: dict[int | None, list[_State]] = defaultdict(list)
+        self.running: list[_State] = []
+        self.n_ended = 0
 
-    def launch(self, number: int, who: int) -> None:
-        state = self.states[number]
+    def run(self, who: int, rank: _Rank) -> Iterator[None]:
+        """Go through a rank's program. Yields while the rank computes or waits."""
+        while rank.left_s > 0:
+            yield
+        for task in rank.program:
+            if isinstance(task, Compute):
+                if not 0 <= task.seconds < math.inf:
+                    raise DlperfError(f"work is {task.seconds} s; it must be finite and at least 0")
+                rank.left_s = task.seconds
+                while rank.left_s > 0:
+                    yield
+            elif isinstance(task, Launch):
+                rank.launched.add(task.operation)
+                self.launch(self.states[task.operation], who, task.operation)
+            elif isinstance(task, Mark):
+                rank.marks.append(self.now_s)
+            else:
+                if task.operation not in rank.launched:
+                    raise DlperfError(
+                        f"rank {who} waits for operation {task.operation}, which it did not launch"
+                    )
+                from_s, rank.waits_for = self.now_s, task.operation
+                while not self.states[task.operation].has_ended:
+                    yield
+                if self.now_s > from_s:
+                    rank.waits.append(Waiting(task.operation, from_s, self.now_s))
+        rank.end_s = self.now_s
+
+    def launch(self, state: _State, who: int, number: int) -> None:
+        ranks, queue = state.operation.ranks, state.operation.queue
         if who not in state.missing:
             raise DlperfError(
-                f"rank {who} launches operation {number}, whose ranks are {state.operation.ranks},"
-                " once too often"
+                f"rank {who} launches operation {number}, whose ranks are {ranks}, once too often"
             )
-        queue = state.operation.queue
-        if queue is not None and len(state.missing) == len(state.operation.ranks):
-            self.queues[queue].append(number)
+        if queue is not None and len(state.missing) == len(ranks):
+            self.queues[queue].append(state)
         state.missing.discard(who)
         if state.missing:
             return
         state.ready_s = self.now_s
         if queue is None:
-            self.start(number)
+            self.start(state)
         self.fill_lanes(queue)
 
     def fill_lanes(self, queue: int | None) -> None:
         """Start what is among the first of its queue and has been launched by all. What takes no
         time leaves at once and makes room.
         """
-        for number in self.queues[queue][: self.n_lanes]:
-            state = self.states[number]
-            if not state.missing and math.isnan(state.start_s):
-                self.start(number)
-                if state.has_ended:
-                    return self.fill_lanes(queue)
+        n_ended = -1
+        while n_ended != self.n_ended:
+            n_ended = self.n_ended
+            for state in self.queues[queue][: self.n_lanes]:
+                if not state.missing and math.isnan(state.start_s):
+                    self.start(state)
 
-    def start(self, number: int) -> None:
-        state = self.states[number]
+    def start(self, state: _State) -> None:
         state.start_s = self.now_s
         state.collective, used_s = state.collective.after_rest(
             min((self.stored_s[port] for port in state.ports), default=0.0)
@@ -276,111 +299,73 @@ class _Replay:
         for port in state.ports:
             self.stored_s[port] -= used_s
         if state.collective.duration_s > 0:
-            self.running.append(number)
+            self.running.append(state)
         else:
-            self.end(number)
+            self.end(state)
 
-    def end(self, number: int) -> None:
-        state = self.states[number]
+    def end(self, state: _State) -> None:
         state.end_s = self.now_s
+        self.n_ended += 1
         if state.operation.queue is not None:
-            self.queues[state.operation.queue].remove(number)
-
-    def proceed(self) -> None:
-        """Advance every rank until it computes, waits or has ended; takes no time."""
-        moved = True
-        while moved:
-            moved = False
-            for who, rank in enumerate(self.ranks):
-                while rank.left_s <= 0 and not rank.has_ended and self.pass_task(who, rank):
-                    moved = True
-
-    def pass_task(self, who: int, rank: _Rank) -> bool:
-        """Begin or finish the rank's task; False where it has to wait."""
-        task = rank.program[rank.place]
-        if isinstance(task, Compute):
-            if not 0 <= task.seconds < math.inf:
-                raise DlperfError(f"work is {task.seconds} s; it must be finite and at least 0")
-            rank.left_s = task.seconds
-        elif isinstance(task, Launch):
-            self.launch(task.operation, who)
-            rank.launched.add(task.operation)
-        elif isinstance(task, Mark):
-            rank.marks.append(self.now_s)
-        else:
-            if task.operation not in rank.launched:
-                raise DlperfError(
-                    f"rank {who} waits for operation {task.operation}, which it did not launch"
-                )
-            state = self.states[task.operation]
-            if not state.has_ended:
-                rank.from_s = self.now_s if rank.from_s is None else rank.from_s
-                return False
-            if rank.from_s is not None and self.now_s > rank.from_s:
-                rank.waits.append(Waiting(task.operation, rank.from_s, self.now_s))
-            rank.from_s = None
-        rank.place += 1
-        return True
+            self.queues[state.operation.queue].remove(state)
 
     def advance(self) -> bool:
         """Go on to the next event; False where nothing goes on any more."""
+        n_ended = -1
+        while n_ended != self.n_ended:  # what takes no time lets other ranks go on
+            n_ended = self.n_ended
+            for run in self.runs:
+                next(run, None)
         computing = [rank.left_s > 0 for rank in self.ranks]
         if not self.running and not any(computing):
             return False
         crowd: dict[int, float] = defaultdict(float)
-        for number in self.running:
-            for port in self.states[number].ports:
-                crowd[port] += self.states[number].collective.link_frac
+        for state in self.running:
+            for port in state.ports:
+                crowd[port] += state.collective.link_frac
         stolen = [0.0] * len(self.ranks)
-        whole_s = []
-        for number in self.running:
-            state = self.states[number]
+        for state in self.running:
             one, members = state.collective, state.operation.ranks
-            sharing = max(1.0, max((crowd[port] for port in state.ports), default=0.0))
-            whole = sharing * one.duration_s + one.delayed_s * sum(
-                computing[who] for who in members
-            ) / len(members)
-            whole_s.append(whole)
+            sharing = max([1.0, *(crowd[port] for port in state.ports)])
+            computing_frac = sum(computing[who] for who in members) / len(members)
+            state.whole_s = sharing * one.duration_s + one.delayed_s * computing_frac
             for who in members:
-                stolen[who] += one.stolen_s / whole
-        rates = [max(LEAST_COMPUTE_RATE, 1.0 - lost) for lost in stolen]
-        lasts = [
-            self.states[number].left_frac * whole for number, whole in zip(self.running, whole_s)
+                stolen[who] += one.stolen_s / state.whole_s
+        busy = [
+            (rank, max(LEAST_COMPUTE_RATE, 1.0 - lost))
+            for rank, lost, is_busy in zip(self.ranks, stolen, computing)
+            if is_busy
         ]
-        works = [
-            rank.left_s / rate for rank, rate, busy in zip(self.ranks, rates, computing) if busy
-        ]
-        step_s = min([*lasts, *works])
+        lasts = [state.left_frac * state.whole_s for state in self.running]
+        step_s = min([*lasts, *(rank.left_s / rate for rank, rate in busy)])
         self.now_s += step_s
         for port in self.stored_s if self.bucket_s else ():
             if port not in crowd:
                 self.stored_s[port] = min(self.bucket_s, self.stored_s[port] + step_s)
-        for rank, rate, busy in zip(self.ranks, rates, computing):
-            if busy:
-                rank.left_s = 0.0 if rank.left_s / rate <= step_s else rank.left_s - step_s * rate
-        ended = [number for number, last_s in zip(self.running, lasts) if last_s <= step_s]
-        for number, whole in zip(self.running, whole_s):
-            self.states[number].left_frac -= step_s / whole
-        self.running = [number for number in self.running if number not in ended]
-        for number in ended:
-            self.end(number)
-        for queue in {self.states[number].operation.queue for number in ended}:
+        for rank, rate in busy:
+            rank.left_s = 0.0 if rank.left_s / rate <= step_s else rank.left_s - step_s * rate
+        ended = [state for state, last_s in zip(self.running, lasts) if last_s <= step_s]
+        self.running = [state for state in self.running if state not in ended]
+        for state in self.running:
+            state.left_frac -= step_s / state.whole_s
+        for state in ended:
+            self.end(state)
+        for queue in {state.operation.queue for state in ended}:
             self.fill_lanes(queue)
         return True
 
     def check_ended(self) -> None:
         """Raises DlperfError where a rank waits for ever, naming for whom."""
         for who, rank in enumerate(self.ranks):
-            task = None if rank.has_ended else rank.program[rank.place]
-            if isinstance(task, Wait):
-                missing = sorted(self.states[task.operation].missing)
+            if math.isnan(rank.end_s):
+                missing = ", ".join(map(str, sorted(self.states[rank.waits_for].missing)))
                 reason = (
-                    f"rank(s) {', '.join(map(str, missing))} never launch"
+                    f"rank(s) {missing} never launch"
                     if missing
                     else "waits behind one that is not launched by all its ranks"
                 )
                 raise DlperfError(
-                    f"rank {who} waits for ever for operation {task.operation}, which {reason}"
+                    f"rank {who} waits for ever for operation {rank.waits_for}, which {reason}"
                 )
 
 
@@ -418,19 +403,12 @@ def replay(
                 " programs"
             )
     line = _Replay(programs, operations, n_lanes, starts, bucket_s, rested_s)
-    ends = [math.nan] * len(programs)
-    going = True
-    while going:
-        line.proceed()
-        for who, rank in enumerate(line.ranks):
-            if rank.has_ended and rank.left_s <= 0 and math.isnan(ends[who]):
-                ends[who] = line.now_s
-        going = line.advance()
+    while line.advance():
+        pass
     line.check_ended()
-    spans = tuple(Span(state.ready_s, state.start_s, state.end_s) for state in line.states)
     return Replayed(
-        tuple(ends),
+        tuple(rank.end_s for rank in line.ranks),
         tuple(tuple(rank.marks) for rank in line.ranks),
         tuple(tuple(rank.waits) for rank in line.ranks),
-        spans,
+        tuple(Span(state.ready_s, state.start_s, state.end_s) for state in line.states),
     )
