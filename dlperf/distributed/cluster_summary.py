@@ -59,18 +59,22 @@ class ClusterSummary:
             )
             lines += [f"  {_band_text(band)}" for band in fit.bands]
         lines += self._collectives_text()
-        for i in cluster.interferences:
-            lines.append(
+        lines += [
+            (
                 f"{i.kernel} ({i.threads} thread{'s' * (i.threads != 1)}) during an all-reduce of"
                 f" {format_bytes(i.n_bytes)} over {i.n_ranks} ranks: takes {i.compute_factor:.2f}"
                 f" times as long, the all-reduce {i.collective_factor:.2f} times;"
                 f" {i.stolen_s_per_byte * 1e9:.2f} s lost per GB"
             )
-        for s in cluster.co_runs:
-            lines.append(
+            for i in cluster.interferences
+        ]
+        lines += [
+            (
                 f"{s.work} by {s.workers} ranks of one computer at once: each takes"
                 f" {s.slowdown:.2f} times as long as alone"
             )
+            for s in cluster.co_runs
+        ]
         return text.fit("\n".join([*lines, *(f"note: {note}" for note in cluster.notes)]), width)
 
     def _collectives_text(self) -> list[str]:

@@ -62,18 +62,17 @@ def interference_of(cluster: Cluster, threads: int) -> Interference | None:
     if not cluster.interferences:
         return None
     nearest = min((abs(i.threads - threads), i.threads) for i in cluster.interferences)[1]
-    stolen: dict[str, list[float]] = {"stream": [], "gemm": []}
-    delayed = []
-    for i in cluster.interferences:
-        if i.threads == nearest:
-            sent = 2 * (i.n_ranks - 1) / i.n_ranks * i.n_bytes
-            stolen.setdefault(i.kernel, []).append(i.stolen_s_per_byte * i.n_bytes / sent)
-            later_s = i.collective_together.median - i.collective_alone.median
-            delayed.append(max(0.0, later_s) / sent)
-    both = [*stolen["stream"], *stolen["gemm"]]
-    memory, compute = (
-        statistics.median(stolen[kernel] or both or [0.0]) for kernel in ("stream", "gemm")
-    )
+    at = [i for i in cluster.interferences if i.threads == nearest]
+    sent_bytes = [2 * (i.n_ranks - 1) / i.n_ranks * i.n_bytes for i in at]
+    stolen: dict[str, list[float]] = defaultdict(list)
+    for i, sent in zip(at, sent_bytes):
+        stolen[i.kernel].append(i.stolen_s_per_byte * i.n_bytes / sent)
+    both = [*stolen["stream"], *stolen["gemm"]] or [0.0]
+    delayed = [
+        max(0.0, i.collective_together.median - i.collective_alone.median) / sent
+        for i, sent in zip(at, sent_bytes)
+    ]
+    memory, compute = (statistics.median(stolen[kernel] or both) for kernel in ("stream", "gemm"))
     return Interference(memory, compute, statistics.median(delayed))
 
 

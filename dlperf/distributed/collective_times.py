@@ -21,7 +21,7 @@ from dlperf.core.cluster import DISTANCES, KINDS, PING_PONG, Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.distributed.link_fits import fit_link, level_s
 from dlperf.models import backends, gloo
-from dlperf.models.arguments import AMOUNT, FINITE_RATE, Quantity, Reals, check_fields, count
+from dlperf.models.arguments import AMOUNT, Checked, Quantity, Reals, count
 from dlperf.models.backends import LinkParameters
 from dlperf.models.point_to_point import postal_s
 
@@ -31,7 +31,7 @@ UNMEASURED = ("reduce", "gather", "scatter", "all_to_all", "barrier")
 
 
 @dataclass(frozen=True)
-class LinkFactors:
+class LinkFactors(Checked):
     """What-if factors on the bandwidth and the latency of the links between nodes.
 
     Raises DlperfError unless both are finite and positive.
@@ -39,9 +39,6 @@ class LinkFactors:
 
     link_bandwidth: float = 1.0
     link_latency: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, link_bandwidth=FINITE_RATE, link_latency=FINITE_RATE)
 
     def times(self, other: LinkFactors) -> LinkFactors:
         """The products of both factors.

@@ -83,16 +83,18 @@ class _Network:
         unused = tuple(sorted(set(range(len(gradients))) - set(arrivals)))
         if unused and options.rebuilds and not options.static_graph:
             names = [parameter.name for parameter in trace.parameters if parameter.trained]
-            what = f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...)"
-            notes.append(f"{what}, which DDP refuses: predicted with find_unused_parameters")
+            notes.append(
+                f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...),"
+                " which DDP refuses: predicted with find_unused_parameters"
+            )
             options = replace(options, static_graph=False, find_unused_parameters=True)
         if any(gradient.sparse for gradient in gradients):
             notes.append(
                 "sparse gradients are priced as dense ones of the whole parameter: an upper bound"
             )
-        by_dtype: dict[str, int] = {}
+        by_dtype: Counter[str] = Counter()
         for _, spec in trace.buffers if options.broadcast_buffers else ():
-            by_dtype[spec.dtype] = by_dtype.get(spec.dtype, 0) + spec.numel * spec.item_bytes
+            by_dtype[spec.dtype] += spec.numel * spec.item_bytes
         later = bucketing.rebuilt_buckets(gradients, arrivals, options)
         return cls(
             gradients,
@@ -226,11 +228,9 @@ class _Forecast:
     def profile(self, n: int, side_by_side: int) -> Profile:
         """One rank's step at its batch size while `side_by_side` ranks run on its computer."""
         if side_by_side not in self._profiles:
-            predictions = [
-                self._beside(prediction, side_by_side) for prediction in self.alone.values()
-            ]
             self._profiles[side_by_side] = [
-                profile_of(prediction, self.network.options) for prediction in predictions
+                profile_of(self._beside(prediction, side_by_side), self.network.options)
+                for prediction in self.alone.values()
             ]
         return between(self._profiles[side_by_side], self.question.own_batch_size(n))
 
@@ -240,43 +240,32 @@ class _Forecast:
         """
         if workers == 1:
             return prediction
+        co_runs = () if self.cluster is None else self.cluster.co_runs
+        if co_runs:
+            prediction = replace(prediction, machine=with_co_runs(prediction.machine, co_runs))
         reason = ""
-        if self.cluster is not None:
-            prediction = replace(
-                prediction, machine=with_co_runs(prediction.machine, self.cluster.co_runs)
-            )
         if prediction.threads != 1:
             reason = "what ranks of several threads cost one another is not known"
         elif unknown := unmeasured(prediction):
-            where = "neither the cluster file nor the machine file contains their co-run slowdown"
             reason = (
-                f"{where} ({', '.join(unknown)}; dlperf.microbench.network on ranks of one computer"
+                "neither the cluster file nor the machine file contains their co-run slowdown"
+                f" ({', '.join(unknown)}; dlperf.microbench.network on ranks of one computer"
                 " measures it, and so does dlperf calibrate --workers 1,2,4)"
             )
         if reason:
-            self._note(f"{workers} ranks share a computer, and {reason}: taken for nothing")
+            self.notes.append(f"{workers} ranks share a computer, and {reason}: taken for nothing")
             return prediction
-        own = (
-            {co_run.workers for co_run in self.cluster.co_runs}
-            if self.cluster is not None
-            else set()
+        own, known = (
+            {co_run.workers for co_run in measured}
+            for measured in (co_runs, prediction.machine.co_runs)
         )
-        if (
-            own
-            and workers not in own
-            and workers in {co_run.workers for co_run in prediction.machine.co_runs}
-        ):
-            measured = " and ".join(map(str, sorted(own)))
-            whose = (
-                f"the machine file's; the cluster file, which counts first, has it of {measured}"
-                " ranks"
+        if own and workers in known - own:
+            self.notes.append(
+                f"what {workers} ranks of a computer cost one another is the machine file's; the"
+                " cluster file, which counts first, has it of"
+                f" {' and '.join(map(str, sorted(own)))} ranks"
             )
-            self._note(f"what {workers} ranks of a computer cost one another is {whose}")
         return predict_co_run(prediction, workers)
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
 
     def run(self) -> Scaling:
         question, largest = self.question, max(self.question.ranks)
@@ -307,7 +296,7 @@ class _Forecast:
             sigma=self.sigma,
             link_sigma=self.link_sigma,
             rates=self.rates(largest),
-            notes=tuple(self.notes),
+            notes=tuple(dict.fromkeys(self.notes)),
             versions=dict(self.any.trace.versions),
         )
 
@@ -470,7 +459,7 @@ def rates_of(
     n_bytes: Counter[str] = Counter()
     for parameter in prediction.trace.parameters:
         n_bytes[parameter.spec.dtype] += parameter.spec.nbytes
-    peak = roofs.ceiling(max(n_bytes, key=lambda dtype: n_bytes[dtype], default="float32"))
+    peak = roofs.ceiling(max(n_bytes, key=n_bytes.__getitem__, default="float32"))
     if cluster is None or memory is None or peak is None:
         return None
     link = find_path(cluster, between_nodes).changed(what_if.links).bytes_per_s

@@ -8,13 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import Item
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.forecast.prediction import Prediction
+from dlperf.models.arguments import count
 from dlperf.models.buckets import ReducerOptions
 from dlperf.predictors.kernel_cost_model import cost_model_of
 
@@ -74,22 +73,15 @@ class WhatIf:
             return prediction
         cost_model = cost_model_of(prediction.machine, prediction.threads)
         peak = max(cost_model.peak_flops_per_s.values(), default=math.inf)
-        cache_bytes, rate = (
-            max(prediction.machine.cpu.caches_bytes),
-            cost_model.caches.bytes_per_s["DRAM"],
-        )
-        table = prediction.ops
-        flops, n_bytes = (
-            np.asarray(table["flops"], dtype=float),
-            np.asarray(table["bytes"], dtype=float),
-        )
+        cache_bytes = max(prediction.machine.cpu.caches_bytes)
+        rate = cost_model.caches.bytes_per_s["DRAM"]
         items = tuple(
             self._changed(
-                item,
-                float(flops[place]) / peak,
-                float(n_bytes[place]) / rate if n_bytes[place] > cache_bytes else 0.0,
+                item, float(flops) / peak, float(n_bytes) / rate if n_bytes > cache_bytes else 0.0
             )
-            for place, item in enumerate(prediction.prices.items)
+            for item, flops, n_bytes in zip(
+                prediction.prices.items, prediction.ops["flops"], prediction.ops["bytes"]
+            )
         )
         note = "what if: " + ", ".join(
             f"{name} x {factor:g}" for name, factor in self.changed.items()
@@ -134,8 +126,7 @@ class ScalingScenario:
             raise DlperfError(
                 f"ranks are {self.ranks}; name at least one number of ranks, from 1 on"
             )
-        if self.ranks_per_node < 1:
-            raise DlperfError(f"ranks_per_node is {self.ranks_per_node}; it must be at least 1")
+        count().check("ranks_per_node", self.ranks_per_node)
         for n in self.ranks:
             if n > self.ranks_per_node and n % self.ranks_per_node:
                 raise DlperfError(

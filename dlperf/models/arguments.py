@@ -78,8 +78,10 @@ RANGES = {
     **dict.fromkeys(("intensity", "operational", "communication", "level_intensity"), INTENSITY),
     **dict.fromkeys(("memory_intensity", "arithmetic_intensity"), POSITIVE),
     **dict.fromkeys(("alpha", "overlap_frac"), FRACTION),
-    **dict.fromkeys(("n_epochs", "n_training", "n_cores", "batch_size"), FROM_ONE),
-    **dict.fromkeys(("cpi", "seconds_per_operation", "predicted_s"), FINITE_RATE),
+    **dict.fromkeys(
+        ("n_epochs", "n_training", "n_cores", "batch_size", "bucket_bytes", "accumulate"), FROM_ONE
+    ),
+    **dict.fromkeys(("link_bandwidth", "link_latency"), FINITE_RATE),
 }
 """The range of each argument and field that is checked; a formula may have other ones."""
 
@@ -92,6 +94,17 @@ def check_fields(record: Any, **ranges: Range) -> None:
         value, allowed = getattr(record, name), ranges.get(name) or RANGES.get(name)
         if allowed is not None and value is not None:
             allowed.check(name, value)
+
+
+class Checked:
+    """A dataclass whose fields are checked by their names. Raises DlperfError for a number outside
+    of its range.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Formula(Generic[P, T]):

@@ -8,7 +8,7 @@ from inspect import signature
 
 from dlperf.core.errors import DlperfError
 from dlperf.models import collectives, gloo, nccl
-from dlperf.models.arguments import Quantity, check_fields, formula
+from dlperf.models.arguments import Checked, Quantity, formula
 
 KINDS = nccl.KINDS
 """all_reduce, reduce_scatter, all_gather, broadcast."""
@@ -46,7 +46,7 @@ BACKENDS = ("gloo", "nccl", "textbook")
 
 
 @dataclass(frozen=True, slots=True)
-class LinkParameters:
+class LinkParameters(Checked):
     """One link and the sum: alpha = `latency_s`, beta = `s_per_byte`, gamma = `reduce_s_per_byte`,
     gloo's handshake. Raises DlperfError for negative values.
     """
@@ -55,9 +55,6 @@ class LinkParameters:
     s_per_byte: float
     reduce_s_per_byte: float = 0.0
     handshake_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def algorithms(kind: str, backend: str) -> tuple[str, ...]:

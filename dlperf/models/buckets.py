@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import MIB
-from dlperf.models.arguments import FROM_ONE, check_fields
+from dlperf.models.arguments import Checked
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
 """kDefaultFirstBucketBytes and kDefaultBucketBytesCap in reducer.hpp."""
@@ -32,7 +32,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class ReducerOptions:
+class ReducerOptions(Checked):
     """DDP's own arguments, as far as they decide what is sent when, and `accumulate`: batches to
     one synchronisation (all but the last under ``no_sync``).
 
@@ -46,9 +46,6 @@ class ReducerOptions:
     find_unused_parameters: bool = False
     broadcast_buffers: bool = True
     accumulate: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self, bucket_bytes=FROM_ONE, accumulate=FROM_ONE)
 
     @property
     def limits_bytes(self) -> tuple[int, int]:

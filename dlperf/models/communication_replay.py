@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import FROM_ONE, check_fields
+from dlperf.models.arguments import FROM_ONE, Checked
 
 GLOO_LANES, NCCL_LANES = 2, 1
 LEAST_COMPUTE_RATE = 0.5
@@ -40,7 +40,7 @@ LEAST_COMPUTE_RATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Checked):
     """A collective alone, over a link that has not rested: its `duration_s`, the fraction of it in
     which it needs the link, the processor time that it takes from its rank, how much longer it
     takes beside computing, and how much of it a rested link can spare it. Raises DlperfError for a
@@ -52,9 +52,6 @@ class Collective:
     stolen_s: float = 0.0
     delayed_s: float = 0.0
     spared_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def after_rest(self, stored_s: float) -> tuple[Collective, float]:
         """The collective over a link that has stored so much, and how much of that it uses.

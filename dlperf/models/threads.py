@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import AMOUNT, FINITE_RATE, POSITIVE, RANGES, check_fields, count
+from dlperf.models.arguments import AMOUNT, FINITE_RATE, FROM_ONE, POSITIVE, Checked, count
 
 # -- what is trained, and what it takes ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Checked):
     """A training run: `n_epochs` (ep), images of an epoch for training (i), validation (i in the
     paper, which validates on what it trains on) and testing (it).
 
@@ -44,9 +44,6 @@ class Workload:
     n_test: int = 0
     n_test_passes: int | None = None
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @property
     def n_tested(self) -> int:
         """Images tested in the whole run: it x ep in the paper."""
@@ -54,7 +51,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageTimes:
+class ImageTimes(Checked):
     """What one worker alone takes, in seconds: T_FProp and T_BProp for one image (the update of the
     weights belongs to T_BProp), T_prep for the whole run.
 
@@ -64,9 +61,6 @@ class ImageTimes:
     forward_s: float
     backward_s: float
     preparation_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @classmethod
     def of_step(
@@ -80,7 +74,7 @@ class ImageTimes:
         >>> ImageTimes.of_step(forward_s=2.0, total_s=8.0, batch_size=4)
         ImageTimes(forward_s=0.5, backward_s=1.5, preparation_s=0.0)
         """
-        RANGES["batch_size"].check("batch_size", batch_size)
+        FROM_ONE.check("batch_size", batch_size)
         if total_s < forward_s:
             raise DlperfError(
                 f"total_s is {total_s}, less than forward_s, {forward_s}; a step holds its forward"
@@ -90,7 +84,7 @@ class ImageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(Checked):
     """Strategy (a)'s counts: FProp and BProp for one image (Tables VII and VIII), Prep for the
     creation of instances and weights (Table II).
 
@@ -102,9 +96,6 @@ class Operations:
     forward: float
     backward: float
     preparation: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +251,7 @@ class HardwareThreads:
     cpis: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        FROM_ONE.check("n_cores", self.n_cores)
         if (
             not self.cpis
             or not all(cpi > 0 and math.isfinite(cpi) for cpi in self.cpis)

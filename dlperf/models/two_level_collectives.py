@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import Quantity, check_fields, formula
+from dlperf.models.arguments import Checked, Quantity, formula
 from dlperf.models.collectives import (
     binomial_broadcast_s,
     ring_all_gather_s,
@@ -27,7 +27,7 @@ from dlperf.models.collectives import (
 
 
 @dataclass(frozen=True, slots=True)
-class TwoLevels:
+class TwoLevels(Checked):
     """Links inside a node (`intra_`) and between nodes (`inter_`), and how many links a node has to
     the others.
 
@@ -39,9 +39,6 @@ class TwoLevels:
     inter_latency_s: float
     inter_s_per_byte: float
     n_links: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def intra(self) -> tuple[float, float]:
