@@ -234,7 +234,7 @@ class CallCosts(CollectiveCosts):
         """The call as the replay takes it; `factor` is a slowdown."""
         shape = self.shape(call)
         collective = self.collective(shape, factor=factor)
-        return Operation(call.ranks, collective, _queue(call), self._ports(call, shape))
+        return Operation(call.ranks, collective, call.queue, self._ports(call, shape))
 
     def _ports(self, call: Call, shape: Shape) -> tuple[int, ...] | None:
         """Links in both directions: between nodes those of each node, inside a node those of each
@@ -248,14 +248,10 @@ class CallCosts(CollectiveCosts):
         return tuple(dict.fromkeys(end + way for end in ends for way in (0, 1)))
 
 
-def _queue(call: Call) -> int | None:
-    return None if call.is_message else call.group
-
-
 def as_recorded(call: Call, stolen_s: float) -> Operation:
     """The call with its recorded time."""
     return Operation(
         call.ranks,
         Collective(call.seconds, 0.0, stolen_s if call.seconds > 0 else 0.0),
-        _queue(call),
+        call.queue,
     )

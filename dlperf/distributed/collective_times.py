@@ -125,16 +125,16 @@ def find_path(cluster: Cluster, between_nodes: bool) -> Path:
     if not between_nodes:
         if not inside:
             raise DlperfError(
-                f"{_name(cluster)}: contains no link inside a node (it has {held}); add one with"
-                " distance socket, or ask for one rank a node"
+                f"{cluster.path or 'cluster'}: contains no link inside a node (it has {held}); add"
+                " one with distance socket, or ask for one rank a node"
             )
         slowest = max(inside, key=lambda fit: (fit.s_per_byte, fit.latency_s))
         latency_s = max(fit.latency_s for fit in inside)
         return Path(latency_s, 0.0, slowest.s_per_byte, 0.0, reduce_s_per_byte)
     if "network" not in fits:
         raise DlperfError(
-            f"{_name(cluster)}: contains no link between nodes (it has {held}); measure on several,"
-            " add one with distance network, or keep ranks together (--ranks-per-node)"
+            f"{cluster.path or 'cluster'}: contains no link between nodes (it has {held}); measure"
+            " on several, add one with distance network, or keep ranks together (--ranks-per-node)"
         )
     network, local = fits["network"], fits.get("socket")
     software_s = min(local.latency_s, network.latency_s) if local else 0.0
@@ -219,7 +219,7 @@ def _uniform_s(
             "the messages of its links tell neither latency nor bandwidth; expected single"
             " ping-pongs of two sizes up to 8 KiB, or above"
         )
-        raise DlperfError(f"{_name(cluster)}: {line}. Measure again, or edit the file.")
+        raise DlperfError(f"{cluster.path or 'cluster'}: {line}. Measure again, or edit the file.")
     excess = _excess_s(cluster, kind, sizes, ranks, ranks_per_node, between_nodes, path)
     own = np.zeros(sizes.shape)
     if between_nodes and cluster.link("socket") is not None:
@@ -334,7 +334,3 @@ def _ratio(by_size: dict[int, float], model: Callable[[Reals], Quantity], sizes:
 
 def _log(sizes: Reals) -> Reals:
     return np.asarray(np.log(np.maximum(sizes, _SHORTEST_BYTES)))
-
-
-def _name(cluster: Cluster) -> str:
-    return cluster.path or "cluster"

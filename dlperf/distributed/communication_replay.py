@@ -107,15 +107,14 @@ class _Replaying:
         self.notes = [*trace.notes, *self.recording.notes]
         self._check_other_ranks()
         self.interferences = self._interferences()
-        there = self.interferences[1]
-        self.was = (
-            None
-            if recorded_on is None
-            else CallCosts(recorded_on, self.calls, self.hosts, interference=there)
+        # what calls cost the recorded computing
+        self.stealing = CallCosts(
+            recorded_on or cluster,
+            () if recorded_on is None else self.calls,
+            self.hosts,
+            interference=self.interferences[1],
         )
-        self.stealing = self.was or CallCosts(
-            cluster, (), self.hosts, interference=there
-        )  # what calls cost the recorded computing
+        self.was = None if recorded_on is None else self.stealing
 
     def stolen_s(self, call: Call) -> float:
         """Processor time that a recorded call took from each of its ranks."""
@@ -216,7 +215,11 @@ class _Replaying:
             if recorded_first is None or again.first_s is None
             else recorded_first - again.first_s
         )
-        self.sigma = self.computing_sigma(again)
+        # of a rank's computing from step to step
+        self.sigma = statistics.median(
+            log_sigma(Samples(tuple(max(s.compute_s, 0.0) for s in again.steady(steps))))
+            for steps in step_shares(trace)
+        )
         alone = self.alone(self.slower(1))
         self.alone_s = self.with_overhead(alone, alone)
         main = trace.n_ranks if trace.n_ranks in self.asked else self.asked[0]
@@ -239,10 +242,21 @@ class _Replaying:
             n_steps=len(again.mean_steps_s),
             recorded_step_s=recorded_s,
             replayed_step_s=again.step_s,
-            buckets_bytes=self.reduced_bytes(),
+            # DistributedDataParallel's buckets and the script's own all-reduces
+            buckets_bytes=tuple(
+                event.n_bytes for event in trace.steps[0][-1].launches if event.kind == "all_reduce"
+            ),
             collectives=self.collectives(),
             rows=rows,
-            ranks=self.rank_replays(usual),
+            ranks=tuple(
+                RankReplay(
+                    own.rank,
+                    own.host,
+                    Shares(own.step_s, own.compute_s, own.exposed_s, own.waiting_s),
+                    usual.shares(own.rank),
+                )
+                for own in rank_shares(trace)
+            ),
             calls=self.call_times(costs),
             trace=trace.path,
             cluster=self.cluster.path,
@@ -275,16 +289,6 @@ class _Replaying:
     def slower(self, n: int) -> float:
         """Slowdown of the slowest of n ranks over the slowest of the recorded ones."""
         return slowest_factor(n, self.sigma) / slowest_factor(self.trace.n_ranks, self.sigma)
-
-    def computing_sigma(self, again: ReplayedSteps) -> float:
-        """Variation of a rank's computing from step to step: standard deviation of log time."""
-        rows = [
-            again.steady([shares.compute_s for shares in steps])
-            for steps in step_shares(self.trace)
-        ]
-        return statistics.median(
-            log_sigma(Samples(tuple(max(value, 0.0) for value in row))) for row in rows
-        )
 
     def row(self, n: int) -> ReplayPoint:
         backend, slow, costs = self.cluster.backend, self.slower(n), self.costs(n)
@@ -381,17 +385,6 @@ class _Replaying:
         """
         return max(lines.step_s + self.overhead_s, free.step_s)
 
-    def rank_replays(self, lines: ReplayedSteps) -> tuple[RankReplay, ...]:
-        return tuple(
-            RankReplay(
-                own.rank,
-                own.host,
-                Shares(own.step_s, own.compute_s, own.exposed_s, own.waiting_s),
-                lines.shares(own.rank),
-            )
-            for own in rank_shares(self.trace)
-        )
-
     def call_times(self, costs: CallCosts) -> tuple[CallTimes, ...]:
         """By kind, size and number of ranks, the largest total time first."""
 
@@ -414,16 +407,6 @@ class _Replaying:
             for (kind, n_bytes, n), calls in alike.items()
         ]
         return tuple(sorted(found, key=lambda one: -one.per_step * one.replayed_s))
-
-    def reduced_bytes(self) -> tuple[int, ...]:
-        """Bytes of the all-reduces of rank 0 in its last step, in order: DistributedDataParallel's
-        buckets and the script's own.
-        """
-        return tuple(
-            event.n_bytes
-            for event in self.trace.steps[0][-1].launches
-            if event.kind == "all_reduce"
-        )
 
     def collectives(self) -> tuple[CollectiveTime, ...]:
         largest = max(self.asked)

@@ -24,10 +24,6 @@ from dlperf.models.communication_replay import (
     Wait,
 )
 
-COMPUTING, ISSUING, LEAVING = "computing", "issuing", "leaving"
-"""Kinds of a rank's own work: the script's computing; issuing a call; leaving a wait whose call is
-over (waking up, copying a result).
-"""
 _GAP_FRAC = 1e-3
 
 
@@ -50,6 +46,11 @@ class Call:
         return self.end_s - self.start_s
 
     @property
+    def queue(self) -> int | None:
+        """The group that it waits in; a message waits in none."""
+        return None if self.is_message else self.group
+
+    @property
     def is_message(self) -> bool:
         """Whether it joins two ranks, the sender first."""
         return self.kind in MESSAGES
@@ -57,11 +58,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """A rank's own work, in seconds of rank 0's clock."""
+    """A rank's own work, in seconds of rank 0's clock: the script's computing, or issuing a call,
+    or leaving a wait whose call is over (waking up, copying a result).
+    """
 
     begin_s: float
     end_s: float
-    what: str
+    is_computing: bool = False
 
 
 Piece = LocalWork | Launch | Wait | Mark
@@ -84,23 +87,16 @@ class Segment:
         its processor, evenly over its recorded time. `slow` is a slowdown of the script's
         computing.
         """
-        return [self._program(rank, stolen, slow) for rank in range(len(self.pieces))]
-
-    def _program(self, rank: int, stolen: Stolen, slow: float) -> list[Task]:
-        rates = [
-            (call.start_s, call.end_s, stolen(call) / call.seconds)
-            for call in self.calls
-            if rank in call.ranks and call.seconds > 0
-        ]
-        disturbing = sorted((start, end, rate) for start, end, rate in rates if rate > 0)
-        program: list[Task] = []
-        for piece in self.pieces[rank]:
-            if isinstance(piece, LocalWork):
-                seconds = _undisturbed_s(piece, disturbing)
-                program.append(Compute(slow * seconds if piece.what == COMPUTING else seconds))
-            else:
-                program.append(piece)
-        return program
+        rates = [(call, stolen(call) / call.seconds) for call in self.calls if call.seconds > 0]
+        programs = []
+        for rank, pieces in enumerate(self.pieces):
+            disturbing = sorted(
+                (call.start_s, call.end_s, rate)
+                for call, rate in rates
+                if rank in call.ranks and rate > 0
+            )
+            programs.append([_task(piece, disturbing, slow) for piece in pieces])
+        return programs
 
 
 @dataclass(frozen=True)
@@ -260,21 +256,19 @@ class _Builder:
                     self.time(rank, place, event.at_s),
                     self.time(rank, place, event.until_s),
                 )
-                yield LocalWork(now, max(now, at), COMPUTING)
+                yield LocalWork(now, max(now, at), is_computing=True)
                 number = numbers.get((rank, event.call))
-                if event.op == LAUNCH:
-                    if number is not None:
-                        yield Launch(number)
-                    yield LocalWork(at, until, ISSUING)
-                elif number is None:
-                    self.n_unmatched += 1
-                    yield LocalWork(at, until, LEAVING)
+                if number is None:
+                    self.n_unmatched += event.op != LAUNCH
+                elif event.op == LAUNCH:
+                    yield Launch(number)
                 else:
                     yield Wait(number)
-                    yield LocalWork(min(max(at, calls[number].end_s), until), until, LEAVING)
+                    at = min(max(at, calls[number].end_s), until)
+                yield LocalWork(at, until)
                 now = until
             end = self.time(rank, place, self.trace.steps[rank][place].seconds)
-            yield LocalWork(now, max(now, end), COMPUTING)
+            yield LocalWork(now, max(now, end), is_computing=True)
             yield Mark()
             now = end
 
@@ -286,25 +280,24 @@ def _needs_the_data(meeting: Meeting, rank: int, event: Event) -> bool:
     )
 
 
-def _undisturbed_s(piece: LocalWork, disturbing: Sequence[tuple[float, float, float]]) -> float:
-    """The work in a piece of recorded time without the calls beside it, (start, end, share of the
+def _task(piece: Piece, disturbing: Sequence[tuple[float, float, float]], slow: float) -> Task:
+    """A piece as a task; recorded work without the calls beside it, (start, end, share of the
     processor taken) each.
     """
+    if not isinstance(piece, LocalWork):
+        return piece
     over = [
         (max(start, piece.begin_s), min(end, piece.end_s), rate)
         for start, end, rate in disturbing
         if start < piece.end_s and end > piece.begin_s
     ]
-    if not over:
-        return piece.end_s - piece.begin_s
-    cuts = sorted(
-        {piece.begin_s, piece.end_s, *(start for start, _, _ in over), *(end for _, end, _ in over)}
-    )
-    return math.fsum(
+    cuts = {piece.begin_s, piece.end_s, *(cut for start, end, _ in over for cut in (start, end))}
+    seconds = math.fsum(
         (b - a)
         * max(
             LEAST_COMPUTE_RATE,
             1.0 - math.fsum(rate for start, end, rate in over if start <= a and end >= b),
         )
-        for a, b in pairwise(cuts)
+        for a, b in pairwise(sorted(cuts))
     )
+    return Compute(slow * seconds if piece.is_computing else seconds)

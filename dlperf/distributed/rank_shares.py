@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 from dlperf.core.communication import MESSAGES, ROOTED, Communication, Event, Meeting
 
@@ -31,18 +31,13 @@ class StepShares:
 
 
 @dataclass(frozen=True)
-class RankShares:
+class RankShares(StepShares):
     """One rank: the medians of its steps' seconds and shares, each taken by itself, so that the
     parts may differ from the step by what steps vary.
     """
 
     rank: int
     host: str
-    step_s: float
-    compute_s: float
-    exposed_s: float
-    waiting_s: float
-    communication_frac: float
 
 
 def rank_shares(trace: Communication) -> tuple[RankShares, ...]:
@@ -57,7 +52,8 @@ def rank_shares(trace: Communication) -> tuple[RankShares, ...]:
             shares for shares, step in zip(steps, trace.steps[rank]) if not step.first
         ] or steps
         columns = zip(*map(astuple, usual or [StepShares(0.0, 0.0, 0.0, 0.0, 0.0)]))
-        rows.append(RankShares(rank, trace.hosts[rank], *map(statistics.median, columns)))
+        medians = StepShares(*map(statistics.median, columns))
+        rows.append(RankShares(**asdict(medians), rank=rank, host=trace.hosts[rank]))
     return tuple(rows)
 
 

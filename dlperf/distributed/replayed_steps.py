@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
-from dlperf.distributed.programs import COMPUTING, LocalWork, Segment
+from dlperf.distributed.programs import LocalWork, Segment
 from dlperf.distributed.scaling import Shares
 from dlperf.models.communication_replay import Mark, Replayed, covered_s
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class ReplayedSteps:
             for rank in self.ranks
         ]
 
-    def steady(self, values: Sequence[float]) -> list[float]:
+    def steady(self, values: Sequence[T]) -> list[T]:
         """The values without the first step after wrapping, if there are others."""
         return [value for value, first in zip(values, self.firsts) if not first] or list(values)
 
@@ -72,37 +75,24 @@ class ReplayedSteps:
 
     def shares(self, rank: int) -> Shares:
         """The medians of the rank's steps."""
-        waiting, blocked, kept = [], [], []
+        rows = []
         for segment, line in self.segments:
-            marks = line.marks_s[rank]
-            for a, b in pairwise(marks):
-                inside = [
-                    wait for wait in line.waits[rank] if a <= wait.from_s and wait.until_s <= b
-                ]
-                waiting.append(
-                    math.fsum(wait.for_ranks_s(line.spans[wait.operation]) for wait in inside)
-                )
-                blocked.append(math.fsum(wait.until_s - wait.from_s for wait in inside))
-            kept += _local_s(segment, rank)
-        steps = self.steps_s[rank]
-        exposed = [all_of_it - late + own for all_of_it, late, own in zip(blocked, waiting, kept)]
-        computing = [step - late - shown for step, late, shown in zip(steps, waiting, exposed)]
-        return Shares(
-            *(
-                statistics.median(self.steady(values))
-                for values in (steps, computing, exposed, waiting)
-            )
-        )
+            steps = zip(pairwise(line.marks_s[rank]), _local_s(segment, rank))
+            for (begin, end), local_s in steps:
+                waits = [w for w in line.waits[rank] if begin <= w.from_s and w.until_s <= end]
+                waiting_s = math.fsum(w.for_ranks_s(line.spans[w.operation]) for w in waits)
+                exposed_s = math.fsum(w.until_s - w.from_s for w in waits) - waiting_s + local_s
+                step_s = end - begin
+                rows.append((step_s, step_s - waiting_s - exposed_s, exposed_s, waiting_s))
+        return Shares(*(statistics.median(self.steady(column)) for column in zip(*rows)))
 
 
 def _local_s(segment: Segment, rank: int) -> list[float]:
     """For each step the recorded seconds of issuing and leaving calls."""
-    found: list[float] = []
-    total = math.nan
+    between_marks = [0.0]
     for piece in segment.pieces[rank]:
-        if isinstance(piece, LocalWork):
-            total += piece.end_s - piece.begin_s if piece.what != COMPUTING else 0.0
-        elif isinstance(piece, Mark):
-            found.append(total)
-            total = 0.0
-    return found[1:]
+        if isinstance(piece, Mark):
+            between_marks.append(0.0)
+        elif isinstance(piece, LocalWork) and not piece.is_computing:
+            between_marks[-1] += piece.end_s - piece.begin_s
+    return between_marks[1:-1]

@@ -257,7 +257,7 @@ class MergedRanks:
             "ranks": self.n_ranks,
             "reason": "",
             "backend": self.trace.backend,
-            "rows": [asdict(row) for row in self.shares],
+            "rows": [{"rank": row.rank, "host": row.host, **asdict(row)} for row in self.shares],
         }
 
 
