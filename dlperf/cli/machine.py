@@ -23,9 +23,9 @@ def show(args: Namespace) -> Answer:
 
     if args.files and schema_of(args.files) == "dlperf.cluster":
         from dlperf.core.cluster import Cluster
-        from dlperf.distributed.cluster_summary import summarize_cluster
+        from dlperf.distributed.cluster_summary import ClusterSummary
 
-        page = summarize_cluster(Cluster.load(args.files))
+        page = ClusterSummary(Cluster.load(args.files))
         return Answer(page.to_text(), page.to_json())
     machine = load_machine(args, args.files)
     with naming_unfit_kernels(machine):

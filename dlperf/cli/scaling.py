@@ -157,7 +157,7 @@ def _replay(args: Namespace) -> Answer:
     from dlperf.distributed.scenario import WhatIf
     from dlperf.report.scaling_pages import scaling_to_text, write
 
-    links = WhatIf.of(dict(args.what_if)).links
+    links = WhatIf.of(dict(args.what_if))
     trace = Communication.load(args.trace)
     recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
     found = replay_communication(

@@ -11,7 +11,7 @@ from dlperf.core import text
 from dlperf.core.cluster import Cluster
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.collective_times import find_path, model_s
-from dlperf.distributed.link_fits import Band, LinkFit, fit_link
+from dlperf.distributed.link_fits import Band, fit_link
 
 _PLACES = {"socket": "same socket", "node": "other socket of the node", "network": "other node"}
 
@@ -23,7 +23,6 @@ class ClusterSummary:
     """
 
     cluster: Cluster
-    fits: tuple[LinkFit, ...]
 
     def to_text(self, width: int | None = None) -> str:
         """A page to read, at most `width` columns wide (default: the terminal's)."""
@@ -51,7 +50,7 @@ class ClusterSummary:
             lines.append(
                 "  " + ", ".join(f"{name} {version}" for name, version in cluster.versions.items())
             )
-        for fit in self.fits:
+        for fit in map(fit_link, cluster.links):
             rate = format_si(1 / fit.s_per_byte if fit.s_per_byte else None, "B/s")
             lines.append(
                 f"link, {_PLACES[fit.distance]}: latency {format_seconds(fit.latency_s)}, bandwidth"
@@ -116,7 +115,7 @@ class ClusterSummary:
                     "s_per_byte": fit.s_per_byte,
                     "bands": [vars(band) for band in fit.bands],
                 }
-                for fit in self.fits
+                for fit in map(fit_link, self.cluster.links)
             ],
             "interferences": [
                 {
@@ -136,11 +135,6 @@ class ClusterSummary:
             ],
             "notes": list(self.cluster.notes),
         }
-
-
-def summarize_cluster(cluster: Cluster) -> ClusterSummary:
-    """The cluster with its links fitted."""
-    return ClusterSummary(cluster, tuple(fit_link(link) for link in cluster.links))
 
 
 def _band_text(band: Band) -> str:

@@ -25,6 +25,7 @@ from dlperf.models.arguments import AMOUNT, Checked, Quantity, Reals, count
 from dlperf.models.backends import LinkParameters
 from dlperf.models.point_to_point import postal_s
 
+FACTORS = ("flops", "memory_bandwidth", "link_bandwidth", "link_latency")
 _SHORTEST_BYTES = 4
 UNMEASURED = ("reduce", "gather", "scatter", "all_to_all", "barrier")
 """Collectives that no cluster file holds measurements of."""
@@ -39,6 +40,12 @@ class LinkFactors(Checked):
 
     link_bandwidth: float = 1.0
     link_latency: float = 1.0
+
+    @property
+    def changed(self) -> dict[str, float]:
+        """The factors that are not 1, by name."""
+        factors = {name: getattr(self, name, 1.0) for name in FACTORS}
+        return {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def times(self, other: LinkFactors) -> LinkFactors:
         """The products of both factors.

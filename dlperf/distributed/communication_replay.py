@@ -28,7 +28,7 @@ from dlperf.distributed.collective_costs import (
 )
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
-from dlperf.distributed.programs import Call, lanes_of, recording_of
+from dlperf.distributed.programs import Call, lanes_of, recorded_segments
 from dlperf.distributed.rank_shares import rank_shares, step_shares
 from dlperf.distributed.replayed_steps import ReplayedSteps
 from dlperf.distributed.scaling import (
@@ -102,9 +102,9 @@ class _Replaying:
             if ranks_per_node is None
             else [rank // ranks_per_node for rank in range(trace.n_ranks)]
         )
-        self.recording = recording_of(trace)
-        self.calls = [call for segment in self.recording.segments for call in segment.calls]
-        self.notes = [*trace.notes, *self.recording.notes]
+        self.segments, notes = recorded_segments(trace)
+        self.calls = [call for segment in self.segments for call in segment.calls]
+        self.notes = [*trace.notes, *notes]
         self._check_other_ranks()
         self.interferences = self._interferences()
         # what calls cost the recorded computing
@@ -179,22 +179,21 @@ class _Replaying:
         """Every segment replayed; `slow` is a slowdown of the script's computing, `bucket_s` what
         an idle link saves the next call.
         """
-        found = []
-        for segment in self.recording.segments:
-            programs = segment.programs(self.stolen_s, slow)
-            found.append(
+        return ReplayedSteps(
+            tuple(
                 (
                     segment,
                     replay(
-                        programs,
+                        segment.programs(self.stolen_s, slow),
                         [operation(call) for call in segment.calls],
                         lanes_of(backend),
                         segment.starts_s,
                         bucket_s,
                     ),
                 )
+                for segment in self.segments
             )
-        return ReplayedSteps(tuple(found))
+        )
 
     def run(self) -> CommunicationReplay:
         trace = self.trace
@@ -228,7 +227,7 @@ class _Replaying:
             costs.operation, self.cluster.backend, self.slower(main), costs.bucket_s()
         )
         rows = tuple(self.row(n) for n in self.asked)
-        if self.what_if != LinkFactors() and len(set(self.nodes)) == 1:
+        if self.what_if.changed and len(set(self.nodes)) == 1:
             self.notes.append(NO_WIRE)
         if self.overhead_s < -_DOUBTFUL_FRAC * recorded_s:
             self.notes.append(
@@ -262,11 +261,7 @@ class _Replaying:
             cluster=self.cluster.path,
             recorded_on="" if self.recorded_on is None else self.recorded_on.path,
             machine=trace.machine,
-            what_if={
-                name: factor
-                for name in ("link_bandwidth", "link_latency")
-                if (factor := getattr(self.what_if, name)) != 1.0
-            },
+            what_if=self.what_if.changed,
             sigma=self.sigma,
             link_sigma=link_sigma(self.cluster),
             notes=tuple(self.notes),
@@ -366,17 +361,11 @@ class _Replaying:
     def alone(self, slow: float) -> ReplayedSteps:
         """Every rank replayed alone."""
         found = []
-        for segment in self.recording.segments:
-            programs = segment.programs(self.stolen_s, slow)
-            apart = [
-                replay([program], [Operation((0,), Collective(0.0))] * len(segment.calls))
-                for program in programs
-            ]
-            ends, marks = (
-                tuple(line.ends_s[0] for line in apart),
-                tuple(line.marks_s[0] for line in apart),
-            )
-            found.append((segment, Replayed(ends, marks, tuple(() for _ in apart), ())))
+        for segment in self.segments:
+            own = [Operation((0,), Collective(0.0))] * len(segment.calls)
+            apart = [replay([program], own) for program in segment.programs(self.stolen_s, slow)]
+            ends, marks = zip(*((line.ends_s[0], line.marks_s[0]) for line in apart))
+            found.append((segment, Replayed(ends, marks, ((),) * len(apart), ())))
         return ReplayedSteps(tuple(found))
 
     def with_overhead(self, lines: ReplayedSteps, free: ReplayedSteps) -> float:

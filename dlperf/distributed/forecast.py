@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
@@ -35,7 +35,7 @@ from dlperf.forecast.loop import first_step_s
 from dlperf.forecast.prediction import Prediction
 from dlperf.forecast.worker_processes import predict_co_run, unmeasured, with_co_runs
 from dlperf.models import buckets as bucketing
-from dlperf.models.buckets import Bucket, Gradient, ReducerOptions
+from dlperf.models.buckets import ReducerOptions
 from dlperf.models.communication_replay import Collective
 from dlperf.models.overlap import Synchronisation, TimeLine, ddp_program, simulate
 from dlperf.models.ridgeline import RESOURCES, Rates, bounding_resource
@@ -63,48 +63,32 @@ _ROUNDS = 3
 """
 
 
-@dataclass
 class _Network:
     """What a network sends: gradients, buckets of the first and later steps, buffers by dtype."""
 
-    gradients: tuple[Gradient, ...]
-    options: ReducerOptions
-    first: tuple[Bucket, ...]
-    later: tuple[Bucket, ...]
-    unused: tuple[int, ...]
-    buffers_bytes: tuple[int, ...]
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, prediction: Prediction, options: ReducerOptions) -> _Network:
+    def __init__(self, prediction: Prediction, options: ReducerOptions) -> None:
         trace = prediction.trace
-        gradients, arrivals = gradients_of(trace), arrivals_of(trace)
-        notes = []
-        unused = tuple(sorted(set(range(len(gradients))) - set(arrivals)))
+        self.gradients, arrivals = gradients_of(trace), arrivals_of(trace)
+        self.notes: list[str] = []
+        unused = tuple(sorted(set(range(len(self.gradients))) - set(arrivals)))
         if unused and options.rebuilds and not options.static_graph:
             names = [parameter.name for parameter in trace.parameters if parameter.trained]
-            notes.append(
+            self.notes.append(
                 f"{len(unused)} trained parameter(s) get no gradient ({names[unused[0]]}, ...),"
                 " which DDP refuses: predicted with find_unused_parameters"
             )
             options = replace(options, static_graph=False, find_unused_parameters=True)
-        if any(gradient.sparse for gradient in gradients):
-            notes.append(
+        if any(gradient.sparse for gradient in self.gradients):
+            self.notes.append(
                 "sparse gradients are priced as dense ones of the whole parameter: an upper bound"
             )
         by_dtype: Counter[str] = Counter()
         for _, spec in trace.buffers if options.broadcast_buffers else ():
             by_dtype[spec.dtype] += spec.numel * spec.item_bytes
-        later = bucketing.rebuilt_buckets(gradients, arrivals, options)
-        return cls(
-            gradients,
-            options,
-            bucketing.first_buckets(gradients, options),
-            later,
-            unused,
-            tuple(by_dtype.values()),
-            notes,
-        )
+        self.options, self.unused = options, unused
+        self.buffers_bytes = tuple(by_dtype.values())
+        self.first = bucketing.first_buckets(self.gradients, options)
+        self.later = bucketing.rebuilt_buckets(self.gradients, arrivals, options)
 
     @property
     def later_bytes(self) -> tuple[int, ...]:
@@ -161,7 +145,7 @@ class _Forecast:
             size: question.what_if.apply(predict_at(size)) for size in question.recorded_sizes()
         }
         self.any = self.alone[max(self.alone)]
-        self.network = _Network.of(self.any, question.options)
+        self.network = _Network(self.any, question.options)
         self.notes += self.network.notes
         self._profiles: dict[int, list[Profile]] = {}
         self.sigma = machine_log_sigma(self.any.machine, self.any.threads)
@@ -170,10 +154,9 @@ class _Forecast:
             far: rates_of(self.any, cluster, far, question.what_if)
             for far in {n > question.ranks_per_node for n in question.ranks if n > 1}
         }
-        links = question.what_if.links
-        self.traffic = self._traffic(links)
+        self.traffic = self._traffic(question.what_if)
         self.doubled, self.faster = (
-            self._traffic(links.times(better)) for better in (DOUBLED, FASTER)
+            self._traffic(question.what_if.times(better)) for better in (DOUBLED, FASTER)
         )
         self._note_doubts()
 
@@ -212,7 +195,8 @@ class _Forecast:
             doubts |= {
                 "the cluster file contains no interference of collectives with computing: taken as"
                 " none": most > 1 and not cluster.interferences,
-                NO_WIRE: asked.what_if.links != LinkFactors() and inside,
+                NO_WIRE: bool({"link_bandwidth", "link_latency"} & asked.what_if.changed.keys())
+                and inside,
                 ONE_COMPUTER: is_one_computer(cluster) and most > cluster.ranks_per_host,
                 f"collectives were measured on up to {held} ranks; beyond, they follow the"
                 " algorithm's model": 0 < held < most,
@@ -335,7 +319,7 @@ class _Forecast:
         if question.samples is not None:
             n_steps = math.ceil(question.samples / question.step_samples(n))
             epoch_s = n_steps * (step_s + (mean_factor(n, self.sigma) - 1) * compute_s)
-        network_bytes = self.network.sent_bytes(n)
+        network_bytes, rates = self.network.sent_bytes(n), self.rates(n)
         return ScalingPoint(
             ranks=n,
             batch_size=question.own_batch_size(n),
@@ -365,7 +349,15 @@ class _Forecast:
                 profile.flops / profile.memory_bytes if profile.memory_bytes else None
             ),
             memory_intensity=profile.memory_bytes / network_bytes if network_bytes else None,
-            ridgeline=region_of(profile.flops, profile.memory_bytes, network_bytes, self.rates(n)),
+            ridgeline=(
+                None
+                if rates is None
+                else RESOURCES[
+                    int(
+                        bounding_resource(profile.flops, profile.memory_bytes, network_bytes, rates)
+                    )
+                ]
+            ),
         )
 
     def rates(self, n: int) -> Rates | None:
@@ -462,19 +454,6 @@ def rates_of(
     peak = roofs.ceiling(max(n_bytes, key=n_bytes.__getitem__, default="float32"))
     if cluster is None or memory is None or peak is None:
         return None
-    link = find_path(cluster, between_nodes).changed(what_if.links).bytes_per_s
+    link = find_path(cluster, between_nodes).changed(what_if).bytes_per_s
     flops = what_if.flops * peak.fma_flops_per_s
     return None if link is None else Rates(flops, what_if.memory_bandwidth * memory, link)
-
-
-def region_of(
-    flops: float, memory_bytes: float, network_bytes: float, rates: Rates | None
-) -> str | None:
-    """The resource that bounds a rank's step on the plane: compute, memory or network; None without
-    rates.
-    """
-    return (
-        None
-        if rates is None
-        else RESOURCES[int(bounding_resource(flops, memory_bytes, network_bytes, rates))]
-    )

@@ -99,40 +99,31 @@ class Segment:
         return programs
 
 
-@dataclass(frozen=True)
-class Recording:
-    """A trace as segments, with notes."""
-
-    segments: tuple[Segment, ...]
-    notes: tuple[str, ...]
-
-
 def lanes_of(backend: str) -> int:
     """Number of collectives of one group that a backend runs at once."""
     return NCCL_LANES if backend == "nccl" else GLOO_LANES
 
 
-def recording_of(trace: Communication) -> Recording:
+def recorded_segments(trace: Communication) -> tuple[tuple[Segment, ...], list[str]]:
     """The trace as segments of consecutive steps, all ranks on rank 0's clock
-    (:func:`dlperf.distributed.rank_shares.clock_offsets`).
+    (:func:`dlperf.distributed.rank_shares.clock_offsets`), and notes.
 
     A call ends at its completion: the mean over its ranks, for a rooted collective or message the
     last rank that needs the data; without a completion at the end of the first wait of those. A
     wait for a call that was launched before the segment, or not by all ranks, keeps its recorded
     time. Raises DlperfError where the ranks' calls do not match.
     """
-    notes: list[str] = []
-    offsets = []
-    for rank, offset in enumerate(clock_offsets(trace)):
-        if offset is None:
-            notes.append(
-                f"the offset of rank {rank}'s clock from rank 0's is unknown: its first step is"
-                " taken to begin with rank 0's"
-            )
-            offset = (
-                trace.steps[0][0].begin_s - trace.steps[rank][0].begin_s if trace.n_steps else 0.0
-            )
-        offsets.append(offset)
+    known = clock_offsets(trace)
+    notes = [
+        f"the offset of rank {rank}'s clock from rank 0's is unknown: its first step is taken to"
+        " begin with rank 0's"
+        for rank, offset in enumerate(known)
+        if offset is None
+    ]
+    offsets = [
+        trace.steps[0][0].begin_s - steps[0].begin_s if offset is None else offset
+        for steps, offset in zip(trace.steps, known)
+    ]
     builder = _Builder(trace, offsets)
     segments = tuple(builder.segment(places) for places in _consecutive(trace))
     if builder.n_unmatched:
@@ -140,7 +131,7 @@ def recording_of(trace: Communication) -> Recording:
             f"{builder.n_unmatched} wait(s) for calls that were not launched by all ranks within"
             " the watched steps keep their recorded time"
         )
-    return Recording(segments, tuple(notes))
+    return segments, notes
 
 
 def _consecutive(trace: Communication) -> Iterator[range]:

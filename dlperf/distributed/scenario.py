@@ -11,28 +11,25 @@ from dataclasses import dataclass, replace
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import Item
-from dlperf.distributed.collective_times import LinkFactors
+from dlperf.distributed.collective_times import FACTORS, LinkFactors
 from dlperf.forecast.prediction import Prediction
 from dlperf.models.arguments import count
 from dlperf.models.buckets import ReducerOptions
 from dlperf.predictors.kernel_cost_model import cost_model_of
 
 MOST_RECORDINGS = 5
-NAMES = ("flops", "memory_bandwidth", "link_bandwidth", "link_latency")
 _MEMORY = ("DRAM",)
 _COMPUTING = ("compute", "L1", "L2")
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """Factors on arithmetic (with the core's caches, which share its clock), memory bandwidth, link
-    bandwidth and link latency.
+class WhatIf(LinkFactors):
+    """Factors on links, on arithmetic (with the core's caches, which share its clock) and on memory
+    bandwidth.
     """
 
     flops: float = 1.0
     memory_bandwidth: float = 1.0
-    link_bandwidth: float = 1.0
-    link_latency: float = 1.0
 
     @classmethod
     def of(cls, factors: Mapping[str, float]) -> WhatIf:
@@ -40,10 +37,10 @@ class WhatIf:
         finite and positive.
         """
         for name, factor in factors.items():
-            if name not in NAMES:
+            if name not in FACTORS:
                 raise DlperfError(
                     f"--what-if {name}={factor:g}: {name!r} is unknown; known are"
-                    f" {', '.join(NAMES)}"
+                    f" {', '.join(FACTORS)}"
                 )
             if not 0 < factor < math.inf:
                 raise DlperfError(
@@ -51,16 +48,6 @@ class WhatIf:
                     " twice as much"
                 )
         return cls(**factors)
-
-    @property
-    def links(self) -> LinkFactors:
-        """The factors of the links."""
-        return LinkFactors(self.link_bandwidth, self.link_latency)
-
-    @property
-    def changed(self) -> dict[str, float]:
-        """The factors that are not 1, by name."""
-        return {name: getattr(self, name) for name in NAMES if getattr(self, name) != 1.0}
 
     def apply(self, prediction: Prediction) -> Prediction:
         """The prediction with other arithmetic and memory.

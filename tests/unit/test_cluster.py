@@ -12,7 +12,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Interference, Link, Message, Rank, Reduction
 from dlperf.core.co_run import CoRun
 from dlperf.core.errors import DlperfError
-from dlperf.distributed.cluster_summary import summarize_cluster
+from dlperf.distributed.cluster_summary import ClusterSummary
 
 SHEET: dict[str, Any] = {
     "schema": "dlperf.cluster",
@@ -76,7 +76,7 @@ def test_a_file_comes_back_as_it_went(tmp_path: Path) -> None:
 
 
 def test_a_page_says_what_ranks_cost_one_another() -> None:
-    page = summarize_cluster(full())
+    page = ClusterSummary(full())
     line = (  # the median of 2 / 1 and 3 / 2
         "compute by 2 ranks of one computer at once: each takes 1.75 times as long as alone"
     )

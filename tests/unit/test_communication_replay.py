@@ -17,7 +17,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.distributed.collective_costs import CallCosts
 from dlperf.distributed.collective_times import LinkFactors
 from dlperf.distributed.communication_replay import replay_communication
-from dlperf.distributed.programs import Call, recording_of
+from dlperf.distributed.programs import Call, recorded_segments
 from dlperf.distributed.scaling import CommunicationReplay
 from dlperf.models.communication_replay import Compute, Launch, Mark, Task, Wait
 from dlperf.report.scaling_pages import scaling_to_text, write
@@ -424,7 +424,7 @@ def test_calls_of_a_group_start_in_order_in_the_recording() -> None:
     programs: list[list[Task]] = [
         [Launch(0), Launch(1), Launch(2), Wait(0), Wait(1), Wait(2), Mark()]
     ] * 2
-    (segment,) = recording_of(record(programs, calls, cluster(), HOSTS)).segments
+    (segment,), _ = recorded_segments(record(programs, calls, cluster(), HOSTS))
     assert [(one.start_s, one.end_s) for one in segment.calls] == [
         pytest.approx(times, rel=1e-4) for times in ((0.0, 2.0), (0.0, 2.0), (2.0, 3.0))
     ]
@@ -501,5 +501,5 @@ def test_a_completion_that_is_told_late_does_not_outlast_a_wait() -> None:
             events.append(Event("wait", number, "all_reduce", MIB, 0, 1.0 + number, 1.5 + number))
         return (RankStep(0.0, 4.0, tuple(events)),)
 
-    (segment,) = recording_of(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9)))).segments
+    (segment,), _ = recorded_segments(Communication(HOSTS, ((0, 1),), (rank(3.5), rank(3.9))))
     assert [one.end_s for one in segment.calls] == [1.5, 2.5, 3.5]

@@ -23,7 +23,7 @@ from dlperf.advice.tuning_page import tuning_to_text
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.text import fit
-from dlperf.distributed.cluster_summary import summarize_cluster
+from dlperf.distributed.cluster_summary import ClusterSummary
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
 from dlperf.report.machine_difference import compare_machines
@@ -100,7 +100,7 @@ def files() -> Iterator[Callable[[int], str]]:
     collective = Collective("all_reduce", 1 << 20, 2, 1, Samples((1e-3,)))
     link = Link("network", latency_s=1e-5, bandwidth_bytes_per_s=1e9)
     cluster = Cluster((link,), (collective,), path=NAME, notes=(NOTE,))
-    yield summarize_cluster(cluster).to_text
+    yield ClusterSummary(cluster).to_text
 
 
 @pytest.mark.parametrize(
