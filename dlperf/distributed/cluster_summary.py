@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dlperf.core import text
-from dlperf.core.cluster import Cluster
+from dlperf.core.cluster import Cluster, Collective
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.distributed.collective_times import find_path, model_s
 from dlperf.distributed.link_fits import Band, fit_link
@@ -78,27 +79,24 @@ class ClusterSummary:
 
     def _collectives_text(self) -> list[str]:
         lines: list[str] = []
-        groups = dict.fromkeys(
-            (c.kind, c.n_ranks, c.ranks_per_node) for c in self.cluster.collectives
-        )
-        for kind, n_ranks, per_node in groups:
+        groups: dict[tuple[str, int, int], list[Collective]] = defaultdict(list)
+        for c in self.cluster.collectives:
+            groups[c.kind, c.n_ranks, c.ranks_per_node].append(c)
+        for (kind, n_ranks, per_node), alike in groups.items():
             lines.append(
                 f"{kind}, {n_ranks} ranks, {per_node} a node (measured; model; measured / model)"
             )
             path = find_path(self.cluster, n_ranks > per_node)
-            for c in self.cluster.collectives:
-                if (c.kind, c.n_ranks, c.ranks_per_node) == (kind, n_ranks, per_node):
-                    sizes, ranks = np.array(float(c.n_bytes)), np.array(float(n_ranks))
-                    model = float(model_s(self.cluster.backend, kind, sizes, ranks, path))
-                    ratio = c.samples.median / model if model else float("nan")
-                    time = (
-                        f"{format_seconds(c.samples.median):>8} (spread"
-                        f" {format_percent(c.samples.spread_frac)})"
-                    )
-                    lines.append(
-                        f"  {format_bytes(c.n_bytes):>9} {time} {format_seconds(model):>8}"
-                        f" {ratio:6.2f}"
-                    )
+            sizes = np.array([float(c.n_bytes) for c in alike])
+            for c, model in zip(
+                alike, model_s(self.cluster.backend, kind, sizes, float(n_ranks), path)
+            ):
+                ratio = c.samples.median / model if model else float("nan")
+                lines.append(
+                    f"  {format_bytes(c.n_bytes):>9} {format_seconds(c.samples.median):>8} (spread"
+                    f" {format_percent(c.samples.spread_frac)}) {format_seconds(model):>8}"
+                    f" {ratio:6.2f}"
+                )
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -28,9 +28,8 @@ from dlperf.distributed.collective_costs import (
 )
 from dlperf.distributed.collective_times import LinkFactors, collective_s
 from dlperf.distributed.forecast import COLLECTIVE_BYTES, DOUBLED, FASTER, NO_WIRE, is_network_bound
-from dlperf.distributed.programs import Call, lanes_of, recorded_segments
+from dlperf.distributed.programs import Call, ReplayedSteps, lanes_of, recorded_segments
 from dlperf.distributed.rank_shares import rank_shares, step_shares
-from dlperf.distributed.replayed_steps import ReplayedSteps
 from dlperf.distributed.scaling import (
     CallTimes,
     CollectiveTime,
