@@ -1,5 +1,5 @@
 """Collectives as the textbooks have them, in seconds: ring, recursive doubling and halving,
-Rabenseifner, Bruck, binomial tree.
+Rabenseifner, Bruck, binomial tree; flat, and in two levels.
 
 Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
 experience", CCPE 2007; Thakur, Rabenseifner, Gropp, "Optimization of collective communication
@@ -21,10 +21,12 @@ zero.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import Quantity, formula
+from dlperf.models.arguments import Checked, Quantity, formula
 
 
 @formula()
@@ -299,6 +301,128 @@ def double_binary_tree_all_reduce_s(
     return _two_trees_s(
         n_bytes, n_ranks, latency_s, s_per_byte + reduce_s_per_byte, n_blocks
     ) + _two_trees_s(n_bytes, n_ranks, latency_s, s_per_byte, n_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels(Checked):
+    """Links of collectives in two levels, by rings: inside a node (`intra_`) and between nodes
+    (`inter_`), and how many links a node has to the others.
+
+    The reduce-scatter - all-reduce - all-gather of Cho et al., "BlueConnect", MLSys 2019, which
+    Horovod and NCCL-based libraries have as hierarchical all-reduce. N = `n_nodes`, k =
+    `ranks_per_node`; inside a node a message of m bytes takes alpha_i + beta_i m, between nodes
+    alpha_e + beta_e m while one rank of the node sends. All k ranks of a node send at once and
+    share `n_links` links of it: k / n_links times beta_e. With one rank a node, or with one node,
+    they are the flat rings. Messages inside a node are supposed not to share anything; where they
+    go through one memory, put in what one gets while all send. Raises DlperfError for negative
+    values, or no link.
+    """
+
+    intra_latency_s: float
+    intra_s_per_byte: float
+    inter_latency_s: float
+    inter_s_per_byte: float
+    n_links: int = 1
+
+    @property
+    def intra(self) -> tuple[float, float]:
+        """Latency and seconds per byte inside a node."""
+        return self.intra_latency_s, self.intra_s_per_byte
+
+    def inter(self, ranks_per_node: Quantity = 1) -> tuple[float, Quantity]:
+        """Latency and seconds per byte of one rank while all of its node send."""
+        share = np.maximum(ranks_per_node / np.float64(self.n_links), 1.0)
+        return self.inter_latency_s, self.inter_s_per_byte * share
+
+
+@formula()
+def split(n_ranks: Quantity, ranks_per_node: Quantity) -> Quantity:
+    """The number of nodes. Raises DlperfError where ranks do not fill them: a ring in each node
+    needs the same number.
+
+    >>> split(8, 4)
+    2.0
+    """
+    if not np.all(n_ranks % ranks_per_node == 0):
+        raise DlperfError(
+            f"{n_ranks:g} ranks cannot be divided among nodes of {ranks_per_node:g}; change n_ranks"
+            " or ranks_per_node"
+        )
+    return n_ranks / ranks_per_node
+
+
+@formula()
+def two_level_all_reduce_s(
+    n_bytes: Quantity,
+    n_nodes: Quantity,
+    ranks_per_node: Quantity,
+    levels: TwoLevels,
+    reduce_s_per_byte: Quantity = 0.0,
+) -> Quantity:
+    """Two-level all-reduce: reduce-scatter in every node, k all-reduces of n/k bytes between nodes
+    at once, all-gather in every node.
+
+    (k-1)(2 alpha_i + n/k (2 beta_i + gamma)) + (N-1)(2 alpha_e + n/kN (2 beta_e k/links + gamma)).
+    A flat ring over the same nodes sends about as many bytes over the link, but waits 2 (Nk - 1)
+    times for it. Raises DlperfError for negative arguments or counts below one.
+
+    >>> # the node sends 400 bytes in all, in two steps
+    >>> two_level_all_reduce_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
+    6.0
+    """
+    n, k = n_bytes, ranks_per_node
+    return (
+        ring_reduce_scatter_s(n, k, *levels.intra, reduce_s_per_byte)
+        + ring_all_reduce_s(n / k, n_nodes, *levels.inter(k), reduce_s_per_byte)
+        + ring_all_gather_s(n, k, *levels.intra)
+    )
+
+
+@formula()
+def two_level_reduce_scatter_s(
+    n_bytes: Quantity,
+    n_nodes: Quantity,
+    ranks_per_node: Quantity,
+    levels: TwoLevels,
+    reduce_s_per_byte: Quantity = 0.0,
+) -> Quantity:
+    """Two-level reduce-scatter: in every node, then k of n/k bytes between nodes at once. Raises as
+    :func:`two_level_all_reduce_s`.
+
+    >>> two_level_reduce_scatter_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
+    3.0
+    """
+    n, k = n_bytes, ranks_per_node
+    return ring_reduce_scatter_s(n, k, *levels.intra, reduce_s_per_byte) + ring_reduce_scatter_s(
+        n / k, n_nodes, *levels.inter(k), reduce_s_per_byte
+    )
+
+
+@formula()
+def two_level_all_gather_s(
+    n_bytes: Quantity, n_nodes: Quantity, ranks_per_node: Quantity, levels: TwoLevels
+) -> Quantity:
+    """Two-level all-gather: :func:`two_level_reduce_scatter_s` backwards, without sums.
+
+    >>> two_level_all_gather_s(400, 2, 2, TwoLevels(0.0, 0.0, 1.0, 0.01))
+    3.0
+    """
+    return two_level_reduce_scatter_s(n_bytes, n_nodes, ranks_per_node, levels)
+
+
+@formula()
+def two_level_broadcast_s(
+    n_bytes: Quantity, n_nodes: Quantity, ranks_per_node: Quantity, levels: TwoLevels
+) -> Quantity:
+    """Two-level broadcast: a binomial tree over the nodes (one rank of each, so no link is shared),
+    then one in every node. Raises as :func:`two_level_all_reduce_s`.
+
+    >>> # two steps of 2 s, one of 1 s
+    >>> two_level_broadcast_s(100, 4, 2, TwoLevels(0.0, 0.01, 1.0, 0.01))
+    5.0
+    """
+    between_s = binomial_broadcast_s(n_bytes, n_nodes, *levels.inter())
+    return between_s + binomial_broadcast_s(n_bytes, ranks_per_node, *levels.intra)
 
 
 def stages(n_ranks: Quantity) -> Quantity:

@@ -15,7 +15,6 @@ from message_simulation import Link, Network, simulate
 
 from dlperf.core.errors import DlperfError
 from dlperf.models import collectives as model
-from dlperf.models import two_level_collectives
 
 ADD = 0.003
 LINK = Link(latency_s=2.0, s_per_byte=0.01)
@@ -122,7 +121,7 @@ def test_two_levels(n_nodes: int, ranks_per_node: int) -> None:
     """A node's link is shared by making each of its ranks' messages that much slower, and once by
     one port for all of them.
     """
-    levels = two_level_collectives.TwoLevels(0.5, 0.001, 2.0, 0.01)
+    levels = model.TwoLevels(0.5, 0.001, 2.0, 0.01)
     inner, outer = Link(0.5, 0.001), Link(2.0, 0.01 * ranks_per_node)
     inputs = vectors(n_nodes * ranks_per_node)
     network = Network(lambda a, b: inner if a // ranks_per_node == b // ranks_per_node else outer)
@@ -130,7 +129,7 @@ def test_two_levels(n_nodes: int, ranks_per_node: int) -> None:
         programs.hierarchical_all_reduce(ranks_per_node, ADD), inputs, network
     )
     assert all(np.array_equal(result, sum(inputs)) for result in results)
-    assert two_level_collectives.all_reduce_s(
+    assert model.two_level_all_reduce_s(
         N_ITEMS * 8, n_nodes, ranks_per_node, levels, ADD
     ) == pytest.approx(time_s)
 
@@ -143,30 +142,30 @@ def test_two_levels(n_nodes: int, ranks_per_node: int) -> None:
         lambda a, b: inner if a // ranks_per_node == b // ranks_per_node else fast, port
     )
     time_s, _ = simulate(programs.hierarchical_all_reduce(ranks_per_node, 0.0), inputs, adapters)
-    free = two_level_collectives.TwoLevels(0.5, 0.001, 0.0, 0.01)
-    assert two_level_collectives.all_reduce_s(
+    free = model.TwoLevels(0.5, 0.001, 0.0, 0.01)
+    assert model.two_level_all_reduce_s(
         N_ITEMS * 8, n_nodes, ranks_per_node, free
     ) == pytest.approx(time_s, rel=0.05)
 
 
 def test_two_levels_of_one_are_the_flat_rings() -> None:
-    levels = two_level_collectives.TwoLevels(0.5, 0.001, 2.0, 0.01)
-    assert two_level_collectives.all_reduce_s(1000, 1, 5, levels, ADD) == pytest.approx(
+    levels = model.TwoLevels(0.5, 0.001, 2.0, 0.01)
+    assert model.two_level_all_reduce_s(1000, 1, 5, levels, ADD) == pytest.approx(
         model.ring_all_reduce_s(1000, 5, 0.5, 0.001, ADD)
     )
-    assert two_level_collectives.all_reduce_s(1000, 5, 1, levels, ADD) == pytest.approx(
+    assert model.two_level_all_reduce_s(1000, 5, 1, levels, ADD) == pytest.approx(
         model.ring_all_reduce_s(1000, 5, 2.0, 0.01, ADD)
     )
-    assert two_level_collectives.reduce_scatter_s(1000, 5, 1, levels, ADD) == pytest.approx(
+    assert model.two_level_reduce_scatter_s(1000, 5, 1, levels, ADD) == pytest.approx(
         model.ring_reduce_scatter_s(1000, 5, 2.0, 0.01, ADD)
     )
-    assert two_level_collectives.all_gather_s(1000, 1, 5, levels) == pytest.approx(
+    assert model.two_level_all_gather_s(1000, 1, 5, levels) == pytest.approx(
         model.ring_all_gather_s(1000, 5, 0.5, 0.001)
     )
-    assert two_level_collectives.broadcast_s(1000, 8, 1, levels) == pytest.approx(
+    assert model.two_level_broadcast_s(1000, 8, 1, levels) == pytest.approx(
         model.binomial_broadcast_s(1000, 8, 2.0, 0.01)
     )
-    assert two_level_collectives.split([4, 8], 4).tolist() == [1, 2]
+    assert model.split([4, 8], 4).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("n_ranks", range(2, 34))
@@ -257,6 +256,6 @@ def test_bad_input() -> None:
         ):
             of(100, 6, 1.0, 1.0)
     with pytest.raises(DlperfError, match="6 ranks cannot be divided among nodes of 4"):
-        two_level_collectives.split(6, 4)
+        model.split(6, 4)
     with pytest.raises(DlperfError, match="inter_latency_s is -1"):
-        two_level_collectives.TwoLevels(0.0, 0.0, -1.0, 0.0)
+        model.TwoLevels(0.0, 0.0, -1.0, 0.0)
