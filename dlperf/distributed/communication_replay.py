@@ -87,13 +87,8 @@ class _Replaying:
             )
         if min(ranks) < 1:
             raise DlperfError(f"ranks are {ranks}; they must be at least 1")
-        self.trace, self.cluster, self.recorded_on, self.what_if, self.asked = (
-            trace,
-            cluster,
-            recorded_on,
-            what_if,
-            ranks,
-        )
+        self.trace, self.cluster, self.recorded_on = trace, cluster, recorded_on
+        self.what_if, self.asked = what_if, ranks
         self.hosts = [list(dict.fromkeys(trace.hosts)).index(host) for host in trace.hosts]
         self.per_node = ranks_per_node or max(trace.hosts.count(host) for host in trace.hosts)
         self.nodes = (

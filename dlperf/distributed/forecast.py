@@ -86,17 +86,11 @@ class _Network:
         for _, spec in trace.buffers if options.broadcast_buffers else ():
             by_dtype[spec.dtype] += spec.numel * spec.item_bytes
         self.options, self.unused = options, unused
+        self.used_map_bytes = _USED_ITEM_BYTES * len(self.gradients)
         self.buffers_bytes = tuple(by_dtype.values())
         self.first = bucketing.first_buckets(self.gradients, options)
         self.later = bucketing.rebuilt_buckets(self.gradients, arrivals, options)
-
-    @property
-    def later_bytes(self) -> tuple[int, ...]:
-        return bucketing.sizes_bytes(self.gradients, self.later)
-
-    @property
-    def used_map_bytes(self) -> int:
-        return _USED_ITEM_BYTES * len(self.gradients)
+        self.later_bytes = bucketing.sizes_bytes(self.gradients, self.later)
 
     @property
     def reduced_bytes(self) -> set[int]:

@@ -166,15 +166,15 @@ class _Builder:
         return self.offsets[rank] + self.trace.steps[rank][place].begin_s + seconds
 
     def segment(self, places: range) -> Segment:
-        meetings = [
-            m
-            for m in self.trace.meetings
-            if m.complete and all(place in places for _, place, _ in m.launches)
-        ]
-        meetings.sort(
+        meetings = sorted(
+            (
+                m
+                for m in self.trace.meetings
+                if m.complete and all(place in places for _, place, _ in m.launches)
+            ),
             key=lambda m: min(
                 self.time(rank, place, event.at_s) for rank, place, event in m.launches
-            )
+            ),
         )
         calls = self.calls(meetings)
         numbers = {

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 
-from dlperf.core.communication import MESSAGES, ROOTED, Communication, Event, Meeting
+from dlperf.core.communication import MESSAGES, ROOTED, Communication, Event, Meeting, RankStep
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,24 @@ def step_shares(trace: Communication) -> tuple[tuple[StepShares, ...], ...]:
         for meeting in trace.meetings
         for rank, _, event in meeting.launches
     }
-    found = []
-    for rank, steps in enumerate(trace.steps):
-        own = []
-        for step in steps:
-            communicating = sum(event.seconds for event in step.events)
-            waiting = sum(
-                _waiting_s(trace, met[rank, event.call], rank, event, step.begin_s, offsets)
-                for event in step.waits
-            )
-            own.append(
-                StepShares(
-                    step.seconds,
-                    step.seconds - communicating,
-                    communicating - waiting,
-                    waiting,
-                    communicating / step.seconds if step.seconds else 0.0,
-                )
-            )
-        found.append(tuple(own))
-    return tuple(found)
+
+    def shares(rank: int, step: RankStep) -> StepShares:
+        communicating = sum(event.seconds for event in step.events)
+        waiting = sum(
+            _waiting_s(trace, met[rank, event.call], rank, event, step.begin_s, offsets)
+            for event in step.waits
+        )
+        return StepShares(
+            step.seconds,
+            step.seconds - communicating,
+            communicating - waiting,
+            waiting,
+            communicating / step.seconds if step.seconds else 0.0,
+        )
+
+    return tuple(
+        tuple(shares(rank, step) for step in steps) for rank, steps in enumerate(trace.steps)
+    )
 
 
 def _waiting_s(

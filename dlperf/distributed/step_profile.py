@@ -148,13 +148,13 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
         hook_s,
         sync_s,
     )
+    prices = prediction.prices
     bounds: dict[str, float] = defaultdict(float)
     backward: dict[bool, float] = defaultdict(float)
-    for item in prediction.prices.items:
+    for item in prices.items:
         bounds[item.bound] += item.seconds
         if item.phase == "backward":
             backward[item.bound in _MEMORY] += item.seconds
-    low, high = prediction.prices.low_factor, prediction.prices.high_factor
     ops = prediction.ops
     times = np.where(
         ops["phase"].isin(("forward", "backward")), options.accumulate, 1
@@ -164,8 +164,8 @@ def profile_of(prediction: Prediction, options: ReducerOptions) -> Profile:
         trace.batch_size,
         step.total_s + more_s,
         computation,
-        1.0 if low is None else low,
-        1.0 if high is None else high,
+        1.0 if prices.low_factor is None else prices.low_factor,
+        1.0 if prices.high_factor is None else prices.high_factor,
         backward[True] / (math.fsum(backward.values()) or 1.0),
         tuple(sorted(bounds.items())),
         flops,

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlperf.models.arguments import FINITE_RATE, POSITIVE, Quantity, Reals, check_fields, formula
+from dlperf.models.roofline import attainable_with_network_flops_per_s
 
 COMPUTE, MEMORY, NETWORK = 0, 1, 2
 RESOURCES = ("compute", "memory", "network")
@@ -117,9 +118,13 @@ def attainable_flops_per_s(
     >>> attainable_flops_per_s([2.0, 10.0], 3.0, Rates(100.0, 10.0, 4.0)).tolist()
     [24.0, 30.0]
     """
-    memory = rates.memory_bytes_per_s * arithmetic_intensity
-    network = rates.network_bytes_per_s * memory_intensity * arithmetic_intensity
-    return np.asarray(np.minimum(rates.peak_flops_per_s, np.minimum(memory, network)))
+    return attainable_with_network_flops_per_s(
+        arithmetic_intensity,
+        memory_intensity * arithmetic_intensity,
+        rates.peak_flops_per_s,
+        rates.memory_bytes_per_s,
+        rates.network_bytes_per_s,
+    )
 
 
 @formula()
