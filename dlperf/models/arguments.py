@@ -43,7 +43,7 @@ class Range:
 AMOUNT = Range("finite and at least 0")
 INTENSITY = Range("at least 0", most=np.inf)
 POSITIVE = Range("positive", _ABOVE_ZERO, np.inf)
-FINITE_RATE = Range("positive and finite", _ABOVE_ZERO)
+POSITIVE_FINITE = Range("positive and finite", _ABOVE_ZERO)
 FRACTION = Range("a fraction from 0 to 1", most=1.0)
 FROM_ONE = Range("finite and at least 1", 1.0)
 
@@ -61,7 +61,7 @@ RANGES = {
         other_instructions n_elements intra_latency_s intra_s_per_byte inter_latency_s
         inter_s_per_byte network_latency_s duration_s link_frac stolen_s delayed_s spared_s
         n_validation n_test n_test_passes forward_s backward_s preparation_s forward backward
-        preparation contention_s other_s""".split(),
+        preparation""".split(),
         AMOUNT,
     ),
     **dict.fromkeys(
@@ -72,16 +72,14 @@ RANGES = {
     ),
     **dict.fromkeys(
         """n_ranks n_nodes ranks_per_node n_links n_channels n_blocks item_bytes n n_rows n_columns
-        n_edges n_workers""".split(),
+        n_edges""".split(),
         count(),
     ),
     **dict.fromkeys(("intensity", "operational", "communication", "level_intensity"), INTENSITY),
     **dict.fromkeys(("memory_intensity", "arithmetic_intensity"), POSITIVE),
     **dict.fromkeys(("alpha", "overlap_frac"), FRACTION),
-    **dict.fromkeys(
-        ("n_epochs", "n_training", "n_cores", "batch_size", "bucket_bytes", "accumulate"), FROM_ONE
-    ),
-    **dict.fromkeys(("link_bandwidth", "link_latency"), FINITE_RATE),
+    **dict.fromkeys(("n_epochs", "n_training", "bucket_bytes", "accumulate"), FROM_ONE),
+    **dict.fromkeys(("link_bandwidth", "link_latency"), POSITIVE_FINITE),
 }
 """The range of each argument and field that is checked; a formula may have other ones."""
 
@@ -112,15 +110,15 @@ class Formula(Generic[P, T]):
 
     def __init__(self, function: Callable[P, T], ranges: dict[str, Range]) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._signature = function, inspect.signature(function)
-        self._ranges = {**RANGES, **ranges}
+        self._function, self.signature = function, inspect.signature(function)
+        self.ranges = {**RANGES, **ranges}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """The value of the formula. Raises DlperfError for an argument outside of its range."""
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
-            if name in self._ranges and value is not None:
-                bound.arguments[name] = self._ranges[name].check(name, value)
+            if name in self.ranges and value is not None:
+                bound.arguments[name] = self.ranges[name].check(name, value)
         result: T = plain(self._function(*bound.args, **bound.kwargs))
         return result
 

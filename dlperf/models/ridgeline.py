@@ -24,7 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlperf.models.arguments import FINITE_RATE, POSITIVE, Quantity, Reals, check_fields, formula
+from dlperf.models.arguments import (
+    POSITIVE,
+    POSITIVE_FINITE,
+    Quantity,
+    Reals,
+    check_fields,
+    formula,
+)
 from dlperf.models.roofline import attainable_with_network_flops_per_s
 
 COMPUTE, MEMORY, NETWORK = 0, 1, 2
@@ -49,7 +56,7 @@ class Rates:
     network_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        check_fields(self, **dict.fromkeys(self.__dataclass_fields__, FINITE_RATE))
+        check_fields(self, **dict.fromkeys(self.__dataclass_fields__, POSITIVE_FINITE))
 
     @property
     def centre(self) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.errors import DlperfError
-from dlperf.models.arguments import AMOUNT, FINITE_RATE, FROM_ONE, POSITIVE, Checked, count
+from dlperf.models.arguments import AMOUNT, FROM_ONE, POSITIVE, POSITIVE_FINITE, Checked, count
 
 # -- what is trained, and what it takes ------------------------------------------------------------
 
@@ -155,7 +155,7 @@ def training_time(
             f"{n_workers} workers are more than the {workload.n_training} training images; give"
             " each at least one image"
         )
-    FINITE_RATE.check("CPI", cpi)
+    POSITIVE_FINITE.check("CPI", cpi)
     AMOUNT.check("contention_s", contention_s)
     trained = workload.n_training * workload.n_epochs / n_workers
     validated = workload.n_validation * workload.n_epochs / n_workers
@@ -182,7 +182,7 @@ def operation_times(
     >>> operation_times(Workload(n_epochs=1, n_training=10, n_test=5), operations, 0.5)
     ImageTimes(forward_s=1.5, backward_s=3.0, preparation_s=50.0)
     """
-    FINITE_RATE.check("seconds_per_operation", seconds_per_operation)
+    POSITIVE_FINITE.check("seconds_per_operation", seconds_per_operation)
     preparation = (
         operations.preparation
         + 4 * workload.n_training
