@@ -132,7 +132,7 @@ class Findings:
         phases = [(_seconds_by_phase(step), step.disturbed) for step in watched.plain]
         step = {
             name: undisturbed([(seconds[name], disturbed) for seconds, disturbed in phases])
-            for name in STEP_PHASES
+            for name in (name for name in STEP_PHASES if name in phases[0][0])
         }
         found = Measurement(
             target=self.name,
@@ -350,6 +350,8 @@ class Findings:
 
 def _seconds_by_phase(step: WatchedStep) -> dict[str, float]:
     forward_s, backward_s = step.forward_s / step.n_passes, step.backward_s / step.n_passes
+    if step.is_whole:
+        return {"optimizer": step.optimizer_s, "total": step.own_s}
     return {
         "zero_grad": step.zero_grad_s,
         "forward": forward_s,

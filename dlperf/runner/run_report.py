@@ -7,6 +7,7 @@ from typing import Any
 
 from dlperf.core import host, units
 from dlperf.core.text import fit, text_width
+from dlperf.runner.compilation import COMPILED
 from dlperf.runner.findings import Findings
 
 _FILE_WIDTH = 160  # columns of text in a file
@@ -26,9 +27,11 @@ def to_text(findings: Findings, width: int | None = None) -> str:
 
         body = measurement_to_text(findings.measurement, width)
     ranks = rank_lines(findings, width)
-    alone = [f"{_ALONE}\n"] if ranks and findings.report is not None else []
+    first = [f"{_ALONE}\n"] if ranks and findings.report is not None else []
+    if findings.watched.is_compiled:
+        first.insert(0, f"{COMPILED}\n")
     notes = [f"note: {note}" for note in _notes(findings) if note not in body]
-    return fit("\n".join([*alone, body, "", *run_lines(findings), *ranks, *notes]), width)
+    return fit("\n".join([*first, body, "", *run_lines(findings), *ranks, *notes]), width)
 
 
 def _notes(findings: Findings) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.layer_times import StepTimes
 from dlperf.profiler.probe import LayerProbe
 from dlperf.runner.epoch_log import LoaderProgress
-from dlperf.runner.recomputed_loss import RecomputedLoss
 
 FEWEST = 2
 """The fewest timed steps for a report."""
@@ -48,7 +47,7 @@ class WatchedStep:
     `interval_s`: from the end of the optimizer step before to the end of this one; None where
     something else than training lay between. `processor_s`: processor time in it.
     `speed_sample_s`: see :class:`dlperf.runner.core_speed.SpeedSamples`. `began`: the first call of
-    the model for it.
+    the model for it. `is_whole`: only interval, loading and the optimizer were timed.
     """
 
     forward_s: float = 0.0
@@ -63,10 +62,13 @@ class WatchedStep:
     processor_s: float = 0.0
     speed_sample_s: float | None = None
     began: float | None = None
+    is_whole: bool = False
 
     @property
     def own_s(self) -> float:
-        """The step itself, without loading, moving data, logging."""
+        """The step itself, without loading, moving data, logging (a whole one: with these two)."""
+        if self.is_whole:
+            return (self.interval_s or 0.0) - self.loading_s
         return self.zero_grad_s + self.forward_s + self.backward_s + self.optimizer_s
 
 
@@ -88,9 +90,10 @@ class WatchedTraining:
     layered: list[StepTimes] = field(default_factory=list)
     probe: LayerProbe | None = None
     inputs: Any = None
-    loss: RecomputedLoss | None = None
+    loss: Callable[[Any], Any] | None = None
     flags: Mapping[nn.Module, bool] | None = None
     with_gradient: frozenset[int] = frozenset()
     threads: int = 1
     reducer: ReducerOptions | None = None
     notes: list[str] = field(default_factory=list)
+    is_compiled: bool = False

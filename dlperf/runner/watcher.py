@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,15 @@ from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.runner.communication_recording import StepMark
+from dlperf.runner.compilation import (
+    COMPILED,
+    FUNCTION,
+    Compilations,
+    has_compiled_function,
+    is_compiled,
+    module_stepped_by,
+    scalar_of,
+)
 from dlperf.runner.core_speed import SpeedSamples
 from dlperf.runner.epoch_log import EpochLog
 from dlperf.runner.recomputed_loss import LossRecorder
@@ -67,7 +77,13 @@ class Watcher:
         self._undo_search: list[Callable[[], object]] = []
         self._undo_step: list[Callable[[], object]] = []
         self._undo_root: Callable[[], object] | None = None
+        self._wanted = model
         self._search = TrainingSearch(model)
+        self._compilations = Compilations(
+            self._without_hooks, lambda: self.give_up(FUNCTION, at_once=True)
+        )
+        self._is_compiled = False
+        self._undo_hooks: list[Callable[[], object]] = []
         # the step that is running
         self._root: nn.Module | None = None
         self._optimizer: Any = None
@@ -100,14 +116,34 @@ class Watcher:
             register_module_forward_pre_hook(enter).remove,
             register_module_forward_hook(leave, always_call=True).remove,
         ]
-        self._undo += [
+        self._undo_hooks = [
             wrap_attribute(torch.autograd, "backward", self._timed_backward),
             wrap_attribute(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
         ]
+        self._undo.append(self._compilations.install())
         iterator = getattr(data.dataloader, "_BaseDataLoaderIter", None)
         if iterator is not None:
             self._undo.append(wrap_attribute(iterator, "__next__", self._timed("loading_s")))
         self.epochs.install()
+        if self._wanted is not None and has_compiled_function():
+            self.give_up(FUNCTION, at_once=True)
+        elif self._wanted is not None and is_compiled(self._wanted):
+            self._without_hooks()
+
+    def _without_hooks(self) -> None:
+        """Something is about to be compiled: from now on, steps are timed as a whole."""
+        if self._is_compiled or self.stage == DONE:
+            return
+        self._is_compiled = True
+        self._stop_recording_loss()
+        self._undo_root_hook()
+        if self._probe is not None:
+            self._probe.detach()
+        self._undo_all("_undo_search")
+        self._undo_all("_undo_hooks")
+        self.plan = replace(self.plan, layered=0)
+        self.stage, self.watched, self._probe, self._last_end = SEEK, None, None, None
+        self._search, self._step = TrainingSearch(self._wanted), WatchedStep()
 
     def follow(self, recorder: CollectiveRecorder) -> None:
         """Tell a recorder every step, and remove it when the watching ends."""
@@ -127,7 +163,12 @@ class Watcher:
             action()
 
     def _remove_step_hooks_later(self) -> None:
-        """Remove the optimizer's hooks at the next module call: a running step iterates on them."""
+        """Remove the optimizer's hooks at the next module call: a running step iterates on them.
+
+        In a program that compiles they stay, idle: it gets no module hook.
+        """
+        if self._is_compiled:
+            return
 
         def leave(_module: nn.Module, _args: Any) -> None:
             if threading.get_ident() == self._thread:
@@ -141,15 +182,22 @@ class Watcher:
         if self._probe is not None:
             self._probe.detach()
         self._undo_all("_undo_search")
+        self._undo_all("_undo_hooks")
         self._undo_all("_undo")
         if self.stage != DONE:
             self.stage = DONE
             self._remove_step_hooks_later()
 
-    def give_up(self, reason: str) -> None:
-        """Stop watching a kind of training that cannot be watched."""
+    def give_up(self, reason: str, at_once: bool = False) -> None:
+        """Stop watching a kind of training that cannot be watched.
+
+        `at_once`: with all hooks. Not from within an optimizer's step.
+        """
         self.reason = reason
+        self._is_compiled |= at_once
         self._stop_watching()
+        if at_once:
+            self.remove()
 
     def fail(self, error: BaseException) -> None:
         """Keep an error of dlperf's own and stop watching."""
@@ -181,6 +229,10 @@ class Watcher:
         self._search.leave(module)
 
     def _search_step(self, optimizer: Any) -> None:
+        if self._is_compiled:
+            module = self._wanted or self._compilations.module or module_stepped_by(optimizer)
+            if module is not None:
+                self._search.enter(module)
         found = self._search.stepped(optimizer)
         if found is not None:
             self._begin(found)
@@ -204,18 +256,40 @@ class Watcher:
             type(found.optimizer).__name__,
             threads=torch.get_num_threads(),
             reducer=reducer_options(found.called),
-            notes=list(found.notes),
+            notes=[COMPILED] * self._is_compiled + list(found.notes),
+            is_compiled=self._is_compiled,
         )
         self._search = TrainingSearch()
         self._undo_all("_undo_search")
         self.stage, self._count = WARM, 0
         self._await_root()
+        if self._is_compiled:
+            self._note_compiled_call()
+
+    def _note_compiled_call(self) -> None:
+        """Keep the inputs of the compiled module's next call, for a recording afterwards."""
+
+        def seen(args: Any, kwargs: Any, output: Any) -> None:
+            if self.watched is not None:
+                self.watched.inputs = pytree.tree_map(_detached, (args, kwargs))
+                root = self.watched.root
+                self.watched.flags = {module: module.training for module in root.modules()}
+                self.watched.loss = None if scalar_of(output) is None else scalar_of
+
+        if self.watched is not None and self._compilations.module is self.watched.root:
+            undo = self._compilations.watch_call(self._guarded(seen))
+            if undo is not None:
+                self._undo.append(undo)
 
     # -- one step of the program -------------------------------------------------------------------
 
     def _await_root(self) -> None:
         """Set one global hook until the next call of the root; the forward runs without it."""
-        if self._undo_root is None and self.stage in (WARM, PLAIN, LAYERED):
+        if (
+            not self._is_compiled
+            and self._undo_root is None
+            and self.stage in (WARM, PLAIN, LAYERED)
+        ):
             hook = self._guarded(self._root_enter)
             self._undo_root = register_module_forward_pre_hook(hook).remove
 
@@ -314,6 +388,9 @@ class Watcher:
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
         step.processor_s = time.process_time() - self._used
+        if self._is_compiled:
+            step.n_passes, step.is_whole = 1, True
+            step.began = self._last_end
         if self.stage in (PLAIN, LAYERED):
             step.loaded = self.epochs.loaded
         if step.n_passes:
@@ -339,6 +416,9 @@ class Watcher:
             self._overhead = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
             self.stage, self._count = PLAIN, 0
         elif self.stage == PLAIN:
+            if step.is_whole and step.interval_s is None:
+                self._count -= 1
+                return
             self.watched.plain.append(step)
             if self._count >= self.plan.plain:
                 self._begin_layers() if self.plan.layered else self._finish()
@@ -349,15 +429,7 @@ class Watcher:
 
     def _begin_layers(self) -> None:
         assert self.watched is not None
-        root = self.watched.root
-        if any(type(module).__name__ == "OptimizedModule" for module in root.modules()) or getattr(
-            self._root, "_compiled_call_impl", None
-        ):
-            self.watched.notes.append(
-                "the model is compiled: its layers run as one and are not timed"
-            )
-            return self._finish()
-        self.watched.probe = self._probe = LayerProbe(root, self.clock, self._overhead)
+        self.watched.probe = self._probe = LayerProbe(self.watched.root, self.clock, self._overhead)
         self._probe.attach()
         self.stage, self._count = LAYERED, 0
 
