@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from message_simulation import Link, Program, Rank, Vector, simulate
 
 from dlperf.core.errors import DlperfError
-from dlperf.models import backends, gloo, placement, point_to_point
+from dlperf.models import backends, gloo, point_to_point
 from dlperf.models.collectives import recursive_doubling_all_reduce_s
 
 
@@ -78,19 +78,19 @@ def test_counts_by_hand() -> None:
     messages = [
         (sender, receiver) for sender in range(4) for receiver in range(4) if sender != receiver
     ]
-    assert placement.count_messages(messages, [0, 0, 1, 1]) == placement.MessageCounts(
+    assert point_to_point.count_messages(messages, [0, 0, 1, 1]) == point_to_point.MessageCounts(
         4, 6, 2
     )  # 2 ranks x 2 of 3 leave
-    assert placement.count_messages(messages, ["a", "b", "a", "b"]).k == pytest.approx(
+    assert point_to_point.count_messages(messages, ["a", "b", "a", "b"]).k == pytest.approx(
         4 / 6 * 2
     )  # names for nodes
-    assert placement.count_messages(messages, [0] * 4).k == 0
-    assert placement.count_messages([], [0, 1]) == placement.MessageCounts(0, 0, 0)
-    assert placement.count_messages([], [0, 1]).k == 0
-    assert placement.count_messages(
-        placement.ring(8), placement.blocks(8, 4)
-    ) == placement.MessageCounts(1, 4, 4)
-    assert len(placement.ring(1)) == 0
+    assert point_to_point.count_messages(messages, [0] * 4).k == 0
+    assert point_to_point.count_messages([], [0, 1]) == point_to_point.MessageCounts(0, 0, 0)
+    assert point_to_point.count_messages([], [0, 1]).k == 0
+    assert point_to_point.count_messages(
+        point_to_point.ring(8), point_to_point.blocks(8, 4)
+    ) == point_to_point.MessageCounts(1, 4, 4)
+    assert len(point_to_point.ring(1)) == 0
 
 
 @given(
@@ -102,10 +102,10 @@ def test_counts_by_hand() -> None:
 def test_counts_against_counting(
     shape: list[int], periodic: bool, corners: bool, per_node: int
 ) -> None:
-    found = placement.halo(shape, periodic, corners).tolist()
+    found = point_to_point.halo(shape, periodic, corners).tolist()
     assert sorted(found) == sorted([b, a] for a, b in found)  # neighbours send to each other
-    nodes = placement.blocks(int(np.prod(shape)), per_node)
-    counts = placement.count_messages(found, nodes)
+    nodes = point_to_point.blocks(int(np.prod(shape)), per_node)
+    counts = point_to_point.count_messages(found, nodes)
     inter = [sum(nodes[a] == node != nodes[b] for a, b in found) for node in set(nodes)]
     total = [sum(nodes[a] == node for a, _ in found) for node in set(nodes)]
     assert (counts.n_inter, counts.n_total) == (max(inter), max(total))
@@ -152,9 +152,9 @@ def test_backends() -> None:
         ),
         (lambda: point_to_point.k_model_senders(2, 1, 1), "n_inter is 2, n_total 1"),
         (lambda: point_to_point.k_model_senders(0, 0, 1), "n_total is 0"),
-        (lambda: placement.blocks(0, 1), "n_ranks is 0"),
-        (lambda: placement.halo((2, 0)), r"shape is \(2, 0\)"),
-        (lambda: placement.count_messages([(0, 2)], [0, 1]), "rank 2 sends or receives"),
+        (lambda: point_to_point.blocks(0, 1), "n_ranks is 0"),
+        (lambda: point_to_point.halo((2, 0)), r"shape is \(2, 0\)"),
+        (lambda: point_to_point.count_messages([(0, 2)], [0, 1]), "rank 2 sends or receives"),
         (
             lambda: backends.collective_s("scan", 1, 1, backends.LinkParameters(0, 0)),
             "collective 'scan' is unknown",

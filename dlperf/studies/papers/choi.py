@@ -23,9 +23,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlperf.core.units import MEGA
-from dlperf.models import placement
-from dlperf.models.placement import MessageCounts
-from dlperf.models.point_to_point import k_model_senders, max_rate_s, max_rate_short_s, postal_s
+from dlperf.models.point_to_point import (
+    MessageCounts,
+    blocks,
+    count_messages,
+    halo,
+    k_model_senders,
+    max_rate_s,
+    max_rate_short_s,
+    postal_s,
+)
 from dlperf.studies.papers.tables import Entry, Row, Table
 
 PAPER = "Choi et al. 2020"
@@ -180,9 +187,7 @@ def placed(application: str, system: System) -> MessageCounts:
     n_ranks = 1
     for size in grid:
         n_ranks *= size
-    return placement.count_messages(
-        placement.halo(grid), placement.blocks(n_ranks, system.n_per_node)
-    )
+    return count_messages(halo(grid), blocks(n_ranks, system.n_per_node))
 
 
 def k_values() -> Table:
@@ -203,7 +208,7 @@ def k_values() -> Table:
 
 def counted() -> Table:
     """Table 5's message counts from placements, and the example of Figure 1."""
-    figure = placement.count_messages(placement.halo((8, 6)), placement.blocks(48, 6))
+    figure = count_messages(halo((8, 6)), blocks(48, 6))
     rows = [
         Row(
             ("Figure 1", "Summit", "8 x 6"),
@@ -272,11 +277,11 @@ def fatter_nodes() -> Table:
     """Section 6.1 on Lassen: 256 ranks of MiniFE on nodes of 1 to 16 in two sockets; the mean of
     their face messages.
     """
-    faces, rows = placement.halo((16, 4, 4), periodic=False), []
+    faces, rows = halo((16, 4, 4), periodic=False), []
     for n_per_node in (1, 2, 4, 8, 16):
         nodes, sockets = (
-            placement.blocks(256, n_per_node),
-            placement.blocks(256, max(n_per_node // 2, 1)),
+            blocks(256, n_per_node),
+            blocks(256, max(n_per_node // 2, 1)),
         )
         crossing = [nodes[sender] != nodes[receiver] for sender, receiver in faces]
         near = [sockets[sender] == sockets[receiver] for sender, receiver in faces]
