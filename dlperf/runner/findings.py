@@ -117,7 +117,7 @@ class Findings:
     @cached_property
     def n_passes(self) -> int:
         """Forward and backward passes of one optimizer step; gradient accumulation has several."""
-        return round(statistics.median(step.n_passes for step in self.watched.plain))
+        return self.watched.n_passes
 
     @cached_property
     def measurement(self) -> Measurement:
@@ -331,7 +331,8 @@ class Findings:
         batches = next((epoch.n_batches for epoch in epochs if epoch.n_batches), None)
         is_epoch = batches is not None or len(epochs) > 1
         if batches is not None:
-            n_steps, least = max(1, math.ceil(batches / self.n_passes)), batches // self.n_passes
+            per_step = self.watched.n_batches
+            n_steps, least = max(1, math.ceil(batches / per_step)), batches // per_step
             measured_s = tuple(epoch.seconds for epoch in epochs if epoch.n_steps >= least)
         elif is_epoch:
             n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)

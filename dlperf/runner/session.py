@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
-import statistics
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -106,11 +105,10 @@ class Session:
             if step.interval_s is not None
         ]
         samples = [s.speed_sample_s for s in watched.plain if s.speed_sample_s is not None]
-        passes = round(statistics.median(step.n_passes for step in watched.plain))
         usual = _usual_speed(self._machine, watched.threads)
         self.live.begin(
             seen,
-            passes,
+            watched.n_batches,
             watched.root_type,
             lambda: self._speed_samples.core_state(samples, usual),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,8 +46,9 @@ class WatchedStep:
     """One optimizer step of the program, in seconds; forward and backward summed over its passes.
 
     `interval_s`: from the end of the optimizer step before to the end of this one; None where
-    something else than training lay between. `processor_s`: processor time in it.
-    `speed_sample_s`: see :class:`dlperf.runner.core_speed.SpeedSamples`. `began`: the first call of
+    something else than training lay between. `n_batches`: those that loaders returned.
+    `processor_s`: processor time in it. `speed_sample_s`: see
+    :class:`dlperf.runner.core_speed.SpeedSamples`. `began`: the first call of
     the model for it. `is_whole`: only interval, loading and the optimizer were timed.
     """
 
@@ -57,6 +59,7 @@ class WatchedStep:
     loading_s: float = 0.0
     interval_s: float | None = None
     n_passes: int = 0
+    n_batches: int = 0
     disturbed: bool = False
     loaded: LoaderProgress = LoaderProgress()
     processor_s: float = 0.0
@@ -97,3 +100,17 @@ class WatchedTraining:
     reducer: ReducerOptions | None = None
     notes: list[str] = field(default_factory=list)
     is_compiled: bool = False
+
+    @property
+    def n_passes(self) -> int:
+        """Forward and backward passes of one optimizer step."""
+        return round(statistics.median(step.n_passes for step in self.plain))
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of one optimizer step: those seen; as many as passes, where none were seen.
+
+        Two passes over one batch (a GAN's losses, SAM) are no gradient accumulation.
+        """
+        seen = round(statistics.median(step.n_batches for step in self.plain))
+        return seen or self.n_passes

@@ -119,11 +119,12 @@ class Watcher:
         self._undo_hooks = [
             wrap_attribute(torch.autograd, "backward", self._timed_backward),
             wrap_attribute(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
+            wrap_attribute(nn.Module, "zero_grad", self._timed("zero_grad_s")),
         ]
         self._undo.append(self._compilations.install())
         iterator = getattr(data.dataloader, "_BaseDataLoaderIter", None)
         if iterator is not None:
-            self._undo.append(wrap_attribute(iterator, "__next__", self._timed("loading_s")))
+            self._undo.append(wrap_attribute(iterator, "__next__", self._load))
         self.epochs.install()
         if self._wanted is not None and has_compiled_function():
             self.give_up(FUNCTION, at_once=True)
@@ -474,6 +475,11 @@ class Watcher:
         if recorder is not None:
             recorder.is_open = False
             recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batch = self._timed("loading_s")(original, *args, **kwargs)
+        self._step.n_batches += 1
+        return batch
 
     def _timed(self, name: str) -> Callable[..., Any]:
         """A wrapper that adds a method's time to a field of the running step."""

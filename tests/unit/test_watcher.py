@@ -33,6 +33,7 @@ def hooks() -> tuple[Any, ...]:
         dict(optimizer._global_optimizer_post_hooks),
         torch.autograd.backward,
         torch.optim.Optimizer.zero_grad,
+        nn.Module.zero_grad,
         DataLoader.__iter__,
         torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         torch._C._len_torch_function_stack(),
@@ -109,7 +110,7 @@ def test_hooks_are_gone_while_the_loop_goes_on() -> None:
         train(model, 40, nn.CrossEntropyLoss())
         assert watcher.stage == DONE
         changed = [place for place, (a, b) in enumerate(zip(before, hooks())) if a != b]
-        assert changed == [3, 6]  # the counter of steps and the start of epochs
+        assert changed == [3, 7]  # the counter of steps and the start of epochs
     finally:
         watcher.remove()
 
@@ -326,6 +327,26 @@ def test_forecast_is_steps_times_interval() -> None:
     assert {
         (s.zero_grad_s, s.loading_s, s.forward_s, s.backward_s) for s in findings.watched.plain
     } == {(1.0, 1.0, 1.0, 1.0)}
+
+
+@pytest.mark.parametrize(("passes", "batches"), [(1, 1), (2, 1), (2, 2)])
+def test_an_epoch_has_as_many_steps_as_batches_allow(passes: int, batches: int) -> None:
+    """Two passes over one batch (SAM) make a step for each batch; accumulation makes fewer."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(80, 6), torch.randint(0, 3, (80,))), batch_size=2)
+    with profile(model) as watching:
+        for number, (x, y) in enumerate(loader):
+            for _ in range(passes // batches):
+                nn.functional.cross_entropy(model(x), y).backward()
+            if (number + 1) % batches == 0:
+                optimizer.step()
+                model.zero_grad()
+    findings = watching.findings
+    assert findings.n_passes == passes
+    assert findings.forecast is not None
+    assert findings.forecast.n_steps == 40 // batches
+    assert all(step.zero_grad_s > 0 for step in findings.watched.plain)
 
 
 def test_typical_leaves_out_what_happens_once() -> None:
