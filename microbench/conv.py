@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.microbench.plan import Group, Point, design, log_pick, pick, repeats, share, turn
+from dlperf.microbench.plan import Group, Point, filled, log_pick, pick, repeats, share, turn
 
 _MAX_FLOP = {"quick": 1.5e8, "full": 1.5e9, "thorough": 4e9}
 _MAX_ELEMENTS = 2**23
@@ -84,44 +86,32 @@ def output_size(
     )
 
 
+def _result(forward: Op) -> TensorSpec:
+    """What a convolution gives, in the memory format of its input."""
+    arguments: Any = forward.args
+    image, weight, _, (stride, *_), (padding, *_), (dilation, *_), transposed, _, n_groups = (
+        arguments
+    )
+    c_out = weight.shape[1] * n_groups if transposed else weight.shape[0]
+    out = output_size(image.shape[2:], weight.shape[2:], stride, padding, transposed, dilation)
+    spec = TensorSpec.contiguous if image.is_contiguous else _channels_last
+    return spec(image.shape[0], c_out, *out, dtype=image.dtype)
+
+
 def backward_of(forward: Op, wanted: tuple[bool, bool] = (True, True)) -> Op:
     """The backward of a convolution, for the gradients of its input, its weight (with that of its
     bias, if it has one) or both.
     """
-    image, weight, bias, stride, padding, dilation, transposed, output_padding, n_groups = (
-        forward.args
-    )
-    assert isinstance(image, TensorSpec)
-    assert isinstance(weight, TensorSpec)
-    assert isinstance(stride, tuple)
-    assert isinstance(padding, tuple)
-    assert isinstance(n_groups, int)
-    kernel = weight.shape[2:]
-    first_stride, first_padding = stride[0], padding[0]
-    assert isinstance(first_stride, int)
-    assert isinstance(first_padding, int)
-    c_out = weight.shape[1] * n_groups if transposed else weight.shape[0]
-    assert isinstance(dilation, tuple)
-    first_dilation = dilation[0]
-    assert isinstance(first_dilation, int)
-    out = output_size(
-        image.shape[2:], kernel, first_stride, first_padding, bool(transposed), first_dilation
-    )
-    spec = TensorSpec.contiguous if image.is_contiguous else _channels_last
-    gradient = spec(image.shape[0], c_out, *out, dtype=image.dtype)
+    image, weight, bias, *settings = forward.args
+    gradient = _result(forward)
     return Op(
         "aten.convolution_backward.default",
         (
             gradient,
             image,
             weight,
-            (c_out,) if bias is not None else None,
-            stride,
-            padding,
-            dilation,
-            transposed,
-            output_padding,
-            n_groups,
+            (gradient.shape[1],) if bias is not None else None,
+            *settings,
             (wanted[0], wanted[1], wanted[1] and bias is not None),
         ),
     )
@@ -141,11 +131,8 @@ def corrupts(op: Op) -> bool:
     """
     if op.packet != "aten.convolution_backward":
         return False
-    image, weight, stride, mask = op.args[1], op.args[2], op.args[4], op.args[10]
-    assert isinstance(image, TensorSpec)
-    assert isinstance(weight, TensorSpec)
-    assert isinstance(stride, tuple)
-    assert isinstance(mask, tuple)
+    arguments: Any = op.args
+    image, weight, stride, mask = (arguments[place] for place in (1, 2, 4, 10))
     is_strided_point = math.prod(weight.shape[2:]) == 1 and any(step != 1 for step in stride)
     return (
         bool(mask[1])
@@ -157,35 +144,15 @@ def corrupts(op: Op) -> bool:
 
 
 def _fits(op: Op, mode: str) -> bool:
-    image, weight, _, stride, padding, dilation, transposed, *_ = op.args
-    assert isinstance(image, TensorSpec)
-    assert isinstance(weight, TensorSpec)
-    assert isinstance(stride, tuple)
-    assert isinstance(padding, tuple)
-    assert isinstance(dilation, tuple)
-    out = output_size(
-        image.shape[2:],
-        weight.shape[2:],
-        int(stride[0]),  # type: ignore[arg-type]
-        int(padding[0]),  # type: ignore[arg-type]
-        bool(transposed),
-        int(dilation[0]),  # type: ignore[arg-type]
-    )
-    if min(out) < 1:
+    image, weight = op.inputs[:2]
+    result, transposed = _result(op), op.args[6]
+    if min(result.shape[2:]) < 1:
         return False
-    positions = image.shape[0] * (
-        image.numel // (image.shape[0] * image.shape[1]) if transposed else 1
-    )
-    for size in () if transposed else out:
-        positions *= size
-    flop = 2.0 * positions * weight.numel
-    c_out = weight.shape[1] if transposed else weight.shape[0]
-    elements = image.shape[0] * c_out
-    for size in out:
-        elements *= size
+    positions = image if transposed else result  # at which the kernel is applied
+    flop = 2.0 * positions.numel // positions.shape[1] * weight.numel
     is_depthwise = not transposed and 1 == weight.shape[1] < image.shape[1]
     limit = _MAX_FLOP[mode] / (_SLOWER_DEPTHWISE if is_depthwise else 1.0)
-    return flop <= limit and max(image.numel, elements) <= _MAX_ELEMENTS
+    return flop <= limit and max(image.numel, result.numel) <= _MAX_ELEMENTS
 
 
 def _channels(u: float, low: int, high: int, tidy: bool) -> int:
@@ -194,69 +161,46 @@ def _channels(u: float, low: int, high: int, tidy: bool) -> int:
     return max(8, 16 * round(c / 16) or 8) if tidy else c
 
 
-def _dense(
-    mode: str, count: int, start: int = 1, dtype: str = "float32", channels_last: bool = False
-) -> list[Op]:
-    found: list[Op] = []
-    for index, (a, b, c, d, e, f, g) in enumerate(design(7, start)):
-        if len(found) >= count:
-            break
-        tidy = turn(index, 5) < 3
-        kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
-        # Maps shrink to a place or two towards the end of a network, and to less than a padded
-        # kernel.
-        size = log_pick(b, min(kernel, 2), 128)
-        # A quarter are first layers: images of one to four channels, which have kernels of their
-        # own.
-        c_in = (
-            pick(c * 4 % 1, (1, 1, 3, 3, 3, 4))
-            if c < 0.25
-            else _channels((c - 0.25) / 0.75, 4, 512, tidy)
-        )
-        stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
-        dilation = (
-            2
-            if kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0
-            else 1
-        )
-        padding = pick(f, (0, 1, 1)) * ((dilation * (kernel - 1) + 1) // 2)
-        op = convolution(
-            log_pick(g, 1, 128),
-            c_in,
-            _channels(d, 1, 512, tidy),
-            (size, size),
-            (kernel, kernel),
-            stride,
-            padding,
-            bias=turn(index, 2, 1) == 0,
-            dtype=dtype,
-            channels_last=channels_last,
-            dilation=dilation,
-        )
-        image = op.inputs[0]
-        if _fits(op, mode) and channels_last != image.is_contiguous:
-            found.append(op)
-    return found
-
-
-def _filled(
-    mode: str, count: int, n_dimensions: int, make: Callable[[int, tuple[float, ...]], Op | None]
-) -> list[Op]:
-    """The first `count` operations that `make` finds at a design's points and that are small
-    enough.
+def _first_or(u: float, first: tuple[int, ...], low: int, high: int, tidy: bool) -> int:
+    """Channel counts of which a quarter are those of `first` layers: images of few channels have
+    kernels of their own.
     """
-    found: list[Op] = []
-    for index, place in enumerate(design(n_dimensions)):
-        op = make(index, place)
-        if op is not None and _fits(op, mode):
-            found.append(op)
-        if len(found) >= count or index > 50 * count:
-            return found
-    return found
+    if u < 0.25:
+        return pick(u * 4 % 1, first)
+    return _channels((u - 0.25) / 0.75, low, high, tidy)
 
 
-def _depthwise(index: int, place: tuple[float, ...]) -> Op:
-    a, b, c, d = place
+def _dense(
+    index: int,
+    *point: float,
+    dtype: str = "float32",
+    channels_last: bool = False,
+) -> Op | None:
+    a, b, c, d, e, f, g = point
+    tidy = turn(index, 5) < 3
+    kernel = pick(a, (1, 1, 3, 3, 3, 3, 5, 7, 4, 2))
+    # Maps shrink to a few elements towards the end of a network, and to less than a padded kernel.
+    size = log_pick(b, min(kernel, 2), 128)
+    stride = pick(e, (1, 1, 1, 2)) if kernel > 1 else pick(e, (1, 1, 1, 1, 2))
+    is_dilated = kernel > 1 and stride == 1 and 2 * (kernel - 1) < size and turn(index, 9, 2) == 0
+    dilation = 2 if is_dilated else 1
+    op = convolution(
+        log_pick(g, 1, 128),
+        _first_or(c, (1, 1, 3, 3, 3, 4), 4, 512, tidy),
+        _channels(d, 1, 512, tidy),
+        (size, size),
+        (kernel, kernel),
+        stride,
+        padding=pick(f, (0, 1, 1)) * ((dilation * (kernel - 1) + 1) // 2),
+        bias=turn(index, 2, 1) == 0,
+        dtype=dtype,
+        channels_last=channels_last,
+        dilation=dilation,
+    )
+    return op if channels_last != op.inputs[0].is_contiguous else None
+
+
+def _depthwise(index: int, a: float, b: float, c: float, d: float) -> Op:
     kernel, channels, size = (
         pick(a, (3, 3, 3, 5, 7)),
         _channels(b, 4, 512, turn(index, 4) != 0),
@@ -282,11 +226,10 @@ def _depthwise(index: int, place: tuple[float, ...]) -> Op:
     )
 
 
-def _grouped(index: int, place: tuple[float, ...]) -> Op:
+def _grouped(index: int, a: float, b: float, c: float, d: float, e: float) -> Op:
     """Groups of few channels or many, in two of three cases as wide as networks have them (4, 8 or
     multiples of 16), else of any width.
     """
-    a, b, c, d, e = place
     n_groups, size, tidy = pick(a, (2, 4, 8, 16, 32)), log_pick(c, 4, 64), turn(index, 3, 1) > 0
     each_in = pick(b, (4, 8, 8, 16, 16, 32, 64)) if tidy else log_pick(b, 2, 64)
     each_out = (
@@ -306,33 +249,25 @@ def _grouped(index: int, place: tuple[float, ...]) -> Op:
     )
 
 
-def _transposed(index: int, place: tuple[float, ...]) -> Op:
+def _transposed(index: int, a: float, b: float, c: float, d: float, e: float) -> Op:
     """A quarter give an image of one to three channels, as the last layer of a generator does; a
     fifth are of one image, where torch has kernels of its own.
     """
-    a, b, c, d, e = place
     kernel, size = pick(d, (2, 3, 4, 4, 5)), log_pick(e, 2, 96)
     n = 1 if turn(index, 5, 2) == 0 else log_pick(a, 1, 128)
-    c_out = (
-        pick(c * 4 % 1, (1, 3, 3, 2))
-        if c < 0.25
-        else _channels((c - 0.25) / 0.75, 4, 256, turn(index, 3, 1) > 0)
-    )
-    c_in, padding = _channels(b, 2, 256, turn(index, 3) > 0), 0 if kernel == 2 else 1
     return convolution(
         n,
-        c_in,
-        c_out,
+        _channels(b, 2, 256, turn(index, 3) > 0),
+        _first_or(c, (1, 3, 3, 2), 4, 256, turn(index, 3, 1) > 0),
         (size, size),
         (kernel, kernel),
         pick(a * 7 % 1, (2, 1, 2, 2)),
-        padding,
+        padding=0 if kernel == 2 else 1,
         transposed=True,
     )
 
 
-def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
-    a, b, c, d, e = place
+def _one_dimensional(index: int, a: float, b: float, c: float, d: float, e: float) -> Op | None:
     kernel, length = pick(d, (1, 3, 3, 5, 7, 9)), log_pick(e, 8, 4096)
     dilation = pick(a * 11 % 1, (1, 1, 1, 2, 4, 8)) if kernel > 1 else 1
     if dilation * (kernel - 1) >= length:
@@ -352,20 +287,17 @@ def _one_dimensional(index: int, place: tuple[float, ...]) -> Op | None:
     )
 
 
-def _three_dimensional(index: int, place: tuple[float, ...]) -> Op:
+def _three_dimensional(index: int, a: float, b: float, c: float, d: float, e: float) -> Op:
     """A quarter are first layers, on clips of one to three channels."""
-    a, b, c, d, e = place
     depth, side, kernel = (
         log_pick(d, 2, 16),
         log_pick(e, 4, 32),
         pick(a * 7 % 1, (3, 3, 3, 3, 2, 1)),
     )
-    c_in = (
-        pick(b * 4 % 1, (1, 3, 3, 2))
-        if b < 0.25
-        else _channels((b - 0.25) / 0.75, 4, 96, turn(index, 2) == 0)
+    channels = (
+        _first_or(b, (1, 3, 3, 2), 4, 96, turn(index, 2) == 0),
+        _channels(c, 4, 96, turn(index, 2, 1) == 0),
     )
-    channels = c_in, _channels(c, 4, 96, turn(index, 2, 1) == 0)
     stride = 2 if kernel == 2 else 1 + turn(index, 4, 2) // 3
     return convolution(
         log_pick(a, 1, 16), *channels, (depth, side, side), (kernel,) * 3, stride, kernel // 3
@@ -376,52 +308,55 @@ def _input_needed(op: Op, index: int) -> bool:
     """Whether the gradient of the input is measured, too: of an image of few channels, which is
     mostly a network's own input, but of each third.
     """
-    image = op.args[0]
-    assert isinstance(image, TensorSpec)
-    return image.shape[1] > 4 or turn(index, 3, 2) == 0
+    return op.inputs[0].shape[1] > 4 or turn(index, 3, 2) == 0
+
+
+_KINDS: tuple[tuple[str, int, int, int, Callable[..., Op | None], int], ...] = (
+    ("dense", 80, 460, 7, _dense, 1),
+    ("depthwise", 8, 80, 4, _depthwise, 1),
+    ("grouped", 4, 56, 5, _grouped, 1),
+    ("transposed", 4, 80, 5, _transposed, 1),
+    ("1d", 4, 72, 5, _one_dimensional, 1),
+    ("3d", 2, 56, 5, _three_dimensional, 1),
+    ("channels_last", 0, 60, 7, partial(_dense, channels_last=True), 2000),
+    ("bfloat16", 0, 60, 7, partial(_dense, dtype="bfloat16"), 3000),
+)
+"""(name, quick and full number, dimensions of the design, what makes one of its points, first
+point)
+"""
 
 
 def groups(mode: str, bfloat16: bool, times: int = 1) -> list[Group]:
     """Dense, depthwise and other convolutions, forward and backward; dense ones also in
     channels_last and in bfloat16. With `times` as many points the first are the same.
     """
+
+    def fitting(make: Callable[..., Op | None], *point: float) -> Op | None:
+        op = make(*point)
+        return op if op is not None and _fits(op, mode) else None
+
     found = []
-    makes: tuple[tuple[str, int, int, int, Callable[[int, tuple[float, ...]], Op | None]], ...] = (
-        ("depthwise", 8, 80, 4, _depthwise),
-        ("grouped", 4, 56, 5, _grouped),
-        ("transposed", 4, 80, 5, _transposed),
-        ("1d", 4, 72, 5, _one_dimensional),
-        ("3d", 2, 56, 5, _three_dimensional),
-    )
-    parts = [("dense", _dense(mode, share(mode, 80, 460, times)))]
-    parts += [
-        (name, _filled(mode, share(mode, quick, full, times), dimensions, make))
-        for name, quick, full, dimensions, make in makes
-    ]
-    if mode != "quick":
-        parts.append(
-            ("channels_last", _dense(mode, share(mode, 0, 60, times), 2000, channels_last=True))
-        )
-        if bfloat16:
-            parts.append(("bfloat16", _dense(mode, share(mode, 0, 60, times), 3000, "bfloat16")))
-    for name, ops in parts:
-        found.append(
-            Group(
-                f"convolution {name} forward", tuple(Point("conv", op) for op in ops), repeats(mode)
-            )
-        )
+    for name, quick, full, n_dimensions, make, start in _KINDS[: None if bfloat16 else -1]:
+        count = share(mode, quick, full, times)
+        ops = filled(count, n_dimensions, partial(fitting, make), start)
         # Each pass by itself: a step's first convolution needs but one, and each has kernels of its
         # own.
-        by_input = tuple(
-            Point("conv_backward", backward_of(op, (True, False)))
+        by_input = [
+            backward_of(op, (True, False))
             for index, op in enumerate(ops)
             if _input_needed(op, index)
-        )
-        found.append(Group(f"convolution {name} gradient of the input", by_input, repeats(mode)))
-        by_weight = tuple(
-            Point("conv_backward", pass_)
-            for op in ops
-            if not corrupts(pass_ := backward_of(op, (False, True)))
-        )
-        found.append(Group(f"convolution {name} gradient of the weight", by_weight, repeats(mode)))
+        ]
+        by_weight = [backward_of(op, (False, True)) for op in ops]
+        parts = {
+            "forward": [Point("conv", op) for op in ops],
+            "gradient of the input": [Point("conv_backward", op) for op in by_input],
+            "gradient of the weight": [
+                Point("conv_backward", op) for op in by_weight if not corrupts(op)
+            ],
+        }
+        found += [
+            Group(f"convolution {name} {part}", tuple(points), repeats(mode))
+            for part, points in parts.items()
+            if points
+        ]
     return found

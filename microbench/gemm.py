@@ -8,9 +8,12 @@ and TN (to the weight).
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 from dlperf.core.clock import Repeats
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.microbench.plan import Group, Point, design, log_pick, repeats, share, turn
+from dlperf.microbench.plan import Group, Point, filled, log_pick, repeats, share, turn
 
 ORIENTATIONS = ("NN", "NT", "TN")
 _MAX_FLOP = {"quick": 6e8, "full": 2.5e9, "thorough": 2e10}
@@ -45,48 +48,53 @@ def batched(b: int, m: int, n: int, k: int, transposed: bool, dtype: str = "floa
     return Op("aten.bmm.default", (TensorSpec.contiguous(b, m, k, dtype=dtype), second))
 
 
-def _fits(m: int, n: int, k: int, mode: str) -> bool:
+def _fits(mode: str, m: int, n: int, k: int) -> bool:
     return 2.0 * m * n * k <= _MAX_FLOP[mode] and max(m * n, n * k, m * k) <= _MAX_ELEMENTS
 
 
-def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tuple[int, int, int]]:
+def _sizes(mode: str, grid: tuple[int, ...], count: int, start: int) -> list[tuple[int, ...]]:
     """Shapes (m, n, k): a lattice of the powers of two that networks are full of, then an even
     filling from the design's point `start` on.
     """
-    lattice = [(m, n, k) for m in grid for n in grid for k in grid if _fits(m, n, k, mode)]
-    filling: list[tuple[int, int, int]] = []
-    for index, (u, v, w) in enumerate(design(3, start)):
-        if len(filling) >= count:
-            break
+
+    def shape(index: int, *point: float) -> tuple[int, ...] | None:
         # A third are skinny; layers rarely are.
         least = 1 if turn(index, 3) == 0 else 12
-        shape = (log_pick(u, least, 4096), log_pick(v, least, 4096), log_pick(w, least, 4096))
+        sizes = tuple(log_pick(u, least, 4096) for u in point)
         # Every other point has the multiples of 16 that people choose; the rest falls where it
         # falls.
         if turn(index, 2, 1):
-            shape = tuple(max(16, 16 * round(size / 16)) if size > 8 else size for size in shape)  # type: ignore[assignment]
-        if _fits(*shape, mode):
-            filling.append(shape)
-    return lattice + filling
+            sizes = tuple(max(16, 16 * round(size / 16)) if size > 8 else size for size in sizes)
+        return sizes if _fits(mode, *sizes) else None
+
+    lattice = [sizes for sizes in itertools.product(grid, repeat=3) if _fits(mode, *sizes)]
+    return lattice + filled(count, 3, shape, start)
 
 
-def _tiny(count: int) -> list[Point]:
-    """Batches of products so small (below 400 multiplications) that torch goes through them in
+def _batched(mode: str, index: int, u: float, v: float, w: float, x: float) -> Point | None:
+    least = 1 if turn(index, 3) == 0 else 8
+    b, m, n, k = (
+        log_pick(u, 2, 512),
+        log_pick(v, least, 512),
+        log_pick(w, least, 512),
+        log_pick(x, 4, 512),
+    )
+    if (
+        2.0 * b * m * n * k > _MAX_FLOP[mode] / 4
+        or b * max(m * n, n * k, m * k) > _MAX_ELEMENTS / 2
+    ):
+        return None
+    return Point("bmm", batched(b, m, n, k, turn(index, 2, 1) == 1))
+
+
+def _tiny(index: int, u: float, v: float, w: float, x: float) -> Point | None:
+    """A batch of products so small (below 400 multiplications) that torch goes through them in
     plain loops.
     """
-    found: list[Point] = []
-    for index, (u, v, w, x) in enumerate(design(4, 5000)):
-        if len(found) >= count:
-            break
-        b, m, n, k = (
-            log_pick(u, 2, 4096),
-            log_pick(v, 1, 32),
-            log_pick(w, 1, 32),
-            log_pick(x, 1, 64),
-        )
-        if m * n * k < 400:
-            found.append(Point("bmm", batched(b, m, n, k, turn(index, 2) == 1)))
-    return found
+    b, m, n, k = log_pick(u, 2, 4096), log_pick(v, 1, 32), log_pick(w, 1, 32), log_pick(x, 1, 64)
+    if m * n * k >= 400:
+        return None
+    return Point("bmm", batched(b, m, n, k, turn(index, 2) == 1))
 
 
 def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
@@ -94,48 +102,24 @@ def groups(mode: str, dtypes: tuple[str, ...], times: int = 1) -> list[Group]:
     their designs.
     """
     found = []
-    for dtype in dtypes:
+    for dtype in dtypes if mode != "quick" else ("float32",):
         main = dtype == "float32"
-        if mode == "quick" and not main:
-            continue
         grid = (1, 64, 512) if mode == "quick" else (1, 8, 64, 512, 4096) if main else (1, 32, 1024)
+        count = share(mode, 24, 190 if main else 45 if dtype == "bfloat16" else 25, times)
         for number, orientation in enumerate(ORIENTATIONS):
             # Each orientation has shapes of its own: what they share, the curve learns from all of
             # them.
-            count = share(
-                mode, 24 if main else 0, 190 if main else 45 if dtype == "bfloat16" else 25, times
-            )
             sizes = _sizes(mode, grid, count, 1 + 1000 * number)
-            points = [
-                Point(
-                    "gemm",
-                    linear(*s, dtype) if orientation == "NT" else product(*s, orientation, dtype),
-                )
-                for s in sizes
-            ]
+            make = linear if orientation == "NT" else partial(product, orientation=orientation)
+            ops = [make(m, n, k, dtype=dtype) for m, n, k in sizes]
             if main and orientation == "NT":
-                points += [
-                    Point("gemm", product(*s, "NT", dtype))
-                    for s in sizes[:: 5 if mode != "quick" else 8]
-                ]
-            found.append(Group(f"gemm {dtype} {orientation}", tuple(points), repeats(mode)))
-    small: list[Point] = []
-    for index, (u, v, w, x) in enumerate(design(4)):
-        if len(small) >= share(mode, 12, 150, times):
-            break
-        least = 1 if turn(index, 3) == 0 else 8
-        b, m, n, k = (
-            log_pick(u, 2, 512),
-            log_pick(v, least, 512),
-            log_pick(w, least, 512),
-            log_pick(x, 4, 512),
-        )
-        if (
-            2.0 * b * m * n * k <= _MAX_FLOP[mode] / 4
-            and b * max(m * n, n * k, m * k) <= _MAX_ELEMENTS / 2
-        ):
-            small.append(Point("bmm", batched(b, m, n, k, turn(index, 2, 1) == 1)))
-    found.append(Group("batched gemm", (*small, *_tiny(share(mode, 4, 24, times))), repeats(mode)))
+                some = sizes[:: 5 if mode != "quick" else 8]
+                ops += [product(m, n, k, "NT") for m, n, k in some]
+            points = tuple(Point("gemm", op) for op in ops)
+            found.append(Group(f"gemm {dtype} {orientation}", points, repeats(mode)))
+    batches = filled(share(mode, 12, 150, times), 4, partial(_batched, mode))
+    batches += filled(share(mode, 4, 24, times), 4, _tiny, 5000)
+    found.append(Group("batched gemm", tuple(batches), repeats(mode)))
     # The peak: large square products, long enough to reach it; every mode needs this ceiling.
     peak = tuple(
         Point("gemm", product(n, n, n, "NN", dtype))

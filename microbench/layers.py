@@ -4,13 +4,11 @@ reductions, joins, attention, recurrent layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench.plan import (
     Group,
     Point,
-    design,
+    filled,
     log_pick,
     log_sizes,
     pick,
@@ -26,12 +24,12 @@ _FLOAT32 = Symbol("dtype", "float32")
 
 
 def _width(u: float, low: int, high: int, index: int) -> int:
-    """The length of a row: every other whole vectors, as most networks have them."""
+    """The length of a row or a sequence: every other whole vectors, as most networks have."""
     width = log_pick(u, low, high)
     return max(16, 16 * round(width / 16)) if turn(index, 2, 2) else width
 
 
-def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
+def _norms(index: int, u: float, v: float, w: float) -> list[Op]:
     n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 512), log_pick(w, 1, 96)
     image, channel = T(n, c, size, size), T(c)
     if turn(index, 3) == 2:
@@ -105,7 +103,7 @@ def _norms(u: float, v: float, w: float, index: int) -> list[Op]:
     return (training + group if image.numel <= _MAX_ELEMENTS else []) + layer
 
 
-def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
+def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
     n, c, size = log_pick(u, 1, 128), log_pick(v, 4, 256), log_pick(w, 6, 112)
     kernel, stride, padding = ((2, 2, 0), (2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 3, 0))[
         turn(index, 5)
@@ -143,7 +141,7 @@ def _pools(u: float, v: float, w: float, index: int) -> list[Op]:
     return found
 
 
-def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
+def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
     rows, width = log_pick(u, 1, 8192), _width(v, 2, 8192, index)
     if rows * width > _MAX_ELEMENTS:
         return []
@@ -190,7 +188,7 @@ def _rows(u: float, v: float, w: float, index: int) -> list[Op]:
     return found
 
 
-def _moves(u: float, v: float, w: float, index: int) -> list[Op]:
+def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
     rows, width, table = log_pick(u, 1, 8192), _width(v, 4, 1024, index), log_pick(w, 16, 50000)
     found = []
     tokens = T(rows, dtype="int64")
@@ -261,17 +259,11 @@ def embedding_bag(rows: int, width: int, table: int, index: int) -> list[Op]:
     ]
 
 
-def _length(u: float, index: int) -> int:
-    """The length of a sequence: every other whole vectors."""
-    length = log_pick(u, 8, 1024)
-    return max(16, 16 * round(length / 16)) if turn(index, 2, 2) else length
-
-
-def _attention(u: float, v: float, w: float, index: int) -> list[Op]:
+def _attention(index: int, u: float, v: float, w: float) -> list[Op]:
     b, h, t, d = (
         log_pick(u, 1, 64),
         log_pick(v, 1, 16),
-        _length(w, index),
+        _width(w, 8, 1024, index),
         pick(index * 0.3819660 % 1, (16, 24, 32, 48, 64, 64, 64, 96, 128)),
     )
     s = t if turn(index, 4, 3) else log_pick(index * 0.7320508 % 1, 8, 1024)
@@ -349,24 +341,12 @@ def recurrent(
     return forward, backward
 
 
-def _recurrent(u: float, v: float, w: float, index: int) -> list[Op]:
+def _recurrent(index: int, u: float, v: float, w: float) -> list[Op]:
     t, b, hidden = log_pick(u, 1, 128), log_pick(v, 1, 128), _width(w, 8, 512, index)
     inputs = hidden if turn(index, 4) == 0 else _width(index * 0.3819660 % 1, 8, 512, index + 1)
     if 8.0 * t * b * hidden * (inputs + hidden) > 2e9:
         return []
     return list(recurrent(t, b, inputs, hidden))
-
-
-def _fill(make: Callable[[float, float, float, int], list[Op]], count: int) -> list[Op]:
-    found: list[Op] = []
-    taken = 0
-    for index, (u, v, w) in enumerate(design(3)):
-        ops = make(u, v, w, index)
-        taken += bool(ops)
-        found += ops
-        if taken >= count or index > 50 * count:
-            return found
-    return found
 
 
 def groups(mode: str) -> list[Group]:
@@ -384,7 +364,9 @@ def groups(mode: str) -> list[Group]:
     found = [
         Group(
             title,
-            tuple(Point(family, op) for op in _fill(make, share(mode, quick, full))),
+            tuple(
+                Point(family, op) for ops in filled(share(mode, quick, full), 3, make) for op in ops
+            ),
             repeats(mode),
         )
         for title, family, make, quick, full in plan

@@ -4,9 +4,11 @@ covers the space.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dlperf.core.clock import Repeats
 from dlperf.core.trace import Op
@@ -73,10 +75,26 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 def design(n_dimensions: int, start: int = 1) -> Iterator[tuple[float, ...]]:
     """Points of a Halton sequence in the unit cube, for ever."""
-    index = start
-    while True:
+    for index in itertools.count(start):
         yield tuple(halton(index, base) for base in _PRIMES[:n_dimensions])
-        index += 1
+
+
+Found = TypeVar("Found")
+_MOST_TRIES = 50
+
+
+def filled(
+    count: int, n_dimensions: int, make: Callable[..., Found | None], start: int = 1
+) -> list[Found]:
+    """The first `count` results of `make`, which gets the number and the coordinates of a point of
+    the design, and returns nothing for a point that does not fit.
+
+    >>> filled(2, 1, lambda index, u: u if u < 0.3 else None)
+    [0.25, 0.125]
+    """
+    points = zip(range(_MOST_TRIES * count + 2), design(n_dimensions, start))
+    results = (make(index, *point) for index, point in points)
+    return list(itertools.islice(filter(None, results), count))
 
 
 _IRRATIONALS = (0.6180339887498949, 0.7548776662466927, 0.41421356237309515, 0.30277563773199456)

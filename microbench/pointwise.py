@@ -4,7 +4,7 @@ kernels: time against size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dlperf.core.trace import Argument, Op, Symbol, TensorSpec
 from dlperf.microbench.plan import Group, Point, log_sizes, repeats
@@ -19,10 +19,6 @@ def _unary(packet: str, *scalars: Argument) -> Make:
 
 def _binary(packet: str, *scalars: Argument) -> Make:
     return lambda t: Op(f"aten.{packet}", (t, t, *scalars))
-
-
-def _ternary(packet: str, *scalars: Argument) -> Make:
-    return lambda t: Op(f"aten.{packet}", (t, t, t, *scalars))
 
 
 UNARY: tuple[Make, ...] = (
@@ -262,12 +258,12 @@ def _ranked(sizes: list[int]) -> list[tuple[int, int]]:
     """
     middle = max((size for size in sizes if size <= _MIDDLE), default=0)
 
-    def rank(place: int, size: int) -> int:
+    def rank(number: int, size: int) -> int:
         if size > _MIDDLE:
             return 3 if size > _LARGEST else 2
-        return 0 if size == middle else (0, 2, 1, 2)[place % 4]
+        return 0 if size == middle else (0, 2, 1, 2)[number % 4]
 
-    return [(size, rank(place, size)) for place, size in enumerate(sizes)]
+    return [(size, rank(number, size)) for number, size in enumerate(sizes)]
 
 
 def groups(mode: str, low_precision: bool) -> list[Group]:
@@ -277,35 +273,31 @@ def groups(mode: str, low_precision: bool) -> list[Group]:
         if mode == "quick"
         else log_sizes(64, 2**24, 0.5 if mode == "full" else 1.0)
     )
-    found = []
-    for name, makes in (("unary", UNARY), ("binary", BINARY), ("ternary and optimizer", TERNARY)):
-        points = tuple(
-            Point("pointwise", make(T(size)), rank) for make in makes for size, rank in sizes
-        )
-        found.append(Group(f"pointwise {name}", points, repeats(mode)))
-    if mode != "quick":
-        few = log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)
-        uncommon = {
-            op.signature: Point("pointwise", op)
-            for make in UNCOMMON
-            for size in few
-            for op in (make(T(size)),)
-        }  # small sizes give some twice
-        found.append(Group("pointwise uncommon", tuple(uncommon.values()), repeats(mode)))
-    patterns = {
-        op.signature: Point("pointwise", op, rank) for size, rank in sizes for op in _patterns(size)
-    }  # small sizes give some twice
-    found.append(Group("pointwise patterns", tuple(patterns.values()), repeats(mode)))
+    few = [(size, 0) for size in log_sizes(64, 2**20, 0.25 if mode == "full" else 0.5)]
+
+    def over(
+        makes: Iterable[Make], sizes: list[tuple[int, int]], dtype: str = "float32"
+    ) -> list[tuple[Op, int]]:
+        return [(make(T(size, dtype=dtype)), rank) for make in makes for size, rank in sizes]
+
+    parts = {
+        "unary": over(UNARY, sizes),
+        "binary": over(BINARY, sizes),
+        "ternary and optimizer": over(TERNARY, sizes),
+        "uncommon": over(UNCOMMON, few) if mode != "quick" else [],
+        "patterns": [(op, rank) for size, rank in sizes for op in _patterns(size)],
+    }
     if low_precision and mode != "quick":
-        chosen = [
-            make
-            for make in (*UNARY, *BINARY)
-            if make(T(1)).name.removeprefix("aten.").startswith(_IN_LOW_PRECISION)
-        ]
-        points = tuple(
-            Point("pointwise", make(T(size, dtype="bfloat16")), rank)
-            for make in chosen
-            for size, rank in sizes[::2]
-        )
-        found.append(Group("pointwise bfloat16", points, repeats(mode)))
-    return found
+        names = tuple(f"aten.{name}" for name in _IN_LOW_PRECISION)
+        chosen = [make for make in (*UNARY, *BINARY) if make(T(1)).name.startswith(names)]
+        parts["bfloat16"] = over(chosen, sizes[::2], "bfloat16")
+    # Small sizes give some operations twice.
+    points = {
+        name: {op.signature: Point("pointwise", op, rank) for op, rank in ops}
+        for name, ops in parts.items()
+    }
+    return [
+        Group(f"pointwise {name}", tuple(distinct.values()), repeats(mode))
+        for name, distinct in points.items()
+        if distinct
+    ]

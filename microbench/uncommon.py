@@ -34,7 +34,7 @@ def _padded(name: str, image: TensorSpec, d: int, pad: int) -> list[Op]:
     ]
 
 
-def images(u: float, v: float, w: float, index: int) -> list[Op]:
+def images(index: int, u: float, v: float, w: float) -> list[Op]:
     """Every other point 2d kernels, of the others half 1d and half 3d ones."""
     n, c = log_pick(u, 1, 32), log_pick(v, 2, 128)
     d = (2, 2, 1, 3)[turn(index, 4)]
@@ -81,7 +81,7 @@ def _columns(image: TensorSpec, side: int) -> list[Op]:
     return found
 
 
-def uncommon(u: float, v: float, w: float, index: int) -> list[Op]:
+def uncommon(index: int, u: float, v: float, w: float) -> list[Op]:
     """Distances between rows, losses of margins and of sequences, Fourier transforms, weights of a
     set length, bilinear forms.
     """
