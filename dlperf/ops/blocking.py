@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlperf.core.trace import Op, TensorSpec
+from dlperf.core.trace import Argument, Op, TensorSpec
 from dlperf.ops import registry
 from dlperf.ops.registry import argument
 
@@ -108,17 +108,15 @@ def products_of(op: Op) -> tuple[Product, ...]:
     if op.packet in _MATRICES:
         return _matrix_product(op)
     if op.packet in ("aten.convolution", "aten._convolution") and op.outputs:
-        image, weight = op.args[0], op.args[1]
-        if isinstance(image, TensorSpec) and isinstance(weight, TensorSpec):
-            pixels, filtered = (
-                (image, op.outputs[0])
-                if argument(op, 6, "transposed", False)
-                else (op.outputs[0], image)
-            )
-            result = _unfolded_result if argument(op, 6, "transposed", False) else _forward
-            return (result(pixels, filtered, weight, int(argument(op, 8, "groups", 1))),)
+        transposed, groups = argument(op, 6, "transposed", False), argument(op, 8, "groups", 1)
+        result = "filtered" if transposed else "pixels"
+        return _convolution((op.outputs[0], *op.args[:2]), transposed, groups, (result,))
     if op.packet == "aten.convolution_backward":
-        return _convolution_backward(op)
+        transposed, groups = argument(op, 7, "transposed", False), argument(op, 9, "groups", 1)
+        mask = argument(op, 10, "output_mask", (True, True, True))
+        ways = ("pixels" if transposed else "filtered", "weight")
+        needed = tuple(way for way, wanted in zip(ways, mask) if wanted)
+        return _convolution(op.args[:3], transposed, groups, needed)
     return ()
 
 
@@ -161,96 +159,36 @@ def _matrix_product(op: Op) -> tuple[Product, ...]:
     )
 
 
-def _sizes(pixels: TensorSpec, weight: TensorSpec, groups: int) -> tuple[int, int, int, int]:
-    """(pixels that meet each filter once, channels of a group on their side, channels on the other
-    side, taps).
+def _convolution(
+    tensors: tuple[Argument, ...], transposed: bool, groups: int, ways: tuple[str, ...]
+) -> tuple[Product, ...]:
+    """Products of a convolution, or of its backward, from its output (or the gradient of that), its
+    image and its weight.
 
-    A weight is (channels on the pixels' side, channels of a group on the other side, taps ...),
-    transposed or not.
+    `pixels` meet each filter once: the output's, or those of a transposed convolution's image. A
+    weight is (channels on their side, channels of a group on the other side, taps ...). The result
+    is on the side of the ``pixels``, on the ``filtered`` side, or the gradient of the ``weight``:
+    pixels = unfolded(filtered) x weight; filtered = folded(pixels x weight); weight = pixels' x
+    unfolded(filtered).
     """
-    own = weight.shape[0] // groups
-    return (
-        pixels.numel // max(weight.shape[0], 1),
-        own,
-        weight.shape[1],
-        math.prod(weight.shape[2:]),
-    )
-
-
-def _forward(pixels: TensorSpec, filtered: TensorSpec, weight: TensorSpec, groups: int) -> Product:
-    """pixels = unfolded(filtered) x weight: the forward, and the input's gradient of a transposed
-    convolution.
-    """
-    n_pixels, own, other, taps = _sizes(pixels, weight, groups)
-    return Product(
-        groups,
-        n_pixels,
-        own,
-        other * taps,
-        filtered.nbytes,
-        weight.nbytes,
-        pixels.nbytes,
-        filtered.item_bytes,
-    )
-
-
-def _unfolded_result(
-    pixels: TensorSpec, filtered: TensorSpec, weight: TensorSpec, groups: int
-) -> Product:
-    """folded(pixels x weight) = filtered: a transposed convolution's forward, and the input's
-    gradient of an ordinary one.
-    """
-    n_pixels, own, other, taps = _sizes(pixels, weight, groups)
-    # Each element of `filtered` gathers taps of `pixels`, as kernels do it: the unfolded side is
-    # the pixels', which meet `other` channels.
-    return Product(
-        groups,
-        n_pixels,
-        other,
-        own * taps,
-        pixels.nbytes,
-        weight.nbytes,
-        filtered.nbytes,
-        filtered.item_bytes,
-    )
-
-
-def _weight_gradient(
-    pixels: TensorSpec, filtered: TensorSpec, weight: TensorSpec, groups: int
-) -> Product:
-    """pixels' x unfolded(filtered) = weight's gradient."""
-    n_pixels, own, other, taps = _sizes(pixels, weight, groups)
-    return Product(
-        groups,
-        own,
-        other * taps,
-        n_pixels,
-        pixels.nbytes,
-        filtered.nbytes,
-        weight.nbytes,
-        filtered.item_bytes,
-    )
-
-
-def _convolution_backward(op: Op) -> tuple[Product, ...]:
-    gradient, image, weight = op.args[:3]
+    output, image, weight = tensors
     if not (
-        isinstance(gradient, TensorSpec)
+        isinstance(output, TensorSpec)
         and isinstance(image, TensorSpec)
         and isinstance(weight, TensorSpec)
     ):
         return ()
-    transposed, groups = (
-        bool(argument(op, 7, "transposed", False)),
-        int(argument(op, 9, "groups", 1)),
+    pixels, filtered = (image, output) if transposed else (output, image)
+    n_pixels = pixels.numel // max(weight.shape[0], 1)
+    own, other, taps = weight.shape[0] // groups, weight.shape[1], math.prod(weight.shape[2:])
+    kinds = {
+        "pixels": ((n_pixels, own, other * taps), (filtered, weight, pixels)),
+        # Each element of `filtered` gathers taps of `pixels`, as kernels do it: the unfolded side
+        # is the pixels', which meet `other` channels.
+        "filtered": ((n_pixels, other, own * taps), (pixels, weight, filtered)),
+        "weight": ((own, other * taps, n_pixels), (pixels, filtered, weight)),
+    }
+    return tuple(
+        Product(groups, m, n, k, left.nbytes, right.nbytes, out.nbytes, filtered.item_bytes)
+        for (m, n, k), (left, right, out) in map(kinds.__getitem__, ways)
     )
-    mask = argument(op, 10, "output_mask", (True, True, True))
-    pixels, filtered = (image, gradient) if transposed else (gradient, image)
-    found = []
-    if mask[0]:
-        found.append(
-            (_forward if transposed else _unfolded_result)(pixels, filtered, weight, groups)
-        )
-    if mask[1]:
-        found.append(_weight_gradient(pixels, filtered, weight, groups))
-    return tuple(found)

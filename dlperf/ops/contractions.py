@@ -14,6 +14,7 @@ from dlperf.ops.layers import LAYER_NORM_FLOPS, SOFTMAX_FLOPS
 from dlperf.ops.registry import (
     argument,
     aten,
+    find,
     flop_formula,
     n_first_out,
     tensor,
@@ -22,53 +23,29 @@ from dlperf.ops.registry import (
 # -- matrix products -------------------------------------------------------------------------------
 
 
-@flop_formula("aten.mm", "aten.bmm", "aten._int_mm", "aten._scaled_mm")
-def matrix_product(op: Op) -> int:
-    """(b) m x k times (b) k x n: 2 b m k n."""
-    return 2 * tensor(op, 0).numel * tensor(op, 1).shape[-1]
-
-
-@flop_formula(
-    "aten.addmm",
-    "aten.baddbmm",
-    "aten.addbmm",
-    "aten._addmm_activation",
-    "aten.sparse_sampled_addmm",
+_LEFT = dict.fromkeys(aten("mm bmm _int_mm _scaled_mm"), 0) | dict.fromkeys(
+    aten("addmm baddbmm addbmm _addmm_activation sparse_sampled_addmm addr"), 1
 )
-def added_matrix_product(op: Op) -> int:
-    """As the matrix product of the second and third argument; the sum onto the first is not
-    counted.
+"""Index of the left matrix among the arguments; the right one follows."""
+
+
+@flop_formula(*_LEFT)
+def matrix_product(op: Op) -> int:
+    """(b) m x k times (b) k x n: 2 b m k n, of an outer product 2 m n; the sum onto a first
+    argument is not counted.
     """
-    return 2 * tensor(op, 1).numel * tensor(op, 2).shape[-1]
-
-
-@flop_formula("aten.addmv")
-def added_vector_product(op: Op) -> int:
-    """2 m k."""
-    return 2 * tensor(op, 1).numel
-
-
-@flop_formula("aten.addr")
-def added_outer_product(op: Op) -> int:
-    """One multiply-add per element: 2 m n."""
-    return 2 * n_first_out(op)
+    left = find(_LEFT, op.packet) or 0
+    return 2 * tensor(op, left).numel * tensor(op, left + 1).shape[-1]
 
 
 @flop_formula(
-    "aten.mv",
-    "aten.dot",
-    "aten.vdot",
-    "aten.inner",
-    "aten.matmul",
-    "aten.linear",
-    "aten.mkldnn_linear",
-    "aten._mkldnn_linear",
+    *aten("mv addmv dot vdot inner matmul linear mkldnn_linear _mkldnn_linear"),
     "mkldnn._linear_pointwise",
     "mkl._mkl_linear",
 )
 def linear(op: Op) -> int:
     """Every output element contracts the last dimension, k, of the input: 2 numel(out) k."""
-    left = tensor(op, 0)
+    left = tensor(op, 1 if op.packet.rstrip("_") == "aten.addmv" else 0)
     return 2 * n_first_out(op) * (left.shape[-1] if left.shape else 1)
 
 
@@ -77,8 +54,13 @@ def linear_backward(op: Op) -> int:
     """One product as large as the forward's for the input's and one for the weight's gradient,
     where asked for.
     """
-    x, mask = tensor(op, 0), argument(op, 3, "output_mask", (True, True, True))
-    return (bool(mask[0]) + bool(mask[1])) * 2 * tensor(op, 1).numel * x.shape[-1]
+    return _n_gradients(op, 3) * 2 * tensor(op, 1).numel * tensor(op, 0).shape[-1]
+
+
+def _n_gradients(op: Op, mask_index: int) -> int:
+    """How many of the gradients of the input and of the weight a backward computes."""
+    mask = argument(op, mask_index, "output_mask")
+    return bool(mask[0]) + bool(mask[1]) if isinstance(mask, tuple) else 2
 
 
 @flop_formula("aten._trilinear")
@@ -109,40 +91,42 @@ def _per_weight(image: TensorSpec, weight: TensorSpec) -> int:
     return 2 * image.numel * math.prod(weight.shape[1:])
 
 
-@flop_formula("aten.convolution", "aten._convolution", "aten.convolution_overrideable")
-def convolution(op: Op) -> int:
-    """2 n c_out h_out w_out (c_in / groups) kh kw; transposed: 2 n c_in h w (c_out / groups) kh kw
-    with the input's h, w.
-    """
-    transposed = argument(op, 6, "transposed", False)
-    return _per_weight(tensor(op, 0) if transposed else op.outputs[0], tensor(op, 1))
-
-
+_CONVOLUTIONS = aten("convolution _convolution convolution_overrideable")
 _PLAIN = """
 conv1d conv2d conv3d mkldnn_convolution cudnn_convolution miopen_convolution _conv_depthwise2d
 conv_depthwise3d miopen_depthwise_convolution thnn_conv2d _slow_conv2d_forward slow_conv3d
 slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution
 cudnn_convolution_relu cudnn_convolution_add_relu
 """
-_TRANSPOSED = """
+_TRANSPOSED = (
+    *aten("""
 conv_transpose1d conv_transpose2d conv_transpose3d slow_conv_transpose2d slow_conv_transpose3d
 cudnn_convolution_transpose miopen_convolution_transpose
-"""
+"""),
+    "mkldnn._convolution_transpose_pointwise",
+)
 
 
-@flop_formula(*aten(_PLAIN), "mkldnn._convolution_pointwise")
-def plain_convolution(op: Op) -> int:
-    """As a convolution that is not transposed."""
-    return _per_weight(op.outputs[0], tensor(op, 1))
+@flop_formula(*_CONVOLUTIONS, *aten(_PLAIN), "mkldnn._convolution_pointwise", *_TRANSPOSED)
+def convolution(op: Op) -> int:
+    """2 n c_out h_out w_out (c_in / groups) kh kw; transposed: 2 n c_in h w (c_out / groups) kh kw
+    with the input's h, w.
+    """
+    transposed = op.packet in _TRANSPOSED or (
+        op.packet in _CONVOLUTIONS and argument(op, 6, "transposed", False)
+    )
+    return _per_weight(tensor(op, 0) if transposed else op.outputs[0], tensor(op, 1))
 
 
-@flop_formula(*aten(_TRANSPOSED), "mkldnn._convolution_transpose_pointwise")
-def transposed_convolution(op: Op) -> int:
-    """As a transposed convolution."""
-    return _per_weight(tensor(op, 0), tensor(op, 1))
+_MASKS = {
+    "aten.convolution_backward": 10,
+    "aten.convolution_backward_overrideable": 10,
+    "aten._slow_conv2d_backward": 6,
+}
+"""Index of ``output_mask`` among the arguments."""
 
 
-@flop_formula("aten.convolution_backward", "aten.convolution_backward_overrideable")
+@flop_formula(*_MASKS)
 def convolution_backward(op: Op) -> int:
     """One contraction as large as the forward's for the input's and one for the weight's gradient,
     where `output_mask` asks.
@@ -150,19 +134,8 @@ def convolution_backward(op: Op) -> int:
     Each multiply-add of the forward appears once in either; the bias gradient (a sum) is not
     counted.
     """
-    transposed = argument(op, 7, "transposed", False)
-    mask = argument(op, 10, "output_mask", (True, True, True))
-    return (bool(mask[0]) + bool(mask[1])) * _per_weight(
-        tensor(op, 1) if transposed else tensor(op, 0), tensor(op, 2)
-    )
-
-
-@flop_formula("aten._slow_conv2d_backward")
-def slow_convolution_backward(op: Op) -> int:
-    """As convolution_backward; the mask is the last argument."""
-    mask = argument(op, 6, "output_mask", (True, True, True))
-    mask = mask if isinstance(mask, tuple) else (True, True, True)
-    return (bool(mask[0]) + bool(mask[1])) * _per_weight(tensor(op, 0), tensor(op, 2))
+    image = tensor(op, 1 if argument(op, 7, "transposed", False) else 0)
+    return _n_gradients(op, _MASKS[op.packet]) * _per_weight(image, tensor(op, 2))
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -181,12 +154,7 @@ def _n_scores(query: TensorSpec, key: TensorSpec, causal: bool) -> int:
     return heads * (square * (square + 1) // 2 + (t_q - square) * t_k)
 
 
-def _attention(query: TensorSpec, key: TensorSpec, value: TensorSpec, causal: bool) -> int:
-    return _n_scores(query, key, causal) * (2 * query.shape[-1] + 2 * value.shape[-1] + SCORE_FLOPS)
-
-
-# Place of is_causal in each operator's schema.
-_CAUSAL_PLACE = {
+_CAUSAL = {
     "aten.scaled_dot_product_attention": 5,
     "aten._scaled_dot_product_attention_math": 5,
     "aten._scaled_dot_product_flash_attention_for_cpu": 4,
@@ -194,37 +162,32 @@ _CAUSAL_PLACE = {
     "aten._scaled_dot_product_efficient_attention": 6,
     "aten._scaled_dot_product_cudnn_attention": 6,
     "aten._scaled_dot_product_fused_attention_overrideable": 5,
-}
-_CAUSAL_PLACE_BACKWARD = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
     "aten._scaled_dot_product_flash_attention_backward": 11,
     "aten._scaled_dot_product_efficient_attention_backward": 11,
     "aten._scaled_dot_product_cudnn_attention_backward": 14,
     "aten._scaled_dot_product_fused_attention_overrideable_backward": 13,
 }
+"""Index of ``is_causal`` among the arguments."""
 
 
-@flop_formula(*_CAUSAL_PLACE)
+@flop_formula(*_CAUSAL)
 def attention(op: Op) -> int:
-    """softmax(Q K' / sqrt(d)) V: b h t_q t_k (2 d + 2 d_v + 6).
+    """softmax(Q K' / sqrt(d)) V: b h t_q t_k (2 d + 2 d_v + 6); backward (6 d + 4 d_v + 5).
 
     A causal mask leaves the triangle; other masks and dropout are not counted. The plain-math
-    kernel computes the masked scores as well, so the count errs low there.
+    kernel computes the masked scores as well, so the count errs low there. Five products of the
+    backward: Q K' again, dP = dO V', dV = P' dO, dQ = dS K, dK = dS' Q. Scores are rebuilt (scale,
+    subtract, exp), and dS = P (dP - D).
     """
-    causal = argument(op, _CAUSAL_PLACE[op.packet], "is_causal", False) is True
-    return _attention(tensor(op, 0, "query"), tensor(op, 1, "key"), tensor(op, 2, "value"), causal)
-
-
-@flop_formula(*_CAUSAL_PLACE_BACKWARD)
-def attention_backward(op: Op) -> int:
-    """b h t_q t_k (6 d + 4 d_v + 5).
-
-    Five products: Q K' again, dP = dO V', dV = P' dO, dQ = dS K, dK = dS' Q. Scores are rebuilt
-    (scale, subtract, exp), and dS = P (dP - D).
-    """
-    causal = argument(op, _CAUSAL_PLACE_BACKWARD[op.packet], "is_causal", False) is True
-    query, key, value = (tensor(op, 1, "query"), tensor(op, 2, "key"), tensor(op, 3, "value"))
-    return _n_scores(query, key, causal) * (6 * query.shape[-1] + 4 * value.shape[-1] + 3 + 2)
+    backward = op.packet.endswith("_backward")
+    query, key, value = (
+        tensor(op, index, name) for index, name in enumerate(("query", "key", "value"), backward)
+    )
+    d, d_v = query.shape[-1], value.shape[-1]
+    score_flops = 6 * d + 4 * d_v + 3 + 2 if backward else 2 * d + 2 * d_v + SCORE_FLOPS
+    causal = argument(op, _CAUSAL[op.packet], "is_causal", False) is True
+    return _n_scores(query, key, causal) * score_flops
 
 
 def _self_attention(rows: TensorSpec, n_heads: int, *weights: TensorSpec) -> int:
@@ -233,9 +196,8 @@ def _self_attention(rows: TensorSpec, n_heads: int, *weights: TensorSpec) -> int
     """
     b, t, d = (1,) * (3 - len(rows.shape)) + rows.shape[-3:]
     head = TensorSpec.contiguous(b, n_heads, t, d // max(n_heads, 1))
-    return 2 * b * t * sum(weight.numel for weight in weights) + _attention(
-        head, head, head, causal=False
-    )
+    products = 2 * b * t * sum(weight.numel for weight in weights)
+    return products + _n_scores(head, head, causal=False) * (4 * head.shape[-1] + SCORE_FLOPS)
 
 
 @flop_formula("aten._native_multi_head_attention")
@@ -282,26 +244,29 @@ def _cell(n_gates: int, with_bias: bool) -> int:
     return _CELL_FLOPS[n_gates] + (_CELL_BIAS_FLOPS[n_gates] if with_bias else 0)
 
 
-def _recurrent_layer(op: Op, has_biases: bool) -> int:
+def _recurrent(op: Op, weight: int, has_biases: bool) -> int:
     """One layer in one direction over t steps of b samples: 2 t b (numel(W_ih) + numel(W_hh)) and
-    the cells.
+    the cells; `weight` is the index of W_ih, which W_hh follows.
     """
-    x, w_ih, w_hh = tensor(op, 0), tensor(op, 1), tensor(op, 2)
+    w_ih, w_hh = tensor(op, weight), tensor(op, weight + 1)
     hidden = w_hh.shape[-1]
     cell = hidden * _cell(w_hh.shape[0] // max(hidden, 1), has_biases)
-    return _n_rows(x) * (2 * (w_ih.numel + w_hh.numel) + cell)
+    return _n_rows(tensor(op, 0)) * (2 * (w_ih.numel + w_hh.numel) + cell)
 
 
-@flop_formula("aten.mkldnn_rnn_layer")
+@flop_formula("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
 def recurrent_layer(op: Op) -> int:
-    """One layer in one direction."""
-    return _recurrent_layer(op, bool(argument(op, 12, "has_biases", True)))
+    """One layer in one direction; the backward has each product twice, for the gradients of its
+    input and its weight.
+    """
+    times, flag = (2, 17) if op.packet.endswith("_backward") else (1, 12)
+    return times * _recurrent(op, 1, bool(argument(op, flag, "has_biases", True)))
 
 
-@flop_formula("aten.mkldnn_rnn_layer_backward")
-def recurrent_layer_backward(op: Op) -> int:
-    """Twice the forward's: each product for the gradients of its input and its weight."""
-    return 2 * _recurrent_layer(op, bool(argument(op, 17, "has_biases", True)))
+@flop_formula("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", "aten.rnn_relu_cell")
+def recurrent_cell(op: Op) -> int:
+    """One step of one cell: its two products, 2 b numel(W), and the gates."""
+    return _recurrent(op, 2, argument(op, 4, "b_ih") is not None)
 
 
 @flop_formula("aten._cudnn_rnn", "aten.miopen_rnn")
@@ -313,28 +278,22 @@ def fused_recurrent_layers(op: Op) -> int:
     return 2 * _n_rows(tensor(op, 0)) * sum(matrices)
 
 
-_CELLS = {"aten._thnn_fused_lstm_cell": 4, "aten._thnn_fused_gru_cell": 3}
+_CELLS = {
+    "aten._thnn_fused_lstm_cell": (4, 2, 1),
+    "aten._thnn_fused_gru_cell": (3, 2, 1),
+    "aten._thnn_fused_lstm_cell_backward_impl": (4, 2, 2),
+    "aten._thnn_fused_lstm_cell_backward": (4, 2, 2),
+    "aten._thnn_fused_gru_cell_backward": (3, 0, 2),
+}
+"""Number of gates, index of an argument of the hidden state's size, passes."""
 
 
 @flop_formula(*_CELLS)
 def fused_cell(op: Op) -> int:
-    """What follows a cell's two products, per hidden unit."""
-    return tensor(op, 2).numel * _cell(_CELLS[op.packet], argument(op, 3, "input_bias") is not None)
-
-
-_CELL_BACKWARDS = {
-    "aten._thnn_fused_lstm_cell_backward_impl": (4, 2),
-    "aten._thnn_fused_lstm_cell_backward": (4, 2),
-    "aten._thnn_fused_gru_cell_backward": (3, 0),
-}
-"""Number of gates, and place of an argument of the hidden state's size."""
-
-
-@flop_formula(*_CELL_BACKWARDS)
-def fused_cell_backward(op: Op) -> int:
-    """Twice the forward's."""
-    n_gates, place = _CELL_BACKWARDS[op.packet]
-    return 2 * tensor(op, place).numel * _cell(n_gates, False)
+    """What follows a cell's two products, per hidden unit; a backward counts twice."""
+    n_gates, state, n_passes = _CELLS[op.packet]
+    with_bias = n_passes == 1 and argument(op, 3, "input_bias") is not None
+    return n_passes * tensor(op, state).numel * _cell(n_gates, with_bias)
 
 
 _N_GATES = {"aten.lstm": 4, "aten.gru": 3, "aten.rnn_tanh": 1, "aten.rnn_relu": 1}
@@ -357,15 +316,6 @@ def recurrent_layers(op: Op) -> int:
         2 * sum(weight.numel for weight in matrices)
         + n_units * _cell(n_gates, len(weights) > len(matrices))
     )
-
-
-@flop_formula("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", "aten.rnn_relu_cell")
-def recurrent_cell(op: Op) -> int:
-    """One step of one cell: its two products, 2 b numel(W), and the gates."""
-    w_ih, w_hh = tensor(op, 2), tensor(op, 3)
-    hidden = w_hh.shape[-1]
-    cell = hidden * _cell(w_hh.shape[0] // max(hidden, 1), argument(op, 4, "b_ih") is not None)
-    return _n_rows(tensor(op, 0)) * (2 * (w_ih.numel + w_hh.numel) + cell)
 
 
 @flop_formula("aten.einsum")

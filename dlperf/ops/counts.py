@@ -25,9 +25,9 @@ from __future__ import annotations
 from dlperf.core.caching import cached_by_identity
 from dlperf.core.trace import Op, Trace
 from dlperf.ops import contractions, elementwise, layers, registry
-from dlperf.ops.operand_bytes import bytes_read, op_bytes
+from dlperf.ops.operand_bytes import bytes_read, is_view, op_bytes
 
-__all__ = ["bytes_read", "contractions", "elementwise", "layers", "op_bytes"]
+__all__ = ["bytes_read", "contractions", "elementwise", "is_view", "layers", "op_bytes"]
 
 
 def op_flops(op: Op) -> int | None:
@@ -43,11 +43,6 @@ def op_flops(op: Op) -> int | None:
     """
     formula = registry.find(registry.FLOPS, op.packet)
     return None if formula is None else formula(op)
-
-
-def is_view(op: Op) -> bool:
-    """Whether the op touches no element: a view, metadata, uninitialised memory."""
-    return any(name in elementwise.VIEWS for name in registry.names_of(op.packet))
 
 
 @cached_by_identity

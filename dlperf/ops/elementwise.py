@@ -15,7 +15,6 @@ from dlperf.ops.registry import (
     aten,
     flop_formula,
     flops_per_element,
-    foreach,
     n_first_in,
     n_first_list,
     n_first_out,
@@ -75,7 +74,7 @@ _segment_reduce_backward allclose
 
 # Of binary functions, scale factors (`alpha`) are not counted.
 flops_per_element(1, n_first_out, aten(_UNARY_AND_BINARY + _BACKWARD + _RANDOM))
-flops_per_element(1, n_first_list, foreach(_FOREACH_ONE))
+flops_per_element(1, n_first_list, aten(_FOREACH_ONE, "_foreach_"))
 flops_per_element(1, n_larger, aten(_REDUCTIONS))
 # Product or quotient, and sum; draw and mask; sigmoid and product.
 flops_per_element(
@@ -86,7 +85,7 @@ flops_per_element(
         " feature_alpha_dropout glu _fused_moving_avg_obs_fq_helper"
     ),
 )
-flops_per_element(2, n_first_list, foreach("addcmul addcdiv norm powsum"))
+flops_per_element(2, n_first_list, aten("addcmul addcdiv norm powsum", "_foreach_"))
 # Square or exponential, and sum; both extremes.
 flops_per_element(
     2,
@@ -100,7 +99,7 @@ flops_per_element(
 flops_per_element(3, n_first_in, aten("logsumexp special_logsumexp dist"))
 # a + w (b - a).
 flops_per_element(3, n_first_out, aten("lerp"))
-flops_per_element(3, n_first_list, foreach("lerp"))
+flops_per_element(3, n_first_list, aten("lerp", "_foreach_"))
 # Sum; subtract the mean, square, sum.
 flops_per_element(4, n_first_in, aten("std std_mean var var_mean"))
 # g s for one half and g a s (1 - s) for the other, sigmoid included.

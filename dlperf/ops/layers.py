@@ -10,6 +10,7 @@ from dlperf.core.trace import Op
 from dlperf.ops.registry import (
     argument,
     aten,
+    find,
     flop_formula,
     flops_per_element,
     n_first_in,
@@ -99,37 +100,24 @@ flops_per_element(
 # -- pooling ---------------------------------------------------------------------------------------
 
 
-def _window(op: Op, place: int, n_dims: int) -> int:
-    size = argument(op, place, "kernel_size", 1)
+_POOLS = """
+max_pool{0}d max_pool{0}d_with_indices avg_pool{0}d avg_pool{0}d_backward mkldnn_max_pool{0}d
+fractional_max_pool{0}d
+"""
+
+
+@flop_formula(*aten(" ".join(_POOLS.format(n_dims) for n_dims in (1, 2, 3))))
+def pool(op: Op) -> int:
+    """One comparison or sum per element of each output's window, padding included; in the backward
+    each output's gradient is added to every element of its window.
+    """
+    backward = op.packet.endswith("_backward")
+    size = argument(op, 2 if backward else 1, "kernel_size", 1)
     sizes = size if isinstance(size, tuple) else (size,)
-    return math.prod(sizes) if len(sizes) > 1 else sizes[0] ** n_dims
+    n_dims = int(op.packet.partition("_pool")[2][0])
+    window: int = math.prod(sizes) if len(sizes) > 1 else sizes[0] ** n_dims
+    return window * (tensor(op, 0).numel if backward else n_first_out(op))
 
-
-def _register_pooling(n_dims: int) -> None:
-    pools = (
-        f"aten.{name}"
-        for name in (
-            f"max_pool{n_dims}d",
-            f"max_pool{n_dims}d_with_indices",
-            f"avg_pool{n_dims}d",
-            f"mkldnn_max_pool{n_dims}d",
-            f"fractional_max_pool{n_dims}d",
-        )
-    )
-
-    @flop_formula(*pools)
-    def pool(op: Op) -> int:
-        """One comparison or sum per element of each output's window, padding included."""
-        return _window(op, 1, n_dims) * n_first_out(op)
-
-    @flop_formula(f"aten.avg_pool{n_dims}d_backward")
-    def average_pool_backward(op: Op) -> int:
-        """Each output's gradient is added to every element of its window."""
-        return _window(op, 2, n_dims) * tensor(op, 0).numel
-
-
-for _n_dims in (1, 2, 3):
-    _register_pooling(_n_dims)
 
 # Each input element once, or one scaled sum per element of the input's gradient. Where the sizes do
 # not divide, windows overlap and the count errs low.
@@ -194,14 +182,9 @@ _PER_ELEMENT = {
 }
 
 
-@flop_formula(*(f"aten.{name}" for name in _PER_ELEMENT))
-def loss(op: Op) -> int:
-    """A few FLOP per element compared, see the table; multi-label margins are counted for one
-    target a sample.
-    """
-    name = op.packet[len("aten.") :].rstrip("_")
-    return _PER_ELEMENT[name] * tensor(op, 1 if name.endswith("_backward") else 0).numel
-
+# Multi-label margins are counted for one target a sample.
+for _name, _flops in _PER_ELEMENT.items():
+    flops_per_element(_flops, n_tensor(1 if _name.endswith("_backward") else 0), aten(_name))
 
 # One sum or product per target.
 flops_per_element(
@@ -241,31 +224,26 @@ def distances_backward(op: Op) -> int:
 # -- embeddings, scattered sums --------------------------------------------------------------------
 
 
-@flop_formula("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding_bag")
-def embedding_bag(op: Op) -> int:
-    """Each looked-up row is added to its bag."""
-    return tensor(op, 1).numel * tensor(op, 0).shape[-1]
+_LOOK_UPS = dict.fromkeys(
+    aten(
+        "_embedding_bag _embedding_bag_forward_only embedding_bag _embedding_bag_dense_backward"
+        " _embedding_bag_backward"
+    ),
+    (1, 1),
+) | {
+    "aten._embedding_bag_per_sample_weights_backward": (2, 2),
+    "aten.embedding_renorm": (3, 1),
+}
+"""FLOP per element of a looked-up row (the sum of its bag, or the bag's gradient; a dot product;
+norm and scale), and the index of the indices among the arguments.
+"""
 
 
-@flop_formula(
-    "aten._embedding_bag_dense_backward",
-    "aten._embedding_bag_backward",
-    "aten._embedding_bag_per_sample_weights_backward",
-)
-def embedding_bag_backward(op: Op) -> int:
-    """Each looked-up row receives its bag's gradient (with per-sample weights: one dot product a
-    row, 2 FLOP an element).
-    """
-    gradient = tensor(op, 0)
-    if op.packet.endswith("per_sample_weights_backward"):
-        return 2 * tensor(op, 2).numel * gradient.shape[-1]
-    return tensor(op, 1).numel * gradient.shape[-1]
-
-
-@flop_formula("aten.embedding_renorm")
-def embedding_renorm(op: Op) -> int:
-    """Norm and scale of each looked-up row: 3 FLOP per element."""
-    return 3 * tensor(op, 1).numel * tensor(op, 0).shape[-1]
+@flop_formula(*_LOOK_UPS)
+def look_up(op: Op) -> int:
+    """Each looked-up row, or its gradient, as wide as the first argument."""
+    flops, indices = find(_LOOK_UPS, op.packet) or (0, 0)
+    return flops * tensor(op, indices).numel * tensor(op, 0).shape[-1]
 
 
 # One operation per element of the source; a gather computes nothing.
@@ -298,35 +276,23 @@ for _name, _taps in _TAPS.items():
     flops_per_element(2 * _taps, n_first_in, (f"{_packet}_backward",))
 
 
-def _sampler_taps(op: Op, place: int, n_dims: int) -> int:
-    n_taps = {0: 2, 1: 1, 2: 4}[
-        argument(op, place, "interpolation_mode", 0)
-    ]  # bilinear, nearest, bicubic
-    return int(n_taps**n_dims)
+_NEIGHBOURS = {0: 2, 1: 1, 2: 4}
+"""Neighbours along an axis by interpolation mode: bilinear, nearest, bicubic."""
 
 
 @flop_formula(
-    "aten.grid_sampler_2d",
-    "aten.grid_sampler_3d",
-    "aten.grid_sampler",
-    "aten._grid_sampler_2d_cpu_fallback",
+    *aten("grid_sampler_2d grid_sampler_3d grid_sampler _grid_sampler_2d_cpu_fallback"),
+    *aten("grid_sampler_2d_backward grid_sampler_3d_backward"),
+    "aten._grid_sampler_2d_cpu_fallback_backward",
 )
 def grid_sampler(op: Op) -> int:
     """One multiply-add per neighbour of each output element; the weights, common to all channels,
-    are not counted.
+    are not counted. Backward: one for the input's gradient and one for each coordinate's.
     """
-    return 2 * _sampler_taps(op, 2, len(op.inputs[0].shape) - 2) * n_first_out(op)
-
-
-@flop_formula(
-    "aten.grid_sampler_2d_backward",
-    "aten.grid_sampler_3d_backward",
-    "aten._grid_sampler_2d_cpu_fallback_backward",
-)
-def grid_sampler_backward(op: Op) -> int:
-    """Per neighbour a multiply-add for the input's gradient and one for each coordinate's."""
     n_dims = len(op.inputs[0].shape) - 2
-    return 2 * (1 + n_dims) * _sampler_taps(op, 3, n_dims) * n_first_in(op)
+    backward = op.packet.endswith("_backward")
+    n_taps: int = _NEIGHBOURS[argument(op, 3 if backward else 2, "interpolation_mode", 0)] ** n_dims
+    return 2 * n_taps * ((1 + n_dims) * n_first_in(op) if backward else n_first_out(op))
 
 
 @flop_formula("aten.affine_grid_generator", "aten.affine_grid_generator_backward")
@@ -355,41 +321,32 @@ def fourier_transform(op: Op) -> int:
 # -- fused optimizers ------------------------------------------------------------------------------
 
 
-@flop_formula("aten._fused_adam", "aten._fused_adamw")
-def fused_adam(op: Op) -> int:
-    """Per parameter: first moment 3 (lerp), second 3 (g g, multiply-add), root, divide, sum of
-    epsilon 3, update 3; decay 2, amsgrad 1.
-    """
+_OPTIMIZERS = dict.fromkeys(aten("_fused_adam _fused_adamw"), 12) | {
+    "aten._fused_sgd": 2,
+    "aten._fused_adagrad": 7,
+}
+"""FLOP per parameter. Adam: first moment 3 (lerp), second 3 (g g, multiply-add), root, divide, sum
+of epsilon 3, update 3. SGD: update 2. Adagrad: sum of squares 2, root, epsilon 2, quotient, update
+3.
+"""
+_OPTIONS = {"weight_decay": 2, "amsgrad": 1, "momentum": 2, "nesterov": 2}
+"""Further FLOP per parameter; momentum with dampening has one more."""
+
+
+@flop_formula(*_OPTIMIZERS)
+def fused_optimizer(op: Op) -> int:
+    """A few FLOP per parameter, see the tables."""
     options = dict(op.kwargs)
-    return n_first_list(op) * (
-        12 + (2 if options.get("weight_decay") else 0) + (1 if options.get("amsgrad") else 0)
+    flops = (find(_OPTIMIZERS, op.packet) or 0) + sum(
+        extra for name, extra in _OPTIONS.items() if options.get(name)
     )
-
-
-@flop_formula("aten._fused_sgd")
-def fused_sgd(op: Op) -> int:
-    """Per parameter: update 2; weight decay 2, momentum 3 (2 without dampening), Nesterov 2."""
-    options = dict(op.kwargs)
-    momentum = (3 if options.get("dampening") else 2) if options.get("momentum") else 0
-    return n_first_list(op) * (
-        2
-        + (2 if options.get("weight_decay") else 0)
-        + momentum
-        + (2 if options.get("nesterov") else 0)
-    )
-
-
-@flop_formula("aten._fused_adagrad")
-def fused_adagrad(op: Op) -> int:
-    """Per parameter: sum of squares 2, root, epsilon 2, quotient, update 3; weight decay 2."""
-    return n_first_list(op) * (7 + (2 if dict(op.kwargs).get("weight_decay") else 0))
+    dampened = bool(options.get("momentum") and options.get("dampening"))
+    return n_first_list(op) * (flops + dampened)
 
 
 # Check and product.
 flops_per_element(2, n_first_list, aten("_amp_foreach_non_finite_check_and_unscale"))
 
 
-@flop_formula("aten._amp_update_scale")
-def update_scale(op: Op) -> int:
-    """One product."""
-    return 1
+# One product.
+flops_per_element(1, n_first_in, aten("_amp_update_scale"))

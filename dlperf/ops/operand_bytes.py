@@ -12,7 +12,15 @@ from collections.abc import Iterable
 
 from dlperf.core.trace import Op, TensorSpec, tensors_in
 from dlperf.ops.elementwise import MAYBE_VIEWS, VIEWS
-from dlperf.ops.registry import BYTES, argument, byte_formula, find, is_in_place, tensor
+from dlperf.ops.registry import (
+    BYTES,
+    argument,
+    byte_formula,
+    find,
+    is_in_place,
+    names_of,
+    tensor,
+)
 
 _OVERWRITTEN = """
 fill_ zero_ copy_ copy normal_ uniform_ bernoulli_ random_ exponential_ geometric_ log_normal_
@@ -38,13 +46,14 @@ def op_bytes(op: Op) -> int:
     >>> op_bytes(Op("aten.relu.default", (x,), outputs=(x,)))
     800
     """
-    packet = op.packet
-    if packet in VIEWS or (is_in_place(packet) and packet[:-1] in VIEWS):
+    if is_view(op) or (op.packet in MAYBE_VIEWS and _is_alias(op)):
         return 0
-    if packet in MAYBE_VIEWS and _is_alias(op):
-        return 0
-    formula = find(BYTES, packet)
-    return formula(op) if formula is not None else _once_each(op)
+    return (find(BYTES, op.packet) or _once_each)(op)
+
+
+def is_view(op: Op) -> bool:
+    """Whether the op touches no element: a view, metadata, uninitialised memory."""
+    return any(name in VIEWS for name in names_of(op.packet))
 
 
 def bytes_read(op: Op, moved: int) -> list[tuple[TensorSpec, int]]:
@@ -69,15 +78,8 @@ def _sum(specs: Iterable[TensorSpec]) -> int:
     """Bytes of tensors, one that stands twice counted once; tensors whose memory is not known are
     all different.
     """
-    seen: set[TensorSpec] = set()
-    total = 0
-    for spec in specs:
-        if spec.storage >= 0:
-            if spec in seen:
-                continue
-            seen.add(spec)
-        total += spec.nbytes
-    return total
+    distinct = {spec if spec.storage >= 0 else index: spec for index, spec in enumerate(specs)}
+    return sum(spec.nbytes for spec in distinct.values())
 
 
 def _read(op: Op) -> tuple[TensorSpec, ...]:
@@ -236,32 +238,16 @@ def nll_loss_backward(op: Op) -> int:
 # -- optimizers ------------------------------------------------------------------------------------
 
 
-@byte_formula("aten._fused_adam", "aten._fused_adamw", "aten._fused_adagrad")
+@byte_formula("aten._fused_adam", "aten._fused_adamw", "aten._fused_adagrad", "aten._fused_sgd")
 def fused_optimizer(op: Op) -> int:
     """Parameters and states read and written, gradients read: 28 bytes per fp32 parameter for Adam,
-    20 for Adagrad.
-    """
-    gradients = _sum(tensors_in(op.args[1]))
-    updated = sum(
-        _sum(tensors_in(value))
-        for place, value in enumerate(op.args[:5])
-        if place != 1 and isinstance(value, tuple)
-    )
-    return 2 * updated + gradients
-
-
-@byte_formula("aten._fused_sgd")
-def fused_sgd(op: Op) -> int:
-    """12 bytes per fp32 parameter, 20 with momentum (16 in the first step, which only writes the
+    20 for Adagrad, 12 for SGD, 20 with momentum (16 in the first step, which only writes the
     buffer).
     """
     options = dict(op.kwargs)
-    momentum = _sum(tensors_in(op.args[2])) if options.get("momentum") else 0
-    return (
-        2 * _sum(tensors_in(op.args[0]))
-        + _sum(tensors_in(op.args[1]))
-        + (1 if options.get("is_first_step") else 2) * momentum
-    )
+    lists = [_sum(tensors_in(value)) if isinstance(value, tuple) else 0 for value in op.args[:5]]
+    once = (lists[1], lists[2] if options.get("is_first_step") else 0)
+    return 2 * sum(lists) - sum(once)
 
 
 @byte_formula("aten._local_scalar_dense", "aten.item")

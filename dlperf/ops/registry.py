@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, TensorSpec, tensors_in
 
 Formula = Callable[[Op], int]
+Value = TypeVar("Value")
 
 FLOPS: dict[str, Formula] = {}
 """FLOP formulas by operator without overload (``aten.addmm``)."""
@@ -16,36 +17,34 @@ BYTES: dict[str, Formula] = {}
 """Formulas for bytes moved, for the operators that the default rule would get wrong."""
 
 
-def _register(
-    table: dict[str, Formula], kind: str, packets: tuple[str, ...]
-) -> Callable[[Formula], Formula]:
-    def add(formula: Formula) -> Formula:
+def register(
+    packets: Iterable[str], table: dict[str, Value], what: str
+) -> Callable[[Value], Value]:
+    """Decorator: `table` has the function for operators by packet name, ``aten.add`` also for the
+    in-place ``aten.add_`` (:func:`find`).
+
+    Raises DlperfError where an operator already has one.
+    """
+
+    def add(value: Value) -> Value:
         for packet in packets:
             if packet in table:
-                raise DlperfError(
-                    f"{packet} has two {kind} formulas: {table[packet].__name__} and"
-                    f" {formula.__name__}; keep one"
-                )
-            table[packet] = formula
-        return formula
+                names = " and ".join(getattr(one, "__name__", "") for one in (table[packet], value))
+                raise DlperfError(f"{packet} has two {what}: {names}; keep one")
+            table[packet] = value
+        return value
 
     return add
 
 
 def flop_formula(*packets: str) -> Callable[[Formula], Formula]:
-    """Decorator: the function counts the FLOPs of these operators (and of their in-place forms,
-    ``aten.add_`` for ``aten.add``).
-
-    Raises DlperfError where an operator already has a formula.
-    """
-    return _register(FLOPS, "FLOP", packets)
+    """Decorator: the function counts the FLOPs of these operators (:func:`register`)."""
+    return register(packets, FLOPS, "FLOP formulas")
 
 
 def byte_formula(*packets: str) -> Callable[[Formula], Formula]:
-    """Decorator: the function counts the bytes that these operators move. Raises DlperfError where
-    one already has a formula.
-    """
-    return _register(BYTES, "byte", packets)
+    """Decorator: the function counts the bytes that these operators move (:func:`register`)."""
+    return register(packets, BYTES, "byte formulas")
 
 
 def flops_per_element(flops: int, count: Callable[[Op], int], packets: Iterable[str]) -> None:
@@ -56,18 +55,13 @@ def flops_per_element(flops: int, count: Callable[[Op], int], packets: Iterable[
         return flops * count(op) if flops else 0
 
 
-def aten(names: str) -> tuple[str, ...]:
-    """Packets of a text of operators.
+def aten(names: str, prefix: str = "") -> tuple[str, ...]:
+    """Packets of a text of operators; those on lists of tensors have the prefix ``_foreach_``.
 
-    >>> aten("mm bmm")
-    ('aten.mm', 'aten.bmm')
+    >>> aten("mm bmm"), aten("add", "_foreach_")
+    (('aten.mm', 'aten.bmm'), ('aten._foreach_add',))
     """
-    return tuple(f"aten.{name}" for name in names.split())
-
-
-def foreach(names: str) -> tuple[str, ...]:
-    """Packets of the operators on lists of tensors."""
-    return tuple(f"aten._foreach_{name}" for name in names.split())
+    return tuple(f"aten.{prefix}{name}" for name in names.split())
 
 
 def names_of(packet: str) -> tuple[str, ...]:
@@ -85,8 +79,8 @@ def is_in_place(packet: str) -> bool:
     return packet.endswith("_") and not packet.endswith("__")
 
 
-def find(table: dict[str, Formula], packet: str) -> Formula | None:
-    """The formula of an operator, or of its out-of-place form; None where there is none."""
+def find(table: Mapping[str, Value], packet: str) -> Value | None:
+    """The entry of an operator, or of its out-of-place form; None where there is none."""
     return next((table[name] for name in names_of(packet) if name in table), None)
 
 
