@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlperf.cli.accuracy_validation import provenance_of
@@ -55,9 +56,8 @@ def validate_trainings(args: Namespace) -> Answer:
                 failures.append(str(error))
                 warn(str(error))
                 continue
-            if row.kind in wanted:
-                rows.append(row)
-                log(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
+            rows.append(row)
+            log(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
     except KeyboardInterrupt:
         raise Interrupted(runner.archive.kept) from None
     tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
@@ -94,22 +94,21 @@ def _plan(
 
     networks = args.targets or NETWORKS
     for network in networks:
-        counts = [
-            p
-            for p in WORKERS
-            if ("workers" if p <= runner.machine.cpu.n_cores else "oversubscribed") in wanted
-        ]
-        yield from runner.workers(network, counts)
-    if wanted & {"wrapped", "epoch"}:
-        for network in args.targets or WRAPPED:
-            for loader_workers in (0, 1):
-                yield from runner.epochs(network, loader_workers)
+        for p in WORKERS:
+            if ("workers" if p <= runner.machine.cpu.n_cores else "oversubscribed") in wanted:
+                yield partial(runner.workers, network, p)
+    for network in args.targets or WRAPPED:
+        for loader_workers in (0, 1):
+            for kind in ("wrapped", "epoch"):
+                if kind in wanted:
+                    yield partial(runner.epoch, kind, network, loader_workers)
     if "choice" in wanted:
         for network in networks:
-            yield from runner.choice(network)
+            yield partial(runner.choice, network)
     if "memory" in wanted:
         for target in args.targets or target_lookup.checkout_targets():
-            yield from runner.memory(target, args.batch_sizes or MEMORY_BATCH_SIZES)
+            for size in args.batch_sizes or MEMORY_BATCH_SIZES:
+                yield partial(runner.memory, target, size)
 
 
 def _tables(

@@ -15,6 +15,9 @@ from msgspec import inspect
 
 import dlperf
 from dlperf.__main__ import main
+from dlperf.studies.accuracy.baselines import BaselineEstimate
+from dlperf.studies.distributed.runs import AllReduces, StepRun
+from dlperf.studies.trainings.cases import TrainingForecast
 
 PACKAGE = Path(dlperf.__file__).parent
 READ = (
@@ -23,13 +26,15 @@ READ = (
     "MeasurementRecord",
     "ClusterRecord",
     "CommunicationRecord",
-    "TrainingForecastRecord",
-    "BaselineEstimateRecord",
-    "AllReducesRecord",
-    "StepRunRecord",
 )
-"""The records of files: those of dlperf's own formats, and those that a validation keeps."""
-
+"""The records of dlperf's own files."""
+KEPT = {
+    "TrainingForecastRecord": TrainingForecast,
+    "BaselineEstimateRecord": BaselineEstimate,
+    "AllReducesRecord": AllReduces,
+    "StepRunRecord": StepRun,
+}
+"""What a validation keeps in files."""
 
 _ON = "--machine elsewhere.json --threads 1"
 ANSWERED = (
@@ -87,14 +92,16 @@ def lines_of(kind: Any, indent: str = "  ") -> tuple[str, list[str]]:
         return " or ".join(word for word, _ in parts), [line for _, own in parts for line in own]
     if isinstance(kind, inspect.LiteralType):
         return f"one of {', '.join(map(str, sorted(kind.values)))}", []
-    if isinstance(kind, inspect.StructType):
+    if isinstance(kind, (inspect.StructType, inspect.DataclassType)):
+        is_array = getattr(kind, "array_like", False)
+        is_strict = getattr(kind, "forbid_unknown_fields", False) and not is_array
         inside = []
         for field in kind.fields:
             word, own = lines_of(field.type, indent + "  ")
             optional = "" if field.required else ", optional"
             inside += [f"{indent}{field.encode_name}: {word}{optional}", *own]
-        strict = ", no other keys" if kind.forbid_unknown_fields and not kind.array_like else ""
-        return f"{'array' if kind.array_like else 'object'}{strict}", inside
+        strict = ", no other keys" if is_strict else ""
+        return f"{'array' if is_array else 'object'}{strict}", inside
     if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
         word, own = lines_of(kind.item_type, indent)
         return f"list{limits(kind)} of {word}", own
@@ -113,8 +120,8 @@ def test_records(frozen_files: Path, renew: bool) -> None:
         data = json.loads((frozen_files / f"{name}.json").read_text(encoding="utf-8"))
         lines.append(f"{data['schema']} {data['schema_version']}")
     lines.append("")
-    for name in READ:
-        word, own = lines_of(inspect.type_info(known[name]))
+    for name, kind in {**{name: known[name] for name in READ}, **KEPT}.items():
+        word, own = lines_of(inspect.type_info(kind))
         lines += [f"{name}: {word}", *own, ""]
     check_text("schemas-read", "\n".join(lines), renew)
 

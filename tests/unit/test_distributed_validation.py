@@ -28,7 +28,6 @@ from dlperf.studies.distributed.cases import (
     CalibratedLink,
     DistributedForecast,
     DistributedStudy,
-    Pair,
 )
 from dlperf.studies.distributed.runs import (
     ALL_REDUCE_BYTES,
@@ -38,6 +37,7 @@ from dlperf.studies.distributed.runs import (
     StepRun,
 )
 from dlperf.studies.distributed.study import doubled, factor_of, run_study, step_rows
+from dlperf.studies.forecasts import Pair
 
 PROVENANCE = Provenance(
     "Made-up CPU",
@@ -66,12 +66,12 @@ def row(
 
 def test_errors_and_floors_are_relative_for_times_and_points_for_shares() -> None:
     step = row("step", (1.1, 1.0), (1.1, 1.1))
-    assert step.error == pytest.approx((0.1 + 0.0) / 2)
-    assert step.repeatability == pytest.approx(0.1 / 1.05)
+    assert step.error_frac == pytest.approx((0.1 + 0.0) / 2)
+    assert step.repeatability_frac == pytest.approx(0.1 / 1.05)
     share = row("share", (0.50, 0.40), (0.50, 0.44))
-    assert share.error == pytest.approx((0.10 + 0.06) / 2)
-    assert share.repeatability == pytest.approx(0.04)
-    assert row("share", (0.5, 0.4)).repeatability is None
+    assert share.error_frac == pytest.approx((0.10 + 0.06) / 2)
+    assert share.repeatability_frac == pytest.approx(0.04)
+    assert row("share", (0.5, 0.4)).repeatability_frac is None
 
 
 def test_rows_are_judged_by_their_own_bar_and_never_over_links_as_they_are() -> None:
@@ -310,7 +310,7 @@ def test_a_study_forecasts_every_rate_from_every_shaped_one(tmp_path: Path) -> N
     assert runs[:5] == runs[5:]
     assert len(set(runs[:5])) == 5
     # a scaling_forecast-up link whose collectives are latency and bytes is forecast well at any rate
-    assert max(abs(row.error) for row in found.rows if row.case == "48.0 MiB") < 0.05
+    assert max(abs(row.error_frac) for row in found.rows if row.case == "48.0 MiB") < 0.05
 
 
 def test_the_bound_needs_links_of_twice_the_rate(

@@ -12,14 +12,15 @@ from calibrated_cases import machine as made_up
 
 from dlperf.cli.validation import PARTS
 from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.records.conversion import convert
 from dlperf.studies.accuracy.archive import Archive
 from dlperf.studies.accuracy.study import Provenance
 from dlperf.studies.distributed import study as distributed_study
+from dlperf.studies.forecasts import Pair
 from dlperf.studies.trainings import page as training_page
 from dlperf.studies.trainings.cases import (
     KINDS,
     ForecastTable,
-    Pair,
     TrainingForecast,
     TrainingStudy,
 )
@@ -81,7 +82,7 @@ def test_page_and_folder(tmp_path: Path) -> None:
     )  # Delta: (0.5 / 10.5 + 0.5 / 5) / 2; MAPE: (5 + 12.5) / 2
     assert "![workers-small.png](workers-small.png)" in page
     assert written[1].read_text().splitlines()[1] == 'workers,"small, p = 1",1,s,10.5,10.0'
-    assert TrainingForecast.from_json(json.loads(json.dumps(asdict(ROWS[1])))) == ROWS[1]
+    assert convert(json.loads(json.dumps(asdict(ROWS[1]))), TrainingForecast) == ROWS[1]
 
 
 class Answers(TrainingRunner):
@@ -135,7 +136,7 @@ def runner(tmp_path: Path) -> Answers:
 
 
 def test_workers_are_forecast_and_run_with_the_same_counts(runner: Answers) -> None:
-    (row,) = [make() for make in runner.workers("cnn-small", [2])]
+    row = runner.workers("cnn-small", 2)
     # an epoch of 10 s / 2 at 1 ms a sample: 5,000 samples, 157 batches
     n = BATCH_SIZE * 157
     assert row.pairs == (Pair(n * 2e-3, 25.0), Pair(n * 2e-3, 25.0))
@@ -155,7 +156,7 @@ def test_workers_are_forecast_and_run_with_the_same_counts(runner: Answers) -> N
 
 
 def test_a_networks_loader_is_sampled_once_for_all_its_cases(runner: Answers) -> None:
-    rows = [make() for make in runner.workers("cnn-small", [1, 2, 4])]
+    rows = [runner.workers("cnn-small", p) for p in (1, 2, 4)]
     probes = [
         command for command in runner.issued if "predict" in command and "--workers" not in command
     ]  # type: ignore[attr-defined]
@@ -163,7 +164,7 @@ def test_a_networks_loader_is_sampled_once_for_all_its_cases(runner: Answers) ->
 
 
 def test_one_run_serves_both_forecasts_of_an_epoch(runner: Answers) -> None:
-    wrapped, alone = [make() for make in runner.epochs("lenet", 1)]
+    wrapped, alone = [runner.epoch(kind, "lenet", 1) for kind in ("wrapped", "epoch")]
     assert (wrapped.kind, alone.kind) == ("wrapped", "epoch")
     assert wrapped.pairs[0] == Pair(21.0, 20.0)
     n = BATCH_SIZE * 688  # 22 s at 1 ms a sample, in batches
@@ -172,22 +173,22 @@ def test_one_run_serves_both_forecasts_of_an_epoch(runner: Answers) -> None:
 
 
 def test_the_choice_is_judged_against_the_fastest(runner: Answers) -> None:
-    (row,) = [make() for make in runner.choice("lenet")]
+    row = runner.choice("lenet")
     assert row.pairs == (Pair(90.0, 100.0),)
     assert row.error_frac == pytest.approx(-0.1)
 
 
 def test_finished_cases_are_kept(runner: Answers) -> None:
-    first = [make() for make in runner.choice("lenet")]
+    first = runner.choice("lenet")
     n = len(runner.issued)  # type: ignore[attr-defined]
-    assert [make() for make in runner.choice("lenet")] == first
+    assert runner.choice("lenet") == first
     assert len(runner.issued) == n  # type: ignore[attr-defined]
     assert runner.archive.remark.startswith("1 of 2 measurements were kept from before")
 
 
 def test_a_run_that_fails_keeps_nothing(runner: Answers) -> None:
     with pytest.raises(WorkFailed, match="a worker died"):
-        _ = [make() for make in runner.workers("cnn-large", [2])]
+        runner.workers("cnn-large", 2)
     assert not list(runner.archive.folder.glob("*")) if runner.archive.folder.exists() else True
 
 
@@ -208,4 +209,4 @@ def test_the_command_line_knows_the_parts() -> None:
 )
 def test_a_damaged_row_is_refused(change, message) -> None:
     with pytest.raises(DlperfError, match=message):
-        TrainingForecast.from_json({**json.loads(json.dumps(asdict(ROWS[1]))), **change})
+        convert({**json.loads(json.dumps(asdict(ROWS[1]))), **change}, TrainingForecast)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -653,7 +653,7 @@ def test_a_dead_process_is_every_peers_problem(monkeypatch: pytest.MonkeyPatch) 
             pass
 
         def communicate(self, job: str, timeout: float) -> tuple[str, str]:
-            line = json.dumps(BaselineEstimate(BASELINES[0], total_s=1.0).to_json())
+            line = json.dumps(asdict(BaselineEstimate(BASELINES[0], total_s=1.0)))
             return line + "\n", "core dumped"
 
     monkeypatch.setattr(child_process, "Child", Dead)

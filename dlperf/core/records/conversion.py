@@ -215,7 +215,7 @@ def _expected(kind: Any, value: Any) -> str:
             if kind.min_length
             else "text"
         )
-    if isinstance(kind, (inspect.ListType, inspect.TupleType)) or (
+    if isinstance(kind, (inspect.ListType, inspect.VarTupleType, inspect.TupleType)) or (
         isinstance(kind, inspect.StructType) and kind.array_like
     ):
         return f"a list{_length(kind)}"
@@ -229,7 +229,7 @@ def _expected(kind: Any, value: Any) -> str:
 
 def _length(kind: Any) -> str:
     """The words for the number of entries of a list."""
-    if isinstance(kind, inspect.ListType):
+    if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
         least, most = kind.min_length, kind.max_length
     else:
         least = most = len(kind.fields if isinstance(kind, inspect.StructType) else kind.item_types)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import read_json, write_json
 from dlperf.core.host import this_cpu, versions
 from dlperf.core.measurement import Measurement
+from dlperf.core.records.conversion import convert
 from dlperf.core.trace import Trace
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.baselines import BaselineEstimate
@@ -38,6 +40,15 @@ def what_is_kept(n_kept: int, what: str, folder: Path, fresh: bool) -> str:
     )
 
 
+def environment() -> tuple[str, ...]:
+    """This machine, its torch and its Python: those of a measurement."""
+    found = versions()
+    return (
+        *map(str, this_cpu().identity),
+        *(f"{k}={found[k]}" for k in ("python", "torch") if k in found),
+    )
+
+
 class Archive:
     """A folder of measurements, each under a name that says what was measured, of which ops, where
     and with which torch.
@@ -52,60 +63,49 @@ class Archive:
         self.n_taken = 0
         self._dates: list[float] = []
 
-    def path(self, kind: str, case: Case, trace: Trace, detail: str) -> Path:
+    def path(self, name: str, *identity: str) -> Path:
+        """The file ``NAME-DIGEST.json`` of what `identity` describes."""
+        text = "\n".join(identity).encode(errors="backslashreplace")
+        return self.folder / f"{name}-{hashlib.sha256(text).hexdigest()[:12]}.json"
+
+    def _case_path(self, kind: str, case: Case, trace: Trace, detail: str) -> Path:
         """The file of one run; `kind` and `detail` (``"run 2, 4 s"``) tell several of one case
         apart.
         """
-        name = f"{case.target}@{case.batch_size} threads {case.threads} inference {case.inference}"
-        where = (
-            *map(str, this_cpu().identity),
-            *(f"{k}={v}" for k, v in sorted(versions().items()) if k in ("torch", "python")),
-        )
-        ops = "\n".join(sorted({op.signature for op in trace.ops}))
-        digest = hashlib.sha256(
-            "\n".join((name, kind, detail, *where, ops)).encode(errors="backslashreplace")
-        ).hexdigest()[:12]
         threads = f"t{case.threads}" + ("-inference" if case.inference else "")
-        return (
-            self.folder
-            / f"{slug(case.network, 40)}-b{case.batch_size}-{threads}-{slug(kind)}-{digest}.json"
+        return self.path(
+            f"{slug(case.network, 40)}-b{case.batch_size}-{threads}-{slug(kind)}",
+            f"{case.target}@{case.batch_size} threads {case.threads} inference {case.inference}",
+            kind,
+            detail,
+            *environment(),
+            *sorted({op.signature for op in trace.ops}),
         )
 
     def measurement(
         self, case: Case, trace: Trace, run: int, seconds: float, take: Callable[[], Measurement]
     ) -> Measurement:
         """The measurement of one run: the one that is kept, else a new one, which is then kept."""
-        path = self.path(f"run{run}", case, trace, f"{seconds:g} s")
+        path = self._case_path(f"run{run}", case, trace, f"{seconds:g} s")
         return self.keep(path, Measurement.load, take, lambda taken: taken.save(path))
 
     def estimates(
         self, case: Case, trace: Trace, detail: str, ask: Callable[[], Sequence[BaselineEstimate]]
     ) -> tuple[BaselineEstimate, ...]:
-        """What the peers say: as it is kept, else asked anew and then kept. `detail` says what they
-        were given.
+        """What the baseline tools estimate: as it is kept, else asked anew and then kept. `detail`
+        describes what they were given.
         """
-        path = self.path("peers", case, trace, detail)
 
-        def load(found: Path) -> tuple[BaselineEstimate, ...]:
-            return tuple(
-                BaselineEstimate.from_json(row)
-                for row in read_json(found, BASELINES_SCHEMA, 1)["estimates"]
-            )
+        def take() -> dict[str, Any]:
+            estimates = [asdict(estimate) for estimate in ask()]
+            return {"versions": versions(), "machine": this_cpu().model, "estimates": estimates}
 
-        def save(asked: tuple[BaselineEstimate, ...]) -> None:
-            rows = [estimate.to_json() for estimate in asked]
-            write_json(
-                path,
-                {
-                    "schema": BASELINES_SCHEMA,
-                    "schema_version": 1,
-                    "versions": versions(),
-                    "machine": this_cpu().model,
-                    "estimates": rows,
-                },
-            )
-
-        return self.keep(path, load, lambda: tuple(ask()), save)
+        return self.keep_json(
+            self._case_path("peers", case, trace, detail),
+            BASELINES_SCHEMA,
+            lambda data: convert(data["estimates"], tuple[BaselineEstimate, ...]),
+            take,
+        )
 
     def holds(self, path: Path) -> bool:
         """Whether :meth:`keep` would look at a file of this folder before it takes anything."""
@@ -134,6 +134,25 @@ class Archive:
         save(taken)
         self.n_taken += 1
         return taken
+
+    def keep_json(
+        self,
+        path: Path,
+        schema: str,
+        parse: Callable[[dict[str, Any]], Kept],
+        take: Callable[[], dict[str, Any]],
+    ) -> Kept:
+        """The same of the content of a JSON file, parsed; `schema` is its first entry."""
+
+        def load(found: Path) -> dict[str, Any]:
+            data = read_json(found, schema, 1)
+            parse(data)
+            return data
+
+        def save(taken: dict[str, Any]) -> None:
+            write_json(path, {"schema": schema, "schema_version": 1, **taken})
+
+        return parse(self.keep(path, load, take, save))
 
     @property
     def kept(self) -> str:

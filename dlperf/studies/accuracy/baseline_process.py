@@ -14,14 +14,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlperf.core.child_process import read_job
+from dlperf.core.errors import DlperfError
 from dlperf.recorder.targets import Built, resolve
 from dlperf.studies.accuracy.baselines import (
     COST_MODEL,
@@ -139,31 +142,14 @@ def _runtime_estimator(job: Job, baseline: str, mode: str) -> BaselineEstimate:
                 run()
                 sums.append(estimator.total_runtime * _MS)
         root = type(built.model).__name__
-        leaves = [
-            name
-            for name, module in built.model.named_modules()
-            if next(module.children(), None) is None
-        ]
         layers = []
-        for name in leaves:
+        for name, module in built.model.named_modules():
             times = estimator.mod_runtimes.get(f"{root}.{name}" if name else root)
-            if times is not None:
-                layers.append(
-                    (
-                        name or root,
-                        times.get("fw", 0.0) * _MS,
-                        None if job["inference"] else times.get("bw", 0.0) * _MS,
-                    )
-                )
-    by_phase = [after - before for before, after in zip((0.0, *sums), sums)]
-    return BaselineEstimate(
-        baseline,
-        by_phase[0],
-        by_phase[1] if len(by_phase) > 1 else None,
-        by_phase[2] if len(by_phase) > 2 else None,
-        sums[-1],
-        tuple(layers),
-    )
+            if times is not None and next(module.children(), None) is None:
+                backward_s = None if job["inference"] else times.get("bw", 0.0) * _MS
+                layers.append((name or root, times.get("fw", 0.0) * _MS, backward_s))
+    forward_s, backward_s, optimizer_s, *_ = (*np.diff(sums, prepend=0.0).tolist(), None, None)
+    return BaselineEstimate(baseline, forward_s, backward_s, optimizer_s, sums[-1], tuple(layers))
 
 
 def _estimators(job: Job) -> Iterator[BaselineEstimate]:
@@ -183,16 +169,11 @@ def _neural_cost(job: Job) -> Iterator[BaselineEstimate]:
             for name in ("adapters.torch", "estimate", "validation")
         )
     except ImportError as error:
-        for baseline in (NEURAL_COST, NEURAL_REPLAY):
-            yield BaselineEstimate(
-                baseline, problem=f"not installed here ({error}); pip install neural-cost adds it"
-            )
-        return
+        why = f"not installed here ({error}); pip install neural-cost adds it"
+        raise DlperfError(why) from error
     built = _built(job)
     if isinstance(built.inputs, dict):
-        for baseline in (NEURAL_COST, NEURAL_REPLAY):
-            yield BaselineEstimate(baseline, problem="takes positional inputs alone")
-        return
+        raise DlperfError("takes positional inputs alone")
     inputs = built.inputs
     with torch.no_grad():
         adapter = adapters.TorchAdapter(use_profiler=False)
@@ -228,7 +209,8 @@ def _or_problem(estimate: Callable[[], BaselineEstimate], baseline: str) -> Base
 
 def _why(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:160] if lines else 'no message'}"
+    kind = "" if isinstance(error, DlperfError) else f"{type(error).__name__}: "
+    return f"{kind}{lines[0][:160] if lines else 'no message'}"
 
 
 def main() -> int:
@@ -238,25 +220,25 @@ def main() -> int:
     os.dup2(2, 1)  # the peers print
     torch.set_num_threads(job["threads"])
     torch.manual_seed(0)
+
+    def write(estimate: BaselineEstimate) -> None:
+        lines.write(json.dumps(asdict(estimate)) + "\n")
+        lines.flush()
+
     # What patches torch comes last.
-    for ask, peers in (
+    for ask, tools in (
         (_naive, (NAIVE,)),
         (_neural_cost, (NEURAL_COST, NEURAL_REPLAY)),
         (_estimators, (COST_MODEL, REPLAY)),
     ):
-        predicted = set()
+        missing = list(tools)
         try:
             for estimate in ask(job):
-                predicted.add(estimate.baseline)
-                lines.write(json.dumps(estimate.to_json()) + "\n")
-                lines.flush()
+                missing.remove(estimate.baseline)
+                write(estimate)
         except Exception as error:
-            for baseline in peers:
-                if baseline not in predicted:
-                    lines.write(
-                        json.dumps(BaselineEstimate(baseline, problem=_why(error)).to_json()) + "\n"
-                    )
-                    lines.flush()
+            for baseline in missing:
+                write(BaselineEstimate(baseline, problem=_why(error)))
     return 0
 
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dlperf.core import child_process
-from dlperf.core.records.archive import BaselineEstimateRecord
-from dlperf.core.records.conversion import convert
+from dlperf.core.records.conversion import Name, Seconds, convert
 from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Reference
 from dlperf.studies.accuracy.scoring import layer_scores, mape_frac, repeatability_frac
 
@@ -46,40 +44,13 @@ class BaselineEstimate:
     (name, forward, backward); `problem` why it says nothing.
     """
 
-    baseline: str
-    forward_s: float | None = None
-    backward_s: float | None = None
-    optimizer_s: float | None = None
-    total_s: float | None = None
-    layers: tuple[tuple[str, float | None, float | None], ...] = ()
+    baseline: Name
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
+    optimizer_s: Seconds | None = None
+    total_s: Seconds | None = None
+    layers: tuple[tuple[Name, Seconds | None, Seconds | None], ...] = ()
     problem: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The estimate as JSON data."""
-        return {
-            "baseline": self.baseline,
-            "forward_s": self.forward_s,
-            "backward_s": self.backward_s,
-            "optimizer_s": self.optimizer_s,
-            "total_s": self.total_s,
-            "layers": [list(row) for row in self.layers],
-            "problem": self.problem,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BaselineEstimate:
-        """The estimate that :meth:`to_json` wrote."""
-        record = convert(data, BaselineEstimateRecord)
-        layers = tuple((layer.name, layer.forward_s, layer.backward_s) for layer in record.layers)
-        return cls(
-            record.baseline,
-            record.forward_s,
-            record.backward_s,
-            record.optimizer_s,
-            record.total_s,
-            layers,
-            record.problem,
-        )
 
 
 def ask_baselines(
@@ -113,8 +84,7 @@ def ask_baselines(
             for baseline in BASELINES
         )
     found = {
-        row["baseline"]: BaselineEstimate.from_json(row)
-        for row in map(json.loads, out.splitlines())
+        row["baseline"]: convert(row, BaselineEstimate) for row in map(json.loads, out.splitlines())
     }
     last = child_process.last_line(err) or "no message"
     return tuple(

@@ -12,6 +12,7 @@ from typing import Any
 
 from dlperf.core.units import UNSHAPED
 from dlperf.studies.accuracy.study import Provenance
+from dlperf.studies.forecasts import MeasuredForecast, Pair, median_or_none
 
 SCHEMA, SCHEMA_VERSION = "dlperf.distributed_validation", 2
 LINK_BOUND_FRAC = 0.10
@@ -68,20 +69,16 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A forecast and one run of what it was of, in the same unit."""
-
-    predicted: float
-    measured: float
-
-
-@dataclass(frozen=True)
-class DistributedForecast:
+class DistributedForecast(MeasuredForecast):
     """A forecast beside the runs of it: a pair a run. `rate` is the links' while it ran,
     `calibrated_at` their rate when what the forecast rests on was measured (of a replay: recorded).
 
     `right` is for kinds that are right or wrong (buckets, bound); `inside` tells whether the
     forecast's interval holds the median run, where there is one.
+
+    >>> pairs = Pair(0.50, 0.45), Pair(0.50, 0.35)
+    >>> DistributedForecast("share", "a", 2, "1gbit", "1gbit", pairs).error_frac
+    0.1
     """
 
     kind: str
@@ -95,47 +92,14 @@ class DistributedForecast:
     remark: str = ""
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> str:  # type: ignore[override]
         """The unit of the pairs."""
         return KINDS[self.kind].unit
 
     @property
-    def predicted(self) -> float:
-        """The median forecast."""
-        return median(pair.predicted for pair in self.pairs)
-
-    @property
-    def measured(self) -> float:
-        """The median run."""
-        return median(pair.measured for pair in self.pairs)
-
-    @property
-    def error(self) -> float:
-        """predicted / measured - 1 (of shares and gains predicted - measured), the median over the
-        runs.
-
-        >>> pairs = Pair(0.50, 0.45), Pair(0.50, 0.35)
-        >>> DistributedForecast("share", "a", 2, "1gbit", "1gbit", pairs).error
-        0.1
-        """
-        relative = KINDS[self.kind].relative
-        return round(
-            median(
-                p.predicted / p.measured - 1 if relative else p.predicted - p.measured
-                for p in self.pairs
-            ),
-            12,
-        )
-
-    @property
-    def repeatability(self) -> float | None:
-        """(largest - smallest) / median of the runs, of shares and gains without the division; None
-        of a single run.
-        """
-        values = [pair.measured for pair in self.pairs]
-        if len(values) < 2:
-            return None
-        return (max(values) - min(values)) / (median(values) if KINDS[self.kind].relative else 1.0)
+    def is_relative(self) -> bool:  # type: ignore[override]
+        """Whether errors are relative."""
+        return KINDS[self.kind].relative
 
     @property
     def changed(self) -> bool:
@@ -155,7 +119,7 @@ class DistributedForecast:
         """Whether this row is right, or within its threshold; None where no threshold stands."""
         if self.threshold is None:
             return None
-        return self.right if self.right is not None else abs(self.error) <= self.threshold
+        return self.right if self.right is not None else abs(self.error_frac) <= self.threshold
 
 
 @dataclass(frozen=True)
@@ -247,8 +211,8 @@ class DistributedStudy:
                 {
                     **asdict(row),
                     "unit": row.unit,
-                    "error": row.error,
-                    "repeatability": row.repeatability,
+                    "error": row.error_frac,
+                    "repeatability": row.repeatability_frac,
                     "threshold": row.threshold,
                     "met": row.met,
                 }
@@ -279,8 +243,7 @@ def _where(row: DistributedForecast) -> str:
 
 
 def _checks(kind: str, where: str, rows: Sequence[DistributedForecast]) -> list[ThresholdCheck]:
-    repeatabilities = [row.repeatability for row in rows if row.repeatability is not None]
-    repeatability = median(repeatabilities) if repeatabilities else None
+    repeatability = median_or_none(row.repeatability_frac for row in rows)
     has_threshold = any(row.rate != UNSHAPED for row in rows)
     found = []
     for statistic, threshold in KINDS[kind].thresholds or (("median", None), ("worst", None)):
@@ -288,7 +251,7 @@ def _checks(kind: str, where: str, rows: Sequence[DistributedForecast]) -> list[
             value = fmean(bool(row.right) for row in rows)
             repeatability = None if kind == "buckets" else repeatability
         else:
-            value = STATISTICS[statistic]([abs(row.error) for row in rows])
+            value = STATISTICS[statistic]([abs(row.error_frac) for row in rows])
         found.append(
             ThresholdCheck(
                 kind,

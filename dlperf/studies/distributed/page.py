@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlperf.core.files import write_bytes, write_text
-from dlperf.core.text import fit, frame_to_csv, text_width
-from dlperf.core.units import MIB, UNSHAPED, format_bytes, format_percent, format_seconds, format_si
+from dlperf.core.units import MIB, UNSHAPED, format_bytes, format_seconds, format_si
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     BLUE,
@@ -23,14 +21,12 @@ from dlperf.report.drawing import (
     PURPLE,
     SKY,
     new_figure,
-    own_style,
     plain,
     seconds_axis,
-    to_png,
 )
-from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_error, format_table
-from dlperf.report.writing import check_folder, make_folder
+from dlperf.report.markdown import escape
+from dlperf.report.table import Column, format_error
+from dlperf.report.writing import write_files
 from dlperf.studies.accuracy.tables import percent
 from dlperf.studies.distributed.cases import (
     KINDS,
@@ -40,6 +36,13 @@ from dlperf.studies.distributed.cases import (
     ThresholdCheck,
 )
 from dlperf.studies.distributed.runs import ALL_REDUCE_BYTES
+from dlperf.studies.forecasts import (
+    format_amount,
+    runs_to_csv,
+    tables_to_markdown,
+    tables_to_text,
+    to_pngs,
+)
 
 NOTE = (
     "Error: predicted / measured - 1, of shares and gains predicted - measured (in points), the"
@@ -82,16 +85,10 @@ def _statistic(check: ThresholdCheck) -> str:
     return "right" if check.statistic == "right" else f"{check.statistic} |error|"
 
 
-def _quantity(value: float, row: DistributedForecast) -> str:
-    if row.unit == "s":
-        return format_seconds(value)
-    return format_bytes(value) if row.unit == "bytes" else format_percent(value)
-
-
 def _error(row: DistributedForecast) -> str:
     if row.right is not None:
         return "right" if row.right else "WRONG"
-    return format_error(row.error) if KINDS[row.kind].relative else f"{100 * row.error:+.1f}"
+    return format_error(row.error_frac) if row.is_relative else f"{100 * row.error_frac:+.1f}"
 
 
 def row_columns(rows: Sequence[DistributedForecast]) -> list[Column]:
@@ -104,12 +101,14 @@ def row_columns(rows: Sequence[DistributedForecast]) -> list[Column]:
             "recorded at" if rows[0].kind == "replay" else "calibrated at",
             tuple(row.calibrated_at for row in rows),
         ),
-        Column("measured", tuple(_quantity(row.measured, row) for row in rows)),
-        Column("predicted", tuple(_quantity(row.predicted, row) for row in rows)),
+        Column("measured", tuple(format_amount(row.measured, row.unit) for row in rows)),
+        Column("predicted", tuple(format_amount(row.predicted, row.unit) for row in rows)),
         Column("error", tuple(map(_error, rows))),
         Column(
             "repeatability",
-            tuple("-" if row.kind == "buckets" else percent(row.repeatability) for row in rows),
+            tuple(
+                "-" if row.kind == "buckets" else percent(row.repeatability_frac) for row in rows
+            ),
         ),
         Column(
             "threshold",
@@ -167,39 +166,25 @@ def _sentences(study: DistributedStudy) -> list[str]:
 
 def study_to_text(study: DistributedStudy, width: int | None = None) -> str:
     """The study for a terminal."""
-    width = text_width() if width is None else width
-    blocks = [
-        " ".join(_sentences(study)),
-        *(f"{title}\n\n{format_table(columns, width)}" for title, columns in _blocks(study)),
-    ]
-    return fit("\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)]), width)
+    failures = (f"failed: {line}" for line in study.failures)
+    return tables_to_text(tuple(_blocks(study)), " ".join(_sentences(study)), failures, width)
 
 
-def study_to_markdown(study: DistributedStudy, images: Sequence[tuple[str, str]] = ()) -> str:
-    """Markdown page of the study; `images` are names and captions of its plots."""
-    p = study.provenance
-    blocks = [
-        "<!-- dlperf validate --distributed -->",
-        "# How right forecasts of data-parallel steps are",
-    ]
-    versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
-    blocks.append(
-        escape(
-            f"{p.machine}; {versions}; machine file: {p.machine_mode} calibration of"
-            f" {p.machine_created}; {p.created}; {p.command}"
-        )
+def study_to_markdown(study: DistributedStudy, images: Iterable[str] = ()) -> str:
+    """Markdown page of the study; `images` are the file names of its plots."""
+    captions = {f"{name}.png": escape(caption) for name, (_, caption) in PLOTS.items()}
+    return tables_to_markdown(
+        "--distributed",
+        "How right forecasts of data-parallel steps are",
+        study.provenance,
+        tuple(_blocks(study)),
+        before=" ".join(_sentences(study)),
+        after_first=(
+            escape(NOTE),
+            *(f"![{captions[name]}]({name})\n\n{captions[name]}" for name in images),
+        ),
+        failures=study.failures,
     )
-    blocks.append(escape(" ".join(_sentences(study))))
-    for number, (title, columns) in enumerate(_blocks(study)):
-        blocks += [f"## {escape(title)}", table(columns)]
-        if number == 0:
-            blocks += [
-                escape(NOTE),
-                *(f"![{escape(caption)}]({name})\n\n{escape(caption)}" for name, caption in images),
-            ]
-    remarks = [*(f"failed: {line}" for line in study.failures), *p.remarks]
-    blocks += ["\n".join(f"- {escape(line)}" for line in remarks)] if remarks else []
-    return "\n\n".join(blocks) + "\n"
 
 
 # -- plots -----------------------------------------------------------------------------------------
@@ -231,8 +216,8 @@ def _scatter(
             own = [row for row in rows if (row.rate, row.changed) == (rate, changed)]
             if own:
                 spread = [
-                    [scale * (row.measured - min(p.measured for p in row.pairs)) for row in own],
-                    [scale * (max(p.measured for p in row.pairs) - row.measured) for row in own],
+                    [scale * (row.measured - row.measured_span[0]) for row in own],
+                    [scale * (row.measured_span[1] - row.measured) for row in own],
                 ]
                 label = ("links as they are" if rate == UNSHAPED else rate) + (
                     changed_how if changed else ""
@@ -402,57 +387,26 @@ PLOTS: dict[str, tuple[Callable[[DistributedStudy], Figure | None], str]] = {
 """The plots by name, each with its caption."""
 
 
-def study_to_csv(study: DistributedStudy) -> str:
-    """Every row and run, with the row's error, repeatability and threshold."""
-    frame = pd.DataFrame(
-        [
-            {
-                "kind": row.kind,
-                "case": row.case,
-                "run": run,
-                "unit": row.unit,
-                "ranks": row.ranks,
-                "rate": row.rate,
-                "calibrated_at": row.calibrated_at,
-                "predicted": pair.predicted,
-                "measured": pair.measured,
-                "error": row.error,
-                "repeatability": row.repeatability,
-                "threshold": row.threshold,
-                "right": row.right,
-                "met": row.met,
-                "inside": row.inside,
-            }
-            for row in study.rows
-            for run, pair in enumerate(row.pairs, 1)
-        ]
-    )
-    return frame_to_csv(frame)
-
-
 def write_study(study: DistributedStudy, folder: str | Path, force: bool = False) -> list[Path]:
-    """Write distributed.md, .csv, .json and the plots into `folder`, scaling_forecast if missing.
+    """Write distributed.md, .csv, .json and the plots into `folder`, made if missing.
 
-    Raises DlperfError for a folder that cannot be scaling_forecast or holds foreign files (unless
-    `force`); WorkFailed if the disk refuses.
+    Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
+    WorkFailed if the disk refuses.
     """
-    check_folder(folder, force)
-    folder = make_folder(folder)
-    images = []
-    for name, (draw, caption) in PLOTS.items():
-        with own_style():
-            figure = draw(study)
-            if figure is not None:
-                write_bytes(
-                    folder / f"{name}.png",
-                    to_png(figure, 130, f"dlperf validate --distributed: {name}"),
-                )
-                images.append((f"{name}.png", caption))
-    texts = {
-        "distributed.md": study_to_markdown(study, images),
+    draw = {name: partial(figure, study) for name, (figure, _) in PLOTS.items()}
+    pngs = to_pngs(draw, "dlperf validate --distributed")
+    files: dict[str, str | bytes] = {
+        "distributed.md": study_to_markdown(study, pngs),
         "distributed.json": json.dumps(study.to_json(), indent=1, allow_nan=False) + "\n",
-        **({"distributed.csv": study_to_csv(study)} if study.rows else {}),
     }
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in (*texts, *(name for name, _ in images))]
+    if study.rows:
+        files["distributed.csv"] = runs_to_csv(
+            study.rows,
+            ("ranks", "rate", "calibrated_at"),
+            {
+                "error": "error_frac",
+                "repeatability": "repeatability_frac",
+                **{name: name for name in ("threshold", "right", "met", "inside")},
+            },
+        )
+    return write_files(folder, {**files, **pngs}, force)

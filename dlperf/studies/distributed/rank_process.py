@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,26 +130,31 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 """What an order may ask for."""
 
 
-def run_order(order: dict[str, Any]) -> None:
-    """Meet the other ranks, measure, and let rank 0 write the answer. Raises what torch.distributed
-    does when another rank is gone.
+@contextlib.contextmanager
+def meeting(order: dict[str, Any]) -> Iterator[None]:
+    """The ordered settings and the process group of all ranks while the block runs. Raises what
+    torch.distributed does when another rank is gone.
     """
     torch.set_num_threads(order["threads"])
     torch.manual_seed(0)
-    limit = datetime.timedelta(seconds=order["limit_s"])
-    rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "gloo",
         init_method=f"file://{order['meeting']}",
-        rank=rank,
-        world_size=n_ranks,
-        timeout=limit,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=datetime.timedelta(seconds=order["limit_s"]),
     )
-    answer = KINDS[order["kind"]](order)
-    if rank == 0:
-        Path(order["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    yield
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_order(order: dict[str, Any]) -> None:
+    """Meet the other ranks, measure, and let rank 0 write the answer."""
+    with meeting(order):
+        answer = KINDS[order["kind"]](order)
+        if dist.get_rank() == 0:
+            Path(order["answer"]).write_text(json.dumps(answer), encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,15 +14,14 @@ from typing import Any, Generic, TypeVar
 
 from dlperf.core.cluster import Cluster
 from dlperf.core.errors import DlperfError, WorkFailed
-from dlperf.core.files import read_json, schema_of, write_json, write_text
+from dlperf.core.files import schema_of, write_text
 from dlperf.core.host import available_cores, this_cpu, versions
-from dlperf.core.records.archive import AllReducesRecord, StepRunRecord
-from dlperf.core.records.conversion import convert
+from dlperf.core.records.conversion import Positive, PositiveSeconds, Whole, convert
 from dlperf.core.trace import Trace
 from dlperf.core.units import KIB, MIB, UNSHAPED, parse_rate
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.writing import slug
-from dlperf.studies.accuracy.archive import Archive
+from dlperf.studies.accuracy.archive import Archive, environment
 
 ALL_REDUCE_BYTES = (
     320 * KIB,
@@ -102,15 +101,22 @@ class StepRun:
     synchronisation, of the first; DDP's buckets.
     """
 
-    step_s: float
-    compute_s: float
-    first_step_s: float
-    bucket_bytes: tuple[int, ...]
+    step_s: PositiveSeconds
+    compute_s: PositiveSeconds
+    first_step_s: PositiveSeconds
+    bucket_bytes: tuple[Whole, ...]
 
     @property
     def share(self) -> float:
         """The exposed communication's share of the step."""
         return 1 - self.compute_s / self.step_s
+
+
+@dataclass(frozen=True)
+class AllReduces:
+    """Measured seconds of all-reduces by size in bytes."""
+
+    all_reduce_s: dict[Positive, PositiveSeconds]
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,9 @@ class Piece(Generic[Result]):
 
 @dataclass(frozen=True)
 class RankRunner:
-    """How runs are scaling_forecast: the launch, runs a case, seconds of each, what keeps results,
-    how progress is told, where ranks run in words, rough links or not, seconds of measuring them,
-    and the machine file of recorded trainings.
+    """How runs are made: the launch, runs a case, seconds of each, what keeps results,
+    how progress is logged, the ranks' hosts in words, rough links or not, seconds of measuring
+    them, and the machine file of recorded trainings.
     """
 
     launch: Launch
@@ -152,28 +158,16 @@ class RankRunner:
         def take() -> Cluster:
             with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
                 out = Path(folder) / "cluster.json"
-                self.launch(
-                    [
-                        "-m",
-                        "dlperf.microbench.network",
-                        "-o",
-                        str(out),
-                        *(["--quick"] if self.quick_links else []),
-                    ],
-                    n,
-                    rate,
-                )
+                quick = ["--quick"] if self.quick_links else []
+                self.launch(["-m", "dlperf.microbench.network", "-o", str(out), *quick], n, rate)
                 return Cluster.load(out)
-
-        def get() -> Cluster:
-            return self.archive.keep(path, Cluster.load, take, lambda taken: taken.save(path))
 
         return Piece(
             f"links of {n} ranks at {rate}",
             f"the links of {n} ranks, {_links(rate)}",
             path,
             _start_s(n) + self.links_s,
-            get,
+            lambda: self.archive.keep(path, Cluster.load, take, lambda taken: taken.save(path)),
         )
 
     def all_reduces(self, n: int, rate: str, run: int) -> Piece[dict[int, float]]:
@@ -188,21 +182,14 @@ class RankRunner:
             "passes": PASSES,
         }
         share_s = seconds / (PASSES * len(ALL_REDUCE_BYTES))
-        expected_s = _start_s(n) + PASSES * sum(
-            max(share_s, CALLS[0] * one) + one
-            for one in (wire_s(size, n, rate) for size in ALL_REDUCE_BYTES)
-        )
+        calls_s = [wire_s(size, n, rate) for size in ALL_REDUCE_BYTES]
         path = self._path("all-reduces", f"{n} ranks at {rate}", f"run {run}, {self.seconds:g} s")
-
-        def get() -> dict[int, float]:
-            return self._measured(path, order, n, rate, AllReducesRecord).all_reduce_s
-
         return Piece(
             f"all-reduces, {n} ranks at {rate}",
             f"run {run}: all-reduces, {n} ranks, {_links(rate)}",
             path,
-            expected_s,
-            get,
+            _start_s(n) + PASSES * sum(max(share_s, CALLS[0] * one) + one for one in calls_s),
+            lambda: self._measured(path, order, n, rate, AllReduces).all_reduce_s,
         )
 
     def steps(self, case: DistributedCase, n: int, rate: str, run: int) -> Piece[StepRun]:
@@ -223,20 +210,12 @@ class RankRunner:
             f"{case.target}, {n} ranks at {rate}",
             f"run {run}, ops {case.ops}, {self.seconds:g} s",
         )
-
-        def get() -> StepRun:
-            found = self._measured(path, order, n, rate, StepRunRecord)
-            return StepRun(
-                found.step_s, found.compute_s, found.first_step_s, tuple(found.bucket_bytes)
-            )
-
-        text = f"run {run}: {case.label}, {n} ranks, {_links(rate)}"
         return Piece(
             f"{case.label} at {rate}",
-            text,
+            f"run {run}: {case.label}, {n} ranks, {_links(rate)}",
             path,
             _start_s(n) + n_steps * (step_s + case.compute_s),
-            get,
+            lambda: self._measured(path, order, n, rate, StepRun),
         )
 
     def recording(self, case: DistributedCase, n: int, rate: str, run: int) -> Piece[Path]:
@@ -246,38 +225,19 @@ class RankRunner:
             f"{case.target}, {n} ranks at {rate}",
             f"run {run}, ops {case.ops}",
         )
+        order = {
+            "target": case.target,
+            "batch_size": case.batch_size,
+            "steps": RECORDED_STEPS,
+        }
 
         def take() -> str:
             with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
-                out, paper = Path(folder) / "communication.json", Path(folder) / "order.json"
-                order = {
-                    "target": case.target,
-                    "batch_size": case.batch_size,
-                    "steps": RECORDED_STEPS,
-                    "meeting": str(Path(folder) / "meeting"),
-                }
-                paper.write_text(json.dumps({**order, "threads": 1, "limit_s": LIMIT_S}))
-                options = (
-                    "--machine",
-                    self.machine_file,
-                    "--threads",
-                    "1",
-                    "--communication",
-                    str(out),
-                )
-                self.launch(
-                    [
-                        "-m",
-                        "dlperf",
-                        "run",
-                        *options,
-                        "-m",
-                        "dlperf.studies.distributed.rank_training",
-                        str(paper),
-                    ],
-                    n,
-                    rate,
-                )
+                out = Path(folder) / "communication.json"
+                watch = ["-m", "dlperf", "run", "--machine", self.machine_file, "--threads", "1"]
+                watch += ["--communication", str(out), "-m"]
+                module = "dlperf.studies.distributed.rank_training"
+                self.launch([*watch, module, _write_order(folder, order)], n, rate)
                 if not out.exists():
                     raise WorkFailed("dlperf run recorded no communication")
                 return out.read_text(encoding="utf-8")
@@ -291,67 +251,41 @@ class RankRunner:
             self.archive.keep(path, load, take, lambda taken: write_text(path, taken))
             return path
 
-        expected_s = (
-            _start_s(n)
-            + _WATCH_S
-            + RECORDED_STEPS * (case.compute_s + wire_s(case.gradient_bytes, n, rate))
-        )
+        step_s = case.compute_s + wire_s(case.gradient_bytes, n, rate)
         return Piece(
             f"recording of {case.label} at {rate}",
             f"run {run}: recording {case.label}, {n} ranks, {_links(rate)}",
             path,
-            expected_s,
+            _start_s(n) + _WATCH_S + RECORDED_STEPS * step_s,
             get,
         )
 
     def _measured(
-        self, path: Path, order: dict[str, Any], n: int, rate: str, record: type[Answer]
+        self, path: Path, order: dict[str, Any], n: int, rate: str, kind: type[Answer]
     ) -> Answer:
-        def load(found: Path) -> dict[str, Any]:
-            data = read_json(found, _SCHEMA, 1)
-            convert(data, record)  # a damaged file is measured anew
-            return data
+        """Rank 0's answer to an order, of which a damaged file is measured anew."""
 
         def take() -> dict[str, Any]:
             with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
-                places = {name: str(Path(folder) / name) for name in ("meeting", "answer")}
-                (paper := Path(folder) / "order.json").write_text(
-                    json.dumps({**order, **places, "threads": 1, "limit_s": LIMIT_S})
-                )
-                self.launch(["-m", "dlperf.studies.distributed.rank_process", str(paper)], n, rate)
-                answer: dict[str, Any] = json.loads(
-                    Path(places["answer"]).read_text(encoding="utf-8")
-                )
-                return answer
-
-        def save(answer: dict[str, Any]) -> None:
+                module = "dlperf.studies.distributed.rank_process"
+                self.launch(["-m", module, _write_order(folder, order)], n, rate)
+                answer = json.loads((Path(folder) / "answer").read_text(encoding="utf-8"))
             what = {"ranks": n, "rate": rate, "order": order}
-            write_json(
-                path,
-                {
-                    "schema": _SCHEMA,
-                    "schema_version": 1,
-                    "versions": versions(),
-                    "machine": this_cpu().model,
-                    **what,
-                    **answer,
-                },
-            )
+            return {"versions": versions(), "machine": this_cpu().model, **what, **answer}
 
-        return convert(self.archive.keep(path, load, take, save), record)
+        return self.archive.keep_json(path, _SCHEMA, lambda data: convert(data, kind), take)
 
     def _path(self, kind: str, what: str, detail: str) -> Path:
-        where = (
-            *map(str, this_cpu().identity),
-            *(f"{k}={v}" for k, v in sorted(versions().items()) if k in ("torch", "python")),
-            self.hosts,
-        )
-        digest = hashlib.sha256(
-            "\n".join((kind, what, detail, *where)).encode(errors="backslashreplace")
-        ).hexdigest()[:12]
-        return (
-            self.archive.folder / f"{slug(kind, 50)}-{slug(what.rsplit(', ', 1)[-1])}-{digest}.json"
-        )
+        name = f"{slug(kind, 50)}-{slug(what.rsplit(', ', 1)[-1])}"
+        return self.archive.path(name, kind, what, detail, *environment(), self.hosts)
+
+
+def _write_order(folder: str, order: dict[str, Any]) -> str:
+    """Write an order for ranks, which meet and answer in files of the folder; the order's file."""
+    files = {name: str(Path(folder) / name) for name in ("meeting", "answer")}
+    paper = Path(folder) / "order.json"
+    paper.write_text(json.dumps({**order, **files, "threads": 1, "limit_s": LIMIT_S}))
+    return str(paper)
 
 
 def wire_s(n_bytes: float, n: int, rate: str) -> float:

@@ -22,8 +22,9 @@ from dlperf.distributed.forecast import NETWORK_GAIN_FRAC
 from dlperf.distributed.link_fits import fit_link
 from dlperf.distributed.scaling import Scaling
 from dlperf.distributed.scenario import WhatIf
-from dlperf.studies.distributed.cases import CalibratedLink, DistributedForecast, Pair
+from dlperf.studies.distributed.cases import CalibratedLink, DistributedForecast
 from dlperf.studies.distributed.runs import DistributedCase, Piece, RankRunner, StepRun
+from dlperf.studies.forecasts import Pair
 
 PARTS = ("all-reduce", "steps", "bound", "replay")
 Found = TypeVar("Found")

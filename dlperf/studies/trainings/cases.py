@@ -1,5 +1,5 @@
 """How right forecasts of whole trainings are: each case's forecasts beside what was measured, and
-the errors of each kind of case beside its bars.
+the errors of each kind of case beside its thresholds.
 """
 
 from __future__ import annotations
@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Annotated, Any
 
-from dlperf.core.records.archive import TrainingForecastRecord
-from dlperf.core.records.conversion import convert
+from msgspec import Meta
+
+from dlperf.core.records.conversion import Name, Positive, Text
 from dlperf.models.threads import delta_frac
 from dlperf.studies.accuracy.study import Provenance
+from dlperf.studies.forecasts import MeasuredForecast, Pair, median_or_none
 
 SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 2
 
@@ -44,69 +46,32 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A forecast and what it was of, in the same unit."""
-
-    predicted: float
-    measured: float
-
-
-@dataclass(frozen=True)
-class TrainingForecast:
+class TrainingForecast(MeasuredForecast):
     """A case: its kind (a key of KINDS), a label, one pair a run, the unit (``s``, ``bytes`` or
     ``samples/s``); `network`, and `workers` where it has any.
+
+    >>> pairs = Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)
+    >>> TrainingForecast("epoch", "a", pairs, "s", "a").error_frac
+    0.0
     """
 
-    kind: str
-    case: str
-    pairs: tuple[Pair, ...]
-    unit: str
-    network: str
-    workers: int | None = None
-
-    @property
-    def predicted(self) -> float:
-        """The median forecast."""
-        return median(pair.predicted for pair in self.pairs)
-
-    @property
-    def measured(self) -> float:
-        """The median run."""
-        return median(pair.measured for pair in self.pairs)
-
-    @property
-    def error_frac(self) -> float:
-        """predicted / measured - 1, the median over the runs.
-
-        >>> pairs = Pair(9.0, 10.0), Pair(9.0, 9.0), Pair(12.0, 10.0)
-        >>> TrainingForecast("epoch", "a", pairs, "s", "a").error_frac
-        0.0
-        """
-        return median(pair.predicted / pair.measured - 1.0 for pair in self.pairs)
+    kind: Name
+    case: Name
+    pairs: Annotated[tuple[Pair, ...], Meta(min_length=1)]
+    unit: Text
+    network: Text
+    workers: Positive | None = None
 
     @property
     def delta_frac(self) -> float:
         """|measured - predicted| / predicted, as Viebke et al. 2019 have it."""
         return delta_frac(self.measured, self.predicted)
 
-    @property
-    def repeatability_frac(self) -> float | None:
-        """(largest - smallest) / median of the measured runs; None of a single one."""
-        values = [pair.measured for pair in self.pairs]
-        return (max(values) - min(values)) / median(values) if len(values) > 1 else None
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TrainingForecast:
-        """The row that ``asdict`` gave."""
-        record = convert(data, TrainingForecastRecord)
-        pairs = tuple(Pair(pair.predicted, pair.measured) for pair in record.pairs)
-        return cls(record.kind, record.case, pairs, record.unit, record.network, record.workers)
-
 
 @dataclass(frozen=True)
 class KindSummary:
     """All cases of a kind: |error| of the median and the worst one, the share within the must, the
-    median floor.
+    median repeatability.
     """
 
     kind: str
@@ -177,13 +142,11 @@ class TrainingStudy:
 
 def _summary(kind: str, rows: Sequence[TrainingForecast]) -> KindSummary:
     errors = [abs(row.error_frac) for row in rows]
-    repeatabilities = [row.repeatability_frac for row in rows if row.repeatability_frac is not None]
-    within = sum(error <= KINDS[kind].threshold_frac for error in errors) / len(errors)
     return KindSummary(
         kind,
         len(rows),
         median(errors),
         max(errors),
-        within,
-        median(repeatabilities) if repeatabilities else None,
+        fmean(error <= KINDS[kind].threshold_frac for error in errors),
+        median_or_none(row.repeatability_frac for row in rows),
     )

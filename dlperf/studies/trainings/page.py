@@ -4,42 +4,38 @@ workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
 
-from dlperf.core.files import write_bytes, write_text
-from dlperf.core.text import fit, frame_to_csv, text_width
-from dlperf.core.units import format_bytes, format_seconds
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     DIM,
     PHASE_COLORS,
     new_figure,
-    own_style,
     plain,
-    to_png,
 )
-from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_error, format_table
-from dlperf.report.writing import check_folder, make_folder
+from dlperf.report.markdown import escape
+from dlperf.report.table import Column, format_error
+from dlperf.report.writing import write_files
 from dlperf.studies.accuracy.tables import percent
+from dlperf.studies.forecasts import (
+    format_amount,
+    runs_to_csv,
+    tables_to_markdown,
+    tables_to_text,
+    to_pngs,
+)
 from dlperf.studies.trainings.cases import KINDS, ForecastTable, TrainingForecast, TrainingStudy
 from dlperf.studies.trainings.runs import BATCH_SIZE
 
 NOTE = (
     "Error: predicted / measured - 1, the median over the runs. Delta: |measured - predicted| /"
-    " predicted, as in Viebke et al. 2019. Floor: (largest - smallest) / median of the measured"
-    " runs; no error below it means anything."
+    " predicted, as in Viebke et al. 2019. Repeatability: (largest - smallest) / median of the"
+    " measured runs; no error below it means anything."
 )
-
-
-def _quantity(value: float, unit: str) -> str:
-    if unit == "s":
-        return format_seconds(value)
-    return format_bytes(value) if unit == "bytes" else f"{value:.4g}/s"
 
 
 def summary_columns(study: TrainingStudy) -> list[Column]:
@@ -61,8 +57,8 @@ def row_columns(rows: Sequence[TrainingForecast]) -> list[Column]:
     """One row a case."""
     return [
         Column("case", tuple(row.case for row in rows), align_left=True),
-        Column("measured", tuple(_quantity(row.measured, row.unit) for row in rows)),
-        Column("predicted", tuple(_quantity(row.predicted, row.unit) for row in rows)),
+        Column("measured", tuple(format_amount(row.measured, row.unit) for row in rows)),
+        Column("predicted", tuple(format_amount(row.predicted, row.unit) for row in rows)),
         Column("error", tuple(format_error(row.error_frac) for row in rows)),
         Column("repeatability", tuple(percent(row.repeatability_frac) for row in rows)),
         Column("Delta", tuple(percent(row.delta_frac) for row in rows)),
@@ -119,33 +115,20 @@ def _blocks(study: TrainingStudy) -> list[tuple[str, list[Column]]]:
 
 def study_to_text(study: TrainingStudy, width: int | None = None) -> str:
     """The study for a terminal."""
-    width = text_width() if width is None else width
-    blocks = [f"{title}\n\n{format_table(columns, width)}" for title, columns in _blocks(study)]
-    return fit("\n\n".join([*blocks, *(f"failed: {line}" for line in study.failures)]), width)
+    failures = (f"failed: {line}" for line in study.failures)
+    return tables_to_text(_blocks(study), after=failures, width=width)
 
 
-def study_to_markdown(study: TrainingStudy, images: Sequence[str] = ()) -> str:
-    """The whole study as Markdown; `images` are the names of the plots that lie beside it."""
-    p = study.provenance
-    blocks = ["<!-- dlperf validate --training -->", "# How right forecasts of trainings are"]
-    versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
-    blocks.append(
-        escape(
-            f"{p.machine}; {versions}; machine file: {p.machine_mode} calibration of"
-            f" {p.machine_created}; {p.created}; {p.command}"
-        )
+def study_to_markdown(study: TrainingStudy, images: Iterable[str] = ()) -> str:
+    """The whole study as Markdown; `images` are the file names of its plots."""
+    return tables_to_markdown(
+        "--training",
+        "How right forecasts of trainings are",
+        study.provenance,
+        _blocks(study),
+        after_first=(escape(NOTE), *(f"![{escape(name)}]({name})" for name in images)),
+        failures=study.failures,
     )
-    for number, (title, columns) in enumerate(_blocks(study)):
-        blocks += [f"## {escape(title)}", table(columns)]
-        if number == 0:
-            blocks += [escape(NOTE), *(f"![{escape(name)}]({name})" for name in images)]
-    blocks += [
-        "\n".join(
-            f"- {escape(line)}"
-            for line in (*(f"failed: {line}" for line in study.failures), *p.remarks)
-        )
-    ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def scaling_figure(study: TrainingStudy, network: str) -> Figure | None:
@@ -169,8 +152,8 @@ def scaling_figure(study: TrainingStudy, network: str) -> Figure | None:
         label="predicted",
     )
     spread = [
-        [row.measured - min(p.measured for p in row.pairs) for row in rows],
-        [max(p.measured for p in row.pairs) - row.measured for row in rows],
+        [row.measured - row.measured_span[0] for row in rows],
+        [row.measured_span[1] - row.measured for row in rows],
     ]
     ax.errorbar(
         x,
@@ -202,33 +185,11 @@ def write_study(study: TrainingStudy, folder: str | Path, force: bool = False) -
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
     """
-    check_folder(folder, force)
-    folder = make_folder(folder)
-    networks = list(dict.fromkeys(row.network for row in study.rows if row.workers is not None))
-    written = []
-    for network in networks:
-        with own_style():
-            figure = scaling_figure(study, network)
-            assert figure is not None
-            write_bytes(
-                folder / f"workers-{network}.png",
-                to_png(figure, 130, f"dlperf validate --training: {network}"),
-            )
-        written.append(folder / f"workers-{network}.png")
-    write_text(folder / "training.md", study_to_markdown(study, [path.name for path in written]))
-    frame = pd.DataFrame(
-        [
-            {
-                "kind": row.kind,
-                "case": row.case,
-                "run": run,
-                "unit": row.unit,
-                "predicted": pair.predicted,
-                "measured": pair.measured,
-            }
-            for row in study.rows
-            for run, pair in enumerate(row.pairs, 1)
-        ]
-    )
-    write_text(folder / "training.csv", frame_to_csv(frame))
-    return [folder / "training.md", folder / "training.csv", *written]
+    networks = dict.fromkeys(row.network for row in study.rows if row.workers is not None)
+    draw = {f"workers-{network}": partial(scaling_figure, study, network) for network in networks}
+    pngs = to_pngs(draw, "dlperf validate --training")
+    texts = {
+        "training.md": study_to_markdown(study, pngs),
+        "training.csv": runs_to_csv(study.rows),
+    }
+    return write_files(folder, {**texts, **pngs}, force)
