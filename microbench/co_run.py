@@ -27,6 +27,8 @@ from dlperf.core.co_run import PREPARATION, CoRun
 from dlperf.core.machine import Cpu, Machine
 from dlperf.microbench.job import Say, do_job
 
+WEIGHT = 50
+"""Of a group, in kernels of a calibration's progress."""
 ROUNDS = {"quick": 3, "full": 7, "thorough": 15}
 """How often one alone and all together are measured in turns."""
 WINDOW_S = {"quick": 0.1, "full": 0.2, "thorough": 0.5}
@@ -351,18 +353,11 @@ def run(job: dict[str, Any], say: Say) -> None:
     at_once = [workers for _, work, _, workers in job["groups"] if work != PREPARATION]
 
     def tell(name: str, co_run: CoRun, switches: int, seconds: float) -> None:
-        say(
-            {
-                "group": name,
-                "part": Machine(cpu, co_runs=(co_run,)).to_json(),
-                "switches": switches,
-                "seconds": seconds,
-                "refused": [],
-                "unsteady": 0,
-                "left_out": 0,
-                "wholes_s": [],
-            }
-        )
+        part = Machine(cpu, co_runs=(co_run,)).to_json()
+        say({"progress": WEIGHT})
+        of_kernels = {"refused": [], "unsteady": 0, "left_out": 0, "wholes_s": []}
+        measured = {"switches": switches, "seconds": seconds}
+        say({"group": name, "part": part, **measured, **of_kernels})
 
     for name, work, _, workers in job["groups"]:
         if work == PREPARATION:

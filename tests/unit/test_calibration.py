@@ -22,7 +22,7 @@ from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import Op
 from dlperf.core.verification import SelfTest
-from dlperf.microbench import suite
+from dlperf.microbench import results, suite
 from dlperf.microbench.plan import Group, Point, repeats
 from dlperf.microbench.worker import SYSTEM_GROUPS, planned_groups
 
@@ -47,9 +47,13 @@ class Worker:
     chosen: list[dict[str, list[int]]]
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self.stdin = self
-        self.returncode: int | None = None
         self.stdout: Iterator[str] = iter(())
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left of it."""
 
     def write(self, line: str) -> None:
         said = json.loads(line)
@@ -58,12 +62,6 @@ class Worker:
             return
         type(self).jobs.append(said)
         self.stdout = self._answer(said)
-
-    def flush(self) -> None:
-        """The job is to be read now."""
-
-    def close(self) -> None:
-        """End of the job."""
 
     def _answer(self, job: dict[str, Any]) -> Iterator[str]:
         for place, name in enumerate(job["groups"] * self.passes):
@@ -98,14 +96,10 @@ class Worker:
             yield json.dumps({"wants": self.wants}) + "\n"
 
     def wait(self) -> int:
-        self.returncode = type(self).status
-        return self.returncode
-
-    def poll(self) -> int | None:
-        return self.returncode
+        return type(self).status
 
     def terminate(self) -> None:
-        self.returncode = -15
+        """It has ended."""
 
 
 @pytest.fixture
@@ -119,7 +113,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
         Group(name, (Point(name, relu(64)), Point(name, relu(65))), repeats("quick"))
         for name in GROUPS
     ]
-    monkeypatch.setattr(suite.subprocess, "Popen", Fresh)
+    monkeypatch.setattr(suite, "Child", Fresh)
     monkeypatch.setattr(suite, "planned_groups", lambda mode, flags: groups)
     monkeypatch.setattr(suite, "SYSTEM_GROUPS", ())
     monkeypatch.setattr(suite, "SAVE_EVERY_S", 0.0)
@@ -440,7 +434,7 @@ def test_a_neighbour_is_noted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(suite, "_running_processes", lambda: 3)
-    worker.switches_per_s = 2 * suite.BUSY_SWITCHES_PER_S
+    worker.switches_per_s = 2 * results.BUSY_SWITCHES_PER_S
     machine = suite.calibrate(tmp_path / "m.json", mode="quick")
     assert machine.notes[0].startswith("2 other process(es) were running")
     assert [one.switches_per_s > 0 for one in machine.disturbances] == [True] * 3
