@@ -1,6 +1,4 @@
-"""Settings of malloc: what a user puts into the environment, and what a step is predicted to take
-under each.
-"""
+"""Settings of malloc that a user puts into the environment."""
 
 from __future__ import annotations
 
@@ -11,21 +9,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlperf.core.machine import Machine
-from dlperf.core.trace import Trace
-from dlperf.forecast.prediction import Prediction, predict
 from dlperf.predictors.allocator.simulation import POLICIES
 
 
 @dataclass(frozen=True)
 class AllocatorSetting:
     """A setting: its name, the environment variables that bring it about (``{...}`` stands for a
-    library), and what it costs.
+    library).
     """
 
     name: str
     settings: str
-    caveat: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -84,10 +78,3 @@ def environment_under(malloc: str | None) -> dict[str, str]:
     ours = settings_in(os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     return environment if malloc is None else {**environment, **malloc_of(malloc).environment}
-
-
-def predict_under(
-    trace: Trace, machine: Machine, threads: int, malloc: str | None = None
-) -> Prediction:
-    """A step predicted under a setting of malloc (None: the system's default)."""
-    return predict(trace, machine, threads, malloc=malloc or "default")

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import BOUNDS, Item
@@ -29,6 +31,17 @@ def part_of(item: Item) -> str:
     if item.phase == "optimizer":
         return OPTIMIZER
     return UNPRICED if item.source == UNPRICED else item.bound
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def sums_by_name(pairs: Iterable[tuple[Name, float]]) -> dict[Name, float]:
+    """Sums of the numbers by name."""
+    sums: dict[Name, float] = defaultdict(float)
+    for name, value in pairs:
+        sums[name] += value
+    return sums
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,16 @@ class Breakdown:
         return dict(self.parts_s).get(part, 0.0) / self.total_s if self.total_s else 0.0
 
 
+def step_s_of(prediction: Prediction) -> float:
+    """Seconds of a predicted step. Raises DlperfError for a predictor that supports none."""
+    if prediction.step.total_s is None:
+        raise DlperfError(
+            f"predictor {prediction.predictor!r} does not speak of the whole step; explain with"
+            " calibrated"
+        )
+    return prediction.step.total_s
+
+
 def break_down(prediction: Prediction) -> Breakdown:
     """Take a predicted step apart by what its time is made of, by layer and by kind of work, the
     dearest first.
@@ -88,12 +111,7 @@ def break_down(prediction: Prediction) -> Breakdown:
     The parts add up to ``prediction.step.total_s`` (to rounding): each item counts once. Raises
     DlperfError for a predictor that does not speak of the whole step.
     """
-    total_s = prediction.step.total_s
-    if total_s is None:
-        raise DlperfError(
-            f"predictor {prediction.predictor!r} does not speak of the whole step; explain with"
-            " calibrated"
-        )
+    total_s = step_s_of(prediction)
     items = prediction.prices.items
     types = {layer.name: layer.type for layer in prediction.trace.layers}
     order = {layer.name: place for place, layer in enumerate(prediction.trace.layers)}
@@ -128,9 +146,7 @@ def _expenses(prediction: Prediction) -> tuple[Expense, ...]:
         groups[item.layer, item.phase, what].append(item)
     found = []
     for (layer, phase, what), items in groups.items():
-        bounds: dict[tuple[str, str], float] = defaultdict(float)
-        for item in items:
-            bounds[item.bound, item.source] += item.seconds
+        bounds = sums_by_name(((item.bound, item.source), item.seconds) for item in items)
         bound, source = max(bounds, key=lambda key: bounds[key])
         found.append(
             Expense(

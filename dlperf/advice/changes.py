@@ -1,36 +1,37 @@
-"""Which changes would pay: each candidate is recorded anew, predicted, and set beside the step as
-it is.
+"""Which changes would pay: each candidate is recorded anew, predicted, and compared with the step
+as it is.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dlperf.advice.allocators import malloc_of, predict_under
-from dlperf.advice.candidates import Candidate, activations, batch_sizes, candidates
-from dlperf.advice.parameters import NotApplicable
+from torch import nn
+
+from dlperf.advice.batch_sizes import BatchPoint, batch_sizes, grows_no_more, knee_line, knee_of
+from dlperf.advice.breakdown import step_s_of, sums_by_name
 from dlperf.advice.transformations import edit_built
 from dlperf.advice.variants import (
-    BASELINE,
     DOES_NOT_APPLY,
     DOES_NOT_PAY,
     LEAST_GAIN_FRAC,
     PAYS,
     UNSURE,
     Edit,
+    NotApplicable,
     Suggestion,
     Variant,
+    activations,
+    candidates,
 )
 from dlperf.advice.widths import BLOCK, rounded
 from dlperf.core.errors import DlperfError
 from dlperf.core.prediction import Item
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_bytes, format_percent
-from dlperf.forecast.prediction import Prediction
-from dlperf.predictors.page_faults import BOUND as PAGE_FAULTS
+from dlperf.forecast.prediction import Prediction, predict
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Built, Target
 
@@ -40,12 +41,11 @@ on such, and nothing is concluded from it.
 """
 MOST_MEMORY_FRAC = 0.8
 """Share of the machine's memory that a suggested batch size may take."""
-KNEE_FRAC = 0.95
-"""The knee is the least batch size with this share of the best throughput seen."""
 MOST_WIDTHS = 8
-"""Layers whose width alone is looked at, the dearest first: each is a recording."""
+"""Layers whose width alone is considered, the most expensive first: each is a recording."""
 FREE_FRAC = 0.01
 """A wider layer that costs less than this of the step counts as free."""
+_WITHOUT_PRICE = ("extrapolated", "unpriced")
 
 
 @dataclass(frozen=True)
@@ -62,50 +62,14 @@ class Width:
 
     @property
     def is_free(self) -> bool:
-        """Whether the outputs that come on top cost nothing to speak of."""
+        """Whether the additional outputs cost next to nothing."""
         return self.cost_frac is not None and self.cost_frac <= FREE_FRAC
 
 
 @dataclass(frozen=True)
-class BatchPoint:
-    """Throughput at one batch size: predicted seconds a step, how many of them go into page faults,
-    peak memory.
-    """
-
-    batch_size: int
-    step_s: float
-    peak_memory_bytes: int | None
-    page_faults_s: float = 0.0
-
-    @classmethod
-    def of(cls, prediction: Prediction) -> BatchPoint:
-        """The point of a predicted whole step."""
-        assert prediction.step.total_s is not None
-        faults_s = math.fsum(
-            item.seconds for item in prediction.prices.items if item.bound == PAGE_FAULTS
-        )
-        return cls(
-            prediction.trace.batch_size,
-            prediction.step.total_s,
-            prediction.step.peak_memory_bytes,
-            faults_s,
-        )
-
-    @property
-    def samples_per_s(self) -> float:
-        """Predicted throughput."""
-        return self.batch_size / self.step_s
-
-    @property
-    def faultless_samples_per_s(self) -> float:
-        """Predicted throughput if malloc kept its memory, so that no page were new."""
-        return self.batch_size / max(self.step_s - self.page_faults_s, 1e-12)
-
-
-@dataclass(frozen=True)
 class Advice:
-    """What was considered: the suggestions, the dearest layers' widths, throughput over batch size,
-    and what could not be looked at.
+    """What was considered: the suggestions, the most expensive layers' widths, throughput over
+    batch size, and what could not be considered.
     """
 
     suggestions: tuple[Suggestion, ...]
@@ -115,38 +79,10 @@ class Advice:
 
     def with_verdict(self, verdict: str) -> list[Suggestion]:
         """The suggestions with this verdict, the largest gain first."""
-        chosen = [s for s in self.suggestions if s.verdict == verdict]
         return sorted(
-            chosen, key=lambda s: -(s.gain_frac if s.gain_frac is not None else -math.inf)
+            (s for s in self.suggestions if s.verdict == verdict),
+            key=lambda s: -(s.gain_frac if s.gain_frac is not None else -math.inf),
         )
-
-    @property
-    def knee(self) -> BatchPoint | None:
-        """The least batch size that reaches :data:`KNEE_FRAC` of the best throughput seen; None
-        without a sweep.
-        """
-        return _knee(self.sweep, lambda point: point.samples_per_s)
-
-    @property
-    def knee_line(self) -> str:
-        """That page faults decide where the knee is, and what would end them; empty where they do
-        not.
-        """
-        here, without = self.knee, _knee(self.sweep, lambda point: point.faultless_samples_per_s)
-        if here is None or without is None or here.batch_size == without.batch_size:
-            return ""
-        jump = max(self.sweep, key=lambda point: point.page_faults_s / point.step_s)
-        return (
-            "page faults decide where the knee is: malloc gets memory anew from the system in each"
-            f" step ({format_percent(jump.page_faults_s / jump.step_s)} of the step at batch size"
-            f" {jump.batch_size}); without them it would be at {without.batch_size}"
-            f" ({malloc_of('tuned').settings} keeps the memory)"
-        )
-
-
-def _knee(sweep: Sequence[BatchPoint], rate: Callable[[BatchPoint], float]) -> BatchPoint | None:
-    best = max(map(rate, sweep), default=0.0)
-    return next((point for point in sweep if rate(point) >= KNEE_FRAC * best), None)
 
 
 def advise(
@@ -156,35 +92,27 @@ def advise(
 
     `target` is what the step was recorded from; None where there is only its trace, and then
     threads and malloc are all that can be changed. Every change is recorded anew under fake
-    tensors. Nothing is measured.
+    tensors. Nothing is measured. Raises DlperfError for a predictor without whole steps.
     """
     return _Adviser(base, target, log).advise()
 
 
 class _Adviser:
     def __init__(self, base: Prediction, target: Target | None, log: Callable[[str], None]) -> None:
-        if base.step.total_s is None:
-            raise DlperfError(
-                f"predictor {base.predictor!r} does not speak of the whole step; explain with"
-                " calibrated"
-            )
         self.base, self.target, self.log = base, target, log
-        self.base_sample_s = base.step.total_s / base.trace.batch_size
-        self.base_unsure_frac = unsure_frac(base.prices.items)
+        self.base_s = step_s_of(base)
         self.notes: list[str] = []
-        self._built: weakref.WeakSet[object] = weakref.WeakSet()
-        self._keep: object = None
-        self._traces: dict[tuple[tuple[Edit, ...], int | None], Trace | DlperfError] = {}
+        self._first_modules: set[nn.Module] = set()
+        self._traces: dict[tuple[tuple[Edit, ...], int | None], Trace] = {}
 
     def advise(self) -> Advice:
         base, trace = self.base, self.base.trace
+        widths: tuple[Width, ...] = ()
+        sweep: tuple[BatchPoint, ...] = ()
         considered = candidates(trace, base.machine, base.threads, self.target is not None)
         if self.target is not None:
             considered += self._activations()
-        exact = {candidate.variant.name: candidate.is_exact for candidate in considered}
-        found = [self._judge(candidate) for candidate in considered]
-        widths: tuple[Width, ...] = ()
-        sweep: tuple[BatchPoint, ...] = ()
+        found = [self._judge(variant) for variant in considered]
         if self.target is None:
             self.notes.append(
                 "a trace file has no code to change: threads and malloc alone are considered; name"
@@ -193,34 +121,19 @@ class _Adviser:
         else:
             sweep, judged = self._batch_sizes()
             found += judged
-            widths, judged = self._widths()
-            found += judged
+            widths, suggestion = self._widths()
+            found.append(suggestion)
             if trace.inference:
-                found.append(
-                    self._judge(
-                        Candidate(
-                            Variant("inference_mode", (Edit("inference-mode"),)),
-                            "with torch.inference_mode(): around the forward",
-                        )
-                    )
-                )
+                how = "with torch.inference_mode(): around the forward"
+                edits = (Edit("inference-mode"),)
+                found.append(self._judge(Variant("inference_mode", edits, how=how, is_exact=False)))
             elif not any(op.phase == "zero_grad" for op in trace.ops):
-                found.append(
-                    Suggestion(
-                        Variant("gradients to None"),
-                        "",
-                        DOES_NOT_APPLY,
-                        "zero_grad sets gradients to None already",
-                    )
-                )
-        together = self._together(
-            [s for s in found if s.verdict == PAYS and exact.get(s.variant.name, False)]
-        )
-        if together is not None:
-            found.append(together)
+                reason = "zero_grad sets gradients to None already"
+                found.append(Suggestion(Variant("gradients to None"), DOES_NOT_APPLY, reason))
+        found += self._together([s for s in found if s.verdict == PAYS and s.variant.is_exact])
         return Advice(tuple(found), widths, sweep, tuple(dict.fromkeys(self.notes)))
 
-    # -- one candidate -----------------------------------------------------------------------------
+    # -- one variant -------------------------------------------------------------------------------
 
     def record(self, variant: Variant) -> Trace:
         """The variant's step. Raises DlperfError where it cannot be made."""
@@ -228,81 +141,73 @@ class _Adviser:
             return self.base.trace
         key = variant.edits, variant.batch_size
         if key not in self._traces:
-            assert self.target is not None
-            target = (
-                self.target if variant.batch_size is None else self.target.at(variant.batch_size)
+            target = self.target
+            assert target is not None
+            if variant.batch_size is not None:
+                target = target.at(variant.batch_size)
+            self._traces[key] = recording.record_target(
+                target.changed(lambda built: edit_built(self._fresh(built), variant.edits))
             )
-            try:
-                self._traces[key] = recording.record_target(
-                    target.changed(lambda built: edit_built(self._fresh(built), variant.edits))
-                )
-            except DlperfError as error:  # WorkFailed included: the changed model raises
-                self._traces[key] = error
-        recorded = self._traces[key]
-        if isinstance(recorded, DlperfError):
-            raise recorded
-        return recorded
+        return self._traces[key]
 
     def _fresh(self, built: Built) -> Built:
         """Refuse to change a model that the builder returns twice: the change would stay in it."""
-        if any(module in self._built for module in built.model.modules()):
+        modules = set(built.model.modules())
+        if modules & self._first_modules:
             raise NotApplicable(
                 "the target hands out the same modules every time; name a function that builds new"
                 " ones"
             )
-        if not len(self._built):
-            self._built.update(built.model.modules())
-            self._keep = built.model
+        self._first_modules = self._first_modules or modules
         return built
 
     def predict(self, variant: Variant) -> Prediction:
         """The variant predicted. Raises DlperfError where it cannot be recorded."""
-        found = predict_under(
+        found = predict(
             self.record(variant),
             self.base.machine,
             variant.threads or self.base.threads,
-            variant.malloc,
+            malloc=variant.malloc or "default",
         )
         return found.cross_machine() if self.base.is_cross_machine else found
 
-    def _judge(self, candidate: Candidate) -> Suggestion:
-        variant = candidate.variant
+    def _judge(self, variant: Variant) -> Suggestion:
         self.log(f"considering {variant.name}")
         try:
-            return self._judged(candidate, self.predict(variant))
-        except DlperfError as error:
-            return Suggestion(
-                variant, candidate.how, DOES_NOT_APPLY, _reason(error), candidate.caveat
-            )
+            return self._judged(variant, self.predict(variant))
+        except DlperfError as error:  # WorkFailed included: the changed model raises
+            return Suggestion(variant, DOES_NOT_APPLY, _reason(error))
 
-    def _judged(self, candidate: Candidate, prediction: Prediction) -> Suggestion:
-        step_s = prediction.step.total_s
-        assert step_s is not None
-        batch_size = prediction.trace.batch_size
+    def _judged(self, variant: Variant, prediction: Prediction) -> Suggestion:
+        base_sample_s = self.base_s / self.base.trace.batch_size
+        base_unsure = unsure_frac(self.base.prices.items)
+        step_s, batch_size = step_s_of(prediction), prediction.trace.batch_size
         sample_s = step_s / batch_size
-        gain = self.base_sample_s / sample_s - 1.0 if step_s else 0.0
+        gain = base_sample_s / sample_s - 1.0 if step_s else 0.0
         unsure = unsure_frac(prediction.prices.items)
-        # What is as unsure before as after cancels, whether the rest of the step shrank beside it
-        # or all of the step grew.
-        more_unsure_s = unsure * sample_s - self.base_unsure_frac * self.base_sample_s
-        newly_unsure_frac = min(
-            more_unsure_s / sample_s if sample_s else 0.0, unsure - self.base_unsure_frac
-        )
-        verdict, reason = (PAYS, "") if gain >= LEAST_GAIN_FRAC else (DOES_NOT_PAY, _why_not(gain))
-        if newly_unsure_frac > MOST_UNSURE_FRAC:
-            verdict, reason = (
-                UNSURE,
-                (
-                    f"{format_percent(unsure)} of its time stands on extrapolated or unpriced ops;"
-                    f" {self._missing(prediction)}"
-                ),
+        # What is as unsure before as after cancels, whether the rest of the step shrank or all of
+        # the step grew.
+        more_unsure_s = unsure * sample_s - base_unsure * base_sample_s
+        newly_unsure = min(more_unsure_s / sample_s if sample_s else 0.0, unsure - base_unsure)
+        verdict, reason = PAYS, ""
+        if newly_unsure > MOST_UNSURE_FRAC:
+            verdict = UNSURE
+            reason = (
+                f"{format_percent(unsure)} of its time stands on extrapolated or unpriced ops;"
+                f" {_missing(prediction)}"
+            )
+        elif gain < LEAST_GAIN_FRAC:
+            is_slower = gain < -LEAST_GAIN_FRAC
+            verdict = DOES_NOT_PAY
+            reason = (
+                "predicted to be slower"
+                if is_slower
+                else f"less than {format_percent(LEAST_GAIN_FRAC)}"
             )
         return Suggestion(
-            candidate.variant,
-            candidate.how,
+            variant,
             verdict,
             reason,
-            candidate.caveat,
             batch_size,
             prediction.threads,
             step_s,
@@ -311,79 +216,53 @@ class _Adviser:
             prediction.step.peak_memory_bytes,
         )
 
-    def _missing(self, prediction: Prediction) -> str:
-        """The ops that a calibration of this variant would have to measure."""
-        seconds: dict[str, float] = {}
-        for item in prediction.prices.items:
-            if item.op >= 0 and item.source in ("extrapolated", "unpriced"):
-                op = prediction.trace.ops[item.op]
-                name = f"{op.packet} in {op.inputs[0].dtype}" if op.inputs else op.packet
-                seconds[name] = seconds.get(name, 0.0) + item.seconds
-        names = sorted(seconds, key=lambda name: -seconds[name])[:3]
-        return (
-            f"the machine file says too little of {', '.join(names)}"
-            if names
-            else "the machine file says too little of its setting"
-        )
+    # -- groups of variants ------------------------------------------------------------------------
 
-    # -- groups of candidates ----------------------------------------------------------------------
-
-    def _activations(self) -> list[Candidate]:
+    def _activations(self) -> list[Variant]:
         """Activations in place: all that autograd allows, found by recording them."""
-        safe = activations(self.base.trace)
-        flags = self._types_with_flag(safe)
-        chosen = tuple(name for kind, names in safe.items() if kind in flags for name in names)
-        if not chosen:
-            return []
-        n_all, chosen = len(chosen), self._allowed(chosen)
-        if len(chosen) < n_all:
+        possible = self._not_in_place(activations(self.base.trace))
+        chosen = self._allowed(possible)
+        if len(chosen) < len(possible):
             self.notes.append(
-                f"{n_all - len(chosen)} activation(s) cannot work in place: autograd needs what"
-                " they would overwrite"
+                f"{len(possible) - len(chosen)} activation(s) cannot work in place: autograd needs"
+                " what they would overwrite"
             )
         if not chosen:
             return []
-        how = (
-            "inplace=True for"
-            f" {', '.join(chosen[:4])}{f' and {len(chosen) - 4} more' if len(chosen) > 4 else ''}"
-        )
-        return [Candidate(Variant("in-place activations", (Edit("in-place", chosen),)), how)]
+        more = f" and {len(chosen) - 4} more" if len(chosen) > 4 else ""
+        how = f"inplace=True for {', '.join(chosen[:4])}{more}"
+        return [Variant("in-place activations", (Edit("in-place", chosen),), how=how)]
 
-    def _types_with_flag(self, by_type: dict[str, list[str]]) -> set[str]:
-        """The types whose modules can work in place and do not yet: asked of the model itself while
-        it is built anew.
+    def _not_in_place(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the named modules that can work in place and do not yet, which the model itself
+        shows while it is built anew.
         """
-        found: set[str] = set()
+        found: list[str] = []
 
         def look(built: Built) -> Built:
-            for kind, names in by_type.items():
-                if all(
-                    getattr(built.model.get_submodule(name), "inplace", None) is False
-                    for name in names
-                    if _has(built, name)
-                ):
-                    found.update([kind] if all(_has(built, name) for name in names) else [])
+            modules = dict(built.model.named_modules())
+            found[:] = [n for n in names if getattr(modules.get(n), "inplace", None) is False]
             return self._fresh(built)
 
         assert self.target is not None
         try:
             recording.record_target(self.target.changed(look))
         except DlperfError:
-            return set()
-        return found
+            return ()
+        return tuple(found)
 
     def _allowed(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the named activations that can work in place, by halving until what fails is
         alone.
         """
-        if self._records("in-place", names):
+        if not names or self._records(Edit("in-place", names)):
             return names
         half = len(names) // 2
         return (*self._allowed(names[:half]), *self._allowed(names[half:])) if half else ()
 
-    def _records(self, kind: str, layers: Sequence[str]) -> bool:
+    def _records(self, edit: Edit) -> bool:
         try:
-            self.record(Variant(kind, (Edit(kind, tuple(layers)),)))
+            self.record(Variant(edit.kind, (edit,)))
         except DlperfError:
             return False
         return True
@@ -392,15 +271,13 @@ class _Adviser:
         """Throughput over batch size, and the knee as a suggestion where it is another size than
         the step's.
         """
-        base = self.base
-        assert base.step.total_s is not None
-        own = BatchPoint.of(base)
+        base, own = self.base, self.base.trace.batch_size
         points: list[BatchPoint] = []
         predictions: dict[int, Prediction] = {}
         most_bytes = MOST_MEMORY_FRAC * (base.machine.cpu.memory_bytes or math.inf)
-        for size in sorted([own.batch_size, *batch_sizes(own.batch_size)]):
-            if size == own.batch_size:
-                points.append(own)
+        for size in batch_sizes(own):
+            if size == own:
+                points.append(BatchPoint.of(base))
                 continue
             self.log(f"considering batch size {size}")
             try:
@@ -408,9 +285,7 @@ class _Adviser:
             except DlperfError as error:
                 self.notes.append(f"batch size {size}: {_reason(error)}")
                 continue
-            if [op.signature for op in prediction.trace.ops] == [
-                op.signature for op in base.trace.ops
-            ]:
+            if _signatures(prediction.trace) == _signatures(base.trace):
                 self.notes.append(
                     "the target builds the same step at every batch size: it ignores its argument"
                 )
@@ -423,197 +298,152 @@ class _Adviser:
                 break
             points.append(BatchPoint.of(prediction))
             predictions[size] = prediction
-            if size > own.batch_size and len(points) > 2 and _grows_no_more(*points[-2:]):
+            if size > own and len(points) > 2 and grows_no_more(*points[-2:]):
                 break  # past the knee
-        swept = Advice((), sweep=tuple(points))
-        knee = swept.knee
-        if swept.knee_line:
-            self.notes.append(swept.knee_line)
+        if line := knee_line(points):
+            self.notes.append(line)
+        knee = knee_of(points)
+        if knee is None or len(points) < 2:
+            return tuple(points), []
         caveat = "another batch size trains differently (learning rate, generalisation)"
-        if knee is None or knee.batch_size == own.batch_size:
-            reason = f"the knee of {points[0].batch_size}..{points[-1].batch_size} is here"
-            return tuple(points), (
-                [Suggestion(Variant("batch size"), "", DOES_NOT_PAY, reason, caveat)]
-                if len(points) > 1
-                else []
-            )
         size = knee.batch_size
-        judged = self._judged(
-            Candidate(
-                Variant(f"batch size {size}", batch_size=size),
-                f"a batch of {size}",
-                caveat,
-                is_exact=False,
-            ),
-            predictions[size],
+        if size == own:
+            reason = f"the knee of {points[0].batch_size}..{points[-1].batch_size} is here"
+            here = Variant("batch size", caveat=caveat)
+            return tuple(points), [Suggestion(here, DOES_NOT_PAY, reason)]
+        variant = Variant(
+            f"batch size {size}",
+            batch_size=size,
+            how=f"a batch of {size}",
+            caveat=caveat,
+            is_exact=False,
         )
-        if (
-            judged.verdict == DOES_NOT_PAY
-        ):  # a smaller one, with the same throughput for less memory
+        judged = self._judged(variant, predictions[size])
+        if judged.verdict == DOES_NOT_PAY:  # a smaller one, with the same throughput, less memory
             share = knee.samples_per_s / max(point.samples_per_s for point in points)
-            judged = replace(
-                judged,
-                reason=(
-                    f"already has {format_percent(share)} of the best throughput, in"
-                    f" {format_bytes(knee.peak_memory_bytes)}"
-                ),
+            reason = (
+                f"already has {format_percent(share)} of the best throughput, in"
+                f" {format_bytes(knee.peak_memory_bytes)}"
             )
+            judged = replace(judged, reason=reason)
         return tuple(points), [judged]
 
-    def _widths(self) -> tuple[tuple[Width, ...], list[Suggestion]]:
-        """The dearest layers whose width is no multiple of the block, one by one, and all that can
-        be widened at once.
+    def _widths(self) -> tuple[tuple[Width, ...], Suggestion]:
+        """The most expensive layers whose width is no multiple of the block, one by one, and all
+        that can be widened at once.
         """
         odd = self._odd_widths()
-        found = []
-        possible = []
-        for name, width in list(odd.items())[:MOST_WIDTHS]:
-            self.log(f"considering {rounded(width)} instead of {width} outputs of {name}")
-            try:
-                step_s = self.predict(Variant(name, (Edit("widen", (name,)),))).step.total_s
-            except DlperfError as error:
-                found.append(Width(name, width, rounded(width), None, _reason(error)))
-                continue
-            assert step_s is not None
-            assert self.base.step.total_s is not None
-            possible.append(name)
-            found.append(Width(name, width, rounded(width), step_s / self.base.step.total_s - 1.0))
-        caveat = "more parameters: another network, trained anew"
+        variant = Variant("wider layers")
         if not odd:
-            return (), [
-                Suggestion(
-                    Variant("wider layers"),
-                    "",
-                    DOES_NOT_APPLY,
-                    f"every width is a multiple of {BLOCK}",
-                )
-            ]
+            reason = f"every width is a multiple of {BLOCK}"
+            return (), Suggestion(variant, DOES_NOT_APPLY, reason)
+        found = []
+        for name, width in list(odd.items())[:MOST_WIDTHS]:
+            wider = rounded(width)
+            self.log(f"considering {wider} instead of {width} outputs of {name}")
+            try:
+                step_s = step_s_of(self.predict(Variant(name, (Edit("widen", (name,)),))))
+            except DlperfError as error:
+                found.append(Width(name, width, wider, None, _reason(error)))
+            else:
+                found.append(Width(name, width, wider, step_s / self.base_s - 1.0))
+        caveat = "more parameters: another network, trained anew"
         # The ends of skip connections can only be widened together.
-        for names in (tuple(odd)[:-1] if len(odd) > 1 else (), tuple(possible)):
-            if names and self._records("widen", names):
-                text = ", ".join(
-                    f"{name} {odd[name]} -> {rounded(odd[name])}" for name in names[:6]
-                ) + (" ..." if len(names) > 6 else "")
-                variant = Variant("wider layers", (Edit("widen", names),))
-                return tuple(found), [self._judge(Candidate(variant, text, caveat, is_exact=False))]
+        possible = tuple(width.layer for width in found if width.cost_frac is not None)
+        for names in (tuple(odd)[:-1], possible):
+            if names and self._records(Edit("widen", names)):
+                texts = [f"{name} {odd[name]} -> {rounded(odd[name])}" for name in names[:6]]
+                whole = replace(
+                    variant,
+                    edits=(Edit("widen", names),),
+                    how=", ".join(texts) + (" ..." if len(names) > 6 else ""),
+                    caveat=caveat,
+                    is_exact=False,
+                )
+                return tuple(found), self._judge(whole)
         reason = "; ".join(dict.fromkeys(f"{width.layer}: {width.reason}" for width in found[:2]))
-        return tuple(found), [
-            Suggestion(Variant("wider layers"), "", DOES_NOT_APPLY, reason, caveat)
-        ]
+        return tuple(found), Suggestion(replace(variant, caveat=caveat), DOES_NOT_APPLY, reason)
 
     def _odd_widths(self) -> dict[str, int]:
-        """Convolutions and linear layers whose output width is no multiple of the block, the
-        dearest first (the last to run at the very end).
+        """Convolutions and linear layers whose output width is no multiple of the block, the most
+        expensive first (the last to run at the very end).
         """
-        seconds: dict[str, float] = {}
-        for item in self.base.prices.items:
-            seconds[item.layer] = seconds.get(item.layer, 0.0) + item.seconds
+        seconds = sums_by_name((item.layer, item.seconds) for item in self.base.prices.items)
         odd: dict[str, int] = {}
         for layer in self.base.trace.layers:
             weights = dict(layer.parameters)
+            is_linear = layer.type.startswith("Linear")
             if (
                 layer.is_leaf
-                and layer.type.startswith(("Conv", "Linear"))
+                and (is_linear or layer.type.startswith("Conv"))
                 and "weight" in weights
                 and layer.outputs
             ):
-                place = (
-                    -1 if layer.type.startswith("Linear") else -(len(weights["weight"].shape) - 1)
-                )
-                width = (
-                    layer.outputs[0].shape[place] if len(layer.outputs[0].shape) >= -place else 0
-                )
-                if width and width % BLOCK:
-                    odd[layer.name] = width
+                shape = layer.outputs[0].shape
+                axis = -1 if is_linear else 1 - len(weights["weight"].shape)
+                if len(shape) >= -axis and shape[axis] % BLOCK:
+                    odd[layer.name] = shape[axis]
         last = list(odd)[-1:]
-        return {
-            name: odd[name]
-            for name in sorted(odd, key=lambda name: (name in last, -seconds.get(name, 0.0)))
-        }
+        order = sorted(odd, key=lambda name: (name in last, -seconds.get(name, 0.0)))
+        return {name: odd[name] for name in order}
 
-    def _together(self, paying: Sequence[Suggestion]) -> Suggestion | None:
+    def _together(self, paying: Iterable[Suggestion]) -> list[Suggestion]:
         """Everything that pays and leaves the training as it is, at once; of optimizers, threads
         and allocators the best.
         """
-        ranked = sorted(paying, key=lambda s: -(s.gain_frac or 0.0))
         edits: list[Edit] = []
         threads = malloc = None
         names = []
-        for suggestion in ranked:
+        for suggestion in sorted(paying, key=lambda s: -(s.gain_frac or 0.0)):
             variant = suggestion.variant
-            if any(edit.kind in ("fused", "foreach") for edit in variant.edits) and any(
-                edit.kind in ("fused", "foreach") for edit in edits
+            if (
+                (any(map(_makes_optimizer, variant.edits)) and any(map(_makes_optimizer, edits)))
+                or (variant.threads and threads)
+                or (variant.malloc and malloc)
             ):
-                continue
-            if (variant.threads and threads) or (variant.malloc and malloc):
                 continue
             edits += variant.edits
             threads, malloc = threads or variant.threads, malloc or variant.malloc
             names.append(variant.name)
         if len(names) < 2:
-            return None
-        edits.sort(
-            key=lambda edit: edit.kind in ("fused", "foreach")
-        )  # an optimizer is made anew once its parameters stand
-        return self._judge(
-            Candidate(
-                Variant("together", tuple(edits), threads=threads, malloc=malloc), " + ".join(names)
-            )
-        )
+            return []
+        edits.sort(key=_makes_optimizer)  # an optimizer is made once its parameters stand
+        how = " + ".join(names)
+        variant = Variant("together", tuple(edits), threads=threads, malloc=malloc, how=how)
+        return [self._judge(variant)]
 
 
-def _grows_no_more(before: BatchPoint, after: BatchPoint) -> bool:
-    """Whether throughput grows no more, page faults or not: those come and go with malloc's
-    thresholds, and a jump of theirs is no knee.
-    """
-    least = 1.0 + LEAST_GAIN_FRAC
-    return (
-        after.samples_per_s < least * before.samples_per_s
-        and after.faultless_samples_per_s < least * before.faultless_samples_per_s
+def _makes_optimizer(edit: Edit) -> bool:
+    return edit.kind in ("fused", "foreach")
+
+
+def _signatures(trace: Trace) -> list[object]:
+    return [op.signature for op in trace.ops]
+
+
+def _missing(prediction: Prediction) -> str:
+    """The ops that a calibration of this variant would have to measure."""
+    ops = prediction.trace.ops
+    named = (
+        (f"{ops[item.op].packet} in {ops[item.op].inputs[0].dtype}", item.seconds)
+        if ops[item.op].inputs
+        else (ops[item.op].packet, item.seconds)
+        for item in prediction.prices.items
+        if item.op >= 0 and item.source in _WITHOUT_PRICE
     )
+    seconds = sums_by_name(named)
+    names = sorted(seconds, key=lambda name: -seconds[name])[:3]
+    return f"the machine file says too little of {', '.join(names) or 'its setting'}"
 
 
 def unsure_frac(items: Sequence[Item]) -> float:
     """The share of the time that stands on extrapolated or unpriced items."""
     total = math.fsum(item.seconds for item in items)
-    return (
-        math.fsum(item.seconds for item in items if item.source in ("extrapolated", "unpriced"))
-        / total
-        if total
-        else 0.0
-    )
-
-
-def baseline_of(base: Prediction) -> Suggestion:
-    """The step as it is, in the form of a suggestion."""
-    return Suggestion(
-        replace(BASELINE),
-        "",
-        DOES_NOT_PAY,
-        batch_size=base.trace.batch_size,
-        threads=base.threads,
-        step_s=base.step.total_s,
-        gain_frac=0.0,
-        unsure_frac=unsure_frac(base.prices.items),
-        peak_memory_bytes=base.step.peak_memory_bytes,
-    )
-
-
-def _why_not(gain_frac: float) -> str:
-    if gain_frac < -LEAST_GAIN_FRAC:
-        return "predicted to be slower"
-    return f"less than {format_percent(LEAST_GAIN_FRAC)}"
+    unsure = math.fsum(item.seconds for item in items if item.source in _WITHOUT_PRICE)
+    return unsure / total if total else 0.0
 
 
 def _reason(error: DlperfError) -> str:
     """The error without the target's name in front."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _has(built: Built, name: str) -> bool:
-    try:
-        built.model.get_submodule(name)
-    except AttributeError:
-        return False
-    return True

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from dlperf.advice.batch_sizes import knee_line, knee_of
 from dlperf.advice.breakdown import PARTS
 from dlperf.advice.explanation import Explanation, agreement_of
 from dlperf.advice.variants import Suggestion
@@ -36,6 +37,7 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
         explanation.trials,
     )
     step, agreement = prediction.step, agreement_of(explanation)
+    knee = knee_of(advice.sweep)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -99,8 +101,8 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
             }
             for p in advice.sweep
         ],
-        "knee_batch_size": None if advice.knee is None else advice.knee.batch_size,
-        "knee_note": advice.knee_line,
+        "knee_batch_size": None if knee is None else knee.batch_size,
+        "knee_note": knee_line(advice.sweep),
         "trials": (
             None
             if trials is None
@@ -128,11 +130,11 @@ def _suggestion(explanation: Explanation, suggestion: Suggestion) -> dict[str, A
     return {
         "change": variant.name,
         "verdict": suggestion.verdict,
-        "how": suggestion.how,
+        "how": variant.how,
         "reason": suggestion.reason,
-        "caveat": suggestion.caveat,
+        "caveat": variant.caveat,
         "needs_code": variant.needs_code,
-        "edits": [{"kind": edit.kind, "layers": list(edit.layers)} for edit in variant.edits],
+        "edits": [asdict(edit) for edit in variant.edits],
         "batch_size": suggestion.batch_size,
         "threads": suggestion.threads,
         "malloc": variant.malloc,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from dlperf.advice.batch_sizes import knee_of
 from dlperf.advice.breakdown import PARTS, Breakdown, LayerParts
 from dlperf.advice.changes import Advice
 from dlperf.advice.explanation import Explanation, agreement_of
@@ -166,7 +167,7 @@ def gains_columns(explanation: Explanation, suggestions: Sequence[Suggestion]) -
 
 def sweep_columns(advice: Advice) -> list[Column]:
     """Throughput over batch size."""
-    knee = advice.knee
+    knee = knee_of(advice.sweep)
     return [
         Column("batch size", tuple(str(p.batch_size) for p in advice.sweep)),
         Column("step", tuple(format_seconds(p.step_s) for p in advice.sweep)),
@@ -213,7 +214,8 @@ def considered_lines(advice: Advice, shown: Sequence[Suggestion] = ()) -> list[s
 def how_lines(suggestions: Sequence[Suggestion]) -> list[str]:
     """How to make each change that is predicted to pay, and how results differ, a line each."""
     return [
-        f"{printable(s.variant.name)}: {printable(s.how)}" + (f"; {s.caveat}" if s.caveat else "")
+        f"{printable(s.variant.name)}: {printable(s.variant.how)}"
+        + (f"; {s.variant.caveat}" if s.variant.caveat else "")
         for s in suggestions
         if s.verdict == PAYS
     ]

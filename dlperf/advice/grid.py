@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dlperf.core.errors import DlperfError
 from dlperf.core.units import format_bytes
 from dlperf.core.variation import waiting_s
@@ -180,44 +182,43 @@ def survey(
     wait for the slowest, and `once_s`; a last, smaller batch counts as a whole one, so it errs high
     by less than a step.
     """
-    known = sorted(set(recorded))
+    known, limit_bytes = sorted(set(recorded)), objective.memory_limit_bytes
     rows = []
-    for workers, threads, loader_workers in itertools.product(
-        axes.workers, axes.threads, axes.loader_workers
+    for workers, threads, loader_workers, batch_size in itertools.product(
+        axes.workers, axes.threads, axes.loader_workers, axes.batch_sizes
     ):
+        one = Configuration(workers, threads, loader_workers, batch_size)
         share = None if objective.samples is None else math.ceil(objective.samples / workers)
-        at: dict[int, Rate] = {}
-        for batch_size in axes.batch_sizes:
-            configuration = Configuration(workers, threads, loader_workers, batch_size)
-            if (
-                not known[0] <= batch_size <= known[-1]
-                or not allowed(configuration)
-                or (share is not None and batch_size > share)
-            ):
-                continue
-            place = bisect_left(known, batch_size)
-            ends = (
-                [known[place]] if known[place] == batch_size else [known[place - 1], known[place]]
+        if (
+            not known[0] <= batch_size <= known[-1]
+            or not allowed(one)
+            or (share is not None and batch_size > share)
+        ):
+            continue
+        index = bisect_left(known, batch_size)
+        rate = rate_of(replace(one, batch_size=known[index]))
+        is_known = known[index] == batch_size
+        if not is_known:
+            low = known[index - 1]
+            part = (batch_size - low) / (known[index] - low)
+            rate = _between(rate_of(replace(one, batch_size=low)), rate, part)
+        epoch_s = None
+        if share is not None:
+            steps_s = math.ceil(share / batch_size) * rate.step_s
+            epoch_s = steps_s + waiting_s(rate.n_apart, rate.sigma, steps_s) + rate.once_s
+        memory_bytes = workers * rate.peak_memory_bytes
+        rows.append(
+            ConfigurationForecast(
+                one,
+                rate.step_s,
+                workers * batch_size / rate.step_s,
+                epoch_s,
+                memory_bytes,
+                rate.bound,
+                limit_bytes is None or memory_bytes <= limit_bytes,
+                PREDICTED if is_known else INTERPOLATED,
             )
-            for end in ends:
-                if end not in at:
-                    at[end] = rate_of(replace(configuration, batch_size=end))
-            rate = (
-                at[batch_size]
-                if len(ends) == 1
-                else _between(
-                    at[ends[0]], at[ends[1]], (batch_size - ends[0]) / (ends[1] - ends[0])
-                )
-            )
-            rows.append(
-                _row(
-                    configuration,
-                    rate,
-                    share,
-                    objective.memory_limit_bytes,
-                    PREDICTED if len(ends) == 1 else INTERPOLATED,
-                )
-            )
+        )
     return rows
 
 
@@ -225,34 +226,12 @@ def _between(low: Rate, high: Rate, part: float) -> Rate:
     def mix(a: float, b: float) -> float:
         return a + part * (b - a)
 
-    return Rate(
-        mix(low.step_s, high.step_s),
-        mix(low.once_s, high.once_s),
-        math.ceil(mix(low.peak_memory_bytes, high.peak_memory_bytes)),
-        low.bound if part < 0.5 else high.bound,
-        low.sigma,
-        low.n_apart,
-    )
-
-
-def _row(
-    configuration: Configuration,
-    rate: Rate,
-    share: int | None,
-    limit_bytes: int | None,
-    source: str,
-) -> ConfigurationForecast:
-    steps_s = None if share is None else math.ceil(share / configuration.batch_size) * rate.step_s
-    epoch_s = (
-        None
-        if steps_s is None
-        else steps_s + waiting_s(rate.n_apart, rate.sigma, steps_s) + rate.once_s
-    )
-    memory_bytes = configuration.workers * rate.peak_memory_bytes
-    fits = limit_bytes is None or memory_bytes <= limit_bytes
-    samples_per_s = configuration.workers * configuration.batch_size / rate.step_s
-    return ConfigurationForecast(
-        configuration, rate.step_s, samples_per_s, epoch_s, memory_bytes, rate.bound, fits, source
+    return replace(
+        low,
+        step_s=mix(low.step_s, high.step_s),
+        once_s=mix(low.once_s, high.once_s),
+        peak_memory_bytes=math.ceil(mix(low.peak_memory_bytes, high.peak_memory_bytes)),
+        bound=low.bound if part < 0.5 else high.bound,
     )
 
 
@@ -279,17 +258,13 @@ def ranked(
             f" {format_bytes(least.peak_memory_bytes)} ({least.configuration.label}); raise"
             " --memory-limit, or give smaller --batch-sizes"
         )
-    order: list[ConfigurationForecast] = []
-    begin = 0
-    while begin < len(left):
-        end = begin + 1
-        while end < len(left) and objective.cost(left[end]) <= (1.0 + TIE_FRAC) * objective.cost(
-            left[begin]
-        ):
-            end += 1
-        order += sorted(left[begin:end], key=lambda row: row.configuration)
-        begin = end
-    return order
+    ties: list[list[ConfigurationForecast]] = []
+    for row in left:
+        if ties and objective.cost(row) <= (1.0 + TIE_FRAC) * objective.cost(ties[-1][0]):
+            ties[-1].append(row)
+        else:
+            ties.append([row])
+    return [row for rows in ties for row in sorted(rows, key=lambda row: row.configuration)]
 
 
 def spread_sizes(sizes: Sequence[int], most: int) -> tuple[int, ...]:
@@ -300,8 +275,5 @@ def spread_sizes(sizes: Sequence[int], most: int) -> tuple[int, ...]:
     """
     if len(sizes) <= most:
         return tuple(sizes)
-    low, high = math.log(sizes[0]), math.log(sizes[-1])
-    wanted = [low + (high - low) * i / (most - 1) for i in range(most)]
-    return tuple(
-        sorted({min(sizes, key=lambda size: abs(math.log(size) - place)) for place in wanted})
-    )
+    wanted = np.geomspace(sizes[0], sizes[-1], most)
+    return tuple(sorted({min(sizes, key=lambda size: abs(math.log(size / one))) for one in wanted}))

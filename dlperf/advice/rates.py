@@ -4,10 +4,12 @@ fed by loading workers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
+from dlperf.advice.breakdown import sums_by_name
 from dlperf.advice.grid import Configuration, Rate
 from dlperf.core.errors import DlperfError
 from dlperf.core.loader_sample import SampledLoader
@@ -23,25 +25,28 @@ PREFETCHED = 2
 """Batches that a loading worker holds ready (torch's ``prefetch_factor``)."""
 
 
-@dataclass
 class Forecaster:
-    """Answers what a configuration takes at batch sizes that `record` can record; every trace and
-    prediction is made once.
+    """Rates of configurations at batch sizes that `record` can record; every trace and prediction
+    is made once.
 
     `sample` samples the user's own loader at a batch size; without it batches come from tensors in
-    memory. `is_cross_machine` says that the machine file speaks of another machine. `notes` gathers
-    what a user should know of the answers.
+    memory. `is_cross_machine`: the machine file describes another machine. `notes` gathers what a
+    user should know of the answers.
     """
 
-    machine: Machine
-    record: Callable[[int], Trace]
-    is_cross_machine: bool = False
-    sample: Callable[[int], SampledLoader] | None = None
-    notes: list[str] = field(default_factory=list)
-    _traces: dict[int, Trace] = field(default_factory=dict)
-    _predictions: dict[tuple[int, int, int], Prediction] = field(default_factory=dict)
-    _bases: dict[tuple[int, int, int], _Base] = field(default_factory=dict)
-    _sampled: dict[int, SampledLoader] = field(default_factory=dict)
+    def __init__(
+        self,
+        machine: Machine,
+        record: Callable[[int], Trace],
+        is_cross_machine: bool = False,
+        sample: Callable[[int], SampledLoader] | None = None,
+    ) -> None:
+        self.machine, self.is_cross_machine = machine, is_cross_machine
+        self.notes: list[str] = []
+        self._trace_of = functools.cache(record)
+        self._sample = None if sample is None else functools.cache(sample)
+        self._prediction_of = functools.cache(self._predict)
+        self._without_loader = functools.cache(self._rate_without_loader)
 
     @cached_property
     def knows_loading(self) -> bool:
@@ -49,8 +54,8 @@ class Forecaster:
         return has_costs(self.machine)
 
     @cached_property
-    def knows_loading_workers(self) -> bool:
-        """Whether it says what loading workers cost."""
+    def _knows_loading_workers(self) -> bool:
+        """Whether it holds the costs of loading workers."""
         if not self.knows_loading:
             return False
         try:
@@ -60,183 +65,124 @@ class Forecaster:
         return True
 
     def knows(self, configuration: Configuration) -> bool:
-        """Whether the machine file speaks of such a configuration; where it does not, a note says
+        """Whether the machine file supports such a configuration; where it does not, a note says
         what is missing, once.
         """
+        missing = self._missing(configuration)
+        if missing:
+            self._note(missing)
+        return not missing
+
+    def _missing(self, configuration: Configuration) -> str:
         where = f"{self.machine.path or 'machine'}: holds no"
-        if configuration.loader_workers and not self.knows_loading_workers:
-            if self.knows_loading:
-                self._note(
-                    f"{where} costs of loading workers, which this system refused while it was"
-                    " calibrated: only 0 loading workers are considered"
-                )
-            else:
-                self._note(
-                    f"{where} costs of loading data: loading is no part of the comparison; dlperf"
-                    " calibrate adds them"
-                )
-            return False
-        if configuration.workers > 1:
-            if not self.machine.co_runs:
-                self._note(
-                    f"{where} costs of worker processes beside each other: only 1 worker is"
-                    " considered; dlperf calibrate --workers 1,2,4 adds them"
-                )
-                return False
-            if configuration.threads > 1:
-                self._note(
-                    "several workers are considered with one thread each, as they are measured"
-                )
-                return False
-        return True
+        if configuration.loader_workers and not self.knows_loading:
+            return (
+                f"{where} costs of loading data: loading is no part of the comparison; dlperf"
+                " calibrate adds them"
+            )
+        if configuration.loader_workers and not self._knows_loading_workers:
+            return (
+                f"{where} costs of loading workers, which this system refused while it was"
+                " calibrated: only 0 loading workers are considered"
+            )
+        if configuration.workers > 1 and not self.machine.co_runs:
+            return (
+                f"{where} costs of worker processes beside each other: only 1 worker is"
+                " considered; dlperf calibrate --workers 1,2,4 adds them"
+            )
+        if configuration.workers > 1 and configuration.threads > 1:
+            return "several workers are considered with one thread each, as they are measured"
+        return ""
 
     def _note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
 
-    def trace_of(self, batch_size: int) -> Trace:
-        """The recorded step at a batch size."""
-        if batch_size not in self._traces:
-            self._traces[batch_size] = self.record(batch_size)
-        return self._traces[batch_size]
-
-    def prediction_of(self, threads: int, batch_size: int, workers: int = 1) -> Prediction:
-        """The predicted step of one worker of so many."""
-        key = threads, batch_size, workers
-        if key not in self._predictions:
-            if workers == 1:
-                made = predict(self.trace_of(batch_size), self.machine, threads)
-                made = made.cross_machine() if self.is_cross_machine else made
-            else:
-                made = predict_co_run(self.prediction_of(threads, batch_size), workers)
-            self._predictions[key] = made
-        return self._predictions[key]
+    def _predict(self, threads: int, batch_size: int, workers: int) -> Prediction:
+        """The predicted step of one of `workers` processes."""
+        if workers > 1:
+            return predict_co_run(self._prediction_of(threads, batch_size, 1), workers)
+        found = predict(self._trace_of(batch_size), self.machine, threads)
+        return found.cross_machine() if self.is_cross_machine else found
 
     def rate_of(self, configuration: Configuration) -> Rate:
         """What one worker of a configuration takes, its loading included where the machine file
-        speaks of it, and how far workers vary apart.
+        supports it, and how far workers vary apart.
 
-        The loss is looked at in each step. Several workers share the cores for their loading. Once
+        The loss is read in each step. Several workers share the cores for their loading. Once
         an epoch come the start and end of loading workers and, with several workers, the averaging
         of their weights. Memory is the step's and the batches that loading workers hold ready.
 
         Raises DlperfError where the predictor gives no step or no memory.
         """
-        n_apart = min(configuration.workers, self.machine.cpu.n_cores)
-        return replace(
-            self._rate_of(configuration),
-            sigma=machine_log_sigma(self.machine, configuration.threads),
-            n_apart=n_apart,
-        )
-
-    def _rate_of(self, configuration: Configuration) -> Rate:
-        threads, batch_size, workers = (
+        machine, threads, batch_size, n_loading = (
+            self.machine,
             configuration.threads,
             configuration.batch_size,
-            configuration.workers,
+            configuration.loader_workers,
         )
-        found = self._base_of(threads, batch_size, workers)
-        once_s = averaging_s(self.machine, found.parameter_bytes, workers) if workers > 1 else 0.0
+        rate, sizes = self._without_loader(threads, batch_size, configuration.workers)
         if not self.knows_loading:
-            return Rate(found.step_s, once_s, found.peak_memory_bytes, found.bound)
-        n_loading = configuration.loader_workers
-        factor = self.machine.contention_slowdown(threads) * self.machine.mean_slowdown(threads)
-        costs = LoaderCosts(self.machine, threads, factor)
-        own = self._own_loader(batch_size)
-        if own is not None:
-            fetch_s, tensor_bytes = (
-                self.machine.mean_slowdown(threads) * own.batch_s,
+            return rate
+        slowdown = machine.mean_slowdown(threads)
+        factor = machine.contention_slowdown(threads) * slowdown
+        costs = LoaderCosts(machine, threads, factor)
+        if self._sample is not None:
+            own = self._sample(batch_size)
+            for note in own.notes:
+                self._note(note)
+            fetch_s, tensor_bytes, waiting_frac = (
+                slowdown * own.batch_s,
                 own.tensor_bytes,
+                own.waiting_frac,
             )
         else:
-            fetching = (
-                costs if not n_loading else LoaderCosts(self.machine, 1, factor)
-            )  # a loading worker has one thread
-            fetch_s, tensor_bytes = (
-                fetching.fetch_s(batch_size, found.sample_bytes, True),
-                tuple(batch_size * size for size in found.sample_bytes),
-            )
-        batch = costs.batches(
-            fetch_s, tensor_bytes, n_loading, own.waiting_frac if own is not None else 0.0
-        )
+            # a loading worker has one thread
+            fetching = LoaderCosts(machine, 1, factor) if n_loading else costs
+            fetch_s, waiting_frac = fetching.fetch_s(batch_size, sizes, True), 0.0
+            tensor_bytes = tuple(batch_size * size for size in sizes)
+        batch = costs.batches(fetch_s, tensor_bytes, n_loading, waiting_frac)
         if not n_loading:
-            return Rate(
-                found.step_s + batch.fetch_s,
-                once_s,
-                found.peak_memory_bytes,
-                "loader" if batch.fetch_s > found.step_s else found.bound,
-            )
-        cores = max(1.0, self.machine.cpu.n_cores / workers)
+            bound = "loader" if batch.fetch_s > rate.step_s else rate.bound
+            return replace(rate, step_s=rate.step_s + batch.fetch_s, bound=bound)
+        cores = max(1.0, machine.cpu.n_cores / configuration.workers)
         steady = period(
-            found.step_s + batch.take_over_s,
+            rate.step_s + batch.take_over_s,
             batch.made_s,
             n_loading,
             threads,
             cores,
             batch.busy_frac,
         )
-        starts = costs.starts(n_loading, found.peak_memory_bytes)
-        memory_bytes = found.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes)
-        return Rate(
-            steady.seconds,
-            once_s + starts.start_s + starts.stop_s,
-            memory_bytes,
-            "loader" if steady.waits else found.bound,
+        starts = costs.starts(n_loading, rate.peak_memory_bytes)
+        return replace(
+            rate,
+            step_s=steady.seconds,
+            once_s=rate.once_s + starts.start_s + starts.stop_s,
+            peak_memory_bytes=rate.peak_memory_bytes + PREFETCHED * n_loading * sum(tensor_bytes),
+            bound="loader" if steady.waits else rate.bound,
         )
 
-    def _own_loader(self, batch_size: int) -> SampledLoader | None:
-        if self.sample is None:
-            return None
-        if batch_size not in self._sampled:
-            self._sampled[batch_size] = self.sample(batch_size)
-            for note in self._sampled[batch_size].notes:
-                self._note(note)
-        return self._sampled[batch_size]
-
-    def _base_of(self, threads: int, batch_size: int, workers: int) -> _Base:
-        key = threads, batch_size, workers
-        if key not in self._bases:
-            prediction = self.prediction_of(threads, batch_size, workers)
-            step, trace = prediction.step, prediction.trace
-            if step.total_s is None or step.peak_memory_bytes is None:
-                raise DlperfError(
-                    f"predictor {prediction.predictor!r} predicts no whole step, so no"
-                    " configuration can be chosen"
-                )
-            step_s = self.machine.mean_slowdown(threads) * (
-                step.total_s + visit_s(prediction, Loop())
+    def _rate_without_loader(
+        self, threads: int, batch_size: int, workers: int
+    ) -> tuple[Rate, tuple[int, ...]]:
+        """A worker's rate without its loading, and the bytes of a sample by tensor."""
+        machine = self.machine
+        prediction = self._prediction_of(threads, batch_size, workers)
+        step, trace = prediction.step, prediction.trace
+        if step.total_s is None or step.peak_memory_bytes is None:
+            raise DlperfError(
+                f"predictor {prediction.predictor!r} predicts no whole step, so no"
+                " configuration can be chosen"
             )
-            sizes = sample_bytes(trace) or (1,)
-            self._bases[key] = _Base(
-                step_s,
-                step.peak_memory_bytes,
-                main_bound(prediction),
-                sizes,
-                _parameter_bytes(trace),
-            )
-        return self._bases[key]
-
-
-@dataclass(frozen=True)
-class _Base:
-    """A step without its loading, and what the loading depends on: bytes of a sample by tensor,
-    bytes of all parameters.
-    """
-
-    step_s: float
-    peak_memory_bytes: int
-    bound: str
-    sample_bytes: tuple[int, ...]
-    parameter_bytes: int
-
-
-def _parameter_bytes(trace: Trace) -> int:
-    return sum(storage.nbytes for storage in trace.storages if storage.kind == "parameter")
-
-
-def main_bound(prediction: Prediction) -> str:
-    """What binds the largest share of a step's time."""
-    sums: dict[str, float] = {}
-    for item in prediction.prices.items:
-        sums[item.bound] = sums.get(item.bound, 0.0) + item.seconds
-    return max(sums, key=lambda bound: sums[bound], default="overhead")
+        bounds = sums_by_name((item.bound, item.seconds) for item in prediction.prices.items)
+        n_bytes = sum(storage.nbytes for storage in trace.storages if storage.kind == "parameter")
+        rate = Rate(
+            machine.mean_slowdown(threads) * (step.total_s + visit_s(prediction, Loop())),
+            averaging_s(machine, n_bytes, workers) if workers > 1 else 0.0,
+            step.peak_memory_bytes,
+            max(bounds, key=lambda bound: bounds[bound], default="overhead"),
+            machine_log_sigma(machine, threads),
+            min(workers, machine.cpu.n_cores),
+        )
+        return rate, sample_bytes(trace) or (1,)

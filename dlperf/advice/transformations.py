@@ -7,6 +7,7 @@ predicted is what is tried.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dlperf.advice import widths
-from dlperf.advice.parameters import NotApplicable, keeping_parameters_by_name, replace_parameters
-from dlperf.advice.variants import Edit
+from dlperf.advice.variants import Edit, NotApplicable
+from dlperf.advice.widths import keeping_parameters_by_name, replace_parameters
 from dlperf.core.errors import DlperfError
 from dlperf.recorder.targets import Built
 
@@ -28,48 +29,42 @@ def edit_built(built: Built, edits: Iterable[Edit]) -> Built:
     cannot be made.
     """
     for edit in edits:
-        try:
-            built = _TRANSFORMATIONS[edit.kind](built, edit.layers)
-        except KeyError:
+        if edit.kind not in _TRANSFORMATIONS:
             raise DlperfError(
                 f"change {edit.kind!r} is unknown; known are {', '.join(_TRANSFORMATIONS)}"
-            ) from None
+            )
+        built = _TRANSFORMATIONS[edit.kind](built, edit.layers)
     return built
 
 
 # -- optimizer -------------------------------------------------------------------------------------
 
 
-def fuse_optimizer(built: Built, _: Sequence[str] = ()) -> Built:
-    """The optimizer with ``fused=True``: one kernel over all parameters."""
-    return _with_option(built, "fused")
-
-
-def step_foreach(built: Built, _: Sequence[str] = ()) -> Built:
-    """The optimizer with ``foreach=True``: each operation once over all parameters."""
-    return _with_option(built, "foreach")
-
-
-def _with_option(built: Built, option: str) -> Built:
-    optimizer = built.optimizer
-    if optimizer is None:
+def _optimizer_of(built: Built) -> torch.optim.Optimizer:
+    if built.optimizer is None:
         raise NotApplicable("there is no optimizer")
+    return built.optimizer
+
+
+def with_option(built: Built, _: Sequence[str], option: str) -> Built:
+    """The optimizer with ``fused=True`` (one kernel over all parameters) or ``foreach=True`` (each
+    operation once over all parameters).
+    """
+    optimizer = _optimizer_of(built)
     kind = type(optimizer)
     known = inspect.signature(kind.__init__).parameters
     if option not in known:
         raise NotApplicable(f"{kind.__name__} knows no {option}=True")
     if all(group.get(option) for group in optimizer.param_groups):
         raise NotApplicable(f"{kind.__name__} has {option}=True already")
-    ways: dict[str, Any] = {
+    options: dict[str, Any] = {
+        name: value for name, value in optimizer.defaults.items() if name in known
+    }
+    ways = {
         name: True if name == option else None for name in ("foreach", "fused") if name in known
     }
-    options = {
-        name: value
-        for name, value in optimizer.defaults.items()
-        if name in known and name not in ways
-    }
     try:
-        made = kind([{**group, **ways} for group in optimizer.param_groups], **options, **ways)
+        made = kind([{**group, **ways} for group in optimizer.param_groups], **(options | ways))
     except Exception as error:
         raise NotApplicable(
             f"{kind.__name__}({option}=True) raises {type(error).__name__}: {error}"
@@ -77,11 +72,9 @@ def _with_option(built: Built, option: str) -> Built:
     return replace(built, optimizer=made)
 
 
-def set_gradients_to_none(built: Built, _: Sequence[str] = ()) -> Built:
+def set_gradients_to_none(built: Built, _: Sequence[str]) -> Built:
     """``zero_grad(set_to_none=True)``, whatever the optimizer's own default is."""
-    optimizer = built.optimizer
-    if optimizer is None:
-        raise NotApplicable("there is no optimizer")
+    optimizer = _optimizer_of(built)
 
     def zero_grad(set_to_none: bool = True) -> None:
         torch.optim.Optimizer.zero_grad(optimizer, set_to_none=True)
@@ -95,12 +88,10 @@ def set_gradients_to_none(built: Built, _: Sequence[str] = ()) -> Built:
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def use_channels_last(built: Built, _: Sequence[str] = ()) -> Built:
+def use_channels_last(built: Built, _: Sequence[str]) -> Built:
     """Weights and inputs of convolutions with the channels innermost."""
-    if not any(
-        isinstance(module, (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d))
-        for module in built.model.modules()
-    ):
+    kinds = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    if not any(isinstance(module, kinds) for module in built.model.modules()):
         raise NotApplicable("the model has no Conv2d or Conv3d")
     with keeping_parameters_by_name(built.model, built.optimizer):
         for dims, memory_format in _FORMATS.items():
@@ -114,22 +105,14 @@ def use_channels_last(built: Built, _: Sequence[str] = ()) -> Built:
     return replace(built, inputs=_on_tensors(built.inputs, lay_out))
 
 
-def use_autocast(built: Built, _: Sequence[str] = ()) -> Built:
+def use_autocast(built: Built, _: Sequence[str]) -> Built:
     """Forward and loss under ``torch.autocast("cpu", torch.bfloat16)``."""
-    built.model.forward = _under(
-        built.model.forward, lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-    )
-    return replace(
-        built,
-        loss=(
-            None
-            if built.loss is None
-            else _under(built.loss, lambda: torch.autocast("cpu", dtype=torch.bfloat16))
-        ),
-    )
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    built.model.forward = autocast(built.model.forward)
+    return replace(built, loss=None if built.loss is None else autocast(built.loss))
 
 
-def use_bfloat16(built: Built, _: Sequence[str] = ()) -> Built:
+def use_bfloat16(built: Built, _: Sequence[str]) -> Built:
     """Model and inputs in bfloat16; the loss sees the output in float32."""
     if not any(parameter.dtype == torch.float32 for parameter in built.model.parameters()):
         raise NotApplicable("the model has no parameter in float32")
@@ -147,27 +130,16 @@ def use_bfloat16(built: Built, _: Sequence[str] = ()) -> Built:
 
 def _on_tensors(nested: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`nested` with `change` applied to its floating-point tensors."""
-    return pytree.tree_map(
-        lambda leaf: (
-            change(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-        ),
-        nested,
+    return pytree.tree_map_only(
+        torch.Tensor, lambda leaf: change(leaf) if leaf.is_floating_point() else leaf, nested
     )
 
 
-def _under(call: Callable[..., Any], context: Callable[[], Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with context():
-            return call(*args, **kwargs)
-
-    return run
-
-
-def use_inference_mode(built: Built, _: Sequence[str] = ()) -> Built:
+def use_inference_mode(built: Built, _: Sequence[str]) -> Built:
     """The forward under ``torch.inference_mode()``."""
     if built.loss is not None:
         raise NotApplicable("a training step needs its gradients; for --inference")
-    built.model.forward = _under(built.model.forward, torch.inference_mode)
+    built.model.forward = torch.inference_mode()(built.model.forward)
     return built
 
 
@@ -188,24 +160,15 @@ def merge_linears(built: Built, layers: Sequence[str]) -> Built:
     """The named Linear layers, which read the same tensor, as one of all their outputs, which is
     cut up afterwards.
     """
-    modules = [built.model.get_submodule(name) for name in layers]
-    if len(modules) < 2 or not all(type(module) is nn.Linear for module in modules):
+    modules = map(built.model.get_submodule, layers)
+    linears = [module for module in modules if type(module) is nn.Linear]
+    if len(linears) < max(2, len(layers)):
         raise NotApplicable(f"{', '.join(layers)} are not several nn.Linear")
-    linears = [module for module in modules if isinstance(module, nn.Linear)]
-    if (
-        len(
-            {
-                (
-                    linear.in_features,
-                    linear.bias is None,
-                    linear.weight.dtype,
-                    linear.weight.requires_grad,
-                )
-                for linear in linears
-            }
-        )
-        != 1
-    ):
+    kinds = {
+        (one.in_features, one.bias is None, one.weight.dtype, one.weight.requires_grad)
+        for one in linears
+    }
+    if len(kinds) != 1:
         raise NotApplicable(f"{', '.join(layers)} differ in more than their number of outputs")
     lead = _Merged(linears)
     replacements: dict[int, nn.Parameter | None] = {
@@ -214,11 +177,10 @@ def merge_linears(built: Built, layers: Sequence[str]) -> Built:
     replacements.update(
         (id(old), new) for old, new in zip(linears[0].parameters(), lead.merged.parameters())
     )
-    for place, name in enumerate(layers):
+    for index, name in enumerate(layers):
         parent, _, child = name.rpartition(".")
-        setattr(
-            built.model.get_submodule(parent), child, lead if place == 0 else _Piece(lead, place)
-        )
+        piece = lead if index == 0 else _Piece(lead, index)
+        setattr(built.model.get_submodule(parent), child, piece)
     replace_parameters(built.optimizer, replacements)
     return built
 
@@ -233,17 +195,13 @@ class _Merged(nn.Module):
         first = linears[0]
         self.sizes = [linear.out_features for linear in linears]
         self.merged = nn.Linear(
-            first.in_features,
-            sum(self.sizes),
-            bias=first.bias is not None,
-            dtype=first.weight.dtype,
+            first.in_features, sum(self.sizes), first.bias is not None, dtype=first.weight.dtype
         )
         with torch.no_grad():
-            self.merged.weight.copy_(torch.cat([linear.weight for linear in linears]))
-            if first.bias is not None:
-                self.merged.bias.copy_(
-                    torch.cat([linear.bias for linear in linears if linear.bias is not None])
-                )
+            for own, *parts in zip(
+                self.merged.parameters(), *(linear.parameters() for linear in linears)
+            ):
+                own.copy_(torch.cat(parts))
         self.read: torch.Tensor | None = None
         self.waiting: dict[int, torch.Tensor] = {}
 
@@ -257,29 +215,27 @@ class _Merged(nn.Module):
 class _Piece(nn.Module):
     """Another output of a :class:`_Merged` that has run on the same tensor."""
 
-    def __init__(self, lead: _Merged, place: int) -> None:
+    def __init__(self, lead: _Merged, index: int) -> None:
         super().__init__()
-        self._lead, self._place = (
-            (lead,),
-            place,
-        )  # in a tuple, so that the module is no child of two
+        self._index = index
+        self._lead = (lead,)  # in a tuple, so that the module is no child of two
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the lead computed for this one."""
+        """The lead's output for this layer."""
         (lead,) = self._lead
-        if lead.read is not x or self._place not in lead.waiting:
+        if lead.read is not x or self._index not in lead.waiting:
             raise NotApplicable(
                 "the layers are not called once each on the same tensor, the first of them first"
             )
-        part = lead.waiting.pop(self._place)
+        part = lead.waiting.pop(self._index)
         if not lead.waiting:
             lead.read = None
         return part
 
 
 _TRANSFORMATIONS: Mapping[str, Callable[[Built, Sequence[str]], Built]] = {
-    "fused": fuse_optimizer,
-    "foreach": step_foreach,
+    "fused": functools.partial(with_option, option="fused"),
+    "foreach": functools.partial(with_option, option="foreach"),
     "set-to-none": set_gradients_to_none,
     "channels-last": use_channels_last,
     "autocast": use_autocast,

@@ -6,6 +6,7 @@ reads an order from stdin, writes ``ready`` when it is warm, starts on ``go``, a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ import torch
 from torch.utils import data
 
 from dlperf.advice.transformations import edit_built
-from dlperf.advice.variants import Variant
+from dlperf.advice.variants import Edit
 from dlperf.core import child_process
 from dlperf.core.clock import Clock
 from dlperf.core.errors import DlperfError, WorkFailed
@@ -43,37 +44,38 @@ def _samples(built: Built, batch_size: int) -> data.TensorDataset | None:
     return data.TensorDataset(*(torch.cat([one] * n_batches) for one in inputs))
 
 
-def _own_batches(built: Built, batch_size: int, loader_workers: int, spec: str) -> Iterator[Any]:
-    """The target's inputs, for ever, each after a batch was fetched from the user's own loader."""
-    loader = make_loader(spec, batch_size, loader_workers)
-    while True:
-        is_empty = True
-        for _ in loader:
-            is_empty = False
-            yield built.inputs
-        if is_empty:
-            raise WorkFailed(f"loader {spec}: is empty; nothing can be trained with it")
+def _batches(built: Built, order: dict[str, Any]) -> Iterator[Any]:
+    """The inputs of one step after another, for ever.
 
-
-def _batches(
-    built: Built, batch_size: int, loader_workers: int, with_loader: bool
-) -> Iterator[Any]:
-    """The inputs of one step after another, for ever."""
-    samples = _samples(built, batch_size) if with_loader else None
-    if samples is None:
-        while True:
-            yield built.inputs
-    loader: data.DataLoader[Any] = data.DataLoader(
-        samples,
-        batch_size=batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=loader_workers,
-        persistent_workers=loader_workers > 0,
-    )
+    They are the target's own, each after a batch was fetched from the user's loader where there is
+    one; else batches of a loader over samples in memory, where the order asks for it.
+    """
+    batch_size, n_loading, spec = order["batch_size"], order["loader_workers"], order["loader"]
+    samples = _samples(built, batch_size) if order["with_loader"] and not spec else None
+    if spec:
+        loader = make_loader(spec, batch_size, n_loading)
+    elif samples is not None:
+        loader = data.DataLoader(
+            samples,
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=n_loading,
+            persistent_workers=n_loading > 0,
+        )
+    else:
+        yield from itertools.repeat(built.inputs)
     while True:
+        n_batches = 0
         for batch in loader:
-            yield dict(zip(built.inputs, batch)) if isinstance(built.inputs, dict) else tuple(batch)
+            n_batches += 1
+            if spec:
+                yield built.inputs
+            else:
+                is_dict = isinstance(built.inputs, dict)
+                yield dict(zip(built.inputs, batch)) if is_dict else tuple(batch)
+        if not n_batches:
+            raise WorkFailed(f"loader {spec}: is empty; nothing can be trained with it")
 
 
 def run_steps(once: Callable[[], None], seconds: float, least: int, clock: Clock) -> float:
@@ -96,12 +98,7 @@ def time_worker(
     """
     built, batch_size = target.build(), order["batch_size"]
     built.model.train(not order["inference"])
-    n_loading = order["loader_workers"]
-    batches = (
-        _own_batches(built, batch_size, n_loading, order["loader"])
-        if order["loader"]
-        else _batches(built, batch_size, n_loading, order["with_loader"])
-    )
+    batches = _batches(built, order)
 
     def once() -> None:
         built.step(next(batches))
@@ -117,14 +114,14 @@ def measure_change(
     order: dict[str, Any], target: Target, wait: Callable[[], None]
 ) -> dict[str, Any]:
     """The measurement of a changed step, as JSON data."""
-    variant = Variant.from_json(order["variant"])
-    changed = target.changed(lambda built: edit_built(built, variant.edits))
+    edits = [Edit(**edit) for edit in order["edits"]]
+    changed = target.changed(lambda built: edit_built(built, edits))
     wait()
     return measure_target(changed, seconds=order["seconds"], with_layers=False).to_json()
 
 
 def run_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, Any]:
-    """The answer to an order: of a worker's rate, or where it names a variant of a changed step."""
+    """The answer to an order: of a worker's rate, or where it names edits, of a changed step."""
 
     def wait() -> None:
         out.write("ready\n")
@@ -139,7 +136,7 @@ def run_order(order: dict[str, Any], source: TextIO, out: TextIO) -> dict[str, A
         inference=order["inference"],
         input_shape=tuple(order["input"]) if order["input"] else None,
     )
-    return (measure_change if "variant" in order else time_worker)(order, target, wait)
+    return (measure_change if "edits" in order else time_worker)(order, target, wait)
 
 
 def main() -> int:

@@ -8,13 +8,14 @@ neighbouring baselines are the repeatability.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from dlperf.advice.allocators import environment_under, malloc_of
 from dlperf.advice.grid import Configuration
@@ -26,18 +27,16 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.units import format_seconds
 
 _DEADLINE_S = 600.0
+Key = TypeVar("Key", bound=Hashable)
+Run = TypeVar("Run")
 
 
 @dataclass(frozen=True)
 class ChangeRun:
-    """One run of a variant and of the baselines beside it: median seconds a sample, page faults a
-    step.
-    """
+    """One run of a variant and of the baselines around it: median seconds a sample."""
 
     variant_s: float
     baselines_s: tuple[float, ...]
-    variant_faults: float = 0.0
-    baseline_faults: float = 0.0
 
     @property
     def gain_frac(self) -> float:
@@ -87,7 +86,7 @@ class ChangeTrials:
     seconds: float
     n_runs: int
     is_interrupted: bool = False
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def baseline_step_s(self) -> float | None:
@@ -121,6 +120,41 @@ def cannot_be_tried(suggestion: Suggestion, memory_bytes: int) -> str:
     return ""
 
 
+def _take_turns(
+    turns: Iterable[Key],
+    run: Callable[[Key], Run],
+    finish: Callable[[Key, Run], str],
+    name_of: Callable[[Key], str],
+    first: str,
+    log: Callable[[str], None],
+) -> tuple[dict[Key, str], bool]:
+    """Run what has its turn; the errors, and whether Ctrl-C interrupted the runs.
+
+    What fails is left out of later turns. `finish` keeps a run and describes it for the log;
+    `first` names the first run. Raises what `turns` and `finish` raise.
+    """
+    errors: dict[Key, str] = {}
+    n_done = 0
+    try:
+        for one in turns:
+            if one in errors:
+                continue
+            try:
+                found = run(one)
+            except DlperfError as error:
+                errors[one] = str(error)
+                log(f"{name_of(one)}: {error}")
+                continue
+            log(finish(one, found))
+            n_done += 1
+    except KeyboardInterrupt:
+        nothing = f" before a first {first}; the prediction alone is shown"
+        shown = f"; {n_done} finished run(s) are shown" if n_done else nothing
+        log(f"interrupted{shown}")
+        return errors, True
+    return errors, False
+
+
 def run_change_trials(
     variants: Sequence[Variant],
     measure: Callable[[Variant], Measurement],
@@ -136,56 +170,40 @@ def run_change_trials(
     A variant that fails is left out of the later rounds and keeps its error. An interruption
     (Ctrl-C) ends the trials, and what was finished stays. Raises what the baseline raises.
     """
-    baselines: list[float] = []
+    baselines_s: list[float] = []
     pairs: dict[str, list[ChangeRun]] = {variant.name: [] for variant in variants}
     sizes: dict[str, int] = {}
-    errors: dict[str, str] = {}
-    interrupted = False
-    try:
-        before = measure(BASELINE)
-        baselines.append(_sample_s(before))
-        for variant in [variant for _ in range(n_runs) for variant in variants]:
-            if variant.name in errors:
-                continue
-            try:
-                own = measure(variant)
-            except DlperfError as error:
-                errors[variant.name] = str(error)
-                log(f"{variant.name}: {error}")
-                continue
-            after = measure(BASELINE)
-            baselines.append(_sample_s(after))
-            sizes[variant.name] = own.batch_size
-            pair = ChangeRun(
-                _sample_s(own),
-                (_sample_s(before), _sample_s(after)),
-                _faults(own),
-                fmean((_faults(before), _faults(after))),
-            )
-            pairs[variant.name].append(pair)
-            log(
-                f"run {len(pairs[variant.name])} of {n_runs}, {variant.name}:"
-                f" {format_seconds(pair.variant_s * own.batch_size)} a step,"
-                f" {100 * pair.gain_frac:+.1f} % samples/s"
-            )
-            before = after
-    except KeyboardInterrupt:
-        interrupted = True
-        _log_interruption(sum(map(len, pairs.values())), "change was tried", log)
-    tried = [name for name in pairs if pairs[name] or name in errors]
-    trials = tuple(
-        ChangeTrial(name, sizes.get(name, 0), tuple(pairs[name]), errors.get(name, ""))
-        for name in tried
+
+    def turns() -> Iterator[Variant]:
+        baselines_s.append(_sample_s(measure(BASELINE)))
+        for _ in range(n_runs):
+            yield from variants
+
+    def finish(variant: Variant, own: Measurement) -> str:
+        name, own_s = variant.name, _sample_s(own)
+        baselines_s.append(_sample_s(measure(BASELINE)))
+        pair = ChangeRun(own_s, tuple(baselines_s[-2:]))
+        pairs[name].append(pair)
+        sizes[name] = own.batch_size
+        return (
+            f"run {len(pairs[name])} of {n_runs}, {name}: {format_seconds(own_s * own.batch_size)}"
+            f" a step, {100 * pair.gain_frac:+.1f} % samples/s"
+        )
+
+    failed, is_interrupted = _take_turns(
+        turns(), measure, finish, lambda variant: variant.name, "change was tried", log
     )
-    return ChangeTrials(batch_size, tuple(baselines), trials, seconds, n_runs, interrupted)
+    errors = {variant.name: error for variant, error in failed.items()}
+    trials = tuple(
+        ChangeTrial(name, sizes.get(name, 0), tuple(own), errors.get(name, ""))
+        for name, own in pairs.items()
+        if own or name in errors
+    )
+    return ChangeTrials(batch_size, tuple(baselines_s), trials, seconds, n_runs, is_interrupted)
 
 
 def _sample_s(measurement: Measurement) -> float:
     return measurement.step["total"].median / measurement.batch_size
-
-
-def _faults(measurement: Measurement) -> float:
-    return measurement.noise.get("page_faults_per_step", 0.0)
 
 
 @dataclass(frozen=True)
@@ -207,14 +225,12 @@ class ConfigurationTrials:
     """All that was tried, the proposed configuration first."""
 
     trials: tuple[ConfigurationTrial, ...]
-    seconds: float
     is_interrupted: bool = False
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def fastest(self) -> ConfigurationTrial | None:
         """The fastest by measurement; None where nothing could be measured."""
-        done = [one for one in self.trials if one.samples_per_s is not None]
+        done = (one for one in self.trials if one.runs_samples_per_s)
         return max(done, key=lambda one: one.samples_per_s or 0.0, default=None)
 
     @property
@@ -224,7 +240,7 @@ class ConfigurationTrials:
 
         >>> one = ConfigurationTrial(Configuration(1, 1, 0, 32), (95.0,))
         >>> two = ConfigurationTrial(Configuration(1, 2, 0, 32), (100.0,))
-        >>> round(ConfigurationTrials((one, two), 1.0).loss_frac, 3)
+        >>> round(ConfigurationTrials((one, two)).loss_frac, 3)
         0.05
         """
         proposed, fastest = self.trials[0].samples_per_s if self.trials else None, self.fastest
@@ -243,7 +259,6 @@ def run_configuration_trials(
     configurations: Sequence[Configuration],
     measure: Callable[[Configuration], float],
     *,
-    seconds: float,
     n_runs: int,
     log: Callable[[str], None] = lambda line: None,
 ) -> ConfigurationTrials:
@@ -254,39 +269,24 @@ def run_configuration_trials(
     the trials, and what was finished stays.
     """
     runs: dict[Configuration, list[float]] = {one: [] for one in configurations}
-    errors: dict[Configuration, str] = {}
-    interrupted = False
-    try:
-        for number in range(n_runs):
-            for one in configurations if number % 2 == 0 else reversed(configurations):
-                if one in errors:
-                    continue
-                try:
-                    runs[one].append(measure(one))
-                except DlperfError as error:
-                    errors[one] = str(error)
-                    log(f"{one.label}: {error}")
-                    continue
-                log(f"run {number + 1} of {n_runs}, {one.label}: {runs[one][-1]:.4g} samples/s")
-    except KeyboardInterrupt:
-        interrupted = True
-        _log_interruption(sum(map(len, runs.values())), "run was finished", log)
-    return ConfigurationTrials(
-        tuple(
-            ConfigurationTrial(one, tuple(runs[one]), errors.get(one, "")) for one in configurations
-        ),
-        seconds,
-        interrupted,
-    )
+    rounds = itertools.islice(itertools.cycle((configurations, configurations[::-1])), n_runs)
 
+    def finish(one: Configuration, samples_per_s: float) -> str:
+        runs[one].append(samples_per_s)
+        return f"run {len(runs[one])} of {n_runs}, {one.label}: {samples_per_s:.4g} samples/s"
 
-def _log_interruption(n_done: int, what: str, log: Callable[[str], None]) -> None:
-    shown = (
-        f"; {n_done} finished run(s) are shown"
-        if n_done
-        else f" before a first {what}; the prediction alone is shown"
+    errors, is_interrupted = _take_turns(
+        itertools.chain.from_iterable(rounds),
+        measure,
+        finish,
+        lambda one: one.label,
+        "run was finished",
+        log,
     )
-    log(f"interrupted{shown}")
+    trials = tuple(
+        ConfigurationTrial(one, tuple(own), errors.get(one, "")) for one, own in runs.items()
+    )
+    return ConfigurationTrials(trials, is_interrupted)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def measure_change(
         "inference": inference,
         "input": input_shape,
         "seconds": seconds,
-        "variant": variant.to_json(),
+        "edits": [asdict(edit) for edit in variant.edits],
     }
     (answer,) = run_apart(order, environment_under(variant.malloc))
     return Measurement.from_json(answer)
@@ -358,18 +358,15 @@ def run_apart(
 
     Raises WorkFailed with the last line that a process wrote.
     """
-    limit_s = None if "variant" in order else _DEADLINE_S + order["seconds"]
+    limit_s = None if "edits" in order else _DEADLINE_S + order["seconds"]
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                Child(
-                    "dlperf.advice.trial_process", threads=order["threads"], environment=environment
-                )
+        processes = []
+        for _ in range(n_processes):
+            child = Child(
+                "dlperf.advice.trial_process", threads=order["threads"], environment=environment
             )
-            for _ in range(n_processes)
-        ]
-        for process in processes:
-            process.write(json.dumps(order))
+            processes.append(stack.enter_context(child))
+            child.write(json.dumps(order))
         for process in processes:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":  # it ends, and its answer is why

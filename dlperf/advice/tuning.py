@@ -7,6 +7,7 @@ an epoch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ from dlperf.advice.grid import (
     Configuration,
     ConfigurationForecast,
     Objective,
-    Rate,
     RateOf,
     ranked,
     spread_sizes,
@@ -84,13 +84,7 @@ def tune(
     Raises DlperfError where nothing fits or nothing is left, and what `rate_of` raises.
     """
     recorded = set(spread_sizes(axes.batch_sizes, MOST_RECORDED))
-    known: dict[Configuration, Rate] = {}
-
-    def once(configuration: Configuration) -> Rate:
-        if configuration not in known:
-            known[configuration] = rate_of(configuration)
-        return known[configuration]
-
+    once = functools.cache(rate_of)
     while True:
         rows = survey(axes, once, sorted(recorded), objective, allowed)
         order = ranked(rows, objective)

@@ -139,7 +139,7 @@ def trial_lines(tuning: Tuning) -> list[str]:
             )
     if trials.is_interrupted:
         lines.append("The measuring was interrupted.")
-    return [*lines, *trials.notes]
+    return lines
 
 
 def one_line(tuning: Tuning) -> str:

@@ -1,11 +1,16 @@
-"""What may be changed about a step, as data: a variant can be recorded, predicted, and told to
-another process.
+"""What may be changed about a step, as data, and what its trace says could be tried, before anybody
+knows whether it pays.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+
+from dlperf.advice.allocators import ALLOCATORS
+from dlperf.core.errors import DlperfError
+from dlperf.core.machine import Machine
+from dlperf.core.trace import Layer, Trace
 
 PAYS, DOES_NOT_PAY, UNSURE, DOES_NOT_APPLY = (
     "pays",
@@ -13,11 +18,16 @@ PAYS, DOES_NOT_PAY, UNSURE, DOES_NOT_APPLY = (
     "cannot be judged",
     "does not apply",
 )
-VERDICTS = (PAYS, DOES_NOT_PAY, UNSURE, DOES_NOT_APPLY)
 LEAST_GAIN_FRAC = 0.02
 """The least predicted gain that is worth a line: below it a repeated measurement of the same step
 differs as much (1-3 % on a quiet machine).
 """
+_ROUNDING = "results differ by rounding"
+_BF16 = "8 bits of mantissa instead of 24: results change, accuracy has to be checked"
+
+
+class NotApplicable(DlperfError):
+    """A change that cannot be made to this target; its text says why."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,9 @@ class Variant:
     """A step with changes: `edits` of what is built, in that order, and the setting it runs in
     (None: as the baseline).
 
-    `name` is unique within an explanation; the variant without changes is the baseline.
+    `name` is unique within an explanation; the variant without changes is the baseline. `how` is
+    what a user writes, `caveat` how results or training differ ("" if by rounding at most).
+    `is_exact`: it can join others that leave the training as it is, to rounding.
     """
 
     name: str
@@ -43,27 +55,14 @@ class Variant:
     batch_size: int | None = None
     threads: int | None = None
     malloc: str | None = None
+    how: str = ""
+    caveat: str = ""
+    is_exact: bool = True
 
     @property
     def needs_code(self) -> bool:
         """Whether it changes model, inputs or optimizer, which needs the target's code."""
         return bool(self.edits) or self.batch_size is not None
-
-    def to_json(self) -> dict[str, Any]:
-        """The variant as JSON data."""
-        return {
-            "name": self.name,
-            "edits": [{"kind": edit.kind, "layers": list(edit.layers)} for edit in self.edits],
-            "batch_size": self.batch_size,
-            "threads": self.threads,
-            "malloc": self.malloc,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Variant:
-        """The variant that :meth:`to_json` wrote."""
-        edits = tuple(Edit(row["kind"], tuple(row["layers"])) for row in data["edits"])
-        return cls(data["name"], edits, data["batch_size"], data["threads"], data["malloc"])
 
 
 BASELINE = Variant("baseline")
@@ -71,20 +70,17 @@ BASELINE = Variant("baseline")
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A variant and what the model says of it.
+    """A variant and its prediction.
 
-    `how` is what a user writes, `caveat` how results or training differ ("" if by rounding at
-    most). `sample_s` is the predicted time of one sample, `gain_frac` the gain in samples per
-    second over the baseline (0.25: a quarter more). `unsure_frac` is the share of its time that
-    stands on extrapolated or unpriced ops. `verdict` is one of :data:`VERDICTS`, `reason` says why
-    it does not pay. Values are None where it does not apply.
+    `verdict` is one of the four above, `reason` says why it does not pay. `sample_s` is the
+    predicted time of one sample, `gain_frac` the gain in samples per second over the baseline
+    (0.25: a quarter more). `unsure_frac` is the share of its time that stands on extrapolated or
+    unpriced ops. Values are None where it does not apply.
     """
 
     variant: Variant
-    how: str
     verdict: str
     reason: str = ""
-    caveat: str = ""
     batch_size: int | None = None
     threads: int | None = None
     step_s: float | None = None
@@ -100,3 +96,136 @@ class Suggestion:
             if self.step_s is None or self.batch_size is None
             else self.step_s / self.batch_size
         )
+
+
+_CHANNELS_LAST = Variant(
+    "channels_last",
+    (Edit("channels-last"),),
+    how="model.to(memory_format=torch.channels_last), the same for the inputs",
+    caveat=_ROUNDING,
+)
+_AUTOCAST = Variant(
+    "bf16 autocast",
+    (Edit("autocast"),),
+    how='with torch.autocast("cpu", torch.bfloat16) around forward and loss',
+    caveat=_BF16,
+    is_exact=False,
+)
+_PURE_BF16 = Variant(
+    "pure bf16",
+    (Edit("bfloat16"),),
+    how="model.bfloat16(), inputs.bfloat16(), loss on output.float()",
+    caveat=f"{_BF16}; parameters and optimizer state too",
+    is_exact=False,
+)
+_NO_GRADIENTS = Variant(
+    "gradients to None", (Edit("set-to-none"),), how="optimizer.zero_grad(set_to_none=True)"
+)
+
+
+def candidates(trace: Trace, machine: Machine, threads: int, has_code: bool) -> list[Variant]:
+    """Everything that could be changed about a step but batch size, layers' widths and activations,
+    which need a look at the model.
+
+    Without code (`has_code`), only what the process is started with: threads and malloc.
+    """
+    found = [
+        Variant(
+            f"threads {count}",
+            threads=count,
+            how=f"OMP_NUM_THREADS={count} (torch.set_num_threads({count}))",
+        )
+        for count in machine.threads
+        if count != threads
+    ]
+    found += [
+        Variant(f"malloc {malloc.name}", malloc=malloc.name, how=malloc.settings)
+        for malloc in ALLOCATORS
+    ]
+    if not has_code:
+        return found
+    if not trace.inference:
+        kind = trace.optimizer.type if trace.optimizer is not None else "the optimizer"
+        found += [
+            Variant(
+                f"{loop} optimizer", (Edit(loop),), how=f"{kind}(..., {loop}=True)", caveat=cost
+            )
+            for loop, cost in (
+                ("fused", _ROUNDING),
+                ("foreach", f"{_ROUNDING}; takes more memory for a moment"),
+            )
+        ]
+        if any(op.phase == "zero_grad" for op in trace.ops):
+            found.append(_NO_GRADIENTS)
+    return [
+        *found,
+        _CHANNELS_LAST,
+        _AUTOCAST,
+        _PURE_BF16,
+        *(
+            Variant(
+                f"merge {', '.join(group)}",
+                (Edit("merge", group),),
+                how=f"one nn.Linear for {', '.join(group)}, whose output is split",
+                caveat=_ROUNDING,
+            )
+            for group in linears_of_one_input(trace)
+        ),
+    ]
+
+
+def linears_of_one_input(trace: Trace) -> list[tuple[str, ...]]:
+    """Linear layers that read the same tensor once each (such as q, k and v), in the order of their
+    calls.
+    """
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for layer in trace.layers:
+        if (
+            layer.type == "Linear"
+            and layer.is_leaf
+            and layer.n_calls == 1
+            and len(layer.inputs) == 1
+            and layer.inputs[0].storage >= 0
+        ):
+            groups[layer.inputs[0], tuple(name for name, _ in layer.parameters)].append(layer.name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def activations(trace: Trace) -> list[str]:
+    """Leaves whose only input nobody reads after them in the forward, one type after the other: in
+    place they would not change another's input.
+
+    Whether the type has an ``inplace`` flag, and whether autograd allows it, has to be tried.
+    """
+    readers: dict[int, int] = {}
+    last_own: dict[str, int] = {}
+    for index, op in enumerate(trace.ops):
+        if op.phase == "forward":
+            readers.update((spec.storage, index) for spec in op.inputs)
+            last_own[op.layer] = index
+    kept = {spec.storage for spec in trace.layers[0].outputs} if trace.layers else set()
+    found: dict[str, list[str]] = defaultdict(list)
+    for layer in trace.layers:
+        if (
+            layer.is_leaf
+            and layer.name in last_own
+            and not layer.parameters
+            and len(layer.inputs) == 1
+            and _may_change(trace, layer, kept)
+            and readers.get(layer.inputs[0].storage, -1) <= last_own[layer.name]
+        ):
+            found[layer.type].append(layer.name)
+    return [name for names in found.values() for name in names]
+
+
+def _may_change(trace: Trace, layer: Layer, kept: set[int]) -> bool:
+    spec = layer.inputs[0]
+    if spec.storage < 0 or spec.storage in kept or layer.n_calls != 1:
+        return False
+    storage = trace.storages[spec.storage]
+    # A batch, a parameter, a buffer is not the layer's to change; nor what it already changes.
+    return (
+        storage.born >= 0
+        and not storage.kind
+        and all(output.storage != spec.storage for output in layer.outputs)
+    )

@@ -7,17 +7,20 @@ next one, or for a slower kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.utils import _pytree as pytree
 
-from dlperf.advice.parameters import NotApplicable, keeping_parameters_by_name
+from dlperf.advice.variants import NotApplicable
+from dlperf.recorder.attribution import optimizers_in
 from dlperf.recorder.targets import Built
+from dlperf.recorder.tensors import tensors_of
 
 BLOCK = 16
 """float32 values in a register of 512 bits; oneDNN's blocked layouts pad channels to 8 or 16 of
@@ -55,7 +58,6 @@ def widen(built: Built, layers: Sequence[str]) -> Built:
     """
     model = built.model
     shared = _shared_parameters(model)
-    hooks: list[Any] = []
     with keeping_parameters_by_name(model, built.optimizer):
         shapes = _output_shapes(built)
         for name in layers:
@@ -68,57 +70,38 @@ def widen(built: Built, layers: Sequence[str]) -> Built:
             if shared & set(map(id, module.parameters())):
                 raise NotApplicable(f"{name} shares its parameters with another layer")
             _resize(module, outputs=rounded(width))
-        try:
-            hooks += [
-                module.register_forward_pre_hook(_follow, with_kwargs=True)
-                for module in model.modules()
-            ]
+        with contextlib.ExitStack() as hooks:
+            for module in model.modules():
+                hook = module.register_forward_pre_hook(_follow, with_kwargs=True)
+                hooks.callback(hook.remove)
             after = _output_shapes(built)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if after != shapes:
-            raise NotApplicable(f"the model's output would change ({_several(layers)} makes it)")
+            who = layers[0] if len(layers) == 1 else f"one of {', '.join(layers)}"
+            raise NotApplicable(f"the model's output would change ({who} makes it)")
     return built
-
-
-def _several(layers: Sequence[str]) -> str:
-    return layers[0] if len(layers) == 1 else f"one of {', '.join(layers)}"
 
 
 def _output_shapes(built: Built) -> list[tuple[int, ...]]:
     try:
         with torch.no_grad():
-            output = (
-                built.model(**built.inputs)
-                if isinstance(built.inputs, dict)
-                else built.model(*built.inputs)
-            )
+            output = built.forward()
     except NotApplicable:
         raise
     except Exception as error:
-        text = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = lines[0] if lines else type(error).__name__
         raise NotApplicable(f"something else insists on the old width ({text[:120]})") from error
-    return [
-        tuple(leaf.shape) for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)
-    ]
+    return [tuple(tensor.shape) for tensor in tensors_of(output)]
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        (shared if id(parameter) in seen else seen).add(id(parameter))
-    return shared
+    counts = Counter(map(id, dict(model.named_parameters(remove_duplicate=False)).values()))
+    return {key for key, count in counts.items() if count > 1}
 
 
 def _follow(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Make a reader fit what arrives (a forward pre-hook)."""
-    x = next(
-        (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None
-    )
+    x = next(tensors_of((args, kwargs)), None)
     if x is None:
         return
     if type(module) is nn.Linear:
@@ -131,18 +114,13 @@ def _follow(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 raise NotApplicable(f"a convolution in {module.groups} groups reads it")
             _resize(module, inputs=arriving)
     elif isinstance(module, _BatchNorm):
-        if x.shape[1] != module.num_features:
-            _resize_norm(module, x.shape[1])
-            module.num_features = x.shape[1]
+        module.num_features = _resize_norm(module, x.shape[1], module.num_features)
     elif isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-        if x.shape[-1] != module.normalized_shape[0]:
-            _resize_norm(module, x.shape[-1])
-            module.normalized_shape = (x.shape[-1],)
-    elif isinstance(module, nn.GroupNorm) and x.shape[1] != module.num_channels:
+        module.normalized_shape = (_resize_norm(module, x.shape[-1], module.normalized_shape[0]),)
+    elif isinstance(module, nn.GroupNorm):
         if x.shape[1] % module.num_groups:
             raise NotApplicable(f"a GroupNorm of {module.num_groups} groups reads it")
-        _resize_norm(module, x.shape[1])
-        module.num_channels = x.shape[1]
+        module.num_channels = _resize_norm(module, x.shape[1], module.num_channels)
 
 
 def _resize(module: nn.Module, inputs: int | None = None, outputs: int | None = None) -> None:
@@ -150,58 +128,75 @@ def _resize(module: nn.Module, inputs: int | None = None, outputs: int | None = 
     starts them.
     """
     if isinstance(module, nn.Linear):
-        module.in_features, module.out_features = (
-            inputs or module.in_features,
-            outputs or module.out_features,
-        )
-        shape: tuple[int, ...] = (module.out_features, module.in_features)
-        n_out = module.out_features
+        module.in_features = inputs or module.in_features
+        module.out_features = n_out = outputs or module.out_features
+        shape: tuple[int, ...] = (n_out, module.in_features)
     else:
         assert isinstance(module, _ConvNd)
-        if (
-            inputs is not None and module.groups > 1
-        ):  # depthwise: each input channel has its own outputs
-            module.out_channels, module.groups = (
-                module.out_channels // module.in_channels * inputs,
-                inputs,
-            )
-        module.in_channels, module.out_channels = (
-            inputs or module.in_channels,
-            outputs or module.out_channels,
-        )
-        sides = (
-            (module.in_channels, module.out_channels)
-            if isinstance(module, _ConvTransposeNd)
-            else (module.out_channels, module.in_channels)
-        )
-        shape = (sides[0], sides[1] // module.groups, *module.kernel_size)
-        n_out = module.out_channels
-    weight = module.weight
-    module.weight = nn.Parameter(
-        torch.empty(shape, dtype=weight.dtype), requires_grad=weight.requires_grad
-    )
-    if module.bias is not None:
-        module.bias = nn.Parameter(
-            torch.empty(n_out, dtype=module.bias.dtype), requires_grad=module.bias.requires_grad
-        )
+        if inputs is not None and module.groups > 1:
+            # depthwise: each input channel has its own outputs
+            module.out_channels = module.out_channels // module.in_channels * inputs
+            module.groups = inputs
+        module.in_channels = inputs or module.in_channels
+        module.out_channels = n_out = outputs or module.out_channels
+        sides = n_out, module.in_channels
+        first, second = reversed(sides) if isinstance(module, _ConvTransposeNd) else sides
+        shape = (first, second // module.groups, *module.kernel_size)
+    _refill(module, "weight", torch.empty(shape))
+    _refill(module, "bias", torch.empty(n_out))
     module.reset_parameters()
 
 
-def _resize_norm(module: nn.Module, width: int) -> None:
+def _resize_norm(module: nn.Module, width: int, before: int) -> int:
     """Weight, bias and running statistics of a normalisation for `width` channels: ones and zeros,
-    as it starts.
+    as it starts. Returns the width.
     """
-    for name, value in (("weight", 1.0), ("bias", 0.0)):
-        old = getattr(module, name, None)
-        if old is not None:
-            setattr(
-                module,
-                name,
-                nn.Parameter(
-                    torch.full((width,), value, dtype=old.dtype), requires_grad=old.requires_grad
-                ),
-            )
-    for name, value in (("running_mean", 0.0), ("running_var", 1.0)):
-        old = getattr(module, name, None)
-        if old is not None:
-            setattr(module, name, torch.full((width,), value, dtype=old.dtype))
+    if width != before:
+        for name in ("weight", "running_var"):
+            _refill(module, name, torch.ones(width))
+        for name in ("bias", "running_mean"):
+            _refill(module, name, torch.zeros(width))
+    return width
+
+
+def _refill(module: nn.Module, name: str, values: torch.Tensor) -> None:
+    """Replace a parameter or buffer of the module, where it has one, by others in its dtype."""
+    old = getattr(module, name, None)
+    if old is not None:
+        new = values.to(old.dtype)
+        is_parameter = isinstance(old, nn.Parameter)
+        setattr(module, name, nn.Parameter(new, old.requires_grad) if is_parameter else new)
+
+
+# -- parameters of an optimizer --------------------------------------------------------------------
+
+
+def replace_parameters(
+    optimizer: torch.optim.Optimizer | None, replacements: Mapping[int, nn.Parameter | None]
+) -> None:
+    """Put others in the place of an optimizer's parameters, by the ``id`` of the old one; None
+    takes it out. State of those that go is dropped.
+    """
+    for part in optimizers_in(optimizer):
+        for group in part.param_groups:
+            for old in group["params"]:
+                if replacements.get(id(old), old) is not old:
+                    part.state.pop(old, None)
+            group["params"] = [
+                new
+                for old in group["params"]
+                if (new := replacements.get(id(old), old)) is not None
+            ]
+
+
+@contextlib.contextmanager
+def keeping_parameters_by_name(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> Iterator[None]:
+    """Inside, parameters of the model may become other objects; afterwards the optimizer holds
+    those of the same names.
+    """
+    before = dict(model.named_parameters(remove_duplicate=False))
+    yield
+    after = dict(model.named_parameters(remove_duplicate=False))
+    replace_parameters(optimizer, {id(old): after.get(name) for name, old in before.items()})

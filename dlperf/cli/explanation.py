@@ -38,15 +38,6 @@ if TYPE_CHECKING:
     from dlperf.advice.explanation import Explanation
     from dlperf.advice.trials import ChangeTrials
     from dlperf.advice.variants import Variant
-    from dlperf.cli.options import (
-        MODEL,
-        TARGET,
-        Command,
-        common,
-        given,
-        option,
-        output,
-    )
     from dlperf.core.measurement import Measurement
 
 RUNS, SECONDS = 3, 2.0

@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from dlperf.advice.rates import Forecaster
     from dlperf.advice.trials import ConfigurationTrials
     from dlperf.advice.tuning import Tuning
-    from dlperf.cli.options import (
-        LOADER,
-        MODEL,
-        TARGET,
-        Command,
-        common,
-        given,
-        option,
-        output,
-    )
     from dlperf.core.loader_sample import SampledLoader
     from dlperf.core.machine import Machine
     from dlperf.core.trace import Trace
@@ -201,7 +191,7 @@ def _try(
     log(
         f"measuring {len(chosen)} configuration(s), {n_runs} run(s) each, in processes of their own"
     )
-    return trials.run_configuration_trials(chosen, measure, seconds=limit_s, n_runs=n_runs, log=log)
+    return trials.run_configuration_trials(chosen, measure, n_runs=n_runs, log=log)
 
 
 COMMAND = Command(

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf.advice.allocators import predict_under
-from dlperf.advice.changes import Advice, BatchPoint
+from dlperf.advice.batch_sizes import BatchPoint, knee_line, knee_of
 from dlperf.advice.explanation import explain
 from dlperf.advice.explanation_export import explanation_to_json, parts_to_csv, suggestions_to_csv
 from dlperf.advice.explanation_page import explanation_to_markdown, explanation_to_text
@@ -111,7 +110,7 @@ def test_batch_size_pays_where_a_step_costs_much_whatever_its_size():
         return explained(machine(backward_call=seconds), make_target(mlp))
 
     explanation = fixed(1.0)  # a second a step: throughput doubles with the batch
-    knee = explanation.advice.knee
+    knee = knee_of(explanation.advice.sweep)
     assert knee.batch_size == 256
     assert found(explanation, "batch size 256").gain_frac == pytest.approx(
         31, rel=0.1
@@ -129,8 +128,8 @@ def test_the_knee_is_the_least_batch_size_near_the_best():
         BatchPoint(size, size / rate, None)
         for size, rate in ((8, 100.0), (16, 180.0), (32, 196.0), (64, 200.0))
     )
-    assert Advice((), sweep=points).knee.batch_size == 32  # 196 >= 0.95 * 200 = 190 > 180
-    assert Advice(()).knee is None
+    assert knee_of(points).batch_size == 32  # 196 >= 0.95 * 200 = 190 > 180
+    assert knee_of(()) is None
 
 
 def test_a_builder_that_ignores_the_batch_size_is_noticed():
@@ -159,20 +158,17 @@ def test_a_knee_that_page_faults_make_names_malloc():
         BatchPoint(16, 16 / 50, None, 16 / 50 - 16 / 100),
         BatchPoint(32, 32 / 55, None, 32 / 55 - 32 / 110),
     )
-    advice = Advice((), sweep=sweep)
-    assert advice.knee.batch_size == 8
-    assert advice.knee_line.startswith(
+    assert knee_of(sweep).batch_size == 8
+    assert knee_line(sweep).startswith(
         "page faults decide where the knee is: malloc gets memory anew from the system in each step"
         " (50.0 % of the step"
     )
-    assert (
-        "without them it would be at 32 (MALLOC_MMAP_MAX_=0 " in advice.knee_line
+    assert "without them it would be at 32 (MALLOC_MMAP_MAX_=0 " in knee_line(
+        sweep
     )  # 0.95 * 110 = 104.5
-    alike = Advice(
-        (), sweep=tuple(replace(point, page_faults_s=0.5 * point.step_s) for point in sweep)
-    )
-    assert alike.knee_line == ""  # every batch size pays the same share
-    assert Advice(()).knee_line == ""
+    alike = [replace(point, page_faults_s=0.5 * point.step_s) for point in sweep]
+    assert knee_line(alike) == ""  # every batch size pays the same share
+    assert knee_line(()) == ""
 
 
 def test_a_jump_of_page_faults_neither_ends_the_sweep_nor_goes_unnamed():
@@ -199,7 +195,9 @@ def test_a_jump_of_page_faults_neither_ends_the_sweep_nor_goes_unnamed():
     assert [row["page_faults_s"] for row in explanation_to_json(explanation)["batch_sizes"]] == [
         p.page_faults_s for p in advice.sweep
     ]
-    assert (advice.knee_line != "") == any("page faults decide" in note for note in advice.notes)
+    assert (knee_line(advice.sweep) != "") == any(
+        "page faults decide" in note for note in advice.notes
+    )
     assert "page faults" in explanation_to_text(explanation)
 
 
@@ -210,7 +208,7 @@ def test_page_faults_gone_are_what_a_tuned_malloc_brings():
         )
     )
     on = cases.machine({"page_fault": 1e-5})
-    base, tuned = predict(trace, on, 1), predict_under(trace, on, 1, "tuned")
+    base, tuned = predict(trace, on, 1), predict(trace, on, 1, malloc="tuned")
     # The weight's gradient takes 64 MiB, a mapping of its own in each step: 16,384 pages.
     faults_s = math.fsum(item.seconds for item in base.prices.items if item.bound == "page-faults")
     assert faults_s > 16_384 * 1e-5

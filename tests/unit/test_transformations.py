@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from dlperf.advice.candidates import activations, linears_of_one_input
-from dlperf.advice.parameters import NotApplicable
 from dlperf.advice.transformations import edit_built
-from dlperf.advice.variants import Edit, Variant
+from dlperf.advice.variants import (
+    Edit,
+    NotApplicable,
+    Variant,
+    activations,
+    linears_of_one_input,
+)
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Built, Target
 
@@ -210,10 +214,12 @@ def test_layers_of_different_inputs_are_not_merged():
 
 
 def test_activations_whose_input_is_read_again_stay_as_they_are():
-    assert activations(recording.record_target(target("residual"))).get("ReLU") == [
-        "late"
-    ]  # the other's input goes around it as well
-    assert activations(recording.record_target(target("cnn")))["ReLU"] == ["1", "5"]
+    residual, plain = (
+        activations(recording.record_target(target(name))) for name in ("residual", "cnn")
+    )
+    assert "late" in residual
+    assert "early" not in residual  # its input goes around it as well
+    assert [name for name in plain if name in ("1", "5")] == ["1", "5"]
 
 
 def test_a_first_activation_may_not_change_the_batch():
@@ -225,7 +231,7 @@ def test_a_first_activation_may_not_change_the_batch():
             lambda: (nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), (torch.randn(2, 4),), torch.sum),
         )
     )
-    assert "ReLU" not in activations(trace)
+    assert activations(trace) == []
 
 
 def test_in_place_is_recorded():
@@ -287,10 +293,9 @@ def test_shared_parameters_are_left_alone():
 # -- data ------------------------------------------------------------------------------------------
 
 
-def test_a_variant_survives_json():
-    variant = Variant("x", (Edit("merge", ("q", "k")), Edit("fused")), 64, 2, "tuned")
-    assert Variant.from_json(variant.to_json()) == variant
-    assert variant.needs_code
+def test_code_is_needed_for_edits_and_batch_sizes():
+    assert Variant("x", (Edit("fused"),)).needs_code
+    assert Variant("x", batch_size=64).needs_code
     assert not Variant("x", threads=2, malloc="tuned").needs_code
 
 

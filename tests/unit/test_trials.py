@@ -143,14 +143,12 @@ def test_gain_of_a_pair():
 @pytest.mark.process
 def test_what_cannot_be_tried_here(monkeypatch):
     def suggest(variant: Variant, **rest):
-        return Suggestion(
-            variant, "", PAYS, batch_size=1, threads=1, step_s=1.0, gain_frac=1.0, **rest
-        )
+        return Suggestion(variant, PAYS, batch_size=1, threads=1, step_s=1.0, gain_frac=1.0, **rest)
 
     assert cannot_be_tried(suggest(FUSED), 0) == ""
     assert "cores" in cannot_be_tried(suggest(Variant("t", threads=host.available_cores() + 1)), 0)
     assert "memory" in cannot_be_tried(suggest(FUSED, peak_memory_bytes=2**40), 2**30)
-    assert cannot_be_tried(Suggestion(FUSED, "", DOES_NOT_APPLY, "why"), 0) == "why"
+    assert cannot_be_tried(Suggestion(FUSED, DOES_NOT_APPLY, "why"), 0) == "why"
     assert "libnonesuch" in AllocatorSetting("n", "LD_PRELOAD={libnonesuch.so.4}").missing
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
     assert "glibc" in cannot_be_tried(suggest(Variant("m", malloc="tuned")), 0)

@@ -216,7 +216,7 @@ def test_the_contest_goes_in_turns_and_back() -> None:
         order.append(one)
         return rates[one].pop(0)
 
-    trials = run_configuration_trials([ONE, TWO], measure, seconds=1.0, n_runs=3)
+    trials = run_configuration_trials([ONE, TWO], measure, n_runs=3)
     assert order == [ONE, TWO, TWO, ONE, ONE, TWO]
     assert [one.samples_per_s for one in trials.trials] == [95.0, 100.0]  # medians
     assert trials.fastest is trials.trials[1]
@@ -229,7 +229,7 @@ def test_a_configuration_that_fails_keeps_its_error() -> None:
             raise WorkFailed("out of memory")
         return 10.0
 
-    trials = run_configuration_trials([ONE, TWO], measure, seconds=1.0, n_runs=2)
+    trials = run_configuration_trials([ONE, TWO], measure, n_runs=2)
     assert trials.trials == (
         ConfigurationTrial(ONE, (), "out of memory"),
         ConfigurationTrial(TWO, (10.0, 10.0)),
@@ -244,7 +244,7 @@ def test_an_interrupted_contest_keeps_what_was_finished() -> None:
             raise KeyboardInterrupt
         return 10.0
 
-    trials = run_configuration_trials([ONE, TWO], measure, seconds=1.0, n_runs=2)
+    trials = run_configuration_trials([ONE, TWO], measure, n_runs=2)
     assert trials.is_interrupted
     assert trials.trials[0].runs_samples_per_s == (10.0,)
 
@@ -297,13 +297,13 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
 def test_trials_are_told() -> None:
     tuning = found(Axes((1, 2), (32,)), Objective())
     trials = (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (100.0,)))
-    text = tuning_to_text(replace(tuning, trials=ConfigurationTrials(trials, 1.0)), 120)
+    text = tuning_to_text(replace(tuning, trials=ConfigurationTrials(trials)), 120)
     assert "the proposed one was 5.0 % slower" in " ".join(text.split())
     text = tuning_to_text(
         replace(
             tuning,
             trials=ConfigurationTrials(
-                (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (90.0,))), 1.0
+                (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (90.0,)))
             ),
         ),
         120,
