@@ -311,6 +311,7 @@ def predict_and_warn(
     predictor: str,
     malloc: str = "default",
     point: Measurement | None = None,
+    warn: Callable[[str], None] = warn,
 ) -> Prediction:
     """A prediction with the doubts of its machine file, which go to stderr, too."""
     from dataclasses import replace

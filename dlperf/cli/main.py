@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from dlperf.cli import (
     calibration,
+    comparison,
     explanation,
     machine,
     measurement,
@@ -47,6 +48,7 @@ _COMMANDS = (
     prediction,
     measurement,
     report,
+    comparison,
     validation,
     explanation,
     tuning,

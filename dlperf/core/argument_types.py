@@ -76,6 +76,14 @@ def positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
 
 
+def percent(text: str) -> float:
+    """``5%`` or ``5``: a fraction in percent, at least 0."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text.rstrip("% ")) < float("inf"):
+            return float(text.rstrip("% ")) / 100
+    raise argparse.ArgumentTypeError(f"{text!r} is no percentage; write for example 5%")
+
+
 def names(text: str) -> tuple[str, ...]:
     """``a,b``: names, each once."""
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))

@@ -116,6 +116,7 @@ KINDS = {
     "dlperf.trace": "a trace file",
     "dlperf.prediction": "a prediction",
     "dlperf.measurement": "a measurement",
+    "dlperf.comparison": "a comparison of steps",
     "dlperf.report": "a report",
     "dlperf.explanation": "an explanation",
     "dlperf.machine-check": "the check of a machine file",

@@ -50,6 +50,7 @@ ANSWERED = (
     f"tune mlp-32.json {_ON} --loader-workers 0 --workers 1 --samples 1000",
     "tune mlp-32.json --machine elsewhere.json --threads 1,2 --loader-workers 0,1 --workers 1,2",
     f"explain cnn-medium-64.json {_ON}",
+    f"compare mlp-4.json mlp-32.json {_ON}",
     f"report lenet-16.json --measured measurement.json {_ON}",
 )
 """Commands whose answers give the formats."""
