@@ -9,13 +9,14 @@ has a kernel of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.trace import Argument, Op, TensorSpec
+from dlperf.ops.registry import register
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,23 @@ class KernelDescription:
     features: tuple[float, ...]
     terms: tuple[float, ...]
     fallbacks: tuple[tuple[str, ...], ...] = ()
+
+
+def described(
+    variants: Iterable[tuple[str, ...]], features: Iterable[float], work: Iterable[float]
+) -> KernelDescription:
+    """Description of a call with amounts of `work`; the variants after the first are fallbacks."""
+    first, *others = dict.fromkeys(variants)
+    return KernelDescription(first, tuple(features), (1.0, *map(float, work)), tuple(others))
+
+
+def in_dtypes(dtype: str, *kernels: str) -> tuple[tuple[str, str], ...]:
+    """Variants of kernels by name and dtype, each also in float32.
+
+    >>> in_dtypes("float64", "layer_norm")
+    (('layer_norm', 'float64'), ('layer_norm', 'float32'))
+    """
+    return tuple((kernel, one) for kernel in kernels for one in (dtype, "float32"))
 
 
 def stacked(
@@ -53,27 +71,19 @@ DESCRIPTIONS: dict[str, DescribeByThreads] = {}
 def kernel_features_by_threads(*packets: str) -> Callable[[DescribeByThreads], DescribeByThreads]:
     """Register a description function of an op and a thread count, for operators by packet name.
 
-    Raises ValueError for an operator that is already described.
+    Raises DlperfError for an operator that is already described.
     """
-
-    def register(function: DescribeByThreads) -> DescribeByThreads:
-        for packet in packets:
-            if packet in DESCRIPTIONS:
-                raise ValueError(f"{packet} is described twice")
-            DESCRIPTIONS[packet] = function
-        return function
-
-    return register
+    return register(packets, DESCRIPTIONS, "descriptions")
 
 
 def kernel_features(*packets: str) -> Callable[[Describe], Describe]:
     """Register a description function of an op; see :func:`kernel_features_by_threads`."""
 
-    def register(function: Describe) -> Describe:
+    def add(function: Describe) -> Describe:
         kernel_features_by_threads(*packets)(lambda op, _threads: function(op))
         return function
 
-    return register
+    return add
 
 
 def log2(value: float) -> float:
@@ -87,8 +97,16 @@ def tensor(argument: Argument) -> TensorSpec:
     return argument
 
 
-def ints(argument: Argument) -> tuple[int, ...]:
-    """`argument` as a tuple of ints."""
-    if isinstance(argument, int):
-        return (int(argument),)
-    return tuple(int(a) for a in argument) if isinstance(argument, tuple) else ()  # type: ignore[arg-type]
+def ints(argument: Argument, n_axes: int = 1) -> tuple[int, ...]:
+    """`argument` as a tuple of ints; a single one stands for all of `n_axes`."""
+    values = argument if isinstance(argument, tuple) else (argument,)
+    found = tuple(int(value) for value in values if isinstance(value, int))
+    return found * n_axes if len(found) == 1 else found
+
+
+def pass_of(op: Op) -> tuple[str, TensorSpec, tuple[Argument, ...]]:
+    """``_backward`` or nothing, the input, and the arguments after it; those of a backward begin
+    with the incoming gradient.
+    """
+    backward = "backward" in op.packet
+    return "_backward" if backward else "", tensor(op.args[backward]), op.args[backward + 1 :]

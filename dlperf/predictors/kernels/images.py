@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import math
 
-from dlperf.core.trace import Argument, Op, TensorSpec
+from dlperf.core.trace import Op
 from dlperf.predictors.kernels.description import (
     KernelDescription,
+    described,
+    in_dtypes,
     ints,
     kernel_features,
     log2,
+    pass_of,
     tensor,
 )
+from dlperf.predictors.kernels.onednn import Window
 
 _TAPS = {"nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}
 """Elements of the coarse image that one of the fine image is made of."""
 _SIDES = {"1d": 1, "2d": 2, "3d": 3}
-
-
-def _variants(
-    name: str, dtype: str, *similar: str
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Variant and fallbacks of a kernel: itself in float32, then similar kernels."""
-    first, *others = (
-        (kernel, precision)
-        for kernel in (name, *similar)
-        for precision in dict.fromkeys((dtype, "float32"))
-    )
-    return first, tuple(others)
 
 
 # -- resampling ------------------------------------------------------------------------------------
@@ -57,44 +49,30 @@ _SIMILAR_RESAMPLING = {
 }
 
 
-def _resized(image: TensorSpec, size: Argument, scales: Argument, d: int) -> int:
-    """Elements of an image resampled to a size, or by scale factors where none is given."""
-    sides = ints(size)
-    if sides:
-        sides = sides * d if len(sides) == 1 else sides
-        return math.prod(image.shape[:-d]) * math.prod(sides)
-    factors = scales if isinstance(scales, tuple) else ()
-    found = math.prod(image.shape[:-d])
-    for side, factor in zip(image.shape[-d:], factors):
-        found *= int(side * float(factor))  # type: ignore[arg-type]
-    return found
-
-
 @kernel_features(*(f"aten.{name}" for name in _RESAMPLING))
 def _resampling(op: Op) -> KernelDescription:
     """Time goes by the elements of the resampled image and by how many of the other each is made of
     (aten/src/ATen/native/cpu/UpSampleKernel.cpp).
     """
     name = op.packet.removeprefix("aten.").lstrip("_").replace("_exact", "").replace("_aa", "")
-    backward = name.endswith("_backward")
-    form = name.removesuffix("_backward").removeprefix("upsample_")
-    d = _SIDES[form[-2:]]
-    first = tensor(op.args[0])
-    if backward:
-        fine, coarse = first.numel, math.prod(ints(op.args[2]))
-    else:
-        scales = op.args[-1] if op.name.endswith(".vec") else None
-        fine, coarse = (
-            op.outputs[0].numel if op.outputs else _resized(first, op.args[1], scales, d),
-            first.numel,
-        )
+    kernel, way, _ = name.partition("_backward")
+    form, d = kernel.removeprefix("upsample_")[:-2], _SIDES[kernel[-2:]]
+    first, size = tensor(op.args[0]), ints(op.args[2 if way else 1], d)
     planes = math.prod(first.shape[:-d])
-    way = "_backward" if backward else ""
-    kernel = f"upsample_{form}"
-    similar = _SIMILAR_RESAMPLING.get(kernel, f"upsample_{form[:-2]}2d")
-    variant, others = _variants(kernel + way, first.dtype, similar + way)
-    terms = (1.0, float(fine * _TAPS[form[:-2]]), float(coarse), float(planes))
-    return KernelDescription(variant, (log2(planes), log2(fine / max(planes, 1))), terms, others)
+    if way:
+        fine, coarse = first.numel, math.prod(size)
+    elif op.outputs:
+        fine, coarse = op.outputs[0].numel, first.numel
+    else:
+        scales = op.args[-1] if op.name.endswith(".vec") and not size else ()
+        sides = [int(side * float(scale)) for side, scale in zip(first.shape[-d:], scales)]  # type: ignore[arg-type]
+        fine, coarse = planes * math.prod(size or sides), first.numel
+    similar = _SIMILAR_RESAMPLING.get(kernel, f"upsample_{form}2d")
+    return described(
+        in_dtypes(first.dtype, f"{kernel}{way}", f"{similar}{way}"),
+        (log2(planes), log2(fine / max(planes, 1))),
+        (fine * _TAPS[form], coarse, planes),
+    )
 
 
 @kernel_features(
@@ -104,13 +82,15 @@ def _resampling(op: Op) -> KernelDescription:
     "aten.grid_sampler_3d_backward",
 )
 def _grid_sampler(op: Op) -> KernelDescription:
-    backward = op.packet.endswith("backward")
-    image, grid = (tensor(argument) for argument in op.args[int(backward) : int(backward) + 2])
-    points, channels = grid.numel // max(grid.shape[-1], 1), image.shape[1]
+    _, image, (grid, *_) = pass_of(op)
+    points = tensor(grid).numel // max(tensor(grid).shape[-1], 1)
+    channels = image.shape[1]
     name = op.packet.removeprefix("aten.")
-    variant, others = _variants(name, image.dtype, name.replace("3d", "2d"))
-    terms = (1.0, float(points * channels), float(points), float(image.numel))
-    return KernelDescription(variant, (log2(points), log2(channels)), terms, others)
+    return described(
+        in_dtypes(image.dtype, name, name.replace("3d", "2d")),
+        (log2(points), log2(channels)),
+        (points * channels, points, image.numel),
+    )
 
 
 # -- padding ---------------------------------------------------------------------------------------
@@ -125,9 +105,8 @@ def _grid_sampler(op: Op) -> KernelDescription:
     )
 )
 def _padding(op: Op) -> KernelDescription:
-    backward = op.packet.endswith("backward")
-    image = tensor(op.args[1 if backward else 0])
-    pads = ints(op.args[2 if backward else 1])
+    _, image, (given, *_) = pass_of(op)
+    pads = ints(given)
     sides = [
         size + sum(pads[2 * axis : 2 * axis + 2])
         for axis, size in enumerate(reversed(image.shape))
@@ -136,18 +115,11 @@ def _padding(op: Op) -> KernelDescription:
     planes = math.prod(image.shape[: len(image.shape) - len(sides)])
     padded = planes * math.prod(sides)
     name = op.packet.removeprefix("aten.")
-    d = name[name.index("pad") + 3 :][:2]
-    variant, others = _variants(
-        name,
-        image.dtype,
-        name.replace("replication", "reflection"),
-        name.replace("replication", "reflection").replace(d, "2d"),
-    )
-    return KernelDescription(
-        variant,
+    similar = name.replace("replication", "reflection")
+    return described(
+        in_dtypes(image.dtype, name, similar, similar.replace(f"{len(pads) // 2}d", "2d")),
         (log2(planes), log2(padded / max(planes, 1))),
-        (1.0, float(padded), float(padded // max(sides[0], 1)), float(planes)),
-        others,
+        (padded, padded // max(sides[0], 1), planes),
     )
 
 
@@ -158,36 +130,25 @@ def _padding(op: Op) -> KernelDescription:
 def _columns(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
-    window = ints(op.args[1 if name == "im2col" else 2])
+    window, *moves = (ints(values) for values in op.args[1 if name == "im2col" else 2 :])
+    area = math.prod(window)
     if name == "col2im":
         columns = given.numel
     elif op.outputs:
         columns = op.outputs[0].numel
     else:
-        dilation, padding, stride = (ints(argument) for argument in op.args[2:5])
-        steps = (
-            (size + 2 * pad - gap * (side - 1) - 1) // step + 1
-            for size, side, gap, pad, step in zip(
-                given.shape[-2:], window, dilation, padding, stride
-            )
-        )
-        columns = math.prod(given.shape[:-2]) * math.prod(window) * math.prod(steps)
-    variant, others = _variants(name, given.dtype)
-    return KernelDescription(
-        variant,
-        (log2(columns), log2(math.prod(window))),
-        (1.0, float(columns), float(columns // max(math.prod(window), 1))),
-        others,
+        dilation, padding, stride = moves
+        steps = Window(window, stride, padding, dilation, given.shape[-2:]).out
+        columns = math.prod(given.shape[:-2]) * area * math.prod(steps)
+    return described(
+        in_dtypes(given.dtype, name),
+        (log2(columns), log2(area)),
+        (columns, columns // max(area, 1)),
     )
 
 
 @kernel_features("aten.max_unpool2d", "aten.max_unpool3d")
 def _unpooling(op: Op) -> KernelDescription:
-    pooled = tensor(op.args[0])
-    sides = ints(op.args[2])
-    planes = math.prod(pooled.shape[: len(pooled.shape) - len(sides)])
-    whole = planes * math.prod(sides)
-    variant, others = _variants("max_unpool2d", pooled.dtype)
-    return KernelDescription(
-        variant, (log2(whole),), (1.0, float(whole), float(pooled.numel)), others
-    )
+    pooled, sides = tensor(op.args[0]), ints(op.args[2])
+    whole = math.prod(pooled.shape[: len(pooled.shape) - len(sides)]) * math.prod(sides)
+    return described(in_dtypes(pooled.dtype, "max_unpool2d"), (log2(whole),), (whole, pooled.numel))

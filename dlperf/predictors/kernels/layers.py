@@ -8,12 +8,16 @@ from dlperf.core.trace import Op, TensorSpec
 from dlperf.ops.registry import argument
 from dlperf.predictors.kernels.description import (
     KernelDescription,
+    described,
+    in_dtypes,
     ints,
     kernel_features,
     log2,
+    pass_of,
     tensor,
 )
 from dlperf.predictors.kernels.elementwise import elementwise
+from dlperf.predictors.kernels.onednn import Window
 from dlperf.predictors.kernels.sub_kernels import contiguous_clone
 
 LANES = 16
@@ -21,7 +25,7 @@ LANES = 16
 
 
 def _tails(rows: int, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Terms and coordinates of rows that are no whole number of vectors: numbers left over of one
+    """Terms and features of rows that are no whole number of vectors: numbers left over of one
     vector and of two, which ATen's reductions load together; those of rows shorter than a vector,
     which it computes one by one (cpu/vec/functional_base.h, cpu/Reduce.h).
     """
@@ -43,24 +47,15 @@ def _tails(rows: int, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]
     "aten.batch_norm_backward",
 )
 def _batch_norm(op: Op) -> KernelDescription:
-    backward = "backward" in op.packet
-    image = tensor(op.args[1 if backward else 0])
-    flags = [a for a in op.args if isinstance(a, bool)]
-    training = flags[0] if flags else True
-    n, c = image.shape[0], image.shape[1] if len(image.shape) > 1 else 1
-    inner = math.prod(image.shape[2:])
-    kind = "batch_norm_backward" if backward else "batch_norm"
-    terms = (1.0, float(n * c * inner), float(n * c), float(c))
-    variant = (kind, image.dtype, "training" if training else "evaluation")
-    return KernelDescription(
-        variant,
+    way, image, _ = pass_of(op)
+    is_training = next((value for value in op.args if isinstance(value, bool)), True)
+    modes = ("training",) if is_training else ("evaluation", "training")
+    n, c, *sides = (*image.shape, 1)
+    inner = math.prod(sides)
+    return described(
+        ((f"batch_norm{way}", dtype, mode) for dtype in (image.dtype, "float32") for mode in modes),
         (log2(n), log2(c), log2(inner)),
-        terms,
-        (
-            (kind, image.dtype, "training"),
-            (kind, "float32", variant[2]),
-            (kind, "float32", "training"),
-        ),
+        (n * c * inner, n * c, c),
     )
 
 
@@ -71,70 +66,54 @@ def _batch_norm(op: Op) -> KernelDescription:
     "aten._fused_rms_norm_backward",
 )
 def _layer_norm(op: Op) -> KernelDescription:
-    backward = "backward" in op.packet
-    spec = tensor(op.args[1 if backward else 0])
-    width = math.prod(ints(op.args[2 if backward else 1]))
+    way, spec, (shape, *_) = pass_of(op)
+    width = math.prod(ints(shape))
     rows = spec.numel // max(width, 1)
-    kind = "layer_norm_backward" if backward else "layer_norm"
     tails, tail_features = _tails(rows, width)
-    return KernelDescription(
-        (kind, spec.dtype),
+    return described(
+        in_dtypes(spec.dtype, f"layer_norm{way}"),
         (log2(rows), log2(width), *tail_features),
-        (1.0, float(spec.numel), float(rows), float(width), *tails),
-        ((kind, "float32"),),
+        (spec.numel, rows, width, *tails),
     )
 
 
 @kernel_features("aten.native_group_norm", "aten.native_group_norm_backward")
 def _group_norm(op: Op) -> KernelDescription:
-    backward = "backward" in op.packet
-    spec = tensor(op.args[1 if backward else 0])
-    n, c, inner = (int(a) for a in (op.args[5:8] if backward else op.args[3:6]))  # type: ignore[arg-type]
-    kind = "group_norm_backward" if backward else "group_norm"
-    return KernelDescription(
-        (kind, spec.dtype),
+    way, spec, rest = pass_of(op)
+    n, c, inner = [value for value in rest if isinstance(value, int)][:3]
+    return described(
+        in_dtypes(spec.dtype, f"group_norm{way}"),
         (log2(n), log2(c), log2(inner)),
-        (1.0, float(n * c * inner), float(n * c)),
-        ((kind, "float32"),),
+        (n * c * inner, n * c),
     )
 
 
 @kernel_features(
-    "aten.max_pool2d_with_indices",
-    "aten.max_pool2d_with_indices_backward",
-    "aten.avg_pool2d",
-    "aten.avg_pool2d_backward",
-    "aten.max_pool3d_with_indices",
-    "aten.max_pool3d_with_indices_backward",
-    "aten.avg_pool3d",
-    "aten.avg_pool3d_backward",
+    *(
+        f"aten.{name}{d}d{end}"
+        for d in (2, 3)
+        for name, ends in (
+            ("max_pool", ("_with_indices", "_with_indices_backward")),
+            ("avg_pool", ("", "_backward")),
+        )
+        for end in ends
+    )
 )
 def _pool(op: Op) -> KernelDescription:
-    backward = op.packet.endswith("backward")
-    image = tensor(op.args[1 if backward else 0])
-    window_at = 2 if backward else 1
-    window = ints(op.args[window_at])
+    way, image, rest = pass_of(op)
     d = 3 if "3d" in op.packet else 2
-    window = window * d if len(window) == 1 else window
-    stride = ints(op.args[window_at + 1]) if len(op.args) > window_at + 1 else window
-    stride = (stride or window) * d if len(stride or window) == 1 else (stride or window)
-    if backward:
-        out = tensor(op.args[0]).numel
-    elif op.outputs:
-        out = op.outputs[0].numel
-    else:
-        padding = ints(op.args[window_at + 2]) if len(op.args) > window_at + 2 else (0,)
-        padding = padding * d if len(padding) == 1 else padding
-        out = math.prod(image.shape[:-d])
-        for size, side, step, pad in zip(image.shape[-d:], window, stride, padding):
-            out *= (size + 2 * pad - side) // step + 1
+    window, stride, padding = (ints(values, d) for values in (*rest[:3], (), ())[:3])
     planes = math.prod(image.shape[:-d])
+    if way or op.outputs:
+        out = (tensor(op.args[0]) if way else op.outputs[0]).numel
+    else:
+        moves = stride or window, padding or (0,) * d, (1,) * d
+        out = planes * math.prod(Window(window, *moves, image.shape[-d:]).out)
     area = math.prod(window)
-    name = op.packet.removeprefix("aten.").replace("3d", "2d")
-    terms = (1.0, float(out), float(out * area), float(image.numel), float(planes))
-    variant = (name, image.dtype)
-    return KernelDescription(
-        variant, (log2(planes), log2(out / max(planes, 1)), log2(area)), terms, ((name, "float32"),)
+    return described(
+        in_dtypes(image.dtype, op.packet.removeprefix("aten.").replace("3d", "2d")),
+        (log2(planes), log2(out / max(planes, 1)), log2(area)),
+        (out, out * area, image.numel, planes),
     )
 
 
@@ -147,18 +126,13 @@ def _pool(op: Op) -> KernelDescription:
     )
 )
 def _adaptive_pool(op: Op) -> KernelDescription:
-    backward = op.packet.endswith("backward")
-    image = tensor(op.args[1 if backward else 0])
-    d = 3 if "3d" in op.packet else 2
-    planes = math.prod(image.shape[:-d])
-    out = tensor(op.args[0]).numel if backward else planes * math.prod(ints(op.args[1]))
-    name = op.packet.removeprefix("aten.").replace("3d", "2d")
-    features = (log2(planes), log2(image.numel / max(planes, 1)), log2(out / max(planes, 1)))
-    return KernelDescription(
-        (name, image.dtype),
-        features,
-        (1.0, float(image.numel), float(out), float(planes)),
-        ((name, "float32"),),
+    way, image, rest = pass_of(op)
+    planes = math.prod(image.shape[: -3 if "3d" in op.packet else -2])
+    out = tensor(op.args[0]).numel if way else planes * math.prod(ints(rest[0]))
+    return described(
+        in_dtypes(image.dtype, op.packet.removeprefix("aten.").replace("3d", "2d")),
+        (log2(planes), log2(image.numel / max(planes, 1)), log2(out / max(planes, 1))),
+        (image.numel, out, planes),
     )
 
 
@@ -168,9 +142,9 @@ def _adaptive_pool(op: Op) -> KernelDescription:
 def _split(spec: TensorSpec, dims: tuple[int, ...]) -> tuple[int, int, int]:
     """(outer, reduced, inner) sizes of a reduction over `dims`; all dims if none."""
     rank = len(spec.shape)
-    axes = sorted({d % rank for d in dims}) if dims and rank else list(range(rank))
-    if not axes:
+    if not rank:
         return 1, 1, 1
+    axes = sorted({d % rank for d in dims}) or list(range(rank))
     reduced = math.prod(spec.shape[a] for a in axes)
     inner = math.prod(spec.shape[axes[-1] + 1 :])
     return spec.numel // max(reduced * inner, 1), reduced, inner
@@ -186,24 +160,21 @@ _SIMILAR_ROWS = {
 """What comes before the same operator along another side."""
 
 
-def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> KernelDescription:
+def _rows(name: str, spec: TensorSpec, dims: tuple[int, ...]) -> KernelDescription:
+    outer, reduced, inner = _split(spec, dims)
     side = "last" if inner == 1 else "first"
     tails, tail_features = _tails(outer if inner == 1 else 0, reduced)
-    terms = (1.0, float(outer * reduced * inner), float(outer * inner), float(outer), *tails)
-    variant = (name, spec.dtype, side)
-    similar = (
-        [(_SIMILAR_ROWS[name], dtype, side) for dtype in (spec.dtype, "float32")]
-        if name in _SIMILAR_ROWS
-        else []
-    )
-    others = (
-        *similar,
-        (name, spec.dtype, "last"),
-        (name, "float32", side),
-        (name, "float32", "last"),
-    )
-    return KernelDescription(
-        variant, (log2(outer), log2(reduced), log2(inner), *tail_features), terms, others
+    similar = in_dtypes(spec.dtype, _SIMILAR_ROWS[name]) if name in _SIMILAR_ROWS else ()
+    return described(
+        (
+            (name, spec.dtype, side),
+            *((*kernel, side) for kernel in similar),
+            (name, spec.dtype, "last"),
+            (name, "float32", side),
+            (name, "float32", "last"),
+        ),
+        (log2(outer), log2(reduced), log2(inner), *tail_features),
+        (outer * reduced * inner, outer * inner, outer, *tails),
     )
 
 
@@ -215,10 +186,8 @@ def _rows(name: str, spec: TensorSpec, outer: int, reduced: int, inner: int) -> 
     "aten._safe_softmax",
 )
 def _softmax(op: Op) -> KernelDescription:
-    backward = op.packet.endswith("backward_data")
-    spec = tensor(op.args[0])
-    dims = ints(op.args[2 if backward else 1])
-    return _rows(op.packet.removeprefix("aten."), spec, *_split(spec, dims))
+    _, spec, (dim, *_) = pass_of(op)
+    return _rows(op.packet.removeprefix("aten."), spec, ints(dim))
 
 
 _REDUCTIONS = {
@@ -253,38 +222,28 @@ _REDUCTIONS = {
     "aten.histc": "cumsum",
     "aten.multinomial": "cumsum",
 }
+_DIMENSIONS_FIRST = tuple(
+    f"aten.{name}"
+    for name in """
+    amax amin argmax cumsum cumprod cummax cummin logcumsumexp any all linalg_vector_norm
+    """.split()
+)
+"""Reductions whose ``default`` overload takes dimensions."""
 
 
 @kernel_features(*_REDUCTIONS)
 def _reduction(op: Op) -> KernelDescription:
-    spec = tensor(op.args[0])
-    if (
-        len(op.args) > 1 and isinstance(op.args[1], TensorSpec) and op.packet != "aten.equal"
-    ):  # max(a, b): elementwise
-        return elementwise(op)
-    dims: tuple[int, ...] = ()
-    named = dict(op.kwargs).get("dim")
-    if (len(op.args) > 1 and not op.name.endswith((".default", ".ScalarOpt_dim"))) or op.packet in (
-        "aten.amax",
-        "aten.amin",
-        "aten.argmax",
-        "aten.cumsum",
-        "aten.cumprod",
-        "aten.cummax",
-        "aten.cummin",
-        "aten.logcumsumexp",
-        "aten.any",
-        "aten.all",
-    ):
-        dims = ints(op.args[1]) if len(op.args) > 1 else ()
-    if op.packet == "aten.linalg_vector_norm" and len(op.args) > 2:
-        dims = ints(op.args[2])
-    if named is not None:
-        dims = ints(named)
+    spec, *others = op.args
+    if others and isinstance(others[0], TensorSpec) and op.packet != "aten.equal":
+        return elementwise(op)  # max(a, b)
+    has_dims = op.packet in _DIMENSIONS_FIRST or not op.name.endswith(
+        (".default", ".ScalarOpt_dim")
+    )
+    index = 2 if op.packet == "aten.linalg_vector_norm" else 1
+    dims = ints(argument(op, index if has_dims else len(op.args), "dim", ()))
     name = _REDUCTIONS[op.packet]
-    return _rows(
-        "var_all" if name == "var" and not dims else name, spec, *_split(spec, dims)
-    )  # a variance of all has a kernel of its own
+    # A variance of all has a kernel of its own.
+    return _rows("var_all" if name == "var" and not dims else name, tensor(spec), dims)
 
 
 @kernel_features(
@@ -300,18 +259,14 @@ def _ordering(op: Op) -> KernelDescription:
     """Sorting: n log2 n along a dimension; picking the largest: n."""
     name = op.packet.removeprefix("aten.")
     spec = tensor(op.args[0])
-    dim = argument(
-        op, 2 if name in ("topk", "kthvalue") else 1, "dim", -1
-    )  # theirs comes after a number of elements
-    outer, length, inner = _split(spec, ints(dim) or (-1,)) if spec.shape else (1, 1, 1)
+    # For these two the dimension comes after a number of elements.
+    dim = argument(op, 2 if name in ("topk", "kthvalue") else 1, "dim", -1)
+    outer, length, inner = _split(spec, ints(dim) or (-1,))
     kernel = "sort" if name in ("sort", "argsort", "mode") else "topk"
-    terms = (1.0, float(spec.numel), spec.numel * log2(length), float(outer * inner))
-    side = "last" if inner == 1 else "first"
-    return KernelDescription(
-        (kernel, "float32", side),
+    return described(
+        ((kernel, "float32", "last" if inner == 1 else "first"), (kernel, "float32", "last")),
         (log2(outer * inner), log2(length)),
-        terms,
-        ((kernel, "float32", "last"),),
+        (spec.numel, spec.numel * log2(length), outer * inner),
     )
 
 
@@ -322,14 +277,13 @@ def _ordering(op: Op) -> KernelDescription:
     "aten.nll_loss2d_backward",
 )
 def _nll(op: Op) -> KernelDescription:
-    backward = "backward" in op.packet
-    spec = tensor(op.args[1 if backward else 0])
+    way, spec, _ = pass_of(op)
     classes = spec.shape[1] if len(spec.shape) > 1 else spec.numel
     rows = spec.numel // max(classes, 1)
-    return KernelDescription(
-        ("nll_backward" if backward else "nll", "float32"),
+    return described(
+        ((f"nll{way}", "float32"),),
         (log2(rows), log2(classes)),
-        (1.0, float(rows), float(spec.numel) if backward else 0.0),
+        (rows, spec.numel if way else 0.0),
     )
 
 
@@ -357,36 +311,28 @@ _LIKE_GATHERS = {
     "gather",
 )
 """Those that take another's."""
+_FILLED = ("embedding_dense_backward", "index_put", "index_add", "index_copy")
+"""Those that fill, or copy, the whole table first."""
 
 
 @kernel_features(*(f"aten.{name}" for name in (*_GATHERS, *_LIKE_GATHERS)))
 def _gather(op: Op) -> KernelDescription:
     packet = op.packet.removeprefix("aten.")
     name = _LIKE_GATHERS.get(packet, packet)
+    given = tensor(op.args[0])
+    width = given.shape[-1] if given.shape else 1
     if name == "embedding_dense_backward":
-        gradient, table = tensor(op.args[0]), int(op.args[2])  # type: ignore[arg-type]
-        width = gradient.shape[-1]
-        moved, whole = gradient.numel, table * width
+        moved, whole = given.numel, sum(ints(op.args[2])) * width
     else:
-        source = tensor(op.args[0])
-        width = source.shape[-1] if source.shape else 1
-        whole = source.numel
-        indices = [spec for spec in op.inputs if spec.dtype in ("int64", "int32")]
-        picked = max((spec.numel for spec in indices), default=1)
-        moved = picked if name == "gather" else picked * width
+        indices = [spec.numel for spec in op.inputs if spec.dtype in ("int64", "int32")]
+        moved = max(indices, default=1) * (1 if name == "gather" else width)
+        whole = given.numel
     rows = moved // max(width, 1)
-    features = (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5)
-    filled = name == "embedding_dense_backward" or packet in (
-        "index_put",
-        "index_add",
-        "index_copy",
-    )  # out-of-place: a copy of all first
-    terms = (1.0, float(rows), float(moved), float(whole) if filled else 0.0)
-    return KernelDescription(
-        (name, "float32"),
-        features,
-        terms,
-        (("index_select", "float32"),) if name in ("index", "index_put", "index_add") else (),
+    similar = ("index_select",) if name in ("index", "index_put", "index_add") else ()
+    return described(
+        in_dtypes("float32", name, *similar),
+        (log2(rows), log2(width), log2(whole / max(width, 1)) * 0.5),
+        (rows, moved, whole if packet in _FILLED else 0.0),
     )
 
 
@@ -396,44 +342,29 @@ def _gather(op: Op) -> KernelDescription:
 def _embedding_bag(op: Op) -> KernelDescription:
     backward = op.packet.endswith("backward")
     first, tokens, offsets = (tensor(argument) for argument in op.args[:3])
-    width = first.shape[-1]
-    table = int(op.args[6]) if backward else first.shape[0]  # type: ignore[arg-type]
-    mode, sparse = (
-        (op.args[8], op.args[9]) if backward else (op.args[4] if len(op.args) > 4 else 0, False)
-    )
-    rows = tokens.numel
-    form = ("sum", "mean", "max")[int(mode)]  # type: ignore[arg-type]
-    features = (log2(rows), log2(width), log2(table) * 0.5)
-    terms = (
-        1.0,
-        float(rows),
-        float(rows * width),
-        float(table * width) if backward and not sparse else 0.0,
-        float(offsets.numel * width),
-    )
+    rows, width = tokens.numel, first.shape[-1]
+    (table,) = ints(op.args[6]) if backward else first.shape[:1]
+    (mode,) = ints(argument(op, 8 if backward else 4, "mode", 0))
+    is_filled = backward and not op.args[9]
     name = f"embedding_bag{'_backward' if backward else ''}"
-    return KernelDescription((name, form), features, terms, ((name, "mean"), (name, "sum")))
+    return described(
+        ((name, form) for form in (("sum", "mean", "max")[mode], "mean", "sum")),
+        (log2(rows), log2(width), log2(table) * 0.5),
+        (rows, rows * width, table * width if is_filled else 0.0, offsets.numel * width),
+    )
 
 
 @kernel_features("aten.cat", "aten.stack")
 def _join(op: Op) -> KernelDescription:
-    parts = op.args[0]
-    assert isinstance(parts, tuple)
-    specs = [tensor(part) for part in parts]
-    dim = int(op.args[1]) if len(op.args) > 1 else 0  # type: ignore[arg-type]
+    specs = op.inputs
+    (dim,) = ints(op.args[1]) if len(op.args) > 1 else (0,)
     numel = sum(spec.numel for spec in specs)
-    rank = max(len(specs[0].shape), 1)
-    run = (
-        math.prod(specs[0].shape[(dim % rank) :])
-        if op.packet == "aten.cat"
-        else math.prod(specs[0].shape[dim if dim >= 0 else rank + 1 + dim :])
-    )
-    runs = numel / max(run, 1)
-    return KernelDescription(
-        ("join", specs[0].dtype),
+    n_dims = max(len(specs[0].shape), 1) + (op.packet == "aten.stack")
+    run = math.prod(specs[0].shape[dim % n_dims :])
+    return described(
+        in_dtypes(specs[0].dtype, "join"),
         (log2(numel), log2(run)),
-        (1.0, float(numel), runs, float(len(specs))),
-        (("join", "float32"),),
+        (numel, numel / max(run, 1), len(specs)),
     )
 
 
@@ -449,33 +380,24 @@ def _scatter_into_zeros(op: Op) -> KernelDescription:
     """The whole is filled, and runs of elements that lie side by side are copied into it."""
     name = op.packet.removeprefix("aten.")
     given = tensor(op.args[0])
-    sizes = (
-        op.outputs[0].shape
-        if op.outputs
-        else ints(op.args[1])
-        if name.endswith("backward")
-        else given.shape
-    )
-    if name == "slice_backward":
-        moved, run = given.numel, math.prod(given.shape[int(op.args[2]) % max(len(sizes), 1) :])  # type: ignore[arg-type]
-    elif name == "select_backward":
-        moved, run = given.numel, math.prod(sizes[int(op.args[2]) % max(len(sizes), 1) + 1 :])  # type: ignore[arg-type]
+    if op.outputs:
+        sizes = op.outputs[0].shape
+    else:
+        sizes = ints(op.args[1]) if name.endswith("backward") else given.shape
+    if name in ("slice_backward", "select_backward"):
+        (dim,) = ints(op.args[2])
+        moved, run = given.numel, math.prod(given.shape[dim % max(len(sizes), 1) :])
     else:  # a copy of the whole, then the source into a part of it
-        moved, run = (
-            min((spec.numel for spec in op.inputs), default=1),
-            given.shape[-1] if given.shape else 1,
-        )
-    kernel = (
-        "select_backward" if name in ("select_backward", "diagonal_backward") else "slice_backward"
-    )
+        moved = min((spec.numel for spec in op.inputs), default=1)
+        run = given.shape[-1] if given.shape else 1
+    is_selected = name in ("select_backward", "diagonal_backward")
+    kernel = "select_backward" if is_selected else "slice_backward"
     return _filled(kernel, math.prod(sizes), moved, run)
 
 
 def _filled(kernel: str, whole: int, moved: int, run: int) -> KernelDescription:
-    return KernelDescription(
-        (kernel, "float32"),
-        (log2(whole), log2(run)),
-        (1.0, float(whole), float(moved), moved / max(run, 1)),
+    return described(
+        ((kernel, "float32"),), (log2(whole), log2(run)), (whole, moved, moved / max(run, 1))
     )
 
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from dlperf.core.trace import Op
 from dlperf.ops.registry import argument
-from dlperf.predictors.kernels.description import KernelDescription, kernel_features, log2, tensor
+from dlperf.predictors.kernels.description import (
+    KernelDescription,
+    described,
+    in_dtypes,
+    kernel_features,
+    log2,
+    pass_of,
+    tensor,
+)
 from dlperf.predictors.kernels.onednn import BLOCK, padded, remainders
 
 _KEYS = 512
@@ -57,14 +65,11 @@ def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[_Block]:
     "aten._scaled_dot_product_flash_attention_for_cpu_backward",
 )
 def _attention(op: Op) -> KernelDescription:
-    backward = op.packet.endswith("backward")
-    query, key = (tensor(a) for a in (op.args[1:3] if backward else op.args[:2]))
+    way, query, (key, *_) = pass_of(op)
     batch, n_heads, n_queries, width = query.shape
-    heads, n_keys = batch * n_heads, key.shape[2]
-    causal, masked = (
-        argument(op, 7 if backward else 4, "is_causal", False) is True,
-        dict(op.kwargs).get("attn_mask") is not None,
-    )
+    heads, n_keys = batch * n_heads, tensor(key).shape[2]
+    causal = argument(op, 7 if way else 4, "is_causal", False) is True
+    masked = dict(op.kwargs).get("attn_mask") is not None
     blocks = list(_blocks(n_queries, n_keys, causal))
     scores = sum(block.queries * block.keys for block in blocks)
     per_head = (
@@ -98,46 +103,41 @@ def _attention(op: Op) -> KernelDescription:
         float(masked),
         float(query.strides[2] != width),
     )
-    name = "attention_backward" if backward else "attention"
-    return KernelDescription(
-        (name, query.dtype),
+    return described(
+        in_dtypes(query.dtype, f"attention{way}"),
         features,
-        (1.0, *(float(heads * amount) for amount in per_head)),
-        ((name, "float32"),),
+        (heads * amount for amount in per_head),
     )
 
 
 @kernel_features("aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward")
 def _recurrent(op: Op) -> KernelDescription:
     x, w_input = tensor(op.args[0]), tensor(op.args[1])
+    t, b, inputs = x.shape
     hidden = tensor(op.args[2]).shape[1]
     gates = w_input.shape[0] // max(hidden, 1)
-    t, b, inputs = x.shape
-    name = "rnn_backward" if op.packet.endswith("backward") else "rnn"
     # Products over whole blocks of the hidden width, inputs for all times at once, states time by
     # time; the weights' reading, whose copy is made once.
     wide = gates * padded(hidden)
     weights = gates * hidden * hidden
-    amounts = (
-        t,
-        t * b * wide * inputs,
-        t * b * wide * hidden,
-        gates * hidden * inputs,
-        weights,
-        t * weights,
-        t * b * (gates * hidden + inputs),
-    )
-    features = (
-        log2(t),
-        log2(b),
-        log2(inputs),
-        log2(hidden),
-        0.35 * remainders(hidden),
-        0.35 * remainders(inputs),
-    )
-    return KernelDescription(
-        (name, x.dtype, str(gates)),
-        features,
-        (1.0, *(float(amount) for amount in amounts)),
-        ((name, x.dtype, "4"), (name, "float32", "4")),
+    name = "rnn_backward" if op.packet.endswith("backward") else "rnn"
+    return described(
+        ((name, x.dtype, str(gates)), (name, x.dtype, "4"), (name, "float32", "4")),
+        (
+            log2(t),
+            log2(b),
+            log2(inputs),
+            log2(hidden),
+            0.35 * remainders(hidden),
+            0.35 * remainders(inputs),
+        ),
+        (
+            t,
+            t * b * wide * inputs,
+            t * b * wide * hidden,
+            gates * hidden * inputs,
+            weights,
+            t * weights,
+            t * b * (gates * hidden + inputs),
+        ),
     )
