@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 from dlperf.core.text import printable, visible
@@ -137,6 +137,19 @@ def circumstances(target: str, batch_size: int, threads: int, machine: str) -> s
 def empty(ax: Any, text: str) -> None:
     """Write in the middle of the axes why nothing is drawn."""
     ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes, color=DIM)
+
+
+def plain_numbers(axis: Any) -> None:
+    """Tick labels without powers of ten."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def rate_axes(ax: Any, x_limits: tuple[float, float], y_limits: tuple[float, float]) -> None:
+    """Logarithmic axes of a roofline: intensity in plain numbers, rates with a prefix."""
+    ax.set(xscale="log", yscale="log", xlim=x_limits, ylim=y_limits)
+    plain_numbers(ax.xaxis)
+    ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    ax.grid(True)
 
 
 def seconds_axis(axis: Any) -> None:

@@ -38,9 +38,8 @@ from dlperf.report.drawing import (
     spans_decades,
     to_png,
 )
-from dlperf.report.hierarchy import hierarchy_figure
 from dlperf.report.layer_comparison import LayerComparison, phases_of
-from dlperf.report.roofline import roofline_figure
+from dlperf.report.roofline import hierarchy_figure, roofline_figure
 from dlperf.report.step_comparison import StepComparison
 
 __all__ = ["CAPTIONS", "figures_of", "layers_figure", "pngs_of", "scatter_figure", "time_figure"]

@@ -1,21 +1,29 @@
-"""The roofline with every level of the memory hierarchy, and a report's layers under it."""
+"""The rooflines of a report: its layers by the bytes of their operands, and the hierarchical
+roofline with one dot per level of the memory at each layer's height.
+"""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
-from dlperf.core.machine import Machine
-from dlperf.core.units import format_si
-from dlperf.ops import roofs as measured_roofs
+from dlperf.core.units import format_percent, format_si
+from dlperf.models.memory_hierarchy import fma_fraction, mixed_flops_per_s
+from dlperf.ops.roofs import Ceiling, Roofs
+from dlperf.predictors.layer_traffic import LayerTraffic
 from dlperf.report.drawing import (
+    ACTUAL_COLOR,
+    BLUE,
+    DIM,
+    GREEN,
     INK,
     PHASE_COLORS,
     PHASE_MARKS,
+    VERMILLION,
     PointLabel,
     circumstances,
     empty,
@@ -25,51 +33,48 @@ from dlperf.report.drawing import (
     new_figure,
     number_list,
     plain,
+    rate_axes,
 )
 from dlperf.report.layer_comparison import phases_of
 from dlperf.report.step_comparison import StepComparison
 
 MAX_LAYERS = 30
-"""Layers that are drawn: those that take longest. Each has a number and a line in the legend."""
-_LEGEND_ROWS = 26
-
-LEVEL_STYLES = {
-    "L1": (0, (1, 1.2)),
-    "L2": (0, (4, 1.5, 1, 1.5)),
-    "L3": (0, (6, 2)),
-    "DRAM": "solid",
-}
+"""Layers that the roofline shows: those that take longest. Each has a number and a line in the
+legend.
+"""
+MAX_PANEL_LAYERS = 8
+"""Layers that a panel of the hierarchical roofline shows."""
+ALWAYS_DRAWN = ("float32", "bfloat16")
+"""Precisions whose roof is drawn wherever it was measured; those that the step computes in are too.
+"""
+_LEGEND_ROWS, _PANEL_LEGEND_ROWS = 26, 4
+_STYLES = {"L1": (0, (1, 1.2)), "L2": (0, (4, 1.5, 1, 1.5)), "L3": (0, (6, 2)), "DRAM": "solid"}
+_COLORS = {"L1": VERMILLION, "L2": BLUE, "L3": GREEN, "DRAM": ACTUAL_COLOR}
+_SIZES = {"L1": 11.0, "L2": 8.2, "L3": 5.6, "DRAM": 3.2}
+"""Smaller outwards, so that levels that move the same bytes show as rings."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A layer in one phase: FLOP per byte of its operands, the rate it reached, and the seconds it
-    took.
+    """A layer in one phase: the rate it reached, the seconds it took, and its intensities: FLOP per
+    byte of its ``operands``, or per byte that each level of the memory moves.
     """
 
     layer: str
     phase: str
-    intensity: float
     flops_per_s: float
     seconds: float
+    intensities: Mapping[str, float]
 
 
-def peaks_of(machine: Machine, threads: int) -> dict[str, float]:
-    """The best measured rate of matrix multiplication by dtype, in FLOP/s, the highest first; see
-    :func:`dlperf.ops.roofs.roofs_of`.
-    """
-    return {
-        ceiling.dtype: ceiling.fma_flops_per_s
-        for ceiling in measured_roofs.roofs_of(machine, threads).ceilings
-    }
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A horizontal roof: its height, its text, how it is drawn."""
 
-
-def roofs_of(machine: Machine, threads: int) -> dict[str, float]:
-    """Measured bandwidth of each memory level in bytes per second."""
-    return {
-        roof.level: roof.bytes_per_s
-        for roof in measured_roofs.roofs_of(machine, threads).bandwidths
-    }
+    flops_per_s: float
+    text: str
+    style: Any = "solid"
+    width: float = 1.2
 
 
 def points_of(report: StepComparison) -> tuple[list[Point], int]:
@@ -81,24 +86,35 @@ def points_of(report: StepComparison) -> tuple[list[Point], int]:
     """
     points, n_without = [], 0
     for row in report.rows[0]:
-        for phase in phases_of(report.inference):
-            if phase == "optimizer":
-                continue
-            times = row.phase(phase)
-            flops, n_bytes = (
-                (row.forward_flops, row.forward_bytes)
-                if phase == "forward"
-                else (row.backward_flops, row.backward_bytes)
-            )
+        for phase, times, flops, n_bytes in (
+            ("forward", row.forward, row.forward_flops, row.forward_bytes),
+            ("backward", row.backward, row.backward_flops, row.backward_bytes),
+        ):
             if times is None or not times.actual_s:
                 continue
-            if not flops or not n_bytes:
+            if flops and n_bytes:
+                intensities = {"operands": flops / n_bytes}
+                rate = flops / times.actual_s
+                points.append(Point(row.layer, phase, rate, times.actual_s, intensities))
+            else:
                 n_without += 1
-                continue
-            points.append(
-                Point(row.layer, phase, flops / n_bytes, flops / times.actual_s, times.actual_s)
-            )
     return sorted(points, key=lambda point: -point.seconds), n_without
+
+
+def level_points_of(report: StepComparison, phase: str) -> list[Point]:
+    """The measured layers of a phase that have FLOPs, the longest first, with their intensity at
+    each level that moves something. FLOPs and bytes are those of the first prediction's trace.
+    """
+    found = []
+    rows = {row.layer: row for row in report.rows[0]}
+    for traffic in report.predictions[0].layer_traffic:
+        row = rows.get(traffic.layer)
+        times = row.phase(phase) if row is not None and traffic.phase == phase else None
+        intensities = {level: x for level in traffic.levels if (x := traffic.intensity(level))}
+        if times is not None and times.actual_s and intensities:
+            rate = traffic.flops / times.actual_s
+            found.append(Point(traffic.layer, phase, rate, times.actual_s, intensities))
+    return sorted(found, key=lambda point: -point.seconds)
 
 
 def roofline_figure(report: StepComparison) -> Figure | None:
@@ -108,47 +124,28 @@ def roofline_figure(report: StepComparison) -> Figure | None:
     attainable = min(peak, bandwidth x intensity) (Williams et al. 2009), one roof per level and one
     ceiling per dtype, all measured.
     """
-    prediction = report.predictions[0]
-    machine, threads = prediction.machine, report.measurement.threads
-    peaks, roofs = peaks_of(machine, threads), roofs_of(machine, threads)
-    if not peaks or not roofs:
+    roofs = report.predictions[0].roofs
+    if not roofs.bandwidths or not roofs.ceilings:
         return None
-    points, n_without = points_of(report)
-    points, numbers, n_layers = _longest(report, points)
-    top = max(peaks.values())
-    xs = [point.intensity for point in points] + [top / rate for rate in roofs.values()]
-    x_low, x_high = min(xs) / 4, max(xs) * 6
-    ys = [point.flops_per_s for point in points] + [min(top, min(roofs.values()) * x_low)]
-    y_low, y_high = min(ys) / 2, max([top, *(point.flops_per_s for point in points)]) * 2.5
-
+    every_point, n_without = points_of(report)
+    longest = list(dict.fromkeys(point.layer for point in every_point))
+    shown = set(longest[:MAX_LAYERS])
+    points = [point for point in every_point if point.layer in shown]
+    numbers = _numbered(row.layer for row in report.rows[0] if row.layer in shown)
+    lines = [
+        _Line(c.fma_flops_per_s, f"{c.dtype} {format_si(c.fma_flops_per_s, 'FLOP/s')}", width=width)
+        for c, width in zip(roofs.ceilings, (1.8, *[1.0] * len(roofs.ceilings)))
+    ]
     n_columns = -(-(len(numbers) + 6) // _LEGEND_ROWS)
     figure = new_figure(8.2 + 1.8 * n_columns, 6.0)
     ax = figure.subplots()
-    ax.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
-    handles: list[Any] = []
-    for level, rate in roofs.items():
-        x_ridge = top / rate
-        (line,) = ax.plot(
-            [x_low, x_ridge],
-            [rate * x_low, top],
-            color=INK,
-            linestyle=LEVEL_STYLES[level],
-            linewidth=1.3,
-            zorder=2,
-        )
-        line.set_label(f"{level}  {format_si(rate, 'B/s')}")
-        handles.append(line)
-    for number, rate in enumerate(peaks.values()):
-        start = rate / max(roofs.values())
-        ax.plot(
-            [start, x_high], [rate, rate], color=INK, linewidth=1.8 if not number else 1.0, zorder=2
-        )
+    handles = _draw_roofs(ax, points, roofs, lines, (4, 6, 2, 2.5))
+    places = [(point.intensities["operands"], point.flops_per_s) for point in points]
     for phase in phases_of(report.inference):
-        mine = [point for point in points if point.phase == phase]
+        mine = [place for place, point in zip(places, points) if point.phase == phase]
         if mine:
-            marks = ax.plot(
-                [p.intensity for p in mine],
-                [p.flops_per_s for p in mine],
+            handles += ax.plot(
+                *zip(*mine),
                 marker=PHASE_MARKS[phase],
                 color=PHASE_COLORS[phase],
                 markeredgecolor=INK,
@@ -158,22 +155,15 @@ def roofline_figure(report: StepComparison) -> Figure | None:
                 label=f"{phase} of a layer",
                 zorder=4,
             )
-            handles.append(marks[0])
-    kinds = {row.layer: row.type for row in report.rows[0]}
-    names = [f"{number}:  {named(layer, kinds[layer], 30)}" for layer, number in numbers.items()]
-    handles += [ax.plot([], [], linestyle="", label=name)[0] for name in names]
+    handles += _text_handles(ax, _names(report, numbers))
     figure.legend(handles=handles, loc="outside right upper", handlelength=2.4, ncols=n_columns)
     ax.set(xlabel="operational intensity (FLOP per byte of operands)", ylabel="rate (FLOP/s)")
-    ax.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
-    ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.grid(True)
-    lines = [circumstances(report.target, report.batch_size, threads, machine.cpu.model)]
-    if n_layers > len(numbers):
-        lines.append(f"the {len(numbers)} longest of {n_layers} layers")
+    title = [_circumstances(report)]
+    if len(longest) > len(numbers):
+        title.append(f"the {len(numbers)} longest of {len(longest)} layers")
     if n_without:
-        lines.append(f"{n_without} points without FLOPs or bytes are not drawn")
-    ax.set_title("\n".join(lines))
-    places = [(point.intensity, point.flops_per_s) for point in points]
+        title.append(f"{n_without} points without FLOPs or bytes are not drawn")
+    ax.set_title("\n".join(title))
     labels = [
         PointLabel(
             *places[group[0]],
@@ -181,28 +171,186 @@ def roofline_figure(report: StepComparison) -> Figure | None:
         )
         for group in group_points(ax, places)
     ]
-    label_lines(
-        ax, [(rate, f"{dtype} {format_si(rate, 'FLOP/s')}") for dtype, rate in peaks.items()]
-    )
+    label_lines(ax, [(line.flops_per_s, line.text) for line in lines])
     label_points(ax, labels, places, size=7.5)
     if not points:
         empty(ax, "no measured layer has FLOPs and bytes to draw")
     return figure
 
 
-def _longest(
-    report: StepComparison, points: list[Point]
-) -> tuple[list[Point], dict[str, int], int]:
-    """The points of the layers that take longest, their numbers in the order of execution, and how
-    many layers there are.
+def hierarchy_figure(report: StepComparison) -> Figure | None:
+    """The hierarchical roofline (Yang, Kurth, Williams 2019); None where the machine file contains
+    no bandwidth or no peak.
+
+    A panel per phase; each layer is drawn at the rate it reached, once per level of the memory at
+    its intensity there, so that the gaps between its dots are reuse in the caches. Roofs are
+    measured; bytes are modelled. A level that moves nothing for a layer has no dot.
     """
-    longest = list(dict.fromkeys(point.layer for point in points))
-    shown = set(longest[:MAX_LAYERS])
-    in_order = [row.layer for row in report.rows[0] if row.layer in shown]
-    numbers = {layer: number for number, layer in enumerate(in_order, 1)}
-    return [point for point in points if point.layer in shown], numbers, len(longest)
+    prediction = report.predictions[0]
+    roofs = prediction.roofs
+    if not roofs.bandwidths or not roofs.ceilings:
+        return None
+    phases = [phase for phase in phases_of(report.inference) if phase != "optimizer"]
+    found = [level_points_of(report, phase) for phase in phases]
+    panels = [points[:MAX_PANEL_LAYERS] for points in found]
+    drawn = [point for panel in panels for point in panel]
+    numbers = _numbered(point.layer for point in drawn)
+    dtypes = {*ALWAYS_DRAWN, *(t.dtype for t in prediction.layer_traffic)}
+    lines = _lines(prediction.layer_traffic, [c for c in roofs.ceilings if c.dtype in dtypes])
+
+    figure = new_figure(5.4 + 4.6 * len(phases), 6.6, gap_frac=0.03)
+    axes = figure.subplots(1, len(phases), sharey=True, squeeze=False)[0]
+    for ax, phase, panel, points in zip(axes, phases, panels, found):
+        _draw_roofs(ax, drawn, roofs, lines, (3, 3, 2.5, 1.7), _COLORS)
+        more = f": the {len(panel)} longest of {len(points)} layers"
+        ax.set(
+            title=phase + (more if len(points) > len(panel) else ""),
+            xlabel="arithmetic intensity (FLOP per byte that the level moves)",
+        )
+        for point in panel:
+            _draw_levels(ax, point)
+        if not panel:
+            empty(ax, "no measured layer has FLOPs and bytes to draw")
+    axes[0].set_ylabel("rate (FLOP/s)")
+    handles = [
+        axes[0].plot(
+            [],
+            [],
+            color=_COLORS[roof.level],
+            linestyle=_STYLES[roof.level],
+            marker="o",
+            markersize=_SIZES[roof.level],
+            label=f"{roof.level}  {format_si(roof.bytes_per_s, 'B/s')}",
+        )[0]
+        for roof in roofs.bandwidths
+    ]
+    # Whole columns: the levels in the first, the layers in the others.
+    names, rows = _names(report, numbers), _PANEL_LEGEND_ROWS
+    texts = [" "] * (rows - len(handles)) + names + [" "] * (-len(names) % rows)
+    handles += _text_handles(axes[0], texts)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles) // rows,
+        handlelength=2.6,
+        columnspacing=1.0,
+    )
+    figure.suptitle(_circumstances(report), fontsize=10.5)
+    label_lines(axes[-1], [(line.flops_per_s, line.text) for line in lines])
+    for ax, panel in zip(axes, panels):
+        labels = [
+            PointLabel(min(p.intensities.values()), p.flops_per_s, str(numbers[p.layer]), True)
+            for p in panel
+        ]
+        dots = [(x, p.flops_per_s) for p in panel for x in p.intensities.values()]
+        label_points(ax, labels, dots)
+    return figure
 
 
-def named(layer: str, kind: str, width: int) -> str:
-    """A layer's name and type for a legend."""
-    return plain(layer if layer == kind else f"{layer}  {kind}", width)
+def _draw_roofs(
+    ax: Any,
+    points: Sequence[Point],
+    roofs: Roofs,
+    lines: Sequence[_Line],
+    room: tuple[float, float, float, float],
+    colors: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Axes that hold `points` and all roofs, with a `room` of factors left, right, below and above;
+    each level's roof up to the highest ceiling, the ceilings from the fastest level on. The levels'
+    lines, for a legend.
+    """
+    top = max((line.flops_per_s for line in lines), default=roofs.ceilings[0].fma_flops_per_s)
+    rates = [roof.bytes_per_s for roof in roofs.bandwidths]
+    xs = [x for p in points for x in p.intensities.values()] + [top / rate for rate in rates]
+    x_low, x_high = min(xs) / room[0], max(xs) * room[1]
+    ys = [top, min(top, min(rates) * x_low), *(point.flops_per_s for point in points)]
+    rate_axes(ax, (x_low, x_high), (min(ys) / room[2], max(ys) * room[3]))
+    for line in lines:
+        ax.plot(
+            [line.flops_per_s / max(rates), x_high],
+            [line.flops_per_s] * 2,
+            color=INK,
+            linestyle=line.style,
+            linewidth=line.width,
+            zorder=2,
+        )
+    return [
+        ax.plot(
+            [x_low, top / rate],
+            [rate * x_low, top],
+            color=colors[roof.level] if colors else INK,
+            linestyle=_STYLES[roof.level],
+            linewidth=1.3,
+            zorder=2,
+            label=f"{roof.level}  {format_si(rate, 'B/s')}",
+        )[0]
+        for roof, rate in zip(roofs.bandwidths, rates)
+    ]
+
+
+def _lines(traffic: Sequence[LayerTraffic], ceilings: Sequence[Ceiling]) -> list[_Line]:
+    """Peak and "no FMA" of each dtype, and the ceiling of the step's own mix of instructions in the
+    dtype of most of its FLOPs.
+    """
+    computed = dict.fromkeys((t.dtype for t in traffic), 0.0)
+    for t in traffic:
+        computed[t.dtype] += t.flops
+    main = max(computed, key=lambda dtype: computed[dtype], default="")
+    found = []
+    for c in ceilings:
+        peak, other = c.fma_flops_per_s, c.other_flops_per_s
+        found.append(_Line(peak, f"{c.dtype} FMA  {format_si(peak, 'FLOP/s')}", width=1.8))
+        if c.dtype in computed:
+            name = f"{c.dtype} no FMA  {format_si(other, 'FLOP/s')}"
+            source = "" if c.is_measured else f"\n({c.other_source})"
+            found.append(_Line(other, name + source, (0, (5, 2))))
+        if c.dtype == main and computed[main]:
+            fma_flops = sum(t.fma_flops for t in traffic if t.dtype == main)
+            alpha = float(fma_fraction(fma_flops / 2, computed[main] - fma_flops))
+            mix = float(mixed_flops_per_s(alpha, peak, other))
+            text = f"this step's mix: {format_percent(alpha)} FMA\n{format_si(mix, 'FLOP/s')}"
+            found.append(_Line(mix, text, (0, (1.5, 1.5))))
+    return sorted(found, key=lambda line: -line.flops_per_s)
+
+
+def _draw_levels(ax: Any, point: Point) -> None:
+    """A layer's dots and the line through them."""
+    xs = point.intensities.values()
+    heights = [point.flops_per_s] * 2
+    ax.plot([min(xs), max(xs)], heights, color=DIM, linewidth=0.7, zorder=3)
+    for level, x in point.intensities.items():
+        ax.plot(
+            x,
+            point.flops_per_s,
+            marker="o",
+            zorder=4,
+            color=_COLORS[level],
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            markersize=_SIZES[level],
+            linestyle="",
+        )
+
+
+def _circumstances(report: StepComparison) -> str:
+    threads, cpu = report.measurement.threads, report.predictions[0].machine.cpu
+    return circumstances(report.target, report.batch_size, threads, cpu.model)
+
+
+def _numbered(layers: Iterable[str]) -> dict[str, int]:
+    """Each layer's number, from 1."""
+    return {layer: number for number, layer in enumerate(dict.fromkeys(layers), 1)}
+
+
+def _names(report: StepComparison, numbers: Mapping[str, int]) -> list[str]:
+    """Numbers, names and types of layers for a legend."""
+    kinds = {row.layer: row.type for row in report.rows[0]}
+    return [
+        f"{number}:  {plain(name if name == kinds[name] else f'{name}  {kinds[name]}', 30)}"
+        for name, number in numbers.items()
+    ]
+
+
+def _text_handles(ax: Any, texts: Iterable[str]) -> list[Any]:
+    """Entries of a legend that are text alone."""
+    return [ax.plot([], [], linestyle="", label=text)[0] for text in texts]

@@ -20,9 +20,8 @@ from dlperf.forecast.prediction import Prediction
 from dlperf.report import drawing
 from dlperf.report.comparison import compare
 from dlperf.report.drawing import own_style
-from dlperf.report.hierarchy import hierarchy_figure
 from dlperf.report.plots import figures_of, layers_figure, time_figure
-from dlperf.report.roofline import MAX_LAYERS, roofline_figure
+from dlperf.report.roofline import MAX_LAYERS, hierarchy_figure, roofline_figure
 
 
 def numbers_in(texts: list[str]) -> set[int]:

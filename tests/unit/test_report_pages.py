@@ -19,9 +19,8 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable
 from dlperf.core.trace import LOSS
 from dlperf.report.comparison import FORMATS, Report, compare, render, reports_to_html, write
-from dlperf.report.hierarchy import dots_of
 from dlperf.report.plots import figures_of
-from dlperf.report.roofline import peaks_of, points_of, roofs_of
+from dlperf.report.roofline import level_points_of, points_of
 from dlperf.report.writing import check_folder, slug
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -143,19 +142,20 @@ def test_bars_of_a_large_network_say_what_they_leave_out() -> None:
 
 
 def test_roofline_numbers() -> None:
-    machine = cases.machine()
-    assert peaks_of(machine, 1) == pytest.approx({"float32": 80e9, "float64": 40e9})
-    assert roofs_of(machine, 1) == pytest.approx(
-        {"L1": 200e9, "L2": 100e9, "L3": 40e9, "DRAM": 10e9}
-    )
-    points, n_without = points_of(compare(*cases.cnn()))
+    report = compare(*cases.cnn())
+    roofs = report.predictions[0].roofs
+    peaks = {ceiling.dtype: ceiling.fma_flops_per_s for ceiling in roofs.ceilings}
+    assert peaks == pytest.approx({"float32": 80e9, "float64": 40e9})
+    bandwidths = {roof.level: roof.bytes_per_s for roof in roofs.bandwidths}
+    assert bandwidths == pytest.approx({"L1": 200e9, "L2": 100e9, "L3": 40e9, "DRAM": 10e9})
+    points, n_without = points_of(report)
     # features.0: 2 x 32 x 64 x 128 FLOP in 250 us; operands 4 x (32 x 128 + 128 x 64 + 32 x 64)
     # bytes
     conv = next(
         point for point in points if point.layer == "features.0" and point.phase == "forward"
     )
     assert conv.flops_per_s == pytest.approx(2 * 32 * 64 * 128 / 250e-6)
-    assert conv.intensity == pytest.approx(
+    assert conv.intensities["operands"] == pytest.approx(
         2 * 32 * 64 * 128 / (4 * (32 * 128 + 128 * 64 + 32 * 64))
     )
     assert len(points) + n_without == 8
@@ -164,15 +164,15 @@ def test_roofline_numbers() -> None:
 @pytest.mark.slow
 def test_hierarchical_roofline_draws_each_level_at_the_layers_height() -> None:
     report = compare(*cases.cnn())
-    dots = {d.traffic.layer: d for d in dots_of(report, "forward")}
+    dots = {dots.layer: dots for dots in level_points_of(report, "forward")}
     assert list(dots) == ["features.0", "classifier", "features.1", LOSS]  # 250, 110, 50, 20 us
     conv = dots["features.0"]
     assert conv.flops_per_s == pytest.approx(2 * 32 * 64 * 128 / 250e-6)
     # storages unknown: all operands come from DRAM once, where the tile of half an L2 holds a whole
     # one; the registers need more
     once = 4 * (32 * 128 + 128 * 64 + 32 * 64)
-    assert conv.traffic.intensity("DRAM") == pytest.approx(2 * 32 * 64 * 128 / once)
-    assert conv.traffic.intensity("L1") < conv.traffic.intensity("DRAM")  # type: ignore[operator]
+    assert conv.intensities["DRAM"] == pytest.approx(2 * 32 * 64 * 128 / once)
+    assert conv.intensities["L1"] < conv.intensities["DRAM"]
     axes = figures_of(report)["hierarchy"].axes[0]
     heights = [
         line.get_ydata()[0]
