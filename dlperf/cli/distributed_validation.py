@@ -132,13 +132,12 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
     """Rates that this machine can set, the launcher of ranks, a description of their hosts, and
     remarks.
     """
-    from dlperf.microbench.hosts.namespaces import Hosts, Unavailable, remove_stale
+    from dlperf.microbench.hosts.namespaces import Unavailable, hosts
     from dlperf.microbench.hosts.ranks import places_of, run_ranks
 
     why, remarks = "", []
     try:
-        remove_stale(log)
-        with Hosts(2, next((rate for rate in rates if rate != UNSHAPED), None)):
+        with hosts(2, next((rate for rate in rates if rate != UNSHAPED), None)):
             pass
     except Unavailable as error:
         why = str(error)
@@ -156,7 +155,7 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
         with places_of(n, None if rate == UNSHAPED else rate, bool(why)) as places:
             run_ranks(places, [sys.executable, *words], limit_s=RUN_LIMIT_S)
 
-    hosts = (
+    where = (
         "on one host, over its loopback"
         if why
         else (
@@ -164,4 +163,4 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
             " them)"
         )
     )
-    return tuple(rates), launch, hosts, remarks
+    return tuple(rates), launch, where, remarks

@@ -2,6 +2,6 @@
 behind a link of a given rate.
 
 ``python -m dlperf.microbench.hosts --rate 1gbit --ranks 2 COMMAND ...`` from a shell;
-:class:`dlperf.microbench.hosts.namespaces.Hosts` and
+:func:`dlperf.microbench.hosts.namespaces.hosts` and
 :func:`dlperf.microbench.hosts.ranks.run_ranks` from Python.
 """

@@ -14,7 +14,7 @@ from dlperf.core.argument_types import count, seconds
 from dlperf.core.errors import DlperfError
 from dlperf.core.streams import log
 from dlperf.core.units import UNSHAPED, format_rate, parse_rate
-from dlperf.microbench.hosts.namespaces import Unavailable, remove_stale
+from dlperf.microbench.hosts.namespaces import Unavailable
 from dlperf.microbench.hosts.ranks import RankFailed, places_of, run_ranks
 
 _MARK = "dlperf.microbench.hosts"
@@ -83,7 +83,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("names no command")
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        remove_stale(_say)
         with places_of(options.ranks, options.rate, on_loopback=False) as places:
             run_ranks(places, options.command, limit_s=options.limit, quiet=False)
     except KeyboardInterrupt as error:

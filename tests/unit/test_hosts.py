@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from dlperf.core.errors import DlperfError
 from dlperf.microbench.hosts import namespaces
 from dlperf.microbench.hosts.__main__ import main
-from dlperf.microbench.hosts.namespaces import FOLDER, Hosts, Unavailable, stale_sets
+from dlperf.microbench.hosts.namespaces import Unavailable, hosts, script
 from dlperf.microbench.hosts.ranks import RankFailed, loopback_places, places_of, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ PATIENCE_S = 20.0
 @functools.cache
 def can_make_hosts() -> bool:
     try:
-        with Hosts(2, "1gbit"):
+        with hosts(2, "1gbit"):
             return True
     except Unavailable:
         return False
@@ -38,16 +39,25 @@ namespaces_needed = pytest.mark.skipif(
 )
 
 
-def names_by(process: int) -> set[str]:
-    """Names in the folder that a process made; another test may make its own beside this one."""
+def namespaces_of(process: int) -> set[int]:
+    """The children of a process that are in another network namespace than this one."""
+    found = set()
+    for path in Path("/proc").iterdir():
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process and os.readlink(path / "ns/net") != os.readlink(
+                "/proc/self/ns/net"
+            ):
+                found.add(int(path.name))
+        except (OSError, IndexError, ValueError):  # no process, or one that has just ended
+            continue
+    return found
+
+
+def is_gone(process: int) -> bool:
     return (
-        {
-            path.name
-            for path in FOLDER.iterdir()
-            if path.name.startswith("dlperf-") and f"-{process}-" in path.name
-        }
-        if FOLDER.exists()
-        else set()
+        not Path(f"/proc/{process}").exists()
+        or "Z" in Path(f"/proc/{process}/stat").read_text().split()[2]
     )
 
 
@@ -62,8 +72,8 @@ def wait_until(true: object, what: str) -> None:
 
 
 def test_every_host_has_a_bucket_in_both_directions() -> None:
-    lines = list(Hosts(3, "300mbit").script())
-    buckets = [line for line in lines if line[0] == "tc"]
+    lines = list(script(7, [11, 12, 13], "300mbit"))
+    buckets = [line for line in lines if "tc" in line]
     assert len(buckets) == 6
     assert all(
         line[-7:] == ("tbf", "rate", "300000000bit", "burst", "131072b", "latency", "200ms")
@@ -71,36 +81,12 @@ def test_every_host_has_a_bucket_in_both_directions() -> None:
     )
     assert {line[line.index("dev") + 1] for line in buckets} == {"eth0", "port0", "port1", "port2"}
     # a millisecond of 8 Gbit/s is a megabyte
-    assert any("1000000b" in line for line in Hosts(2, "8gbit").script())
-    assert not [line for line in Hosts(2, None).script() if line[0] == "tc"]
-    # nothing is made outside of the namespaces: every line adds one or names the one it works in
-    assert all(line[1] == "-n" or line[1:3] == ("netns", "add") for line in lines)
-
-
-def test_names_of_other_processes_are_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = os.stat("/proc/self/ns/pid").st_ino
-    begin = namespaces._begin_of(os.getpid())
-    gone = (  # this number, but another process that had it before
-        f"dlperf-{here}-{os.getpid()}-{int(begin) + 1}-0-0"
+    assert any("1000000b" in line for line in script(7, [11, 12], "8gbit"))
+    assert not [line for line in script(7, [11, 12], None) if "tc" in line]
+    # nothing is made outside of the namespaces: every line enters one
+    assert all(
+        line[:2] == ("nsenter", "--target") and line[2] in ("7", "11", "12", "13") for line in lines
     )
-    for name in (
-        gone,
-        f"dlperf-{here}-{os.getpid()}-{begin}-0-0",
-        f"dlperf-{here + 1}-{os.getpid()}-1-0-0",
-        "dlperf-mine",
-        "blue",
-    ):
-        (tmp_path / name).touch()
-    assert stale_sets(tmp_path) == {os.getpid(): [gone]}
-    called = []
-    monkeypatch.setattr(namespaces, "_call", lambda *words: called.append(words))
-    said: list[str] = []
-    namespaces.remove_stale(said.append, tmp_path)
-    assert called == [("ip", "netns", "del", gone)]
-    assert gone in said[0]
-    assert stale_sets(tmp_path / "nowhere") == {}
 
 
 def test_without_root_it_says_so(
@@ -108,7 +94,7 @@ def test_without_root_it_says_so(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    with pytest.raises(Unavailable, match="need root"), Hosts(2, None):
+    with pytest.raises(Unavailable, match="need root"), hosts(2, None):
         pass
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -145,8 +131,8 @@ def test_wrong_usage_is_one_line(
 
 
 def test_hosts_without_number() -> None:
-    with pytest.raises(DlperfError, match="1 to 200"):
-        Hosts(0, None)
+    with pytest.raises(DlperfError, match="1 to 200"), hosts(0, None):
+        pass
 
 
 def shell(script: str) -> list[str]:
@@ -202,13 +188,7 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
         )
     for rank in (0, 1):
         child = int((tmp_path / str(rank)).read_text())
-        wait_until(
-            lambda child=child: (
-                not Path(f"/proc/{child}").exists()
-                or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
-            ),
-            "a child lives",
-        )
+        wait_until(functools.partial(is_gone, child), "a child lives")
 
 
 # -- with root -------------------------------------------------------------------------------------
@@ -223,8 +203,8 @@ def test_hosts_are_apart_and_removed(tmp_path: Path) -> None:
             shell(f"(hostname; tc qdisc show dev eth0; ip -o link) > {tmp_path}/$RANK"),
             limit_s=PATIENCE_S,
         )
-        assert len(names_by(os.getpid())) == 3  # two hosts and their switch
-    assert not names_by(os.getpid())
+        assert len(namespaces_of(os.getpid())) == 3  # two hosts and their switch
+    assert not namespaces_of(os.getpid())
     for rank in (0, 1):
         host, *rest = (tmp_path / str(rank)).read_text().splitlines()
         assert host == f"host{rank}"
@@ -252,29 +232,25 @@ def test_hosts_go_with_the_process_that_made_them(number: signal.Signals, tmp_pa
             ),
             "the ranks do not start",
         )
-        assert names_by(process.pid)
+        held = namespaces_of(process.pid)
+        assert len(held) >= 3
         process.send_signal(number)
         process.wait(PATIENCE_S)
-    wait_until(lambda: not names_by(process.pid), "namespaces are left")
+    for holder in held:
+        wait_until(functools.partial(is_gone, holder), "namespaces are left")
     for rank in (0, 1):
         own = int((tmp_path / str(rank)).read_text())
-        wait_until(
-            lambda own=own: (
-                not Path(f"/proc/{own}").exists()
-                or "Z" in Path(f"/proc/{own}/stat").read_text().split()[2]
-            ),
-            "a rank is left",
-        )
+        wait_until(functools.partial(is_gone, own), "a rank is left")
 
 
 @pytest.mark.process
 @namespaces_needed
-def test_a_failure_while_they_are_made_leaves_nothing() -> None:
-    class Odd(Hosts):
-        def script(self):  # type: ignore[no-untyped-def]
-            yield from super().script()
-            yield "ip", "-n", self.switch, "link", "set", "nothing", "up"
+def test_a_failure_while_they_are_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(switch: int, holders: Sequence[int], rate: str | None) -> Iterator[tuple[str, ...]]:
+        yield from script(switch, holders, rate)
+        yield "nsenter", "--target", str(switch), "--net", "--uts", "ip", "link", "set", "nothing"
 
-    with pytest.raises(Unavailable, match="nothing"), Odd(2, None):
+    monkeypatch.setattr(namespaces, "script", odd)
+    with pytest.raises(Unavailable, match="nothing"), hosts(2, None):
         pass
-    assert not names_by(os.getpid())
+    assert not namespaces_of(os.getpid())
