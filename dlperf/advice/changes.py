@@ -145,9 +145,9 @@ class _Adviser:
             assert target is not None
             if variant.batch_size is not None:
                 target = target.at(variant.batch_size)
-            self._traces[key] = recording.record_target(
-                target.changed(lambda built: edit_built(self._fresh(built), variant.edits))
-            )
+            if variant.edits:
+                target = target.changed(lambda built: edit_built(self._fresh(built), variant.edits))
+            self._traces[key] = recording.record_target(target)
         return self._traces[key]
 
     def _fresh(self, built: Built) -> Built:

@@ -195,21 +195,15 @@ def preserved_environment() -> Iterator[None]:
     Garbage collection is off, so that tensors are freed where the step frees them. torch's own log
     of failures under fake tensors is off: the recording reports them.
     """
-    restore_random_states = save_random_states()
-    dtype = torch.get_default_dtype()
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled = log.disabled
-    try:
-        with (
-            without_garbage_collection(),
-            contextlib.redirect_stdout(sys.stderr),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            log.disabled = True
-            yield
-    finally:
-        log.disabled = disabled
-        torch.set_default_dtype(dtype)
-        restore_random_states()
-        torch.clear_autocast_cache()
+    with contextlib.ExitStack() as undo:
+        undo.callback(torch.clear_autocast_cache)
+        undo.callback(save_random_states())
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.callback(setattr, log, "disabled", log.disabled)
+        undo.enter_context(without_garbage_collection())
+        undo.enter_context(contextlib.redirect_stdout(sys.stderr))
+        undo.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        log.disabled = True
+        yield

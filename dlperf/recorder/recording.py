@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ from dlperf.recorder.targets import (
     check_built,
     check_loss,
     check_needs_no_closure,
-    default_optimizer,
     first_batch_size,
     mean_of_output,
 )
@@ -91,50 +90,37 @@ def record(
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     built = as_built(model, inputs, mean_of_output if loss is None else loss, optimizer, inference)
     check_built(name, built, inference)
-    if batch_size is None:
-        batch_size = first_batch_size(built.inputs)
+    batch_size = first_batch_size(built.inputs) if batch_size is None else batch_size
     check_count("batch size", batch_size)
-    return _Plan(lambda: built, name, batch_size, inference).record(_mode_of(built))
+    parts = (built.model, built.inputs, built.loss, built.optimizer)
+    return record_target(Target(name, batch_size, inference, lambda _: parts), _mode_of(built))
 
 
-def record_target(target: Target) -> Trace:
-    """Record a step of a target. Its builder, too, runs under fake tensors.
+def record_target(target: Target, mode: FakeTensorMode | None = None) -> Trace:
+    """Record a step of a target under fake tensors, else on real ones. So runs its builder, too.
 
-    Raises DlperfError where the builder returns the wrong thing, WorkFailed where it or the model
-    raises.
+    `mode` is the fake-tensor mode that the model's tensors already belong to. Raises DlperfError
+    where the builder returns the wrong thing, WorkFailed where it or the model raises.
     """
-    return _Plan(target.build, target.spec, target.batch_size, target.inference).record()
+    with preserved_environment(), DeferredInterrupts() as interrupts, _eager():
+        attempt = _Attempt(target, interrupts)
+        try:
+            return attempt.run(mode or FakeTensorMode(allow_non_fake_inputs=True))
+        except WorkFailed as error:
+            reason = error.__cause__
+            if mode is not None or _INPLACE in str(reason):
+                raise  # autograd counts versions of fake tensors as it does of real ones
+            memory_bytes = host.this_cpu().memory_bytes or sys.maxsize
+            if 5 * attempt.parameter_bytes > memory_bytes and not isinstance(reason, _FAKE_ONLY):
+                raise  # real tensors would not fit in memory, and fake ones are not the cause
+            note = f"recorded on real tensors, because under fake ones {_why(reason)}"
+        return _Attempt(target, interrupts, note).run(None)
 
 
-@dataclass
-class _Plan:
-    """What to record."""
-
-    build: Callable[[], Built]
-    name: str
-    batch_size: int
-    inference: bool
-
-    def record(self, mode: FakeTensorMode | None = None) -> Trace:
-        """The trace under fake tensors, else on real ones.
-
-        `mode` is the fake-tensor mode that the model's tensors already belong to.
-        """
-        with preserved_environment(), DeferredInterrupts() as interrupts, _eager():
-            attempt = _Attempt(self, interrupts)
-            try:
-                return attempt.run(mode or FakeTensorMode(allow_non_fake_inputs=True))
-            except WorkFailed as error:
-                reason = error.__cause__
-                if mode is not None or _INPLACE in str(reason):
-                    raise  # autograd counts versions of fake tensors as it does of real ones
-                is_large = 5 * attempt.parameter_bytes > (
-                    host.this_cpu().memory_bytes or sys.maxsize
-                )
-                if is_large and not isinstance(reason, _FAKE_ONLY):
-                    raise  # real tensors would not fit in memory, and fake ones are not the cause
-                note = f"recorded on real tensors, because under fake ones {_why(reason)}"
-            return _Attempt(self, interrupts, note).run(None)
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """Compiled models run eagerly: their compiled form is unknown before the compiler runs."""
+    is_used = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_used else contextlib.nullcontext()
 
 
 def _why(reason: BaseException | None) -> str:
@@ -150,20 +136,27 @@ def _why(reason: BaseException | None) -> str:
 class _Attempt:
     """One recording, under fake tensors or on real ones."""
 
-    def __init__(self, plan: _Plan, interrupts: DeferredInterrupts, *notes: str) -> None:
+    def __init__(self, target: Target, interrupts: DeferredInterrupts, *notes: str) -> None:
         self.parameter_bytes = 0
-        self._plan, self._interrupts, self._notes = plan, interrupts, list(notes)
+        self._target, self._interrupts, self._notes = target, interrupts, list(notes)
         self._doing = ""
 
     def run(self, mode: FakeTensorMode | None) -> Trace:
         """The trace. Whatever user code raises becomes WorkFailed, after all modes are left."""
-        plan = self._plan
+        target = self._target
         substitution = Substitution(clone_substitute() if mode is None else fake_substitute(mode))
         external = ExternalState(real=mode is None)
-        try:
-            with _accepting_real_tensors(mode), torch.set_grad_enabled(not plan.inference):
+        with contextlib.ExitStack() as undo:
+            undo.callback(external.restore)
+            undo.callback(substitution.restore)
+            undo.enter_context(torch.set_grad_enabled(not target.inference))
+            if mode is not None:
+                # real tensors that the model reaches on its own are accepted, whoever made the mode
+                undo.callback(setattr, mode, "allow_non_fake_inputs", mode.allow_non_fake_inputs)
+                mode.allow_non_fake_inputs = True
+            try:
                 with mode or contextlib.nullcontext(), converting_fake_parameters():
-                    built = plan.build()
+                    built = target.build()
                 for part in (built.model, built.loss, built.optimizer):
                     substitution.visit(part)
                 self.parameter_bytes = sum(
@@ -174,29 +167,25 @@ class _Attempt:
                 built = replace(built, inputs=substitution.value(built.inputs))
                 with mode or contextlib.nullcontext():
                     return self._record(built, external)
-        except (DlperfError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # SystemExit of a model's own included
-            raise WorkFailed(
-                f"{plan.name}: {self._doing or 'recording'} raises {describe(error)}"
-            ) from error
-        finally:
-            substitution.restore()
-            external.restore()
+            except (DlperfError, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # SystemExit of a model's own included
+                raise WorkFailed(
+                    f"{target.spec}: {self._doing or 'recording'} raises {describe(error)}"
+                ) from error
 
     def _record(self, built: Built, external: ExternalState) -> Trace:
-        plan, model = self._plan, built.model
+        target, model = self._target, built.model
         tensors = (*model.parameters(), *model.buffers(), *tensors_of(built.inputs))
         if any(tensor.device.type == "meta" for tensor in tensors):
             self._notes.append(
                 "the target lies on the meta device, which has shapes and no data: predicted as if"
                 " it lay on the CPU; it cannot be measured"
             )
-        if plan.inference:
+        if target.inference:
             model.eval()
         else:
-            built = replace(built, optimizer=built.optimizer or default_optimizer(model))
-            check_needs_no_closure(plan.name, built.optimizer)
+            check_needs_no_closure(target.spec, built.optimizer)
         stack = ModuleStack(model)
         recorder = OpRecorder(stack, external)
         if external.real:
@@ -212,13 +201,13 @@ class _Attempt:
         ops, storages = recorder.stop()
         self._interrupts.check()
         return Trace(
-            target=plan.name,
-            batch_size=plan.batch_size,
+            target=target.spec,
+            batch_size=target.batch_size,
             layers=calls.layers(existing.rows),
             ops=ops,
             storages=storages,
-            optimizer=None if plan.inference else _optimizer_info(built.optimizer, ops),
-            inference=plan.inference,
+            optimizer=None if target.inference else _optimizer_info(built.optimizer, ops),
+            inference=target.inference,
             recorded_on="real tensors" if external.real else "fake tensors",
             notes=tuple(self._notes + existing.notes),
             versions=host.versions(),
@@ -253,7 +242,7 @@ class _Attempt:
         stack.enter(LOSS)
         scalar = built.loss(output)
         stack.leave(LOSS)
-        check_loss(self._plan.name, scalar)
+        check_loss(self._target.spec, scalar)
         enter("backward", "the backward")
         stack.begin_backward()
         scalar.backward()  # type: ignore[no-untyped-call]
@@ -266,36 +255,10 @@ class _Attempt:
         self._interrupts.check()
 
 
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Compiled models run eagerly: their compiled form is unknown before the compiler runs."""
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield
-
-
-@contextlib.contextmanager
-def _accepting_real_tensors(mode: FakeTensorMode | None) -> Iterator[None]:
-    """The mode accepts real tensors that the model reaches on its own, whoever made the mode."""
-    if mode is None:
-        yield
-        return
-    before = mode.allow_non_fake_inputs
-    mode.allow_non_fake_inputs = True
-    try:
-        yield
-    finally:
-        mode.allow_non_fake_inputs = before
-
-
 def _mode_of(built: Built) -> FakeTensorMode | None:
     """The fake-tensor mode that the model's parameters or inputs belong to."""
-    for tensor in (*built.model.parameters(), *tensors_of(built.inputs)):
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return None
+    tensors = (*built.model.parameters(), *tensors_of(built.inputs))
+    return next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
 
 
 def _all_tensors(built: Built) -> Iterator[torch.Tensor]:

@@ -69,15 +69,11 @@ class ModuleCalls:
             except Exception as error:
                 recorder.error = recorder.error or error
 
-        handles = [
-            register_module_forward_pre_hook(before),
-            register_module_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(register_module_forward_pre_hook(before).remove)
+            hook = register_module_forward_hook(after, with_kwargs=True, always_call=True)
+            undo.callback(hook.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def layers(
         self, parameters: dict[str, tuple[tuple[str, TensorSpec], ...]]
@@ -191,12 +187,8 @@ class StepTensors:
         def noting(index: int) -> Any:
             return lambda _: self.arrivals.append((index, self._recorder.n_ops))
 
-        handles = [
-            parameter.register_post_accumulate_grad_hook(noting(index))  # type: ignore[no-untyped-call]
-            for index, parameter in self._trained
-        ]
-        try:
+        with contextlib.ExitStack() as undo:
+            for index, parameter in self._trained:
+                hook = parameter.register_post_accumulate_grad_hook(noting(index))  # type: ignore[no-untyped-call]
+                undo.callback(hook.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()

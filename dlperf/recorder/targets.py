@@ -64,32 +64,24 @@ class Built:
 
 @dataclass(frozen=True)
 class Target:
-    """A named network with its batch size. :meth:`build` makes a fresh one."""
+    """A named network with its batch size. :meth:`build` makes a fresh one.
+
+    `_make` is the builder, a function of the batch size. `_changes` are applied to what it builds.
+    """
 
     spec: str
     batch_size: int
     inference: bool
-    _maker: Callable[[], Any] = field(repr=False)
-    _at: Callable[[int], Target] | None = field(default=None, repr=False)
-    _change: Callable[[Built], Built] | None = field(default=None, repr=False)
+    _make: Callable[[int], Any] = field(repr=False)
+    _changes: tuple[Callable[[Built], Built], ...] = field(default=(), repr=False)
 
     def at(self, batch_size: int) -> Target:
-        """The same target, changes included, at another batch size.
-
-        Raises DlperfError for a size below 1, or where the target was made for one size.
-        """
-        if self._at is None:
-            raise DlperfError(
-                f"target {self.spec}: was made for batch size {self.batch_size} alone"
-            )
-        return replace(self._at(batch_size), _change=self._change)
+        """The same target, changes included, at another batch size."""
+        return replace(self, batch_size=batch_size)
 
     def changed(self, change: Callable[[Built], Built]) -> Target:
         """The same target with one more `change`, applied to what it builds."""
-        before = self._change
-        return replace(
-            self, _change=change if before is None else lambda built: change(before(built))
-        )
+        return replace(self, _changes=(*self._changes, change))
 
     def build(self) -> Built:
         """Call the builder and check what it returns.
@@ -98,7 +90,7 @@ class Target:
         """
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                made = self._maker()
+                made = self._make(self.batch_size)
         except DlperfError:
             raise
         except Exception as error:
@@ -121,7 +113,9 @@ class Target:
         check_built(f"target {self.spec}", built, self.inference)
         if not self.inference and built.optimizer is None:
             built = replace(built, optimizer=default_optimizer(built.model))
-        return built if self._change is None else self._change(built)
+        for change in self._changes:
+            built = change(built)
+        return built
 
 
 def is_trace_file(spec: str) -> bool:
@@ -152,10 +146,6 @@ def resolve(
             " 3,224,224"
         )
     found = find_object(spec)
-
-    def at(size: int) -> Target:
-        return resolve(spec, size, inference=inference, input_shape=input_shape)
-
     if isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module)):
         if input_shape is None:
             raise DlperfError(
@@ -165,23 +155,19 @@ def resolve(
         if isinstance(found, type):
             _check_arguments(spec, found, (), f"{found.__name__}()")
 
-        def make() -> tuple[Any, ...]:
+        def make(size: int) -> tuple[Any, ...]:
             model = found() if isinstance(found, type) else found
-            return model, (torch.randn(batch_size, *input_shape),), mean_of_output
+            return model, (torch.randn(size, *input_shape),), mean_of_output
 
-        return Target(spec, batch_size, inference, make, at)
+        return Target(spec, batch_size, inference, make)
     if input_shape is not None:
         raise DlperfError(
             f"target {spec}: is no module but a {type(found).__name__}, which makes its own inputs;"
             " leave --input out"
         )
-    if not callable(found):
-        raise DlperfError(
-            f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function"
-            " of the batch size, or an nn.Module"
-        )
+    _check_callable(spec, found, "of the batch size, or an nn.Module")
     _check_arguments(spec, found, (batch_size,), "CALLABLE(batch_size)")
-    return Target(spec, batch_size, inference, lambda: found(batch_size), at)
+    return Target(spec, batch_size, inference, found)
 
 
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -191,13 +177,13 @@ def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def mean_of_output(output: Any) -> torch.Tensor:
     """The mean of the first floating tensor in a nested output: the default loss."""
-    for tensor in tensors_of(output):
-        if tensor.is_floating_point():
-            return tensor.mean()
-    raise DlperfError(
-        f"the output ({type(output).__name__}) holds no floating-point tensor to make a loss of;"
-        " give a loss"
-    )
+    tensor = next(filter(torch.Tensor.is_floating_point, tensors_of(output)), None)
+    if tensor is None:
+        raise DlperfError(
+            f"the output ({type(output).__name__}) holds no floating-point tensor to make a loss"
+            " of; give a loss"
+        )
+    return tensor.mean()
 
 
 def first_batch_size(inputs: Any) -> int:
@@ -232,13 +218,12 @@ def check_built(name: str, built: Built, inference: bool) -> None:
             " to a scalar tensor"
         )
     parameters = list(built.model.parameters())
-    if not parameters:
-        raise DlperfError(
-            f"{name}: the model has no parameters to train; only inference can be predicted"
-            " or measured (--inference, inference=True)"
-        )
     if not any(parameter.requires_grad for parameter in parameters):
-        what = f"none of the model's {len(parameters)} parameters requires grad"
+        what = (
+            f"none of the model's {len(parameters)} parameters requires grad"
+            if parameters
+            else "the model has no parameters to train"
+        )
         raise DlperfError(
             f"{name}: {what}; only inference can be predicted or measured"
             " (--inference, inference=True)"
@@ -310,6 +295,14 @@ def check_loss(name: str, scalar: Any) -> None:
         )
 
 
+def _check_callable(spec: str, found: Any, wanted: str) -> None:
+    if not callable(found):
+        raise DlperfError(
+            f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function"
+            f" {wanted}"
+        )
+
+
 def _check_arguments(
     spec: str, found: Callable[..., Any], arguments: tuple[Any, ...], call: str
 ) -> None:
@@ -333,10 +326,6 @@ def find_callable(spec: str, arguments: tuple[Any, ...], call: str) -> Callable[
     function, or it takes other arguments.
     """
     found = find_object(spec)
-    if not callable(found):
-        raise DlperfError(
-            f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function"
-            f" {call}"
-        )
+    _check_callable(spec, found, call)
     _check_arguments(spec, found, arguments, call)
     return found  # type: ignore[no-any-return]

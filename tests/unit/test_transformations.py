@@ -78,7 +78,7 @@ def built(
 
 
 def target(name: str, *edits: Edit, inference: bool = False, **options: object) -> Target:
-    def make():
+    def make(_):
         made = built(name, **options)
         return made.model, made.inputs, made.loss, made.optimizer
 
@@ -228,7 +228,11 @@ def test_a_first_activation_may_not_change_the_batch():
             "t",
             2,
             False,
-            lambda: (nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), (torch.randn(2, 4),), torch.sum),
+            lambda size: (
+                nn.Sequential(nn.ReLU(), nn.Linear(4, 4)),
+                (torch.randn(2, 4),),
+                torch.sum,
+            ),
         )
     )
     assert activations(trace) == []
@@ -300,7 +304,7 @@ def test_code_is_needed_for_edits_and_batch_sizes():
 
 
 def test_changes_follow_each_other():
-    one = Target("cnn", 2, False, lambda: (cnn(), (torch.randn(2, 3, 8, 8),), torch.mean))
+    one = Target("cnn", 2, False, lambda size: (cnn(), (torch.randn(2, 3, 8, 8),), torch.mean))
     both = one.changed(lambda made: edit_built(made, [Edit("widen", ("0",))])).changed(
         lambda made: edit_built(made, [Edit("channels-last")])
     )
