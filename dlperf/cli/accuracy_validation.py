@@ -8,7 +8,6 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import (
@@ -29,13 +28,14 @@ from dlperf.core.errors import Interrupted
 from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dlperf.core.machine import Kernel, Machine
     from dlperf.core.measurement import Measurement
     from dlperf.core.trace import Op, Trace
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.accuracy.baselines import BaselineEstimate
     from dlperf.studies.accuracy.cases import Case
-    from dlperf.studies.accuracy.single_ops import SingleOp
     from dlperf.studies.accuracy.study import Provenance, Study
 
 ALL = "all"
@@ -76,7 +76,7 @@ def validate_accuracy(args: Namespace) -> Answer:
     interrupted = False
     if args.held_out_ops:
         study, interrupted = _with_ops(args, study, machine, counts)
-        if interrupted and not study.ops and not study.scores:
+        if interrupted and study.ops.empty and not study.scores:
             raise Interrupted(archive.kept)
     if archive.remark:
         study = study.with_remark(archive.remark)
@@ -99,7 +99,7 @@ def _with_ops(
     n_wanted, n_done = len(counts) * (args.runs or OPS_RUNS), 0
     for count in counts:
         ops, n_runs = _time_ops(args, machine, count, study.provenance.seed or 0)
-        study, n_done = replace(study, ops=(*study.ops, *ops)), n_done + n_runs
+        study, n_done = study.with_ops(ops), n_done + n_runs
         if n_runs < (args.runs or OPS_RUNS):
             return (
                 study.with_remark(
@@ -220,7 +220,7 @@ def _ask(
 
 def _time_ops(
     args: Namespace, machine: Machine, threads: int, seed: int
-) -> tuple[Sequence[SingleOp], int]:
+) -> tuple[pd.DataFrame, int]:
     """Random ops timed in fresh processes against their kernel models; and the number of finished
     processes, which an interruption makes lower.
     """

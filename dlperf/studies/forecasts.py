@@ -81,12 +81,6 @@ class MeasuredForecast:
         return (high - low) / (self.measured if self.is_relative else 1.0)
 
 
-def median_or_none(values: Iterable[float | None]) -> float | None:
-    """The median of the known values; None where there is none."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
 def format_amount(value: float, unit: str) -> str:
     """A number of ``s``, ``bytes``, ``frac`` or ``samples/s`` in human units."""
     formats = {"s": format_seconds, "bytes": format_bytes, "frac": format_percent}

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from calibrated_cases import PEAK_FLOPS_PER_S, mm_s, relu, relu_s
@@ -172,16 +173,16 @@ def test_errors_are_taken_against_the_median_of_the_runs() -> None:
         four.signature: (3.0, "unpriced"),
     }
     found = score_ops(ops, runs, lambda op: prices[op.signature], 1)
-    assert [score.op for score in found] == [
+    assert found.op.tolist() == [
         one.signature,
         two.signature,
         four.signature,
     ]  # the third was never timed
     assert three.signature not in prices
-    assert found[0].actual_s == pytest.approx(1.1)
-    assert found[0].error_frac == pytest.approx(0.1)
-    assert found[0].repeatability_frac == pytest.approx(0.2 / 1.1)
-    groups = {(g.family, g.kind): g for g in op_groups(found)}
+    assert found.actual_s[0] == pytest.approx(1.1)
+    assert found.error_frac[0] == pytest.approx(0.1)
+    assert found.repeatability_frac[0] == pytest.approx(0.2 / 1.1)
+    groups = {(g.family, g.kind): g for g in op_groups(found).itertuples()}
     assert set(groups) == {
         ("gemm", "all"),
         ("gemm", "NN"),
@@ -198,17 +199,16 @@ def test_errors_are_taken_against_the_median_of_the_runs() -> None:
 
 def test_thread_counts_stand_apart() -> None:
     ops = random_ops()[:1]
-    found = [
-        one
-        for threads in (1, 2)
-        for one in score_ops(
+    found = pd.concat(
+        score_ops(
             ops,
             [[kernel(ops[0].op, 1.0)]],
             lambda op, threads=threads: (float(threads), "interpolated"),
             threads,
         )
-    ]
-    assert [(g.threads, g.mape_frac) for g in op_groups(found) if g.kind == "all"] == [
+        for threads in (1, 2)
+    )
+    assert [(g.threads, g.mape_frac) for g in op_groups(found).itertuples() if g.kind == "all"] == [
         (1, 0.0),
         (2, 1.0),
     ]

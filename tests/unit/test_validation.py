@@ -5,10 +5,12 @@ worked out beside them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from calibrated_cases import machine as law_machine
 from calibrated_cases import relu as law_relu
@@ -50,9 +52,10 @@ from dlperf.studies.accuracy.baselines import (
     problems,
     score_baseline,
 )
-from dlperf.studies.accuracy.cases import OWN_OPS, Case, CaseScore, LayerScore, SourceShares, join
+from dlperf.studies.accuracy.cases import OWN_OPS, Case, CaseScore, SourceShares, join
 from dlperf.studies.accuracy.page import study_to_markdown, study_to_text, write_study
 from dlperf.studies.accuracy.scoring import (
+    is_leaf,
     layer_groups,
     mape_frac,
     score,
@@ -122,18 +125,19 @@ def test_joined_runs_give_medians_and_floors() -> None:
     assert reference.total_s == pytest.approx(1235 * US)  # of 1235 x (0.9, 1, 1.2)
     assert reference.repeatability_frac == pytest.approx(0.3)  # (1.2 - 0.9) / 1
     assert reference.forward_s == pytest.approx(430 * US)
-    conv = next(row for row in reference.layers if row.layer == "features.0")
-    assert (conv.forward_s, conv.backward_s) == (pytest.approx(250 * US), pytest.approx(500 * US))
-    assert conv.repeatability_frac("forward") == pytest.approx(0.3)
+    conv = reference.layers[reference.layers.layer == "features.0"]
+    assert conv.phase.tolist() == ["forward", "backward"]
+    assert conv.actual_s.tolist() == pytest.approx([250 * US, 500 * US])
+    assert conv.repeatability_frac.tolist() == pytest.approx([0.3, 0.3])
 
 
 def test_one_run_has_no_layer_floor_and_a_layer_that_a_run_lacks_has_none() -> None:
-    assert all(row.forward_repeatability_frac is None for row in join([scaled(1.0)]).layers)
+    assert join([scaled(1.0)]).layers.repeatability_frac.isna().all()
     reference = join([scaled(1.0), cnn_measurement(without=("classifier",))])
-    rows = {row.layer: row for row in reference.layers}
-    assert rows["classifier"].forward_s == pytest.approx(110 * US)
-    assert rows["classifier"].forward_repeatability_frac is None
-    assert rows["features.0"].forward_repeatability_frac == 0.0
+    rows = reference.layers[reference.layers.phase == "forward"].set_index("layer")
+    assert rows.actual_s["classifier"] == pytest.approx(110 * US)
+    assert math.isnan(rows.repeatability_frac["classifier"])
+    assert rows.repeatability_frac["features.0"] == 0.0
 
 
 def test_runs_of_different_cases_are_not_joined() -> None:
@@ -167,20 +171,19 @@ def test_a_case_is_scored_as_the_yardstick_does() -> None:
     assert found.width_frac == pytest.approx(0.1)
     assert found.inside is False  # 1235 < 1251
     assert found.unpriced_frac == 0.0
-    assert {(layer.layer, layer.family) for layer in layers if not layer.is_leaf} == {(LOSS, LOSS)}
+    others = layers[~is_leaf(layers)]
+    assert set(zip(others.layer, others.family)) == {(LOSS, LOSS)}
 
 
 def test_a_layer_without_a_row_counts_as_zero_and_a_silent_predictor_has_no_error() -> None:
     items = [item for item in cnn_items() if item.layer != "features.1"]
     found, layers = score(CASE, join([scaled(1.0)]), prediction(cnn_trace(), items), "calibrated")
-    missing = next(
-        layer for layer in layers if layer.layer == "features.1" and layer.phase == "forward"
-    )
+    (missing,) = layers[(layers.layer == "features.1") & (layers.phase == "forward")].itertuples()
     assert (missing.predicted_s, missing.source) == (0.0, "missing")
     assert found.forward_mape_frac == pytest.approx((0.2 + 1.0 + 1 / 11) / 3)
     silent, rows = score(CASE, join([scaled(1.0)]), gemm_table(), "gemm-table")
     assert (silent.step_error_frac, silent.backward_mape_frac, silent.inside) == (None, None, None)
-    assert {row.layer for row in rows} == {"classifier"}
+    assert set(rows.layer) == {"classifier"}
     assert silent.forward_mape_frac == pytest.approx(20 / 110)  # 90 for 110 us
 
 
@@ -192,18 +195,20 @@ def test_own_ops_of_a_container_are_no_leaf() -> None:
         prediction(cnn_trace(), cnn_items()),
         "calibrated",
     )
-    assert next(layer for layer in layers if layer.layer == "features").family == OWN_OPS
+    assert layers.family[layers.layer == "features"].tolist() == [OWN_OPS]
     assert mape_frac(layers) == pytest.approx((0.2 + 0.2 + 1 / 11 + 0.2 + 0.2 + 0.25) / 6)
 
 
 def test_a_layer_below_a_hundredth_of_its_phase_is_not_judged() -> None:
-    def layer(share: float, predicted: float) -> LayerScore:
-        return LayerScore(
-            CASE, "p", "a", "Linear", "forward", predicted, 1.0, None, share, "measured", "compute"
-        )
-
-    assert mape_frac([layer(0.5, 1.1), layer(0.0099, 9.0), layer(0.01, 1.3)]) == pytest.approx(0.2)
-    assert mape_frac([layer(0.0099, 9.0)]) is None
+    layers = pd.DataFrame(
+        {
+            "family": "Linear",
+            "phase_share_frac": [0.5, 0.0099, 0.01],
+            "error_frac": [0.1, 8.0, 0.3],
+        }
+    )
+    assert mape_frac(layers) == pytest.approx(0.2)
+    assert mape_frac(layers[1:2]) is None
 
 
 def test_unpriced_is_the_measured_share_of_unpriced_layers() -> None:
@@ -289,7 +294,7 @@ def test_summaries_stand_apart_by_threads_and_by_measured_ops() -> None:
 
 def test_layers_are_grouped_by_source_and_family() -> None:
     _, layers = score(CASE, join([scaled(1.0)]), prediction(cnn_trace(), cnn_items()), "calibrated")
-    groups = {(g.kind, g.name, g.phase): g for g in layer_groups(layers)}
+    groups = {(g.kind, g.name, g.phase): g for g in layer_groups(layers).itertuples()}
     assert groups["family", "Conv2d", "backward"].mape_frac == pytest.approx(0.2)
     assert groups["family", LOSS, "forward"].bias_frac == pytest.approx(-0.5)  # 10 for 20 us
     by_source = groups["source", "framework", "forward"]  # these made-up items belong to no op

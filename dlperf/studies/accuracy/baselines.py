@@ -9,10 +9,12 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from dlperf.core import child_process
 from dlperf.core.records.conversion import Name, Seconds, convert
-from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, LayerScore, Reference
-from dlperf.studies.accuracy.scoring import layer_scores, mape_frac, repeatability_frac
+from dlperf.studies.accuracy.cases import LAYER_PHASES, Case, CaseScore, Reference
+from dlperf.studies.accuracy.scoring import case_score, layer_scores
 
 NAIVE, COST_MODEL, REPLAY, NEURAL_COST, NEURAL_REPLAY = (
     "FLOPs / peak",
@@ -98,44 +100,22 @@ def ask_baselines(
 
 def score_baseline(
     case: Case, reference: Reference, estimate: BaselineEstimate
-) -> tuple[CaseScore, tuple[LayerScore, ...]]:
+) -> tuple[CaseScore, pd.DataFrame]:
     """A baseline on one case. Layers that it does not name are left out; a phase that it does not
-    speak of has no error.
+    estimate has no error.
     """
-    layers: list[LayerScore] = []
-    for phase in LAYER_PHASES:
-        named = {
-            name: (seconds, "baseline", "")
-            for name, forward_s, backward_s in estimate.layers
-            if (seconds := forward_s if phase == "forward" else backward_s) is not None
-        }
-        layers += [
-            layer
-            for layer in layer_scores(case, reference, estimate.baseline, phase, named, named)
-            if layer.layer in named
-        ]
-
-    def error(predicted_s: float | None, actual_s: float | None) -> float | None:
-        return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
-
-    forward, backward = (
-        [layer for layer in layers if layer.phase == phase] for phase in LAYER_PHASES
-    )
-    return CaseScore(
+    rows = pd.DataFrame(estimate.layers, columns=["layer", *LAYER_PHASES])
+    predicted = rows.melt("layer", var_name="phase", value_name="predicted_s").dropna()
+    named = reference.layers.merge(predicted[["layer", "phase"]])
+    layers = layer_scores(
         case,
+        reference,
+        named,
         estimate.baseline,
-        reference.total_s,
-        reference.repeatability_frac,
-        estimate.total_s,
-        step_error_frac=error(estimate.total_s, reference.total_s),
-        forward_error_frac=error(estimate.forward_s, reference.forward_s),
-        backward_error_frac=error(estimate.backward_s, reference.backward_s),
-        optimizer_error_frac=error(estimate.optimizer_s, reference.optimizer_s),
-        forward_mape_frac=mape_frac(forward),
-        forward_repeatability_frac=repeatability_frac(forward),
-        backward_mape_frac=mape_frac(backward),
-        backward_repeatability_frac=repeatability_frac(backward),
-    ), tuple(layers)
+        predicted.assign(source="baseline", bound=""),
+        predicted.layer.tolist(),
+    )
+    return case_score(case, reference, estimate, estimate.baseline, layers), layers
 
 
 def problems(estimates: Sequence[tuple[Case, BaselineEstimate]]) -> tuple[str, ...]:

@@ -4,18 +4,18 @@ was off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
+import pandas as pd
+
 from dlperf.core.errors import DlperfError
-from dlperf.core.measurement import LayerTimes, Measurement
-from dlperf.core.trace import LOSS
+from dlperf.core.measurement import Measurement
 
 PHASES = ("forward", "backward", "optimizer")
 LAYER_PHASES = ("forward", "backward")
-"""The phases whose layers are large_leaves: the optimizer's division over layers is dlperf's own.
-"""
+"""The phases whose layers are scored: the optimizer's division over layers is dlperf's own."""
 OWN_OPS = "(own ops)"
 """The family of what a module with children does outside of them."""
 
@@ -52,35 +52,6 @@ class Case:
 
 
 @dataclass(frozen=True)
-class LayerReference:
-    """A layer's measured median over runs in seconds by phase, None where no run could attribute
-    it.
-
-    A floor is (largest - smallest run) / median; None where not every run has a value, or there is
-    but one.
-    """
-
-    layer: str
-    type: str
-    forward_s: float | None
-    backward_s: float | None
-    forward_repeatability_frac: float | None
-    backward_repeatability_frac: float | None
-
-    def seconds(self, phase: str) -> float | None:
-        """The median of ``forward`` or ``backward``."""
-        return self.forward_s if phase == "forward" else self.backward_s
-
-    def repeatability_frac(self, phase: str) -> float | None:
-        """The repeatability floor of ``forward`` or ``backward``."""
-        return (
-            self.forward_repeatability_frac
-            if phase == "forward"
-            else self.backward_repeatability_frac
-        )
-
-
-@dataclass(frozen=True)
 class Reference:
     """What several fresh processes measured of one case: medians over the runs, in seconds.
 
@@ -94,17 +65,9 @@ class Reference:
     backward_s: float | None
     optimizer_s: float | None
     repeatability_frac: float | None
-    layers: tuple[LayerReference, ...]
+    layers: pd.DataFrame = field(compare=False, repr=False)
     run_totals_s: tuple[float, ...]
     fault_counts: tuple[float, ...] = ()
-
-    def phase_s(self, phase: str) -> float | None:
-        """The median of ``forward``, ``backward`` or ``optimizer``."""
-        return {
-            "forward": self.forward_s,
-            "backward": self.backward_s,
-            "optimizer": self.optimizer_s,
-        }[phase]
 
 
 def spread_frac(values: Sequence[float]) -> float:
@@ -115,6 +78,12 @@ def spread_frac(values: Sequence[float]) -> float:
     """
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0
+
+
+def median_or_none(values: Iterable[float | None]) -> float | None:
+    """The median of the known values; None where there is none."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def join(runs: Sequence[Measurement]) -> Reference:
@@ -128,23 +97,18 @@ def join(runs: Sequence[Measurement]) -> Reference:
         raise DlperfError("validate: measurements of different cases cannot be joined")
 
     def phase(name: str) -> float | None:
-        values = [run.step[name].median for run in runs if name in run.step]
-        return median(values) if values else None
+        return median_or_none(run.step[name].median for run in runs if name in run.step)
 
     totals = tuple(run.step["total"].median for run in runs)
     forward_s = phase("forward")
     assert forward_s is not None  # every Measurement holds it
-    by_name: dict[str, list[LayerTimes]] = {}
-    for run in runs:
-        for row in run.layers:
-            by_name.setdefault(row.layer, []).append(row)
     return Reference(
         total_s=median(totals),
         forward_s=forward_s,
         backward_s=phase("backward"),
         optimizer_s=phase("optimizer"),
         repeatability_frac=spread_frac(totals) if len(totals) > 1 else None,
-        layers=tuple(_layer(rows, len(runs)) for rows in by_name.values()),
+        layers=_join_layers(runs),
         run_totals_s=totals,
         fault_counts=tuple(
             run.noise["page_faults_per_step"] for run in runs if "page_faults_per_step" in run.noise
@@ -152,21 +116,27 @@ def join(runs: Sequence[Measurement]) -> Reference:
     )
 
 
-def _layer(rows: Sequence[LayerTimes], n_runs: int) -> LayerReference:
-    seconds: dict[str, float | None] = {}
-    repeatabilities: dict[str, float | None] = {}
-    for phase in LAYER_PHASES:
-        values = [samples.median for row in rows if (samples := row.phase(phase)) is not None]
-        seconds[phase] = median(values) if values else None
-        repeatabilities[phase] = spread_frac(values) if len(values) == n_runs > 1 else None
-    return LayerReference(
-        rows[0].layer,
-        rows[0].type,
-        seconds["forward"],
-        seconds["backward"],
-        repeatabilities["forward"],
-        repeatabilities["backward"],
+def _join_layers(runs: Sequence[Measurement]) -> pd.DataFrame:
+    """The frame of :class:`Reference`, one phase after the other."""
+    taken = [
+        (row.layer, row.type, phase, samples.median)
+        for phase in LAYER_PHASES
+        for run in runs
+        for row in run.layers
+        if (samples := row.phase(phase)) is not None
+    ]
+    groups = pd.DataFrame(taken, columns=["layer", "type", "phase", "actual_s"]).groupby(
+        ["layer", "phase"], sort=False
     )
+    times = groups.actual_s
+    spread = ((times.max() - times.min()) / times.median()).fillna(0.0)
+    return pd.DataFrame(
+        {
+            "type": groups.type.first(),
+            "actual_s": times.median(),
+            "repeatability_frac": spread.where((times.size() == len(runs)) & (len(runs) > 1)),
+        }
+    ).reset_index()
 
 
 @dataclass(frozen=True)
@@ -191,39 +161,6 @@ class SourceShares:
         """
         ops = self.measured + self.interpolated + self.extrapolated + self.unpriced
         return ops > 0 and self.measured >= 0.99 * ops
-
-
-@dataclass(frozen=True)
-class LayerScore:
-    """One predictor on one layer in one phase; `phase_share_frac` is the layer's share of the
-    measured phase.
-
-    `family` is the type of a leaf (a module without children). Only leaves are large_leaves in a
-    case's layer errors; what stands outside them is of the family ``(loss)`` or ``(own ops)``,
-    those of a module that has children.
-    """
-
-    case: Case
-    predictor: str
-    layer: str
-    family: str
-    phase: str
-    predicted_s: float
-    actual_s: float
-    repeatability_frac: float | None
-    phase_share_frac: float
-    source: str
-    bound: str
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether it is a module without children."""
-        return self.family not in (LOSS, OWN_OPS)
-
-    @property
-    def error_frac(self) -> float:
-        """predicted / actual - 1."""
-        return self.predicted_s / self.actual_s - 1
 
 
 @dataclass(frozen=True)

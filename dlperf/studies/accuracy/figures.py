@@ -4,14 +4,16 @@ scatter of layers and single ops.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib.ticker
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from dlperf.core.clock import quantile
 from dlperf.report.drawing import (
     DIM,
     INK,
@@ -35,7 +37,7 @@ CAPTIONS = {
         " and 20 % off."
     ),
     "cases": (
-        "Error of every case with its 90 % interval; the grey bar is the repeatability floor,"
+        "Error of every case with its 90 % interval; the grey bar is the repeatability,"
         " within which two measurements of the same step differ."
     ),
     "layers": (
@@ -49,7 +51,7 @@ CAPTIONS = {
 }
 _MARKS = ("o", "s", "^", "D")
 _LIMIT = 1.0
-"""Errors beyond 100 % are pngs at the edge."""
+"""Errors beyond 100 % are drawn at the edge."""
 
 
 def pngs_of(study: Study, dpi: int = 130) -> dict[str, bytes]:
@@ -168,8 +170,8 @@ def steps_figure(study: Study) -> Figure | None:
 
 
 def cases_figure(study: Study) -> Figure | None:
-    """One line a case: the floor as a grey bar around 0, each predictor's error as a mark, the main
-    predictor's interval as a line.
+    """One line a case: the repeatability as a grey bar around 0, each predictor's error as a mark,
+    the main predictor's interval as a line.
     """
     spoken = [
         score
@@ -243,7 +245,7 @@ def cases_figure(study: Study) -> Figure | None:
     )
     handles, _ = ax.get_legend_handles_labels()
     figure.legend(
-        handles=[*handles, Patch(facecolor="#cfd5db", label="repeatability floor")],
+        handles=[*handles, Patch(facecolor="#cfd5db", label="repeatability")],
         loc="outside lower center",
         ncols=4,
     )
@@ -252,64 +254,52 @@ def cases_figure(study: Study) -> Figure | None:
 
 def layers_figure(study: Study) -> Figure | None:
     """Boxes of the main predictor's layer errors by source and by type, forward and backward."""
-    layers = [
-        layer for layer in large_leaves(study.layers) if layer.predictor == MAIN
-    ] or large_leaves(study.layers)
-    if not layers:
+    leaves = large_leaves(study.layers)
+    main = leaves[leaves.predictor == MAIN]
+    layers = main if len(main) else leaves
+    if not len(layers):
         return None
-    rows: list[tuple[str, list[float], str]] = []
-    for kind in ("source", "family"):
-        for name in sorted({getattr(layer, kind) for layer in layers}):
-            for phase in ("forward", "backward"):
-                errors = [
-                    layer.error_frac
-                    for layer in layers
-                    if getattr(layer, kind) == name and layer.phase == phase
-                ]
-                if len(errors) >= (1 if kind == "source" else 3):
-                    rows.append((f"{name}, {phase}", errors, PHASE_COLORS[phase]))
+    rows = [
+        (f"{name}, {phase}", own.error_frac, PHASE_COLORS[phase])
+        for kind, least in (("source", 1), ("family", 3))
+        for (name, phase), own in sorted(
+            layers.groupby([kind, "phase"]),
+            key=lambda group: (group[0][0], group[0][1] != "forward"),
+        )
+        if len(own) >= least
+    ]
     figure = new_figure(8.4, 1.6 + 0.26 * max(1, len(rows)))
     _boxes(figure.subplots(), rows, "predicted / measured time of a layer - 1")
     title = (
         f"{len(layers)} layers of at least 1 % of their phase; first by source, then by type (three"
         " or more)"
     )
-    figure.suptitle(
-        f"{title}\n{_where(study, [layer.case.threads for layer in layers])}", fontsize=10
-    )
+    figure.suptitle(f"{title}\n{_where(study, layers.threads)}", fontsize=10)
     return figure
 
 
 def ops_figure(study: Study) -> Figure | None:
     """Boxes of the single ops' errors by kind."""
-    if not study.ops:
+    if not len(study.ops):
         return None
-    rows = []
-    for number, family in enumerate(dict.fromkeys(one.family for one in study.ops)):
-        color = list(PHASE_COLORS.values())[number % 3]
-        for kind in dict.fromkeys(one.kind for one in study.ops if one.family == family):
-            rows.append(
-                (
-                    f"{family}: {kind}",
-                    [
-                        one.error_frac
-                        for one in study.ops
-                        if (one.family, one.kind) == (family, kind)
-                    ],
-                    color,
-                )
-            )
+    colors = dict(zip(study.ops.family.unique(), itertools.cycle(PHASE_COLORS.values())))
+    rows = [
+        (f"{family}: {kind}", own.error_frac, colors[family])
+        for (family, kind), own in sorted(
+            study.ops.groupby(["family", "kind"], sort=False),
+            key=lambda group: list(colors).index(group[0][0]),
+        )
+    ]
     figure = new_figure(8.4, 1.4 + 0.26 * len(rows))
     _boxes(figure.subplots(), rows, "predicted / measured time of an op - 1")
     title = f"{len(study.ops)} random ops that no calibration sampled"
-    figure.suptitle(f"{title}\n{_where(study, [one.threads for one in study.ops])}", fontsize=10)
+    figure.suptitle(f"{title}\n{_where(study, study.ops.threads)}", fontsize=10)
     return figure
 
 
-def _boxes(ax: Any, rows: Sequence[tuple[str, list[float], str]], label: str) -> None:
+def _boxes(ax: Any, rows: Sequence[tuple[str, pd.Series[float], str]], label: str) -> None:
     for place, (_, errors, color) in enumerate(rows):
-        pngs = [max(-_LIMIT, min(_LIMIT, error)) for error in errors]
-        _box(ax, pngs, place, color)
+        _box(ax, errors.clip(-_LIMIT, _LIMIT), place, color)
     ax.axvline(0, color=DIM, linewidth=0.8)
     for off in (-0.2, -0.1, 0.1, 0.2):
         ax.axvline(off, color=DIM, linewidth=0.6, linestyle=":" if abs(off) > 0.15 else "--")
@@ -325,13 +315,11 @@ def _boxes(ax: Any, rows: Sequence[tuple[str, list[float], str]], label: str) ->
     ax.tick_params(axis="y", length=0)
 
 
-def _box(ax: Any, values: Sequence[float], place: int, color: str) -> None:
+def _box(ax: Any, values: pd.Series[float], place: int, color: str) -> None:
     """Middle half, median and 5th to 95th percentile, with every point behind (matplotlib's own
     boxes are turned by an option that changed its name).
     """
-    low, first, middle, third, high = (
-        quantile(values, fraction) for fraction in (0.05, 0.25, 0.5, 0.75, 0.95)
-    )
+    low, first, middle, third, high = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
     ax.plot(
         values,
         [place] * len(values),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from dlperf.core.files import write_bytes, write_text
 from dlperf.core.text import fit, text_width
 from dlperf.report.markdown import escape, table
@@ -29,12 +31,13 @@ from dlperf.studies.accuracy.tables import (
 )
 
 NOTE = (
-    "All in percent. Step: the median of several fresh processes against the prediction; floor:"
-    " (slowest - fastest process) / median. Layers: mean absolute percentage error over the modules"
-    " without children that take at least 1 % of their phase, with the mean floor of the same ones."
-    " Seen: share of the backward that the measurement attributes to layers. Source: share of the"
-    " predicted time that is the time of ops measured at their very shape, interpolated,"
-    " extrapolated, unpriced, and of what is no op (calls, the optimizer's loop, page faults)."
+    "All in percent. Step: the median of several fresh processes against the prediction;"
+    " repeatability: (slowest - fastest process) / median. Layers: mean absolute percentage error"
+    " over the modules without children that take at least 1 % of their phase, with the mean"
+    " repeatability of the same ones. Seen: share of the backward that the measurement attributes"
+    " to layers. Source: share of the predicted time that is the time of ops measured at their very"
+    " shape, interpolated, extrapolated, unpriced, and of what is no op (calls, the optimizer's"
+    " loop, page faults)."
 )
 
 
@@ -53,7 +56,7 @@ def study_to_text(study: Study, width: int | None = None) -> str:
         blocks.append(
             f"one term left out, %\n\n{format_table(ablation_columns(study.ablations), width)}"
         )
-    if study.op_groups:
+    if len(study.op_groups):
         blocks.append(
             f"held-out single ops, %\n\n{format_table(op_columns(study.op_groups), width)}"
         )
@@ -115,19 +118,17 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
         if predictor not in (MAIN, WITH_EXACT):
             continue
         for kind, title in (("source", "Layers by source"), ("family", "Layers by type")):
-            groups = [
-                group
-                for group in study.groups
-                if group.predictor == predictor and group.kind == kind
+            groups = study.groups[
+                (study.groups.predictor == predictor) & (study.groups.kind == kind)
             ]
-            if groups:
+            if len(groups):
                 blocks += [f"### {title}, {escape(predictor)}", table(group_columns(groups))]
     blocks += _plots(images, "layers")
-    if study.op_groups:
+    if len(study.op_groups):
         blocks += [
             "## Held-out single ops",
             _ops_note(study),
-            table(op_columns(study.op_groups), _families(study)),
+            table(op_columns(study.op_groups), set(np.flatnonzero(study.op_groups.kind == "all"))),
         ]
         blocks += _plots(images, "ops")
     remarks = _remarks(study)
@@ -149,7 +150,7 @@ def write_study(study: Study, folder: str | Path, force: bool = False) -> list[P
     texts = {"accuracy.md": study_to_markdown(study, [f"{name}.png" for name in pngs])}
     if study.scores:
         texts |= {"cases.csv": cases_csv(study), "layers.csv": layers_csv(study)}
-    if study.ops:
+    if len(study.ops):
         texts["ops.csv"] = ops_csv(study)
     written = []
     for name, text in texts.items():
@@ -228,12 +229,8 @@ def _ops_note(study: Study) -> str:
         f"Random ops (seed {study.provenance.seed}) of realistic shapes, float32, that stand"
         " nowhere in the machine file, timed in fresh processes with the calibration's own sampler"
         " (warm caches, nothing around them), against what the machine file's curves say. In"
-        " percent; floor: median of what two processes differ by."
+        " percent; repeatability: median of what two processes differ by."
     )
-
-
-def _families(study: Study) -> set[int]:
-    return {place for place, group in enumerate(study.op_groups) if group.kind == "all"}
 
 
 def _plots(images: Sequence[str], *names: str) -> list[str]:

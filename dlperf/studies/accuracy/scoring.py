@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from dlperf.core.clock import quantile
+import pandas as pd
+
 from dlperf.core.trace import LOSS
 from dlperf.report.accuracy import SHARE_FRAC
 from dlperf.studies.accuracy.cases import (
     LAYER_PHASES,
     OWN_OPS,
+    PHASES,
     Case,
     CaseScore,
-    LayerScore,
     Reference,
     SourceShares,
+    median_or_none,
 )
 
 if TYPE_CHECKING:
-    from dlperf.core.prediction import Item
+    from dlperf.core.prediction import Item, Step
     from dlperf.forecast.prediction import Prediction
+    from dlperf.studies.accuracy.baselines import BaselineEstimate
 
 FRAMEWORK = "framework"
 """The source of a layer's time where no op has a share in it."""
+
+LAYER_COLUMNS = [
+    *("target", "batch_size", "threads", "inference", "network", "predictor"),
+    *("layer", "family", "phase", "predicted_s", "actual_s", "repeatability_frac"),
+    *("phase_share_frac", "source", "bound", "error_frac"),
+]
 
 
 def source_shares(items: Sequence[Item]) -> SourceShares:
@@ -45,188 +53,181 @@ def source_shares(items: Sequence[Item]) -> SourceShares:
 
 def score(
     case: Case, reference: Reference, prediction: Prediction, predictor: str
-) -> tuple[CaseScore, tuple[LayerScore, ...]]:
-    """One predictor on one case, as a whole and layer by layer.
+) -> tuple[CaseScore, pd.DataFrame]:
+    """One predictor on one case, as a whole and layer by layer (see :func:`layer_scores`).
 
     A measured layer without a predicted row counts as a prediction of 0. Layers, and phases, that
-    the predictor does not speak of are left out.
+    the predictor does not support are left out.
     """
-    step, prices = prediction.step, prediction.prices
-    layers: list[LayerScore] = []
-    leaves = {layer.name for layer in prediction.trace.layers if layer.is_leaf}
+    prices, measured = prediction.prices, reference.layers
+    supported = measured.phase.isin(prices.phases) & ~measured.layer.isin(prices.unsupported)
+    leaves = [layer.name for layer in prediction.trace.layers if layer.is_leaf]
+    layers = layer_scores(
+        case, reference, measured[supported], predictor, _predicted_layers(prices.items), leaves
+    )
+    forward = layers[(layers.phase == "forward") & is_leaf(layers)]
+    seen_s = measured.groupby("phase").actual_s.sum()
+    rows = prediction.layers
+    unpriced = measured.layer.isin(rows.layer[rows.source == "unpriced"])
+    unpriced_s = measured.actual_s[(measured.phase == "forward") & unpriced].sum()
+    return case_score(
+        case,
+        reference,
+        prediction.step,
+        predictor,
+        layers,
+        low_s=prediction.step.low_s,
+        high_s=prediction.step.high_s,
+        seen_frac=(
+            float(seen_s.get("backward", 0.0)) / reference.backward_s
+            if reference.backward_s
+            else None
+        ),
+        weighted_frac=known(
+            (forward.predicted_s - forward.actual_s).abs().sum() / forward.actual_s.sum()
+            if len(forward)
+            else None
+        ),
+        unpriced_frac=float(unpriced_s) / reference.forward_s,
+        sources=source_shares(prices.items),
+    ), layers
+
+
+def case_score(
+    case: Case,
+    reference: Reference,
+    step: Step | BaselineEstimate,
+    predictor: str,
+    layers: pd.DataFrame,
+    **details: Any,
+) -> CaseScore:
+    """The score of what is predicted of a step, with that of its layers."""
+    errors = {}
+    for name in ("total", *PHASES):
+        predicted_s, actual_s = getattr(step, f"{name}_s"), getattr(reference, f"{name}_s")
+        errors[f"{'step' if name == 'total' else name}_error_frac"] = (
+            predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
+        )
     for phase in LAYER_PHASES:
-        if phase in prices.phases:
-            predicted = _layer_predictions(prediction, phase)
-            layers += [
-                layer
-                for layer in layer_scores(case, reference, predictor, phase, predicted, leaves)
-                if layer.layer not in prices.unsupported
-            ]
-    by_phase = {
-        phase: [layer for layer in layers if layer.phase == phase] for phase in LAYER_PHASES
-    }
-    forward = [layer for layer in by_phase["forward"] if layer.is_leaf]
-    actual_sum = math.fsum(layer.actual_s for layer in forward)
-    seen_s = math.fsum(row.backward_s for row in reference.layers if row.backward_s is not None)
-    unpriced = {
-        name
-        for name, source in zip(prediction.layers["layer"], prediction.layers["source"])
-        if source == "unpriced"
-    }
+        own = layers[layers.phase == phase]
+        errors[f"{phase}_mape_frac"] = mape_frac(own)
+        errors[f"{phase}_repeatability_frac"] = known(large_leaves(own).repeatability_frac.mean())
     return CaseScore(
         case,
         predictor,
         reference.total_s,
         reference.repeatability_frac,
         step.total_s,
-        step.low_s,
-        step.high_s,
-        step_error_frac=_error(step.total_s, reference.total_s),
-        forward_error_frac=_error(step.forward_s, reference.forward_s),
-        backward_error_frac=_error(step.backward_s, reference.backward_s),
-        optimizer_error_frac=_error(step.optimizer_s, reference.optimizer_s),
-        forward_mape_frac=mape_frac(by_phase["forward"]),
-        forward_repeatability_frac=repeatability_frac(by_phase["forward"]),
-        backward_mape_frac=mape_frac(by_phase["backward"]),
-        backward_repeatability_frac=repeatability_frac(by_phase["backward"]),
-        seen_frac=seen_s / reference.backward_s if reference.backward_s else None,
-        weighted_frac=(
-            math.fsum(abs(layer.predicted_s - layer.actual_s) for layer in forward) / actual_sum
-            if actual_sum
-            else None
-        ),
-        unpriced_frac=math.fsum(
-            row.forward_s
-            for row in reference.layers
-            if row.forward_s is not None and row.layer in unpriced
-        )
-        / reference.forward_s,
-        sources=source_shares(prices.items),
-    ), tuple(layers)
+        **errors,
+        **details,
+    )
 
 
-def _error(predicted_s: float | None, actual_s: float | None) -> float | None:
-    return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
-
-
-LayerPrediction = tuple[float, str, str]
-"""What a predictor says of a layer in a phase: seconds, the source of most of the ops' time, what
-bounds most of it.
-"""
-
-
-def _layer_predictions(prediction: Prediction, phase: str) -> dict[str, LayerPrediction]:
-    seconds: dict[str, float] = defaultdict(float)
-    by_source: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    by_bound: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for item in prediction.prices.items:
-        if item.phase == phase:
-            seconds[item.layer] += item.seconds
-            by_bound[item.layer][item.bound] += item.seconds
-            if item.op >= 0:
-                by_source[item.layer][item.source] += item.seconds
-    return {
-        layer: (total, _largest(by_source.get(layer), FRAMEWORK), _largest(by_bound[layer], ""))
-        for layer, total in seconds.items()
-    }
+def _predicted_layers(items: Sequence[Item]) -> pd.DataFrame:
+    """By layer and phase: seconds, the source of most of the ops' time, what bounds most of the
+    time.
+    """
+    frame = pd.DataFrame(
+        [(i.layer, i.phase, i.seconds, i.source if i.op >= 0 else None, i.bound) for i in items],
+        columns=["layer", "phase", "predicted_s", "source", "bound"],
+    )
+    by = ["layer", "phase"]
+    found = frame.groupby(by).predicted_s.sum().to_frame()
+    for name in ("source", "bound"):
+        sums = frame.groupby([*by, name]).predicted_s.sum().reset_index()
+        found[name] = sums.sort_values(["predicted_s", name]).groupby(by)[name].last()
+    return found.fillna({"source": FRAMEWORK}).reset_index()
 
 
 def layer_scores(
     case: Case,
     reference: Reference,
+    measured: pd.DataFrame,
     predictor: str,
-    phase: str,
-    predicted: Mapping[str, LayerPrediction],
-    leaves: Container[str],
-) -> Iterator[LayerScore]:
-    """Every measured layer of a phase against what was predicted of it; nothing predicted is a
-    prediction of 0.
+    predicted: pd.DataFrame,
+    leaves: Sequence[str],
+) -> pd.DataFrame:
+    """A frame of LAYER_COLUMNS: measured layers against what was predicted of them; nothing
+    predicted is a prediction of 0.
+
+    ``phase_share_frac`` is the layer's share of the measured phase. ``family`` is the type of a
+    leaf (a module without children); what stands outside of leaves is of the family ``(loss)`` or
+    ``(own ops)``, those of a module that has children.
     """
-    phase_s = reference.phase_s(phase)
-    for row in reference.layers:
-        actual_s = row.seconds(phase)
-        if phase_s and actual_s:
-            predicted_s, source, bound = predicted.get(row.layer, (0.0, "missing", ""))
-            family = row.type if row.layer in leaves else LOSS if row.layer == LOSS else OWN_OPS
-            yield LayerScore(
-                case,
-                predictor,
-                row.layer,
-                family,
-                phase,
-                predicted_s,
-                actual_s,
-                row.repeatability_frac(phase),
-                actual_s / phase_s,
-                source,
-                bound,
-            )
+    rows = measured.merge(predicted, on=["layer", "phase"], how="left")
+    phases_s = {phase: getattr(reference, f"{phase}_s") for phase in LAYER_PHASES}
+    rows = rows.assign(
+        **asdict(case),
+        network=case.network,
+        predictor=predictor,
+        family=rows.type.where(
+            rows.layer.isin(leaves), rows.layer.where(rows.layer == LOSS, OWN_OPS)
+        ),
+        predicted_s=rows.predicted_s.fillna(0.0),
+        phase_share_frac=rows.actual_s / rows.phase.map(phases_s).astype(float),
+        source=rows.source.fillna("missing"),
+        bound=rows.bound.fillna(""),
+    )
+    rows = rows[rows.phase_share_frac > 0]
+    return rows.assign(error_frac=rows.predicted_s / rows.actual_s - 1)[LAYER_COLUMNS]
 
 
-def _largest(shares: dict[str, float] | None, otherwise: str) -> str:
-    return max(shares, key=lambda name: (shares[name], name)) if shares else otherwise
+def joined(frames: Sequence[pd.DataFrame], columns: Sequence[str] = LAYER_COLUMNS) -> pd.DataFrame:
+    """Frames of these columns in one."""
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(columns))
 
 
-def large(layers: Iterable[LayerScore]) -> list[LayerScore]:
+def known(value: float | None) -> float | None:
+    """A number; None where it is NaN."""
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of a frame as JSON data; null where unknown."""
+    values = frame.astype(object)
+    rows: list[dict[str, Any]] = values.where(values.notna(), None).to_dict("records")
+    return rows
+
+
+def is_leaf(layers: pd.DataFrame) -> pd.Series[bool]:
+    """Which layers are modules without children."""
+    return ~layers.family.isin((LOSS, OWN_OPS))
+
+
+def large(layers: pd.DataFrame) -> pd.DataFrame:
     """The layers that take at least 1 % of their phase: below it, timing noise would be averaged at
     full weight.
     """
-    return [layer for layer in layers if layer.phase_share_frac >= SHARE_FRAC]
+    return layers[layers.phase_share_frac >= SHARE_FRAC]
 
 
-def large_leaves(layers: Iterable[LayerScore]) -> list[LayerScore]:
-    """The :func:`large` layers that are leaves: modules without children, as any other tool can
-    time them too.
-    """
-    return [layer for layer in large(layers) if layer.is_leaf]
+def large_leaves(layers: pd.DataFrame) -> pd.DataFrame:
+    """The :func:`large` layers that are leaves, as any other tool can time them too."""
+    return large(layers[is_leaf(layers)])
 
 
-def mape_frac(layers: Iterable[LayerScore]) -> float | None:
-    """Mean of abs(predicted / actual - 1) over the layers that are :func:`large_leaves`; None where
-    there is none.
-    """
-    errors = [abs(layer.error_frac) for layer in large_leaves(layers)]
-    return fmean(errors) if errors else None
-
-
-def repeatability_frac(layers: Iterable[LayerScore]) -> float | None:
-    """Mean repeatability floor of the layers that are :func:`large_leaves`; None where none has
-    one."""
-    return _mean_repeatability(large_leaves(layers))
-
-
-def _mean_repeatability(layers: Iterable[LayerScore]) -> float | None:
-    repeatabilities = [
-        layer.repeatability_frac for layer in layers if layer.repeatability_frac is not None
-    ]
-    return fmean(repeatabilities) if repeatabilities else None
-
-
-def worst_beyond_repeatability(errors: Iterable[tuple[float, float]]) -> float:
-    """The largest abs(error) among the cases that err by more than twice their floor; 0 where none
-    does.
-
-    >>> worst_beyond_repeatability([(0.3, 0.2), (-0.1, 0.01)])
-    0.1
-    """
-    return max((abs(error) for error, floor in errors if abs(error) > 2 * floor), default=0.0)
+def mape_frac(layers: pd.DataFrame) -> float | None:
+    """Mean of abs(predicted / actual - 1) over the :func:`large_leaves`; None without any."""
+    return known(large_leaves(layers).error_frac.abs().mean())
 
 
 LARGE_VARIATION_FRAC = 0.1
-"""A median floor beyond which a study says that the machine was busy: on a quiet one it is a few
-percent with one thread.
+"""A median repeatability beyond which a study notes that the machine was busy: on a quiet one it is
+a few percent with one thread.
 """
 
 
-def variation_remark(repeatabilities: Sequence[float], what: str) -> str:
+def variation_remark(repeatabilities: Iterable[float | None], what: str) -> str:
     """The remark that two processes of the same thing differ too much for the errors to mean
     anything; empty where they do not.
     """
-    if not repeatabilities or median(repeatabilities) <= LARGE_VARIATION_FRAC:
+    middle = median_or_none(repeatabilities)
+    if middle is None or middle <= LARGE_VARIATION_FRAC:
         return ""
     return (
-        f"processes of the same {what} differ by {100 * median(repeatabilities):.0f} % (median);"
-        " the machine was busy; study it again when it is quiet"
+        f"processes of the same {what} differ by {100 * middle:.0f} % (median); the machine was"
+        " busy; study it again when it is quiet"
     )
 
 
@@ -235,8 +236,10 @@ class Summary:
     """Many cases of one predictor in one line; fractions, None where no case has a value.
 
     `step_bias_frac` is the median signed error: a predictor that errs to both sides is nearer to 0
-    than one that always errs to one. `layer_mape_frac` is the mean over the cases' forward and
-    backward layer errors, `layer_repeatability_frac` over their repeatabilities.
+    than one that always errs to one. `step_worst_beyond_repeatability_frac` is the largest among
+    the cases that err by more than twice their repeatability. `layer_mape_frac` is the mean over
+    the cases' forward and backward layer errors, `layer_repeatability_frac` over their
+    repeatabilities.
     """
 
     predictor: str
@@ -256,45 +259,31 @@ class Summary:
 
 def summarize(scores: Sequence[CaseScore], predictor: str, what: str = "all") -> Summary:
     """The summary of one predictor's cases."""
-    spoken = [
-        (score.step_error_frac, score.repeatability_frac or 0.0)
+
+    def values(*names: str) -> pd.Series[float]:
+        """Known values of these attributes."""
+        found = [getattr(score, name) for name in names for score in scores]
+        return pd.Series(found, dtype=float).dropna()
+
+    errors = values("step_error_frac").abs()
+    beyond = [
+        abs(score.step_error_frac or 0.0)
         for score in scores
-        if score.step_error_frac is not None
+        if abs(score.step_error_frac or 0.0) > 2 * (score.repeatability_frac or 0.0)
     ]
-    errors = [abs(error) for error, _ in spoken]
-    layers = [
-        value
-        for score in scores
-        for value in (score.forward_mape_frac, score.backward_mape_frac)
-        if value is not None
-    ]
-    repeatabilities = [
-        value
-        for score in scores
-        for value in (score.forward_repeatability_frac, score.backward_repeatability_frac)
-        if value is not None
-    ]
-    step_repeatabilities = [
-        score.repeatability_frac for score in scores if score.repeatability_frac is not None
-    ]
-    inside = [score.inside for score in scores if score.inside is not None]
-    widths = [score.width_frac for score in scores if score.width_frac is not None]
-    unpriced = [score.unpriced_frac for score in scores if score.unpriced_frac is not None]
-    return Summary(
-        predictor,
-        what,
-        len(scores),
-        median(errors) if errors else None,
-        max(errors, default=None),
-        worst_beyond_repeatability(spoken) if spoken else None,
-        median([error for error, _ in spoken]) if spoken else None,
-        median(step_repeatabilities) if step_repeatabilities else None,
-        fmean(layers) if layers else None,
-        fmean(repeatabilities) if repeatabilities else None,
-        max(unpriced, default=None),
-        fmean(inside) if inside else None,
-        median(widths) if widths else None,
+    numbers = (
+        errors.median(),
+        errors.max(),
+        max(beyond, default=0.0) if len(errors) else None,
+        values("step_error_frac").median(),
+        values("repeatability_frac").median(),
+        values("forward_mape_frac", "backward_mape_frac").mean(),
+        values("forward_repeatability_frac", "backward_repeatability_frac").mean(),
+        values("unpriced_frac").max(),
+        values("inside").mean(),
+        values("width_frac").median(),
     )
+    return Summary(predictor, what, len(scores), *map(known, numbers))
 
 
 def summaries(scores: Sequence[CaseScore]) -> tuple[Summary, ...]:
@@ -304,71 +293,51 @@ def summaries(scores: Sequence[CaseScore]) -> tuple[Summary, ...]:
     found = []
     for predictor in dict.fromkeys(score.predictor for score in scores):
         own = [score for score in scores if score.predictor == predictor]
-        parts: list[tuple[str, list[CaseScore]]] = [("all", own)]
+        parts = {"all": own}
         counts = sorted({score.case.threads for score in own})
-        parts += [
-            (
-                f"{count} thread{'s' if count > 1 else ''}",
-                [s for s in own if s.case.threads == count],
-            )
-            for count in counts
-            if len(counts) > 1
-        ]
+        for count in counts if len(counts) > 1 else ():
+            name = f"{count} thread{'s' if count > 1 else ''}"
+            parts[name] = [s for s in own if s.case.threads == count]
         exact = [s for s in own if s.sources is not None and s.sources.all_measured]
         if exact and len(exact) < len(own):
-            parts += [
-                ("ops measured", exact),
-                ("ops interpolated", [s for s in own if s not in exact]),
-            ]
-        found += [summarize(part, predictor, what) for what, part in parts]
+            parts["ops measured"] = exact
+            parts["ops interpolated"] = [s for s in own if s not in exact]
+        found += [summarize(part, predictor, what) for what, part in parts.items()]
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class LayerGroup:
-    """The layers of one kind under one predictor: `n_layers` of at least 1 % of their phase, with
-    mean, median and 90th percentile of abs(error).
+def error_statistics(
+    rows: pd.DataFrame, by: Sequence[str], count: str, repeatability: str
+) -> pd.DataFrame:
+    """Groups of rows in the order of their first ones: their number, mean, median and 90th
+    percentile of abs(error), the median signed error (bias), and the repeatability.
     """
+    rows = rows.astype({"error_frac": float, "repeatability_frac": float})
+    groups = rows.assign(size=rows.error_frac.abs()).groupby(list(by), sort=False)
+    return pd.DataFrame(
+        {
+            count: groups["size"].count(),
+            "mape_frac": groups["size"].mean(),
+            "median_frac": groups["size"].median(),
+            "p90_frac": groups["size"].quantile(0.9),
+            "bias_frac": groups.error_frac.median(),
+            "repeatability_frac": groups.repeatability_frac.agg(repeatability),
+        }
+    ).reset_index()
 
-    predictor: str
-    kind: str
-    name: str
-    phase: str
-    n_layers: int
-    mape_frac: float
-    median_frac: float
-    p90_frac: float
-    bias_frac: float
-    repeatability_frac: float | None
 
-
-def layer_groups(layers: Sequence[LayerScore]) -> tuple[LayerGroup, ...]:
-    """Layers by the source of their price (leaves alone) and by their family, each phase apart, the
-    largest groups first.
+def layer_groups(layers: pd.DataFrame) -> pd.DataFrame:
+    """Layers of at least 1 % of their phase by the source of their price (leaves alone) and by
+    their family, each phase apart, the largest groups first.
     """
     found = []
-    for kind in ("source", "family"):
-        groups: dict[tuple[str, str, str], list[LayerScore]] = defaultdict(list)
-        for layer in large_leaves(layers) if kind == "source" else large(layers):
-            groups[
-                layer.predictor, layer.source if kind == "source" else layer.family, layer.phase
-            ].append(layer)
-        for (predictor, name, phase), members in sorted(
-            groups.items(), key=lambda entry: (entry[0][0], -len(entry[1]), entry[0])
-        ):
-            errors = [abs(member.error_frac) for member in members]
-            found.append(
-                LayerGroup(
-                    predictor,
-                    kind,
-                    name,
-                    phase,
-                    len(members),
-                    fmean(errors),
-                    median(errors),
-                    quantile(errors, 0.9),
-                    median([member.error_frac for member in members]),
-                    _mean_repeatability(members),
-                )
+    for kind, rows in (("source", large_leaves(layers)), ("family", large(layers))):
+        groups = error_statistics(rows, ("predictor", kind, "phase"), "n_layers", "mean")
+        groups = groups.rename(columns={kind: "name"})
+        groups.insert(1, "kind", kind)
+        found.append(
+            groups.sort_values(
+                ["predictor", "n_layers", "name", "phase"], ascending=[True, False, True, True]
             )
-    return tuple(found)
+        )
+    return pd.concat(found, ignore_index=True)

@@ -4,13 +4,13 @@ what the curves of the machine file say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
+import pandas as pd
 
-from dlperf.core.clock import quantile
 from dlperf.core.errors import DlperfError, check_count
 from dlperf.core.machine import Kernel
 from dlperf.core.trace import Op
@@ -24,6 +24,7 @@ from dlperf.studies.accuracy.random_ops import (
     PRODUCTS,
     OpMaker,
 )
+from dlperf.studies.accuracy.scoring import error_statistics
 
 PLAN: dict[str, tuple[tuple[str, OpMaker, int], ...]] = {
     "gemm": PRODUCTS,
@@ -97,53 +98,15 @@ def make_random_ops(
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class SingleOp:
-    """One held-out op: predicted and measured seconds a call, warm caches, without the framework
-    around it; the floor over the runs.
-    """
-
-    family: str
-    kind: str
-    op: str
-    threads: int
-    predicted_s: float
-    actual_s: float
-    repeatability_frac: float | None
-    source: str
-
-    @property
-    def error_frac(self) -> float:
-        """predicted / actual - 1."""
-        return self.predicted_s / self.actual_s - 1
-
-
-@dataclass(frozen=True)
-class OpGroup:
-    """The held-out ops of one family (`kind` is ``all``) or one kind: mean, median and 90th
-    percentile of abs(predicted / actual - 1).
-
-    `bias_frac` is the median signed error, `repeatability_frac` the median of what two fresh
-    processes of the same op differ by.
-    """
-
-    family: str
-    kind: str
-    threads: int
-    n_ops: int
-    mape_frac: float
-    median_frac: float
-    p90_frac: float
-    bias_frac: float
-    repeatability_frac: float | None
-    n_unpriced: int
+OP_COLUMNS = [
+    *("family", "kind", "op", "threads", "predicted_s", "actual_s"),
+    *("repeatability_frac", "source", "error_frac"),
+]
 
 
 def kernel_s(cost_model: KernelCostModel, op: Op) -> tuple[float, str]:
     """Seconds of one op as the calibrated predictor prices it, without anything around it, and
     where the price comes from.
-
-    The one place that knows how a book is asked.
     """
     priced = cost_model.kernel_s(op)
     if priced is not None:
@@ -156,61 +119,45 @@ def score_ops(
     runs: Sequence[Iterable[Kernel]],
     price: Callable[[Op], tuple[float, str]],
     threads: int,
-) -> tuple[SingleOp, ...]:
-    """Each random op that at least one run has timed: the median over the runs of the least sample,
-    which is what a calibration goes by, against its price.
+) -> pd.DataFrame:
+    """A frame of OP_COLUMNS: each random op that at least one run has timed, warm caches, without
+    the framework around it.
+
+    The measured time is the median over the runs of the least sample, which is what a calibration
+    goes by.
     """
-    taken: list[Mapping[str, Kernel]] = [
-        {kernel.op.signature: kernel for kernel in run} for run in runs
-    ]
-    found = []
+    taken = [{kernel.op.signature: kernel.samples.minimum for kernel in run} for run in runs]
+    rows = []
     for one in random_ops:
-        seconds = [
-            run[one.op.signature].samples.minimum for run in taken if one.op.signature in run
-        ]
+        name = one.op.signature
+        seconds = [run[name] for run in taken if name in run]
         if seconds:
             predicted_s, source = price(one.op)
-            floor = spread_frac(seconds) if len(seconds) > 1 else None
-            found.append(
-                SingleOp(
-                    one.family,
-                    one.kind,
-                    one.op.signature,
-                    threads,
-                    predicted_s,
-                    median(seconds),
-                    floor,
-                    source,
-                )
+            actual_s = median(seconds)
+            repeatability = spread_frac(seconds) if len(seconds) > 1 else None
+            error = predicted_s / actual_s - 1
+            row = (
+                one.family,
+                one.kind,
+                name,
+                threads,
+                predicted_s,
+                actual_s,
+                repeatability,
+                source,
             )
-    return tuple(found)
+            rows.append((*row, error))
+    return pd.DataFrame(rows, columns=OP_COLUMNS).astype({"repeatability_frac": float})
 
 
-def op_groups(ops: Sequence[SingleOp]) -> tuple[OpGroup, ...]:
-    """By thread count each family as a whole, then each of its kinds."""
-    found = []
-    for threads in dict.fromkeys(one.threads for one in ops):
-        for family, kinds in PLAN.items():
-            members = [one for one in ops if one.threads == threads and one.family == family]
-            for kind in ("all", *(name for name, _, _ in kinds)):
-                part = [one for one in members if kind in ("all", one.kind)]
-                if part:
-                    found.append(_group(family, kind, threads, part))
-    return tuple(found)
-
-
-def _group(family: str, kind: str, threads: int, ops: Sequence[SingleOp]) -> OpGroup:
-    errors = [abs(one.error_frac) for one in ops]
-    repeatabilities = [one.repeatability_frac for one in ops if one.repeatability_frac is not None]
-    return OpGroup(
-        family,
-        kind,
-        threads,
-        len(ops),
-        fmean(errors),
-        median(errors),
-        quantile(errors, 0.9),
-        median([one.error_frac for one in ops]),
-        median(repeatabilities) if repeatabilities else None,
-        sum(one.source == "unpriced" for one in ops),
-    )
+def op_groups(ops: pd.DataFrame) -> pd.DataFrame:
+    """By thread count each family as a whole (`kind` is ``all``), then each of its kinds: errors,
+    the median of what two fresh processes differ by, and how many ops are unpriced.
+    """
+    family = ops.groupby(["threads", "family"], sort=False).ngroup()
+    both = pd.concat([ops.assign(kind="all", number=family), ops.assign(number=family)])
+    both = both.sort_values("number", kind="stable")
+    by = ["family", "kind", "threads"]
+    unpriced = (both.source == "unpriced").groupby([both[name] for name in by], sort=False).sum()
+    groups = error_statistics(both, by, "n_ops", "median")
+    return groups.assign(n_unpriced=unpriced.to_numpy())

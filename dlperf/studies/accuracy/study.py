@@ -5,9 +5,11 @@ takes to measure is given from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import pandas as pd
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import EXACT, Machine
@@ -16,16 +18,17 @@ from dlperf.core.trace import Trace
 from dlperf.forecast.prediction import Prediction, predict
 from dlperf.studies.accuracy.ablation import Ablation, Intervals, ablate, intervals
 from dlperf.studies.accuracy.baselines import BaselineEstimate, problems, score_baseline
-from dlperf.studies.accuracy.cases import Case, CaseScore, LayerScore, Reference, join
+from dlperf.studies.accuracy.cases import Case, CaseScore, Reference, join
 from dlperf.studies.accuracy.scoring import (
-    LayerGroup,
     Summary,
+    joined,
     layer_groups,
+    records,
     score,
     summaries,
     variation_remark,
 )
-from dlperf.studies.accuracy.single_ops import OpGroup, SingleOp, op_groups
+from dlperf.studies.accuracy.single_ops import OP_COLUMNS, op_groups
 
 SCHEMA, SCHEMA_VERSION = "dlperf.validation", 2
 MAIN = "calibrated"
@@ -101,14 +104,14 @@ class Study:
 
     provenance: Provenance
     scores: tuple[CaseScore, ...] = ()
-    layers: tuple[LayerScore, ...] = ()
+    layers: pd.DataFrame = field(default_factory=lambda: joined(()))
     references: tuple[tuple[Case, Reference], ...] = ()
     estimates: tuple[tuple[Case, BaselineEstimate], ...] = ()
     baseline_scores: tuple[CaseScore, ...] = ()
-    baseline_layers: tuple[LayerScore, ...] = ()
+    baseline_layers: pd.DataFrame = field(default_factory=lambda: joined(()))
     ablations: tuple[Ablation, ...] = ()
     failures: tuple[Failure, ...] = ()
-    ops: tuple[SingleOp, ...] = ()
+    ops: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=OP_COLUMNS))
 
     @cached_property
     def summaries(self) -> tuple[Summary, ...]:
@@ -121,12 +124,12 @@ class Study:
         return summaries(self.baseline_scores)
 
     @cached_property
-    def groups(self) -> tuple[LayerGroup, ...]:
+    def groups(self) -> pd.DataFrame:
         """Layers by source and by type."""
         return layer_groups(self.layers)
 
     @cached_property
-    def op_groups(self) -> tuple[OpGroup, ...]:
+    def op_groups(self) -> pd.DataFrame:
         """Single ops by family and kind."""
         return op_groups(self.ops)
 
@@ -150,21 +153,16 @@ class Study:
         """Where the machine was too busy for the errors to mean anything: steps with one thread,
         single ops.
         """
-        steps = [
-            reference.repeatability_frac
-            for case, reference in self.references
-            if case.threads == 1 and reference.repeatability_frac is not None
-        ]
-        ops = [
-            one.repeatability_frac
-            for one in self.ops
-            if one.threads == 1 and one.repeatability_frac is not None
-        ]
-        return tuple(
-            remark
-            for remark in (variation_remark(steps, "step"), variation_remark(ops, "op"))
-            if remark
+        steps = (
+            reference.repeatability_frac for case, reference in self.references if case.threads == 1
         )
+        ops = self.ops[self.ops.threads == 1].repeatability_frac.dropna()
+        remarks = (variation_remark(steps, "step"), variation_remark(ops, "op"))
+        return tuple(remark for remark in remarks if remark)
+
+    def with_ops(self, ops: pd.DataFrame) -> Study:
+        """The study with further single ops."""
+        return replace(self, ops=joined((self.ops, ops), OP_COLUMNS))
 
     def with_remark(self, remark: str) -> Study:
         """The study with one more thing that a reader must know."""
@@ -192,15 +190,15 @@ class Study:
             "summaries": [
                 asdict(summary) for summary in (*self.summaries, *self.baseline_summaries)
             ],
-            "layer_groups": [asdict(group) for group in self.groups],
-            "layers": [_layer_row(layer) for layer in (*self.layers, *self.baseline_layers)],
+            "layer_groups": records(self.groups),
+            "layers": records(joined((self.layers, self.baseline_layers))),
             "intervals": None if self.intervals is None else asdict(self.intervals),
             "ablation": [asdict(one) for one in self.ablations],
             "variation_remarks": list(self.variation_remarks),
             "baseline_problems": list(self.baseline_problems),
             "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
-            "families": [asdict(group) for group in self.op_groups],
-            "ops": [{**asdict(one), "error_frac": one.error_frac} for one in self.ops],
+            "families": records(self.op_groups),
+            "ops": records(self.ops),
         }
 
 
@@ -213,11 +211,6 @@ def _case_row(score: CaseScore) -> dict[str, Any]:
         "width_frac": score.width_frac,
         "inside": score.inside,
     }
-
-
-def _layer_row(layer: LayerScore) -> dict[str, Any]:
-    row = asdict(layer)
-    return {**row.pop("case"), "network": layer.case.network, **row, "error_frac": layer.error_frac}
 
 
 Record = Callable[[Case], Trace]
@@ -244,9 +237,9 @@ def run_study(
 
     All targets are recorded before anything slow begins, so that one that does not work is known at
     once (its error is raised). A case that cannot be measured is a failure of its own and the
-    others go on. Runs of one case lie as far apart in time as the study allows: the floor holds the
-    machine's drift too. `n_runs` gives the number of runs for a thread count; `is_cross_machine`
-    says that the machine file is of another machine than this.
+    others go on. Runs of one case lie as far apart in time as the study allows: the repeatability
+    holds the machine's drift too. `n_runs` gives the number of runs for a thread count;
+    `is_cross_machine` marks a machine file of another machine than this.
     """
     traces: dict[tuple[str, int, bool], Trace] = {}
     for case in cases:
@@ -270,7 +263,7 @@ def run_study(
                     log(f"warning: {case.label} is left out: {error}")
     references = tuple((case, join(runs)) for case, runs in taken.items() if case not in failed)
     scores: list[CaseScore] = []
-    layers: list[LayerScore] = []
+    layers: list[pd.DataFrame] = []
     whole: list[tuple[Case, Reference, Prediction]] = []
     for variant in asked:
         for case, reference in references:
@@ -285,13 +278,13 @@ def run_study(
             if variant.only_measured and not (found.sources and found.sources.all_measured):
                 continue
             scores.append(found)
-            layers += rows
+            layers.append(rows)
             if variant.name == MAIN:
                 whole.append((case, reference, prediction))
     study = Study(
         provenance,
         tuple(scores),
-        tuple(layers),
+        joined(layers),
         references,
         failures=tuple(Failure(case, reason) for case, reason in failed.items()),
     )
@@ -309,7 +302,7 @@ def _with_baselines(
 ) -> Study:
     estimates: list[tuple[Case, BaselineEstimate]] = []
     scores: list[CaseScore] = []
-    layers: list[LayerScore] = []
+    layers: list[pd.DataFrame] = []
     for place, (case, reference) in enumerate(study.references, start=1):
         log(f"asking the baseline tools, case {place} of {len(study.references)}: {case.label}")
         for estimate in ask_baselines(case, traces[case.target, case.batch_size, case.inference]):
@@ -317,10 +310,10 @@ def _with_baselines(
             if not estimate.problem:
                 found, rows = score_baseline(case, reference, estimate)
                 scores.append(found)
-                layers += rows
+                layers.append(rows)
     return replace(
         study,
         estimates=tuple(estimates),
         baseline_scores=tuple(scores),
-        baseline_layers=tuple(layers),
+        baseline_layers=joined(layers),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,8 +12,7 @@ from dlperf.core.text import frame_to_csv
 from dlperf.report.table import Column, format_error, format_time
 from dlperf.studies.accuracy.ablation import Ablation
 from dlperf.studies.accuracy.cases import CaseScore
-from dlperf.studies.accuracy.scoring import LayerGroup, Summary
-from dlperf.studies.accuracy.single_ops import OpGroup
+from dlperf.studies.accuracy.scoring import Summary
 from dlperf.studies.accuracy.study import Study
 
 Row = TypeVar("Row")
@@ -24,7 +24,7 @@ def percent(value: float | None) -> str:
     >>> percent(0.0312), percent(None)
     ('3.1', '-')
     """
-    return "-" if value is None else f"{100 * value:.1f}"
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
 def _columns(
@@ -117,10 +117,10 @@ def baseline_columns(
     ]
 
 
-def group_columns(rows: Sequence[LayerGroup]) -> list[Column]:
+def group_columns(groups: pd.DataFrame) -> list[Column]:
     """One row a kind of layer, in percent."""
     return _columns(
-        rows,
+        list(groups.itertuples()),
         ("layers", "", 0, True, lambda r: r.name),
         ("phase", "", 0, True, lambda r: r.phase),
         ("number", "", 0, False, lambda r: str(r.n_layers)),
@@ -132,11 +132,11 @@ def group_columns(rows: Sequence[LayerGroup]) -> list[Column]:
     )
 
 
-def op_columns(rows: Sequence[OpGroup]) -> list[Column]:
+def op_columns(groups: pd.DataFrame) -> list[Column]:
     """One row a family or kind of single ops, in percent."""
-    several = len({row.threads for row in rows}) > 1
+    several = len(set(groups.threads)) > 1
     return _columns(
-        rows,
+        list(groups.itertuples()),
         (
             "ops",
             "",

@@ -11,8 +11,9 @@ from statistics import fmean, median
 from typing import Any
 
 from dlperf.core.units import UNSHAPED
+from dlperf.studies.accuracy.cases import median_or_none
 from dlperf.studies.accuracy.study import Provenance
-from dlperf.studies.forecasts import MeasuredForecast, Pair, median_or_none
+from dlperf.studies.forecasts import MeasuredForecast, Pair
 
 SCHEMA, SCHEMA_VERSION = "dlperf.distributed_validation", 2
 LINK_BOUND_FRAC = 0.10

@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from dlperf.core.records.conversion import Name, Positive, Text
 from dlperf.models.threads import delta_frac
+from dlperf.studies.accuracy.cases import median_or_none
 from dlperf.studies.accuracy.study import Provenance
-from dlperf.studies.forecasts import MeasuredForecast, Pair, median_or_none
+from dlperf.studies.forecasts import MeasuredForecast, Pair
 
 SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 2
 
