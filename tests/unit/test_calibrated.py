@@ -37,6 +37,7 @@ from dlperf.predictors.analysis import analyse
 from dlperf.predictors.calibrated import HOUR_SPREAD, PROCESS_SPREAD, pause_slowdowns
 from dlperf.predictors.kernel_cost_model import cost_model_of, fit_kernel_models
 from dlperf.predictors.kernel_model import Hyperparameters, KernelModel, fit_hyperparameters
+from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.page_faults import cold_faults
 
 FAULT_S = 1e-6
@@ -67,6 +68,19 @@ def test_an_op_that_was_measured_takes_what_was_measured() -> None:
     )
     row = only(priced(trace(mm(40, 60, 50)), machine(extra=(own,))))
     assert (row["source"], row["seconds"]) == ("measured", 3e-5)  # the least of the samples
+
+
+@pytest.mark.parametrize(("n", "kernel"), [(8 * 1020, "neg"), (9 * 1020, "relu")])
+def test_a_kernel_of_one_size_serves_work_up_to_eight_times_as_large(n: int, kernel: str) -> None:
+    narrow = tuple(
+        Kernel(Op("aten.neg.default", (T(size),)), "pointwise", 1, Samples((relu_s(size),)))
+        for size in (1000, 1010, 1020)
+    )
+    description = describe(Op("aten.neg.default", (T(n),)))
+    assert description is not None
+    found = cost_model_of(machine(extra=narrow), 1).resolve(description)
+    assert found is not None
+    assert found[0] == kernel
 
 
 def test_a_targets_own_operations_were_measured_at_a_moment_of_their_own() -> None:

@@ -22,9 +22,8 @@ from dlperf.microbench.layers import recurrent
 from dlperf.microbench.plan import MODES
 from dlperf.microbench.worker import planned_groups
 from dlperf.predictors.kernels.catalog import describe, known
-from dlperf.predictors.kernels.contractions import output_shape
 from dlperf.predictors.kernels.description import KernelDescription, kernel_features
-from dlperf.predictors.kernels.onednn import takes_onednn
+from dlperf.predictors.kernels.onednn import convolution_call, takes_onednn
 from dlperf.predictors.kernels.sub_kernels import scratch, sub_kernels
 from dlperf.recorder.recording import record
 
@@ -472,7 +471,9 @@ def test_output_shapes_are_torchs(case: tuple[torch.Tensor, torch.Tensor, tuple[
         return
     out = torch.ops.aten.convolution(image.to("meta"), weight.to("meta"), None, *arguments)
     op = Op("aten.convolution.default", (spec(image), spec(weight), None, *arguments))
-    assert output_shape(op) == tuple(out.shape)
+    call = convolution_call(op)
+    assert call is not None
+    assert (call.before if call.transposed else call.after).shape == tuple(out.shape)
     found = describe(op)
     assert found is not None
     assert found == describe(Op(op.name, op.args, outputs=(spec(out),)))

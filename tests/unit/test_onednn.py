@@ -166,3 +166,12 @@ def test_products_need_columns_and_no_blocks() -> None:
     assert scratch(Op(odd.name, odd.args, outputs=backward_of(odd).inputs[:1])) == (
         (3 * 9 * 64 * 4,),
     )
+
+
+def test_a_stride_beyond_the_kernel_leaves_gaps_and_one_as_long_does_not() -> None:
+    """The gradient of a depthwise weight has a kernel of its own unless taps are skipped."""
+    found = [
+        Convolution(1, 1, 32, Window((3, 3), (step, step), (0, 0), (1, 1), (15, 15)))
+        for step in (2, 3, 4)
+    ]
+    assert [one.implementation("weight") for one in found] == ["blocked", "blocked", "gemm"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from dlperf.core.trace import Argument, Op, TensorSpec
+from dlperf.core.trace import Argument, Op, TensorSpec, tensors_in
+from dlperf.ops.registry import aten
 from dlperf.predictors.kernels.description import (
     KernelDescription,
+    described,
     ints,
     kernel_features,
     log2,
@@ -24,15 +26,13 @@ _VIEWS = """
     as_strided_ swapaxes_ _indices _values _sparse_coo_tensor_with_dims_and_tensors
     _linalg_check_errors is_coalesced unsafe_split real imag mT numpy_T unsafe_chunk requires_grad_
     _has_compatible_shallow_copy_type result_type
-""".split()
-VIEWS = tuple(f"aten.{name}" for name in _VIEWS)
+"""
 """Operators that make a view or read a size: a call and no kernel."""
 
 
-@kernel_features(*VIEWS)
+@kernel_features(*aten(_VIEWS))
 def _view(op: Op) -> KernelDescription:
-    name = op.packet.removeprefix("aten.")
-    return KernelDescription(("view", name), (), (1.0,), (("view", "view"),))
+    return described((("view", op.packet.removeprefix("aten.")), ("view", "view")), (), ())
 
 
 # -- elementwise -----------------------------------------------------------------------------------
@@ -63,24 +63,11 @@ _DEAR = """
     logit xlogy logaddexp lgamma digamma softplus_ logsigmoid poisson_nll_loss glu glu_backward
     soft_margin_loss soft_margin_loss_backward logit_backward sinc acosh asinh atanh polygamma hypot
 """.split()
-_FUSED = """
-    _fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_
-""".split()
 _FOREACH = """
     add_ mul_ lerp_ addcmul_ addcdiv_ sqrt div_ sub_ neg_ neg zero_ sqrt_ add mul div sub maximum_
     maximum reciprocal reciprocal_ abs copy_ sign sign_ pow pow_ addcdiv addcmul clamp_min_
     clamp_max_ norm
-""".split()
-
-
-_ELEMENTWISE = tuple(
-    dict.fromkeys(
-        f"aten.{name}{mark}"
-        for name in (*_CHEAP, *_DEAR)
-        for mark in ("", "_")
-        if not (name.endswith("_") and mark)
-    )
-)
+"""
 
 
 _LONG_RUN, _SHORT_RUN = 1024, 16
@@ -110,18 +97,16 @@ def _gaps(full: list[TensorSpec]) -> str:
 
 
 def _pattern(full: list[TensorSpec], others: list[TensorSpec], shape: tuple[int, ...]) -> str:
-    orders = {spec.is_contiguous for spec in full}
-    if others and any(spec.numel > 1 for spec in others):
-        vector = next(spec for spec in others if spec.numel > 1)
+    vector = next((spec for spec in others if spec.numel > 1), None)
+    if vector is not None:
         last = vector.shape[-1] if vector.shape else 1
         return "row" if last == shape[-1] and vector.numel == last else "column"
-    if orders == {True} or (
+    orders = {spec.strides for spec in full if not spec.is_contiguous}
+    if not orders or (
         len({spec.strides for spec in full}) == 1 and all(spec.is_dense for spec in full)
     ):
         return "flat"
-    if all(_repeats_inside(spec) for spec in full):
-        return "broadcast"
-    return _gaps(full)
+    return "broadcast" if all(_repeats_inside(spec) for spec in full) else _gaps(full)
 
 
 def _repeats_inside(spec: TensorSpec) -> bool:
@@ -146,6 +131,8 @@ def _is_one_element(spec: TensorSpec) -> bool:
 _OTHERWISE = {0.0: "fill", 0.5: "sqrt", -0.5: "rsqrt", 1.0: "clone"}
 """Powers that are computed as another operator (aten/src/ATen/native/Pow.cpp, cpu/PowKernel.cpp).
 """
+_PROXIES = {"0": "zeros_like", "1": "relu", "2": "add", "3": "addcmul"}
+"""Cheap kernels that stand for others, by the number of full-sized operands."""
 _COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
 
 
@@ -160,53 +147,49 @@ def _powers(exponent: Argument) -> tuple[str, ...]:
     )  # type: ignore[arg-type]
 
 
+@kernel_features(
+    *dict.fromkeys(
+        f"aten.{name}{mark}"
+        for name in (*_CHEAP, *_DEAR)
+        for mark in ("", "_")
+        if not (name.endswith("_") and mark)
+    )
+)
 def elementwise(op: Op) -> KernelDescription:
     """Kernels that pass once over their operands: by operator, number of full-sized operands, dtype
     and access pattern; feature is log2 of the elements.
     """
     name = op.packet.removeprefix("aten.")
     tensors = op.inputs
-    created = op.outputs[0] if op.outputs else None
-    largest = max(tensors, key=lambda spec: spec.numel, default=None)
-    shape: tuple[int, ...]
-    if created is not None and (largest is None or created.numel > largest.numel):
-        largest = created
+    largest = max((*tensors, *op.outputs[:1]), key=lambda spec: spec.numel, default=None)
     if largest is None:  # zeros((n,)) without its record
-        numel, shape, dtype = math.prod(ints(op.args[0])) if op.args else 1, (1,), "float32"
-    else:
-        numel, shape, dtype = largest.numel, largest.shape, largest.dtype
+        largest = TensorSpec.contiguous(math.prod(ints(op.args[0])) if op.args else 1)
+    numel, shape, dtype = largest.numel, largest.shape, largest.dtype
     whole = [spec for spec in tensors if spec.numel == numel and spec.dtype != "bool"]
     full = [spec for spec in whole if not _is_one_element(spec)]
-    repeated = [spec for spec in full if _repeats_inside(spec)]
-    is_column = (
-        0 < len(repeated) < len(full)
-    )  # a column that was expanded is read like one that was not
-    if is_column:
-        full = [spec for spec in full if not _repeats_inside(spec)]
+    # A column that was expanded is read like one that was not.
+    apart = [spec for spec in full if not _repeats_inside(spec)]
+    is_column = 0 < len(apart) < len(full)
+    full = apart if is_column else full
     others = [spec for spec in tensors if spec.numel != numel]
     memory_format = dict(op.kwargs).get("memory_format")
-    reordered = memory_format is not None and bool(full) and not full[0].is_contiguous
-    pattern = (
-        "flat"
-        if not full
-        else _gaps(full)
-        if reordered
-        else "column"
-        if is_column
-        else _pattern(full, others, shape)
-    )
+    if not full:
+        pattern = "flat"
+    elif memory_format is not None and not full[0].is_contiguous:
+        pattern = _gaps(full)
+    else:
+        pattern = "column" if is_column else _pattern(full, others, shape)
+    amounts = (log2(numel),), (numel,)
     if name in ("pow", "pow_") and len(op.args) > 1 and not isinstance(op.args[1], TensorSpec):
         exponent = op.args[1]
         if exponent not in _OTHERWISE:
-            variants = [
+            powers = [
                 (kernel, "1", precision, p)
                 for kernel in _powers(exponent)
-                for precision in dict.fromkeys((dtype, "float32"))
+                for precision in (dtype, "float32")
                 for p in (pattern, "flat")
             ]
-            return KernelDescription(
-                variants[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(variants[1:]))
-            )
+            return described(powers, *amounts)
         name = _OTHERWISE[exponent]  # type: ignore[index]
     kind = f"cast {tensors[0].dtype}" if name == "_to_copy" and tensors else dtype
     arity = str(len(full))
@@ -228,62 +211,45 @@ def elementwise(op: Op) -> KernelDescription:
         variants.insert(1, ("clone", "1", dtype, pattern))
     if pattern in ("row", "column"):
         variants[1:1] = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
-    base = name.rstrip("_")
-    proxy = (
-        {"0": "zeros_like", "1": "relu", "2": "add", "3": "addcmul"}.get(arity, "addcmul")
-        if base in _CHEAP
-        else ("sigmoid" if arity in ("0", "1") else "sigmoid_backward")
-    )
-    arity = (
-        arity
-        if proxy not in ("sigmoid_backward", "sigmoid")
-        else ("1" if proxy == "sigmoid" else "2")
-    )
-    for precision in dict.fromkeys((dtype, "float32")):
+    if name.rstrip("_") in _CHEAP:
+        proxy = (_PROXIES.get(arity, "addcmul"), arity)
+    else:
+        proxy = ("sigmoid", "1") if len(full) < 2 else ("sigmoid_backward", "2")
+    for precision in (dtype, "float32"):
         variants += [
-            (name, str(len(full)), precision, "flat"),
-            (twin, str(len(full)), precision, "flat"),
-            (proxy, arity, precision, "flat"),
-            (proxy, "1", precision, "flat"),
+            (name, arity, precision, "flat"),
+            (twin, arity, precision, "flat"),
+            (*proxy, precision, "flat"),
+            (proxy[0], "1", precision, "flat"),
         ]
     variants += [("add", "2", "float32", "flat"), ("clone", "1", "float32", "flat")]
-    return KernelDescription(
-        variants[0], (log2(numel),), (1.0, float(numel)), tuple(dict.fromkeys(variants[1:]))
-    )
-
-
-kernel_features(*_ELEMENTWISE)(elementwise)
+    return described(variants, *amounts)
 
 
 @kernel_features("aten.repeat")
 def _repeat(op: Op) -> KernelDescription:
     spec = tensor(op.args[0])
     numel = spec.numel * math.prod(ints(op.args[1]))
-    clones = tuple(
-        ("clone", "1", dtype, "flat") for dtype in dict.fromkeys((spec.dtype, "float32"))
-    )
-    return KernelDescription(("repeat", "float32"), (log2(numel),), (1.0, float(numel)), clones)
+    clones = (("clone", "1", dtype, "flat") for dtype in (spec.dtype, "float32"))
+    return described((("repeat", "float32"), *clones), (log2(numel),), (numel,))
 
 
 @kernel_features(
-    *(f"aten.{name}" for name in _FUSED), *(f"aten._foreach_{name}" for name in _FOREACH)
+    *aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"), *aten(_FOREACH, "_foreach_")
 )
 def _many_tensors(op: Op) -> KernelDescription:
     name = op.packet.removeprefix("aten.")
-    first = op.args[0]
-    specs = [
-        spec
-        for spec in (first if isinstance(first, tuple) else (first,))
-        if isinstance(spec, TensorSpec)
-    ]
+    specs = list(tensors_in(op.args[0]))
     numel = sum(spec.numel for spec in specs)
     lists = sum(1 for a in op.args if isinstance(a, tuple) and a and isinstance(a[0], TensorSpec))
     dtype = specs[0].dtype if specs else "float32"
-    fallbacks = (
-        (name, str(lists), "float32"),
-        ("_foreach_add_", "2", "float32"),
-        ("_foreach_mul_", "1", "float32"),
-    )
-    return KernelDescription(
-        (name, str(lists), dtype), (log2(numel),), (1.0, float(numel)), fallbacks
+    return described(
+        (
+            (name, str(lists), dtype),
+            (name, str(lists), "float32"),
+            ("_foreach_add_", "2", "float32"),
+            ("_foreach_mul_", "1", "float32"),
+        ),
+        (log2(numel),),
+        (numel,),
     )

@@ -232,7 +232,7 @@ _DIMENSIONS_FIRST = tuple(
 
 
 @kernel_features(*_REDUCTIONS)
-def _reduction(op: Op) -> KernelDescription:
+def _reduction(op: Op) -> KernelDescription | None:
     spec, *others = op.args
     if others and isinstance(others[0], TensorSpec) and op.packet != "aten.equal":
         return elementwise(op)  # max(a, b)
@@ -402,7 +402,7 @@ def _filled(kernel: str, whole: int, moved: int, run: int) -> KernelDescription:
 
 
 @kernel_features("aten.constant_pad_nd")
-def _constant_padding(op: Op) -> KernelDescription:
+def _constant_padding(op: Op) -> KernelDescription | None:
     """As :func:`_scatter_into_zeros`; for a negative padding, a copy of what is left."""
     given, pads = tensor(op.args[0]), ints(op.args[1])
     sides = [

@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.predictors.kernels.description import ints
+from dlperf.core.trace import Op, TensorSpec
+from dlperf.predictors.kernels.description import ints, tensor
 
 BLOCK = 16
 """Channels of a block in oneDNN's layouts with 512-bit vectors of float32 (aBcd16b)."""
@@ -116,23 +116,6 @@ class Window:
 def _positions_inside(first: int, step: int, size: int, positions: int) -> int:
     """How many of `first`, `first` + `step`, ... (`positions` of them) lie in [0, `size`)."""
     return max(0, min(positions, (size - 1 - first) // step + 1) - max(0, -(first // step)))
-
-
-def window_of(
-    weight: TensorSpec,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    image: tuple[int, ...],
-) -> Window:
-    """The window of a convolution with this weight over an image of these sizes; one number stands
-    for all axes.
-    """
-    d = len(weight.shape) - 2
-    stride, padding, dilation = (
-        values * d if len(values) == 1 else values for values in (stride, padding, dilation)
-    )
-    return Window(tuple(weight.shape[2:]), stride, padding, dilation, image)
 
 
 def forward_implementation(c_in: int, c_out: int, groups: int, window: Window) -> str:
@@ -343,6 +326,70 @@ def ways_of(transposed: bool, needs: tuple[bool, bool] | None) -> tuple[str, ...
     return tuple(way for way, needed in zip((back, "weight"), needs) if needed)
 
 
+@dataclass(frozen=True)
+class ConvolutionCall:
+    """Operands and passes of ``aten.convolution`` or its backward: a `convolution` of `before` to
+    `after` with a `weight`. Of a transposed one `before` is the result.
+    """
+
+    convolution: Convolution
+    image: TensorSpec
+    before: TensorSpec
+    after: TensorSpec
+    weight: TensorSpec
+    transposed: bool
+    ways: tuple[str, ...]
+
+    def takes_onednn(self, threads: int = 1) -> bool:
+        """Whether it goes to oneDNN (:func:`takes_onednn`)."""
+        window = self.convolution.window
+        moves = window.stride, window.dilation, self.convolution.groups
+        return takes_onednn(self.image, self.weight, *moves, threads)
+
+
+def convolution_call(op: Op) -> ConvolutionCall | None:
+    """The convolution that an op is, or whose backward it is; None for other operators."""
+    if op.packet not in ("aten.convolution", "aten.convolution_backward"):
+        return None
+    backward = op.packet.endswith("backward")
+    image, weight, _, *settings = op.args[backward : 9 + backward]
+    mask = op.args[10] if backward else None
+    needs = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) else None
+    image, weight = tensor(image), tensor(weight)
+    d = len(weight.shape) - 2
+    stride, padding, dilation, extra = (ints(settings[index], d) for index in (0, 1, 2, 4))
+    transposed, groups = bool(settings[3]), math.prod(ints(settings[5]))
+    kernel = weight.shape[2:]
+    if backward or op.outputs:
+        result = tensor(op.args[0]) if backward else op.outputs[0]
+    else:
+        sides = Window(kernel, stride, padding, dilation, image.shape[2:]).out
+        if transposed:
+            sides = tuple(
+                (size - 1) * step - 2 * pad + reach * (side - 1) + more + 1
+                for size, step, pad, reach, side, more in zip(
+                    image.shape[2:], stride, padding, dilation, kernel, extra
+                )
+            )
+        channels = weight.shape[1] * groups if transposed else weight.shape[0]
+        result = TensorSpec.contiguous(image.shape[0], channels, *sides, dtype=image.dtype)
+    before, after = (result, image) if transposed else (image, result)
+    return ConvolutionCall(
+        Convolution(
+            before.shape[1] // groups,
+            after.shape[1] // groups,
+            groups,
+            Window(kernel, stride, padding, dilation, before.shape[2:]),
+        ),
+        image,
+        before,
+        after,
+        weight,
+        transposed,
+        ways_of(transposed, needs),
+    )
+
+
 def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     """Bytes of the blocks that an op allocates and frees within itself, by stage; () for an op
     without such.
@@ -352,54 +399,25 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
     weight. Where a product does the work, it is on the columns of one image (im2col), a group at a
     time.
     """
-    needs: tuple[bool, bool] | None = None
-    result: Argument
-    if op.packet == "aten.convolution" and op.outputs:
-        (image, weight, _, *settings), result = op.args[:9], op.outputs[0]
-    elif op.packet == "aten.convolution_backward" and isinstance(mask := op.args[10], tuple):
-        (result, image, weight, _, *settings), needs = op.args[:10], (bool(mask[0]), bool(mask[1]))
-    else:
+    call = convolution_call(op)
+    if call is None or not call.takes_onednn():
         return ()
-    if not (
-        isinstance(image, TensorSpec)
-        and isinstance(weight, TensorSpec)
-        and isinstance(result, TensorSpec)
-    ):
-        return ()
-    stride, padding, dilation, transposed, _, groups = settings
-    assert isinstance(groups, int)
-    before, after = (result, image) if transposed else (image, result)
-    window = window_of(weight, ints(stride), ints(padding), ints(dilation), before.shape[2:])
-    if not takes_onednn(image, weight, window.stride, window.dilation, groups):
-        return ()
-    found = Convolution(before.shape[1] // groups, after.shape[1] // groups, groups, window)
-    return tuple(
-        _stage(found, way, before, after, weight) for way in ways_of(bool(transposed), needs)
-    )
+    return tuple(_stage(call, way) for way in call.ways)
 
 
-def _stage(
-    convolution: Convolution, way: str, before: TensorSpec, after: TensorSpec, weight: TensorSpec
-) -> tuple[int, ...]:
-    """Bytes allocated within one of the ways of a convolution of `before` to `after`."""
+def _stage(call: ConvolutionCall, way: str) -> tuple[int, ...]:
+    """Bytes allocated within one of the passes of a convolution."""
+    convolution, after = call.convolution, call.after
     implementation = convolution.implementation(way)
     if implementation == "gemm":
-        return (
-            convolution.c_in
-            * math.prod(convolution.window.kernel)
-            * math.prod(after.shape[2:])
-            * after.item_bytes,
-        )
+        kernel = math.prod(convolution.window.kernel)
+        return (convolution.c_in * kernel * math.prod(after.shape[2:]) * after.item_bytes,)
+    weight = _blocked_weight(call.weight)
     if implementation == "strided":
-        return (after.nbytes, _blocked_weight(weight), before.nbytes)
-    incoming = () if implementation == "first" else (_blocked(before),)
-    if way == "output":
-        return (*incoming, _blocked_weight(weight), _blocked(after))
-    return (
-        _blocked(after),
-        *(
-            (_blocked_weight(weight), *incoming)
-            if way == "input"
-            else (*incoming, _blocked_weight(weight))
-        ),
-    )
+        return (after.nbytes, weight, call.before.nbytes)
+    incoming = () if implementation == "first" else (_blocked(call.before),)
+    return {
+        "output": (*incoming, weight, _blocked(after)),
+        "input": (_blocked(after), weight, *incoming),
+        "weight": (_blocked(after), *incoming, weight),
+    }[way]

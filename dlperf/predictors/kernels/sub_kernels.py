@@ -61,7 +61,7 @@ def sub_kernels(op: Op) -> tuple[Op, ...]:
     True
     """
     copies = tuple(contiguous_clone(spec) for spec in _copied(op))
-    return (*(_passes(op) if op.packet == "aten.convolution_backward" else (op,)), *copies)
+    return (*_passes(op), *copies)
 
 
 def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
@@ -87,7 +87,7 @@ def scratch(op: Op) -> tuple[tuple[int, ...], ...]:
 
 
 def _passes(op: Op) -> tuple[Op, ...]:
-    mask = op.args[_MASK] if len(op.args) > _MASK else None
+    mask = op.args[_MASK] if op.packet == "aten.convolution_backward" and op.args[_MASK:] else None
     if not isinstance(mask, tuple) or not mask[0] or not any(mask[1:]):
         return (op,)
     return tuple(
