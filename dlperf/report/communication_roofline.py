@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from dlperf.core.units import format_si
 from dlperf.models import ridgeline
 from dlperf.models.roofline import attainable_flops_per_s, attainable_with_network_flops_per_s
-from dlperf.report.drawing import BLUE, GREEN, INK, VERMILLION, new_figure, plain
-from dlperf.report.ridgeline import SERIES, powers
+from dlperf.report.drawing import BLUE, GREEN, INK, VERMILLION, new_figure, plain, rate_axes
+from dlperf.report.ridgeline import draw_series, draw_surface
 
 SYSTEM_STYLES = (
     (VERMILLION, "solid"),
@@ -24,7 +23,10 @@ SYSTEM_STYLES = (
     (BLUE, (0, (4, 1.5, 1, 1.5))),
     (INK, (0, (1, 1.2))),
 )
-_AXES = (("communication arithmetic intensity", "network"), ("operational intensity", "memory"))
+_AXES = (
+    ("communication", "communication arithmetic intensity", "network"),
+    ("operational", "operational intensity", "memory"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,85 +59,40 @@ def pair_figure(
     """
     figure = new_figure(11.6, 5.4, gap_frac=0.04)
     axes = figure.subplots(1, 2, sharey=True)
-    top = max(system.rates.peak_flops_per_s for system in systems)
-    heights: list[float] = [top]
-    for side, (ax, (name, resource)) in enumerate(zip(axes, _AXES)):
-        bandwidths = [
-            s.rates.network_bytes_per_s if side == 0 else s.rates.memory_bytes_per_s
-            for s in systems
-        ]
-        xs = [
-            x for p in points if 0 < (x := p.communication if side == 0 else p.operational) < np.inf
-        ]
-        ridges = [s.rates.peak_flops_per_s / bandwidth for s, bandwidth in zip(systems, bandwidths)]
-        x_low, x_high = (
-            min([*xs, *ridges]) / (3 if xs else 100),
-            max([*xs, *ridges]) * (3 if xs else 10),
-        )
-        grid = np.geomspace(x_low, x_high, 400)
-        for number, (system, bandwidth, ridge) in enumerate(zip(systems, bandwidths, ridges)):
-            color, style = (
-                SYSTEM_STYLES[number % len(SYSTEM_STYLES)] if len(systems) > 1 else (INK, "solid")
-            )
-            roof = np.asarray(
-                attainable_flops_per_s(grid, system.rates.peak_flops_per_s, bandwidth)
-            )
-            label = (
-                f"{system.name}: " if len(systems) > 1 else ""
-            ) + f"{format_si(bandwidth, 'B/s')}, ridge at {ridge:.3g}"
-            ax.plot(
-                grid,
-                roof,
-                color=color,
-                linestyle=style,
-                linewidth=1.6,
-                label=plain(label, 60),
-                zorder=3,
-            )
-            ax.plot(
-                [ridge] * 2,
-                [system.rates.peak_flops_per_s / 1e9, system.rates.peak_flops_per_s],
-                color=color,
-                linestyle=":",
-                linewidth=0.9,
-                zorder=1,
-            )
-            heights.append(float(roof.min()) if not points else system.rates.peak_flops_per_s)
-        ax.set(
-            xscale="log",
-            yscale="log",
-            xlim=(x_low, x_high),
-            xlabel=f"{name} (FLOP per byte of {resource})",
-        )
-        ax.grid(True)
-        ax.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    several = len(systems) > 1
+    peaks = [system.rates.peak_flops_per_s for system in systems]
+    heights = [*peaks, *(p.flops_per_s for p in points)]
+    for ax, (intensity, name, resource) in zip(axes, _AXES):
+        bandwidths = [getattr(s.rates, f"{resource}_bytes_per_s") for s in systems]
+        ridges = [peak / bandwidth for peak, bandwidth in zip(peaks, bandwidths)]
+        xs = [x for p in points if 0 < (x := getattr(p, intensity)) < np.inf]
+        room = (3, 3) if xs else (100, 10)
+        x_limits = min([*xs, *ridges]) / room[0], max([*xs, *ridges]) * room[1]
+        grid = np.geomspace(*x_limits, 400)
+        for number, (system, peak, bandwidth) in enumerate(zip(systems, peaks, bandwidths)):
+            color, style = SYSTEM_STYLES[number % len(SYSTEM_STYLES)] if several else (INK, "solid")
+            roof = np.asarray(attainable_flops_per_s(grid, peak, bandwidth))
+            ridge = ridges[number]
+            label = f"{format_si(bandwidth, 'B/s')}, ridge at {ridge:.3g}"
+            label = plain(f"{system.name}: {label}" if several else label, 60)
+            ax.plot(grid, roof, color=color, linestyle=style, linewidth=1.6, label=label, zorder=3)
+            drop = [ridge, ridge], [peak / 1e9, peak]
+            ax.plot(*drop, color=color, linestyle=":", linewidth=0.9, zorder=1)
+            heights += [] if points else [float(roof.min())]
+        rate_axes(ax, x_limits, (min(heights) / 3, max(peaks) * 3))
+        ax.set_xlabel(f"{name} (FLOP per byte of {resource})")
         ax.legend(loc="lower right", framealpha=0.9, frameon=True, edgecolor="none")
-    handles = []
-    for number, series in enumerate(dict.fromkeys(p.series for p in points)):
-        mark, color = SERIES[number % len(SERIES)]
-        mine = [p for p in points if p.series == series]
-        heights += [p.flops_per_s for p in mine]
-        for side, ax in enumerate(axes):
-            shown = [p for p in mine if side == 1 or p.communication < np.inf]
-            xs = [p.communication if side == 0 else p.operational for p in shown]
-            (line,) = ax.plot(
-                xs,
-                [p.flops_per_s for p in shown],
-                marker=mark,
-                color=color,
-                markeredgecolor="white",
-                markeredgewidth=0.6,
-                markersize=6.5,
-                linewidth=0.8,
-                zorder=4,
-            )
-        line.set_label(plain(series))
-        handles.append(line)
-    axes[0].set(
-        ylim=(min(heights) / 3, top * 3),
-        ylabel="attainable rate (FLOP/s)" if not points else "rate of one process (FLOP/s)",
-    )
-    axes[0].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=" "))
+        handles = draw_series(
+            ax,
+            points,
+            (intensity, "flops_per_s"),
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            markersize=6.5,
+            linewidth=0.8,
+            zorder=4,
+        )
+    axes[0].set_ylabel("rate of one process (FLOP/s)" if points else "attainable rate (FLOP/s)")
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=min(7, len(handles)))
     if title:
@@ -150,21 +107,20 @@ def surface_figure(
     points on it (Figure 2.13). What sends nothing is not drawn.
     """
     shown = [p for p in points if p.communication < np.inf]
-    operational = [s.rates.peak_flops_per_s / s.rates.memory_bytes_per_s for s in systems] + [
-        p.operational for p in shown
-    ]
-    communication = [s.rates.peak_flops_per_s / s.rates.network_bytes_per_s for s in systems] + [
-        p.communication for p in shown
-    ]
-    room = 2.0 if shown else 20.0
-    oi = np.geomspace(min(operational) / room, max(operational) * 2, 128 if not shown else 64)
-    cai = np.geomspace(min(communication) / room, max(communication) * 2, len(oi))
-    across, along = np.meshgrid(oi, cai)
+    grids = []
+    for intensity, _, resource in reversed(_AXES):
+        xs = [
+            s.rates.peak_flops_per_s / getattr(s.rates, f"{resource}_bytes_per_s") for s in systems
+        ]
+        xs += [getattr(p, intensity) for p in shown]
+        n_cells = 64 if shown else 128
+        grids.append(np.geomspace(min(xs) / (2.0 if shown else 20.0), max(xs) * 2, n_cells))
+    oi, cai = np.meshgrid(*grids)
     surfaces = [
         np.log10(
             np.asarray(
                 attainable_with_network_flops_per_s(
-                    across, along, r.peak_flops_per_s, r.memory_bytes_per_s, r.network_bytes_per_s
+                    oi, cai, r.peak_flops_per_s, r.memory_bytes_per_s, r.network_bytes_per_s
                 )
             )
         )
@@ -175,42 +131,21 @@ def surface_figure(
     figure = new_figure(1.6 + 5.2 * len(systems), 5.8 if len(systems) > 1 else 6.4)
     for number, (system, surface) in enumerate(zip(systems, surfaces)):
         ax: Any = figure.add_subplot(1, len(systems), number + 1, projection="3d")
-        ax.plot_surface(
-            np.log10(across),
-            np.log10(along),
-            surface,
-            cmap="viridis",
-            vmin=low,
-            vmax=high,
-            rstride=1,
-            cstride=1,
-            linewidth=0,
-            antialiased=False,
-            alpha=0.75 if shown else 1.0,
+        look = {"cmap": "viridis", "vmin": low, "vmax": high, "alpha": 0.75 if shown else 1.0}
+        draw_surface(ax, oi, cai, surface, (low, high), **look)
+        draw_series(
+            ax,
+            shown,
+            ("operational", "communication", "flops_per_s"),
+            np.log10,
+            markersize=5,
+            linewidth=0.8,
+            zorder=10,
+            **({"label": None} if number else {}),
         )
-        for place, series in enumerate(dict.fromkeys(p.series for p in shown)):
-            mark, color = SERIES[place % len(SERIES)]
-            mine = [p for p in shown if p.series == series]
-            coordinates = [
-                [np.log10(getattr(p, name)) for p in mine]
-                for name in ("operational", "communication", "flops_per_s")
-            ]
-            ax.plot(
-                *coordinates,
-                marker=mark,
-                color=color,
-                markersize=5,
-                linewidth=0.8,
-                zorder=10,
-                label=plain(series) if number == 0 else None,
-            )
-        powers(ax.xaxis, oi[0], oi[-1])
-        powers(ax.yaxis, cai[0], cai[-1])
-        powers(ax.zaxis, 10**low, 10**high, "eng")
         ax.set(zlim=(low, high + 0.1), xlabel="OI (FLOP/byte)", ylabel="CAI (FLOP/byte)")
         ax.set_zlabel("attainable (FLOP/s)", labelpad=8)
         ax.view_init(elev=24, azim=-135)
-        ax.set_box_aspect(None, zoom=0.95)
         ax.set_title(plain(system.name), fontsize=10)
     if shown:
         figure.legend(loc="outside lower center", ncols=7)
