@@ -262,7 +262,10 @@ def test_ranks_measure_without_anything_that_predicts() -> None:
 
 @pytest.mark.network
 @pytest.mark.process
-def test_a_measuring_rank_tells_in_one_line_what_failed(tmp_path: Path) -> None:
+def test_a_measuring_rank_tells_in_one_line_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     order = {
         "kind": "steps",
         "target": "missing.py:net",
@@ -282,5 +285,4 @@ def test_a_measuring_rank_tells_in_one_line_what_failed(tmp_path: Path) -> None:
             ranks.loopback_places(1),
             [sys.executable, "-m", "dlperf.studies.distributed.rank_process", str(paper)],
             limit_s=60,
-            cwd=ROOT,
         )
