@@ -11,19 +11,16 @@ from types import FrameType
 from typing import NoReturn
 
 from dlperf.core.argument_types import count, seconds
+from dlperf.core.child_process import INTERRUPTED, UNUSABLE
 from dlperf.core.errors import DlperfError
+from dlperf.core.rank_program import Parser
 from dlperf.core.streams import log
 from dlperf.core.units import UNSHAPED, format_rate, parse_rate
 from dlperf.microbench.hosts.namespaces import Unavailable
 from dlperf.microbench.hosts.ranks import RankFailed, places_of, run_ranks
 
 _MARK = "dlperf.microbench.hosts"
-UNUSABLE, INTERRUPTED, TERMINATED = 2, 130, 143
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(UNUSABLE, f"{_MARK}: error: {message}; --help shows how\n")
+TERMINATED = 143
 
 
 def _rate(text: str) -> str | None:
@@ -49,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         "Run a command once for each rank, every rank on a host of its own: a network namespace"
         " behind a link of the rate. Needs root and iproute2."
     )
-    parser = _Parser(
+    parser = Parser(
         prog=_MARK,
         allow_abbrev=False,
         description=what,

@@ -19,7 +19,7 @@ from dlperf.core.child_process import last_line
 from dlperf.core.errors import WorkFailed
 from dlperf.microbench.hosts.namespaces import Place, bound_to_parent, hosts
 
-_LOOK_S, _GRACE_S, _PATIENCE_S = 0.1, 2.0, 5.0
+_LOOK_S, _GRACE_S, _PATIENCE_S = 0.2, 2.0, 5.0
 _MARKS = ("error:", "Error:", "Traceback")
 Process = subprocess.Popen[bytes]
 

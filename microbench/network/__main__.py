@@ -7,34 +7,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import NoReturn
+
+from dlperf.core.rank_program import Parser, limit, missing_variable
 
 _MARK = "dlperf.microbench.network"
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, from rank 0 alone."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(
-            2,
-            (
-                ""
-                if os.environ.get("RANK", "0") != "0"
-                else f"{_MARK}: error: {message}; --help shows how\n"
-            ),
-        )
-
-
-def _limit(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 3600:
-        raise ValueError
-    return value
-
-
-_limit.__name__ = "number of seconds from 1 to 3600"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         "Measure the links between the ranks, and what those of one computer cost one another, into"
         " a cluster file. Start it with torchrun on all nodes."
     )
-    parser = _Parser(prog=_MARK, allow_abbrev=False, description=what)
+    parser = Parser(prog=_MARK, allow_abbrev=False, description=what)
     parser.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="the cluster file, written by rank 0"
     )
@@ -59,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--limit",
-        type=_limit,
+        type=limit,
         default=30.0,
         metavar="S",
         help="seconds that a single step may take before all ranks end (30)",
@@ -71,12 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--pair", action="store_true", help=argparse.SUPPRESS
     )  # the two processes that measure one host's own cost
     options = parser.parse_args(arguments)
-    missing = [name for name in _NEEDED if not os.environ.get(name)]
-    if missing:
+    if missing := missing_variable():
         example = f"torchrun --nproc-per-node 2 -m {_MARK} -o cluster.json"
         print(
-            f"{_MARK}: error: {missing[0]} is not set; start it with torchrun, for example"
-            f" {example}",
+            f"{_MARK}: error: {missing} is not set; start it with torchrun, for example {example}",
             file=sys.stderr,
         )
         return 2

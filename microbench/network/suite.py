@@ -4,11 +4,10 @@ one line for whatever ends it early.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,9 @@ from dlperf.core.clock import Clock
 from dlperf.core.cluster import Cluster, Link
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable
+from dlperf.core.rank_program import Watch
 from dlperf.core.streams import log
+from dlperf.microbench.hosts.ranks import loopback_places, run_ranks
 from dlperf.microbench.network import collectives, links
 from dlperf.microbench.network.co_run import measure_co_runs
 from dlperf.microbench.network.collectives import (
@@ -35,8 +36,8 @@ from dlperf.microbench.network.collectives import (
 from dlperf.microbench.network.links import measure_links
 from dlperf.microbench.network.passes import Passes
 from dlperf.microbench.network.team import Team, choose_backend
-from dlperf.microbench.network.watch import Watch
 
+PROGRAM = "dlperf.microbench.network"
 SECONDS = {
     "quick": {"local": 2.5, "links": 2.0, "collectives": 4.0, "interference": 2.0, "co_run": 3.0},
     "full": {
@@ -65,21 +66,14 @@ def measure_cluster(
     where a rank fails or a signal comes.
     """
     rank = int(os.environ["RANK"])
-    watch = Watch(
-        rank,
-        limit_s,
-        (
-            f"{path} holds the groups that were finished"
-            if rank == 0
-            else "the file holds the groups that were finished"
-        ),
-    )
+    file = path if rank == 0 else "the file"
+    watch = Watch(PROGRAM, rank, limit_s, f"{file} holds the groups that were finished")
     watch.start()
     try:
         return _measure(Path(path), "quick" if quick else "full", backend, force, pair, watch)
     except _Unusable as error:  # every rank knows
         if rank == 0:
-            _say(f"error: {error}")
+            log(f"error: {error}", PROGRAM)
         return 2
     except (
         DlperfError,
@@ -166,7 +160,7 @@ def _measure(
         if team.rank == 0:
             cluster.save(path)
             if not pair:
-                _say(f"{name}: {time.monotonic() - begin:.1f} s")
+                log(f"{name}: {time.monotonic() - begin:.1f} s", PROGRAM)
     if team.rank == 0:
         replace(
             cluster,
@@ -240,18 +234,16 @@ def _with_local(team: Team, cluster: Cluster, mode: str, budget: Clock) -> Clust
     if team.rank == 0:
         with tempfile.TemporaryDirectory(prefix="dlperf-") as folder:
             output = Path(folder) / "pair.json"
-            pair = _start_pair(output, mode)
-            team.watch.children = [process.pid for process in pair]
-            end = time.monotonic() + _PAIR_START_S + 3 * budget.left_s
-            while any(process.poll() is None for process in pair) and time.monotonic() < end:
-                team.go_on(True)
-                time.sleep(0.2)
-            failed = any(process.poll() != 0 for process in pair)
-            for process in pair:
-                process.kill()
-                process.wait()
-            team.watch.children = []
-            found = None if failed else Cluster.load(output)
+            command = [sys.executable, "-m", PROGRAM, "--pair", "-o", str(output)]
+            command += ["--backend", "gloo", *(["--quick"] if mode == "quick" else [])]
+            with contextlib.suppress(DlperfError):
+                run_ranks(
+                    loopback_places(2),
+                    command,
+                    limit_s=_PAIR_START_S + 3 * budget.left_s,
+                    meanwhile=lambda: team.go_on(True),
+                )
+                found = Cluster.load(output)
         team.go_on(False)
     else:
         while team.go_on(True):
@@ -279,49 +271,3 @@ def _with_co_runs(team: Team, cluster: Cluster, mode: str, budget: Clock) -> Clu
         )
         return replace(cluster, notes=(*cluster.notes, missing))
     return replace(cluster, co_runs=tuple(measure_co_runs(team, mode, budget, host.this_cpu())))
-
-
-def _start_pair(output: Path, mode: str) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TORCHELASTIC", "TORCH_NCCL"))
-    }
-    pair = []
-    for rank in range(2):
-        own: dict[str, Any] = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": 2,
-            "LOCAL_WORLD_SIZE": 2,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "GLOO_SOCKET_IFNAME": loopback,
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "dlperf.microbench.network",
-            "--pair",
-            "-o",
-            str(output),
-            "--backend",
-            "gloo",
-            *(["--quick"] if mode == "quick" else []),
-        ]
-        environment = {**clean, **{name: str(value) for name, value in own.items()}}
-        nowhere = subprocess.DEVNULL
-        pair.append(
-            subprocess.Popen(
-                command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment
-            )
-        )
-    return pair
-
-
-def _say(line: str) -> None:
-    log(line, "dlperf.microbench.network")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dlperf.core.cluster import Rank
 from dlperf.core.errors import WorkFailed
-from dlperf.microbench.network.watch import Watch
+from dlperf.core.rank_program import Watch
 
 MOST_SAMPLES = 50
 

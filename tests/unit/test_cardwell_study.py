@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from dlperf.core.rank_program import GRACE_S, Watch
 from dlperf.models import parallel_algorithms as counts
 from dlperf.studies.cardwell_kernels.findings import Comparison, Findings, Peaks, Run
 from dlperf.studies.cardwell_kernels.page import to_markdown, write_findings
 from dlperf.studies.cardwell_kernels.study import KernelCase, time_case
-from dlperf.studies.cardwell_kernels.watch import GRACE_S, Watch
 from dlperf.studies.cardwell_kernels.wire import Meter, ProcessWire
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,9 +110,9 @@ def test_repeats_fit_the_budget(budget_s: float, n_samples: int) -> None:
 
 def test_the_watch_ends_what_waits_too_long() -> None:
     clock = Clock()
-    watch = Watch(0, 10.0, now=clock)
+    watch = Watch("study", 0, 10.0, "nothing was written", now=clock)
     watch.begin("DDOT of size 8")
-    assert watch.trouble() is None
+    assert watch.trouble() == ""
     clock.spend(10.0 + GRACE_S)
     assert watch.trouble() == "no answer from another rank within 10 s"
 

@@ -6,46 +6,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-from typing import NoReturn
 
 from dlperf.core.errors import DlperfError, WorkFailed
+from dlperf.core.rank_program import Parser, Watch, limit, missing_variable
 from dlperf.core.streams import log
-from dlperf.studies.cardwell_kernels.watch import MARK, Watch
 
 FAILED, UNUSABLE = 1, 2
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MARK = "cardwell_kernels"
 _START = f"torchrun --nproc-per-node 2 -m dlperf.studies.papers.reproduction.{MARK} -o DIR"
-
-
-class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, from rank 0 alone."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(
-            UNUSABLE,
-            (
-                ""
-                if os.environ.get("RANK", "0") != "0"
-                else f"{MARK}: error: {message}; --help shows how\n"
-            ),
-        )
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 3600:
-        raise ValueError
-    return value
-
-
-_seconds.__name__ = "number of seconds from 1 to 3600"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, measure, write. Exit status: 0, 1 a rank failed, 2 unusable."""
-    parser = _Parser(
+    parser = Parser(
         prog=MARK,
         allow_abbrev=False,
         description=(
@@ -62,14 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--seconds",
-        type=_seconds,
+        type=limit,
         default=40.0,
         metavar="S",
         help="time for all measurements together, roughly (40)",
     )
     parser.add_argument(
         "--limit",
-        type=_seconds,
+        type=limit,
         default=60.0,
         metavar="S",
         help="seconds that a single step may take before all ranks end (60)",
@@ -80,9 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="write into a folder that holds files which dlperf did not write",
     )
     options = parser.parse_args(arguments)
-    missing = [name for name in _NEEDED if not os.environ.get(name)]
-    if missing:
-        return _refuse(f"{missing[0]} is not set; start it with torchrun, for example {_START}", 0)
+    if missing := missing_variable():
+        return _refuse(f"{missing} is not set; start it with torchrun, for example {_START}", 0)
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if n_ranks < 2:
         return _refuse(
@@ -99,10 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace, rank: int) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # another rank's end is told in one line
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # a call that waits inside gloo would hear of Ctrl-C only afterwards
-    watch = Watch(rank, options.limit)
+    watch = Watch(MARK, rank, options.limit, "nothing was written")
     watch.start()
     from dlperf.studies.cardwell_kernels.study import run_study
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from dlperf.core.rank_program import Watch
 from dlperf.core.units import KIB, MIB
 from dlperf.studies.cardwell_kernels.findings import Peaks
-from dlperf.studies.cardwell_kernels.watch import Watch
 from dlperf.studies.cardwell_kernels.wire import ProcessWire
 
 DGEMM_N = 1024

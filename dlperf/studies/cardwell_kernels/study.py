@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from dlperf.core import host
+from dlperf.core.rank_program import Watch
 from dlperf.models import parallel_algorithms as counts
 from dlperf.studies.cardwell_kernels import dense, graphs
 from dlperf.studies.cardwell_kernels.dense import share
 from dlperf.studies.cardwell_kernels.findings import Findings, Run
 from dlperf.studies.cardwell_kernels.peaks import measure_peaks
-from dlperf.studies.cardwell_kernels.watch import Watch
 from dlperf.studies.cardwell_kernels.wire import Meter, ProcessWire
 from dlperf.studies.papers.cardwell_parallel import EDGES_PER_VERTEX
 
