@@ -8,7 +8,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +115,21 @@ def to_png(figure: Figure, dpi: int = 150, description: str = "") -> bytes:
     finally:
         logger.setLevel(level)
     return buffer.getvalue()
+
+
+def to_pngs(
+    figures: Mapping[str, Callable[[], Figure | None]], description: str, dpi: int = 130
+) -> dict[str, bytes]:
+    """The plots as PNG by file name; one without anything to draw is left out. Their descriptions
+    end with their names.
+    """
+    pngs = {}
+    for name, draw in figures.items():
+        with own_style():
+            figure = draw()
+        if figure is not None:
+            pngs[f"{name}.png"] = to_png(figure, dpi, f"{description}: {name}")
+    return pngs
 
 
 def plain(name: str, width: int = 48) -> str:

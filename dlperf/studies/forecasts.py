@@ -4,19 +4,17 @@ and of several ranks share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from types import MappingProxyType
 from typing import Annotated
 
 import pandas as pd
-from matplotlib.figure import Figure
 from msgspec import Meta
 
 from dlperf.core.text import fit, frame_to_csv, text_width
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.report.drawing import own_style, to_png
 from dlperf.report.markdown import escape, table
 from dlperf.report.table import Column, format_table
 from dlperf.studies.accuracy.study import Provenance
@@ -127,21 +125,6 @@ def tables_to_markdown(
     remarks = (*(f"failed: {line}" for line in failures), *p.remarks)
     blocks.append("\n".join(f"- {escape(line)}" for line in remarks))
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def to_pngs(
-    figures: Mapping[str, Callable[[], Figure | None]], description: str, dpi: int = 130
-) -> dict[str, bytes]:
-    """The plots as PNG by file name; one without anything to draw is left out. Their descriptions
-    end with their names.
-    """
-    pngs = {}
-    for name, draw in figures.items():
-        with own_style():
-            figure = draw()
-        if figure is not None:
-            pngs[f"{name}.png"] = to_png(figure, dpi, f"{description}: {name}")
-    return pngs
 
 
 def runs_to_csv(

@@ -23,6 +23,7 @@ from dlperf.report.drawing import (
     new_figure,
     plain,
     seconds_axis,
+    to_pngs,
 )
 from dlperf.report.markdown import escape
 from dlperf.report.table import Column, format_error
@@ -41,7 +42,6 @@ from dlperf.studies.forecasts import (
     runs_to_csv,
     tables_to_markdown,
     tables_to_text,
-    to_pngs,
 )
 
 NOTE = (

@@ -17,6 +17,7 @@ Readings that reproduce every printed value:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from dlperf.core.clock import Samples
 from dlperf.core.machine import Bandwidth, Cpu, Kernel, Machine
@@ -25,7 +26,7 @@ from dlperf.core.units import MEGA
 from dlperf.forecast.prediction import predict
 from dlperf.studies.papers.cardwell_parallel import PAPER
 from dlperf.studies.papers.cardwell_parallel import tables as chapter_2
-from dlperf.studies.papers.tables import Entry, Row, Table
+from dlperf.studies.papers.tables import Entry, Table, row
 
 BATCH_SIZES = (32, 64, 128)
 
@@ -133,24 +134,20 @@ def machine(system: System) -> Machine:
     """A test system as a Machine: its STREAM bandwidth and its table of matrix products, one
     thread.
     """
-    kernels = []
-    for batch, n_inputs, n_outputs, seconds in system.gemm_s:
-        left, right = (
-            TensorSpec.contiguous(batch, n_inputs),
-            TensorSpec.contiguous(n_inputs, n_outputs),
+    T = TensorSpec.contiguous
+    kernels = tuple(
+        Kernel(
+            Op("aten.mm.default", (T(batch, n_in), T(n_in, n_out)), outputs=(T(batch, n_out),)),
+            "gemm",
+            1,
+            Samples((seconds,)),
         )
-        product = Op(
-            "aten.mm.default", (left, right), outputs=(TensorSpec.contiguous(batch, n_outputs),)
-        )
-        kernels.append(Kernel(product, "gemm", 1, Samples((seconds,))))
+        for batch, n_in, n_out, seconds in system.gemm_s
+    )
     swept_bytes = round(system.stream_mb_per_s * MEGA)  # in one second
     stream = Bandwidth("triad", 1, swept_bytes, swept_bytes, Samples((1.0,)))
-    return Machine(
-        Cpu(f"{system.name} ({system.processor})", system.n_cores),
-        tuple(kernels),
-        (stream,),
-        notes=(f"{PAPER}, {system.gemm_table}",),
-    )
+    cpu = Cpu(f"{system.name} ({system.processor})", system.n_cores)
+    return Machine(cpu, kernels, (stream,), notes=(f"{PAPER}, {system.gemm_table}",))
 
 
 def network(batch_size: int) -> Trace:
@@ -164,20 +161,15 @@ def network(batch_size: int) -> Trace:
         ("sigmoid", "Sigmoid", 10),
     ):
         result = TensorSpec.contiguous(batch_size, n_outputs)
+        inputs: tuple[TensorSpec, ...] = (values,)
+        parameters: tuple[tuple[str, TensorSpec], ...] = ()
         if kind == "Linear":
             n_inputs = values.shape[1]
-            weight, bias = (
-                TensorSpec.contiguous(n_outputs, n_inputs),
-                TensorSpec.contiguous(n_outputs),
-            )
-            transposed = TensorSpec((n_inputs, n_outputs), (1, n_inputs))
-            ops.append(
-                Op("aten.addmm.default", (bias, values, transposed), outputs=(result,), layer=name)
-            )
-            parameters: tuple[tuple[str, TensorSpec], ...] = (("weight", weight), ("bias", bias))
-        else:
-            ops.append(Op(f"aten.{name}.default", (values,), outputs=(result,), layer=name))
-            parameters = ()
+            bias = TensorSpec.contiguous(n_outputs)
+            parameters = (("weight", TensorSpec.contiguous(n_outputs, n_inputs)), ("bias", bias))
+            inputs = (bias, values, TensorSpec((n_inputs, n_outputs), (1, n_inputs)))
+        operation = "addmm" if kind == "Linear" else name
+        ops.append(Op(f"aten.{operation}.default", inputs, outputs=(result,), layer=name))
         layers.append(Layer(name, kind, True, (("", 1),), (values,), (result,), parameters))
         values = result
     return Trace(
@@ -194,15 +186,9 @@ def predicted_s(system: System) -> dict[tuple[str, int], float]:
     """The predicted time of each (layer, batch size) in seconds, not rounded."""
     found = {}
     for batch_size in BATCH_SIZES:
-        frame = predict(
-            network(batch_size), machine(system), threads=1, predictor="gemm-table"
-        ).layers
-        found.update(
-            {
-                (layer, batch_size): float(seconds)
-                for layer, seconds in zip(frame["layer"], frame["forward_s"])
-            }
-        )
+        step = predict(network(batch_size), machine(system), threads=1, predictor="gemm-table")
+        for layer, seconds in zip(step.layers["layer"], step.layers["forward_s"]):
+            found[layer, batch_size] = float(seconds)
     return found
 
 
@@ -218,28 +204,25 @@ def error_percent(actual_s: float, prediction_s: float) -> float:
 def results(system: System) -> Table:
     """Table 3.6 or 3.7: predicted times and their errors."""
     ours = predicted_s(system)
-    rows = []
-    for layer, batch_size, actual, predicted, error in system.results:
-        seconds = ours[layer, batch_size]
-        rows.append(
-            Row(
-                (layer, str(batch_size), actual),
-                (Entry(predicted, seconds), Entry(error, error_percent(float(actual), seconds))),
-            )
-        )
-    notes = (
-        (
-            "Errors are those of the predictions before rounding; the actual times are printed"
-            " measurements and enter nothing else."
-        ),
-    )
     return Table(
         PAPER,
         f"{system.result_table}, {system.name}",
         ("layer", "batch", "actual_s"),
         ("predicted_s", "error_%"),
-        tuple(rows),
-        notes,
+        tuple(
+            row(
+                (layer, batch, actual),
+                Entry(predicted, ours[layer, batch]),
+                Entry(error, error_percent(float(actual), ours[layer, batch])),
+            )
+            for layer, batch, actual, predicted, error in system.results
+        ),
+        (
+            (
+                "Errors are those of the predictions before rounding; the actual times are printed"
+                " measurements and enter nothing else."
+            ),
+        ),
     )
 
 
@@ -254,9 +237,7 @@ def summary() -> Table:
                 for layer, batch, actual, _, _ in system.results
                 if batch == batch_size
             ]
-            rows.append(
-                Row((system.name, str(batch_size)), (Entry(mape, sum(errors) / len(errors)),))
-            )
+            rows.append(row((system.name, batch_size), Entry(mape, fmean(errors))))
     return Table(PAPER, "Table 3.8", ("system", "batch"), ("MAPE_%",), tuple(rows))
 
 

@@ -15,7 +15,7 @@ from dlperf.core.units import GIGA
 from dlperf.models import parallel_algorithms as algorithms
 from dlperf.models.ridgeline import RESOURCES, Rates, bounding_resource, projected_s
 from dlperf.models.roofline import ridge_point
-from dlperf.studies.papers.tables import Entry, Row, Table
+from dlperf.studies.papers.tables import Row, Table, row
 
 PAPER = "Cardwell 2019"
 
@@ -117,33 +117,32 @@ def ridge_points() -> Table:
     """The ridge points that follow from Table 2.3, in FLOP per byte of memory (OI) and of network
     traffic (CAI).
     """
-    rows = []
-    for system in TABLE_2_3:
-        peak = float(system.peak_gflops_per_s) * GIGA
-        entries = tuple(
-            Entry("", float(ridge_point(peak, float(bandwidth) * GIGA)))
-            for bandwidth in (system.memory_gb_per_s, system.network_gb_per_s)
-        )
-        rows.append(
-            Row(
-                (
-                    system.name,
-                    system.memory_gb_per_s,
-                    system.network_gb_per_s,
-                    system.peak_gflops_per_s,
-                ),
-                entries,
-            )
-        )
-    notes = ("The paper draws the ridge points (Figure 2.3) and prints their inputs only.",)
-    keys = ("system", "memory_GB/s", "network_GB/s", "GFLOP/s")
     return Table(
         PAPER,
         "ridge points of Table 2.3",
-        keys,
+        ("system", "memory_GB/s", "network_GB/s", "GFLOP/s"),
         ("OI_FLOP/byte", "CAI_FLOP/byte"),
-        tuple(rows),
-        notes,
+        tuple(
+            row(
+                (s.name, s.memory_gb_per_s, s.network_gb_per_s, s.peak_gflops_per_s),
+                ridge_point(s.rates.peak_flops_per_s, s.rates.memory_bytes_per_s),
+                ridge_point(s.rates.peak_flops_per_s, s.rates.network_bytes_per_s),
+            )
+            for s in TABLE_2_3
+        ),
+        ("The paper draws the ridge points (Figure 2.3) and prints their inputs only.",),
+    )
+
+
+def _intensity_row(algorithm: Algorithm, size: int) -> Row:
+    work = algorithm.work(size)
+    counts = (work.flops, work.memory_bytes, work.network_bytes)
+    bounds = (RESOURCES[int(bounding_resource(*counts, system.rates))] for system in TABLE_2_3)
+    return row(
+        (algorithm.name, f"{size:,}", "/".join(bounds)),
+        work.operational_intensity,
+        work.communication_intensity,
+        *(work.flops / projected_s(*counts, system.rates) / GIGA for system in TABLE_2_3),
     )
 
 
@@ -151,76 +150,60 @@ def intensities() -> Table:
     """Table 2.4 evaluated at the smallest and largest sizes of Table 2.5 (Big Red II), with what
     each system may reach (equation 2.5) and what bounds it.
     """
-    rows = []
-    for algorithm in ALGORITHMS:
-        for size in algorithm.sizes:
-            work = algorithm.work(size)
-            counts = (work.flops, work.memory_bytes, work.network_bytes)
-            bounds = "/".join(
-                RESOURCES[int(bounding_resource(*counts, system.rates))] for system in TABLE_2_3
-            )
-            reached = (
-                Entry("", float(work.flops / projected_s(*counts, system.rates)) / GIGA)
-                for system in TABLE_2_3
-            )
-            ratios = (
-                Entry("", float(work.operational_intensity)),
-                Entry("", float(work.communication_intensity)),
-            )
-            rows.append(Row((algorithm.name, f"{size:,}", bounds), (*ratios, *reached)))
-    notes = (
-        (
-            f"{N_RANKS} processes, SUMMA {GRID} x {GRID}; readings of Table 2.4 are in"
-            " dlperf/models/parallel_algorithms.py. GFLOP/s of one process (equation 2.5)."
-        ),
-        (
-            f"The size of MST and Dijkstra is |V|; |E| is unsaid, {EDGES_PER_VERTEX} |V| for MST"
-            " and |V|^2 for Dijkstra here."
-        ),
-        (
-            "SUMMA's OI tends to 2 sqrt(2048) / 8 = 11.3 as printed; the text reads \"approximately"
-            ' 8" off its figure.'
-        ),
-    )
-    quantities = ("OI", "CAI", *(f"{system.name}_GFLOP/s" for system in TABLE_2_3))
     return Table(
         PAPER,
         "Table 2.4 at the sizes of Table 2.5",
         ("algorithm", "size", "bound"),
-        quantities,
-        tuple(rows),
-        notes,
+        ("OI", "CAI", *(f"{system.name}_GFLOP/s" for system in TABLE_2_3)),
+        tuple(
+            _intensity_row(algorithm, size) for algorithm in ALGORITHMS for size in algorithm.sizes
+        ),
+        (
+            (
+                f"{N_RANKS} processes, SUMMA {GRID} x {GRID}; readings of Table 2.4 are in"
+                " dlperf/models/parallel_algorithms.py. GFLOP/s of one process (equation 2.5)."
+            ),
+            (
+                f"The size of MST and Dijkstra is |V|; |E| is unsaid, {EDGES_PER_VERTEX} |V| for MST"
+                " and |V|^2 for Dijkstra here."
+            ),
+            (
+                "SUMMA's OI tends to 2 sqrt(2048) / 8 = 11.3 as printed; the text reads \"approximately"
+                ' 8" off its figure.'
+            ),
+        ),
     )
+
+
+def _error_ratio(change: str) -> float:
+    """How many times smaller the error is, from a printed percentage change; 100 is rounded."""
+    return 100.0 / (100.0 - min(float(change), 99.95 if "." in change else 99.5))
 
 
 def improvements() -> Table:
-    """What Table 2.6 says: how many times smaller the communication roofline's error is, from the
-    printed percentage changes.
+    """Ratios of errors that follow from Table 2.6: that of the original roofline over that of the
+    communication roofline.
     """
-    rows = []
-    for name, printed in TABLE_2_6.items():
-        ratios = (
-            100.0 / (100.0 - min(float(text), 99.95 if "." in text else 99.5)) for text in printed
-        )
-        rows.append(Row((name, *printed), tuple(Entry("", ratio) for ratio in ratios)))
-    notes = (
-        (
-            "MAPE of the original roofline / MAPE of the communication roofline, which follows from"
-            " the printed change; 100 is rounded, so at least 200."
-        ),
-        (
-            "The measured points were not published. torchrun --nproc-per-node 2 -m"
-            " dlperf.studies.cardwell_kernels measures such a table anew."
-        ),
-    )
     names = tuple(system.name for system in TABLE_2_3)
     return Table(
         PAPER,
         "Table 2.6, percentage change",
         ("algorithm", *(f"{name}_%" for name in names)),
-        tuple(f"{n}_ratio" for n in names),
-        tuple(rows),
-        notes,
+        tuple(f"{name}_ratio" for name in names),
+        tuple(
+            row((name, *printed), *map(_error_ratio, printed))
+            for name, printed in TABLE_2_6.items()
+        ),
+        (
+            (
+                "MAPE of the original roofline / MAPE of the communication roofline, which follows from"
+                " the printed change; 100 is rounded, so at least 200."
+            ),
+            (
+                "The measured points were not published. torchrun --nproc-per-node 2 -m"
+                " dlperf.studies.cardwell_kernels measures such a table anew."
+            ),
+        ),
     )
 
 

@@ -20,7 +20,11 @@ doubles, sent by rendezvous.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from dlperf.core.units import MEGA
 from dlperf.models.point_to_point import (
@@ -33,7 +37,7 @@ from dlperf.models.point_to_point import (
     max_rate_short_s,
     postal_s,
 )
-from dlperf.studies.papers.tables import Entry, Row, Table
+from dlperf.studies.papers.tables import Entry, Row, Table, row
 
 PAPER = "Choi et al. 2020"
 DISTANCES, PROTOCOLS = (
@@ -184,148 +188,141 @@ def placed(application: str, system: System) -> MessageCounts:
     filled one after another.
     """
     grid = GRIDS[application][SYSTEMS.index(system)]
-    n_ranks = 1
-    for size in grid:
-        n_ranks *= size
-    return count_messages(halo(grid), blocks(n_ranks, system.n_per_node))
+    return count_messages(halo(grid), blocks(math.prod(grid), system.n_per_node))
 
 
 def k_values() -> Table:
     """Table 5: k = K_inter / K_total x k'."""
-    rows = []
-    for application, printed in TABLE_5.items():
-        for system, (n_inter, n_total, k) in zip(SYSTEMS, printed):
-            rows.append(
-                Row(
-                    (application, system.name, str(system.n_per_node), n_inter, n_total),
-                    (Entry(k, senders(application, system)),),
-                )
-            )
     return Table(
-        PAPER, "Table 5", ("application", "system", "k'", "K_inter", "K_total"), ("k",), tuple(rows)
+        PAPER,
+        "Table 5",
+        ("application", "system", "k'", "K_inter", "K_total"),
+        ("k",),
+        tuple(
+            row(
+                (application, system.name, system.n_per_node, n_inter, n_total),
+                Entry(k, senders(application, system)),
+            )
+            for application, printed in TABLE_5.items()
+            for system, (n_inter, n_total, k) in zip(SYSTEMS, printed)
+        ),
     )
+
+
+def _counted_row(keys: tuple[str, str, str], printed: Sequence[str], found: MessageCounts) -> Row:
+    return row(keys, *map(Entry, printed, (found.n_inter, found.n_total, found.k)))
 
 
 def counted() -> Table:
     """Table 5's message counts from placements, and the example of Figure 1."""
     figure = count_messages(halo((8, 6)), blocks(48, 6))
     rows = [
-        Row(
-            ("Figure 1", "Summit", "8 x 6"),
-            (Entry("12", figure.n_inter), Entry("24", figure.n_total), Entry("3", figure.k)),
+        _counted_row(
+            (application, system.name, " x ".join(map(str, grid))),
+            printed,
+            placed(application, system),
         )
+        for application, grids in GRIDS.items()
+        for system, grid, printed in zip(SYSTEMS, grids, TABLE_5[application])
     ]
-    for application, grids in GRIDS.items():
-        for system, grid, (n_inter, n_total, k) in zip(SYSTEMS, grids, TABLE_5[application]):
-            found = placed(application, system)
-            entries = (
-                Entry(n_inter, found.n_inter),
-                Entry(n_total, found.n_total),
-                Entry(k, found.k),
-            )
-            rows.append(Row((application, system.name, " x ".join(map(str, grid))), entries))
-    notes = (
-        (
-            "Periodic halo exchanges, last axis fastest. The grids are ours: the paper names none"
-            " but Figure 1's (columns of six, here rows)."
-        ),
-        "MiniFE cannot be recomputed: 156 - 135 = 21 messages inside a node cannot be pairs.",
-    )
     return Table(
         PAPER,
         "message counts from placement",
         ("application", "system", "grid"),
         ("K_inter", "K_total", "k"),
-        tuple(rows),
-        notes,
+        (_counted_row(("Figure 1", "Summit", "8 x 6"), ("12", "24", "3"), figure), *rows),
+        (
+            (
+                "Periodic halo exchanges, last axis fastest. The grids are ours: the paper names none"
+                " but Figure 1's (columns of six, here rows)."
+            ),
+            "MiniFE cannot be recomputed: 156 - 135 = 21 messages inside a node cannot be pairs.",
+        ),
     )
+
+
+def _halo_row(system: System) -> Row:
+    k = senders("Jacobi2D", system)
+    cases = (("postal", 1), ("K", k), ("max-rate", system.n_per_node))
+    times_s = (message_s(system, JACOBI_HALO_BYTES, model, n) for model, n in cases)
+    return row((system.name, f"{k:.2f}"), *(seconds * MEGA for seconds in times_s))
 
 
 def models() -> Table:
     """A halo message of Jacobi2D between nodes by the three models: postal < K < max-rate, as in
     Figure 5.
     """
-    rows = []
-    for system in SYSTEMS:
-        k = senders("Jacobi2D", system)
-        times = [
-            message_s(system, JACOBI_HALO_BYTES, model, n) * MEGA
-            for model, n in (("postal", 1), ("K", k), ("max-rate", system.n_per_node))
-        ]
-        rows.append(Row((system.name, f"{k:.2f}"), tuple(Entry("", time) for time in times)))
-    notes = (
-        (
-            "Rendezvous, inter-node, 131,072 bytes; Tables 2 and 4. The paper draws the sums over a"
-            " run's messages (Figure 5) and prints errors only:"
-        ),
-        (
-            "59, 31, 15 % (Summit), 27, 15, 5 % (Lassen), 7, 16, 2 % (Bridges) for postal, max-rate"
-            " and K; they need traces and measured times."
-        ),
-    )
     return Table(
         PAPER,
         "a halo message of Jacobi2D by three models",
         ("system", "k"),
         ("postal_us", "K_us", "max-rate_us"),
-        tuple(rows),
-        notes,
+        tuple(map(_halo_row, SYSTEMS)),
+        (
+            (
+                "Rendezvous, inter-node, 131,072 bytes; Tables 2 and 4. The paper draws the sums over a"
+                " run's messages (Figure 5) and prints errors only:"
+            ),
+            (
+                "59, 31, 15 % (Summit), 27, 15, 5 % (Lassen), 7, 16, 2 % (Bridges) for postal, max-rate"
+                " and K; they need traces and measured times."
+            ),
+        ),
     )
+
+
+def _node_row(n_per_node: int) -> Row:
+    """Shares of MiniFE's face messages by distance, and their mean times."""
+    faces = halo((16, 4, 4), periodic=False)
+    nodes, sockets = (
+        np.array(blocks(256, size))[faces] for size in (n_per_node, max(n_per_node // 2, 1))
+    )
+    shares = {
+        "intra-socket": np.mean(sockets[:, 0] == sockets[:, 1]),
+        "inter-node": np.mean(nodes[:, 0] != nodes[:, 1]),
+    }
+    shares["inter-socket"] = 1 - sum(shares.values())
+    times_us = []
+    for model in ("postal", "max-rate"):
+        of = {
+            distance: message_s(
+                LASSEN,
+                MINIFE_FACE_BYTES,
+                model if distance == "inter-node" else "postal",
+                n_per_node,
+                distance,
+            )
+            for distance in shares
+        }
+        times_us.append(sum(share * of[distance] for distance, share in shares.items()) * MEGA)
+    percents = (100 * shares[distance] for distance in reversed(DISTANCES))
+    return row((n_per_node,), *percents, *times_us)
 
 
 def fatter_nodes() -> Table:
     """Section 6.1 on Lassen: 256 ranks of MiniFE on nodes of 1 to 16 in two sockets; the mean of
     their face messages.
     """
-    faces, rows = halo((16, 4, 4), periodic=False), []
-    for n_per_node in (1, 2, 4, 8, 16):
-        nodes, sockets = (
-            blocks(256, n_per_node),
-            blocks(256, max(n_per_node // 2, 1)),
-        )
-        crossing = [nodes[sender] != nodes[receiver] for sender, receiver in faces]
-        near = [sockets[sender] == sockets[receiver] for sender, receiver in faces]
-        shares = {"inter-node": sum(crossing) / len(faces), "intra-socket": sum(near) / len(faces)}
-        shares["inter-socket"] = 1 - sum(shares.values())
-        times = []
-        for model in ("postal", "max-rate"):
-            of = {
-                distance: message_s(
-                    LASSEN,
-                    MINIFE_FACE_BYTES,
-                    model if distance == "inter-node" else "postal",
-                    n_per_node,
-                    distance,
-                )
-                for distance in shares
-            }
-            times.append(sum(share * of[distance] for distance, share in shares.items()) * MEGA)
-        rows.append(
-            Row(
-                (str(n_per_node),),
-                (
-                    *(Entry("", 100 * shares[distance]) for distance in reversed(DISTANCES)),
-                    *(Entry("", time) for time in times),
-                ),
-            )
-        )
-    notes = (
-        (
-            "320,000 bytes, rendezvous; a 16 x 4 x 4 grid, nodes and sockets filled one after"
-            " another; inside a node the postal model."
-        ),
-        (
-            "As section 6.1 says, fatter nodes are faster by the postal model (but for two, whose"
-            " only neighbour is on the slower other socket) and slower by"
-        ),
-        (
-            "max-rate, where from 8 on more messages that stay inside make up for it; the sums of"
-            " Figure 14 need the trace."
-        ),
-    )
-    quantities = ("inter-node_%", "inter-socket_%", "intra-socket_%", "postal_us", "max-rate_us")
     return Table(
-        PAPER, "section 6.1, GPUs per node", ("GPUs/node",), quantities, tuple(rows), notes
+        PAPER,
+        "section 6.1, GPUs per node",
+        ("GPUs/node",),
+        ("inter-node_%", "inter-socket_%", "intra-socket_%", "postal_us", "max-rate_us"),
+        tuple(map(_node_row, (1, 2, 4, 8, 16))),
+        (
+            (
+                "320,000 bytes, rendezvous; a 16 x 4 x 4 grid, nodes and sockets filled one after"
+                " another; inside a node the postal model."
+            ),
+            (
+                "As section 6.1 says, fatter nodes are faster by the postal model (but for two, whose"
+                " only neighbour is on the slower other socket) and slower by"
+            ),
+            (
+                "max-rate, where from 8 on more messages that stay inside make up for it; the sums of"
+                " Figure 14 need the trace."
+            ),
+        ),
     )
 
 

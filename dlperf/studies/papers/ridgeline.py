@@ -14,10 +14,12 @@ draws the rest. Readings that give every batch size it names:
 
 from __future__ import annotations
 
+import numpy as np
+
 from dlperf.core.units import GIGA, TERA
 from dlperf.models import ridgeline as model
 from dlperf.models.roofline import attainable_flops_per_s
-from dlperf.studies.papers.tables import Entry, Row, Table
+from dlperf.studies.papers.tables import Entry, Row, Table, row
 
 PAPER = "Checconi, Tithi, Petrini 2022"
 CASCADE_LAKE = model.Rates(4.2 * TERA, 105 * GIGA, 12 * GIGA)
@@ -28,24 +30,15 @@ FIRST_ON_RIDGELINE = 256
 """Figure 6 starts here."""
 
 
-def layer_flops(batch_size: int, width: int = WIDTH) -> float:
-    """F of a step in FLOP: three products of 2 B W^2."""
-    return 6.0 * batch_size * width**2
-
-
-def layer_memory_bytes(batch_size: int, width: int = WIDTH) -> float:
-    """B_M of a step in bytes: input, output and weights once."""
-    return float(ITEM_BYTES * (2 * batch_size * width + width**2))
-
-
-def layer_network_bytes(width: int = WIDTH) -> float:
-    """B_N of a step in bytes: the all-reduce of the weights' gradients."""
-    return 2.0 * ITEM_BYTES * width**2
-
-
 def counts(batch_size: int) -> tuple[float, float, float]:
-    """F, B_M and B_N of the case study."""
-    return layer_flops(batch_size), layer_memory_bytes(batch_size), layer_network_bytes()
+    """F in FLOP, B_M and B_N in bytes of a step: three products of 2 B W^2; input, output and
+    weights once; the all-reduce of the weights' gradients.
+    """
+    return (
+        6.0 * batch_size * WIDTH**2,
+        float(ITEM_BYTES * (2 * batch_size * WIDTH + WIDTH**2)),
+        2.0 * ITEM_BYTES * WIDTH**2,
+    )
 
 
 def place(batch_size: int) -> tuple[float, float]:
@@ -59,63 +52,54 @@ def place(batch_size: int) -> tuple[float, float]:
 def centre() -> Table:
     """The centre of the cross and the ridge's network intensity, from the printed rates."""
     (x, y), balance = CASCADE_LAKE.centre, CASCADE_LAKE.network_balance
-    rows = (
-        Row(("x, bytes of memory per byte of network", "105 / 12"), (Entry("", x),)),
-        Row(("y, FLOP per byte of memory", "4200 / 105"), (Entry("", y),)),
-        Row(("x y on the ridge, FLOP per byte of network", "4200 / 12"), (Entry("", balance),)),
-    )
     return Table(
         PAPER,
         "centre of the Ridgeline",
         ("quantity", "follows from"),
         ("value",),
-        rows,
+        (
+            row(("x, bytes of memory per byte of network", "105 / 12"), x),
+            row(("y, FLOP per byte of memory", "4200 / 105"), y),
+            row(("x y on the ridge, FLOP per byte of network", "4200 / 12"), balance),
+        ),
         ("The paper prints the rates and draws the centre.",),
     )
 
 
+def _roofline_row(batch_size: int) -> Row:
+    _, y = place(batch_size)
+    clx = CASCADE_LAKE
+    rate = attainable_flops_per_s(y, clx.peak_flops_per_s, clx.memory_bytes_per_s)
+    return row((batch_size, "compute" if y >= clx.centre[1] else "memory"), y, rate / TERA)
+
+
 def roofline() -> Table:
     """Figures 4a and 4b: arithmetic intensity and attainable rate without a network."""
-    rows = []
-    for batch_size in BATCH_SIZES:
-        _, y = place(batch_size)
-        rate = float(
-            attainable_flops_per_s(
-                y, CASCADE_LAKE.peak_flops_per_s, CASCADE_LAKE.memory_bytes_per_s
-            )
-        )
-        rows.append(
-            Row(
-                (str(batch_size), "compute" if y >= CASCADE_LAKE.centre[1] else "memory"),
-                (Entry("", y), Entry("", rate / TERA)),
-            )
-        )
     return Table(
         PAPER,
         "Figures 4a and 4b, the roofline",
         ("batch", "bound"),
         ("I_A_FLOP/byte", "TFLOP/s"),
-        tuple(rows),
+        tuple(map(_roofline_row, BATCH_SIZES)),
     )
+
+
+def _ridgeline_row(batch_size: int) -> Row:
+    x, y = place(batch_size)
+    terms_ms = 1000 * model.terms_s(*counts(batch_size), CASCADE_LAKE)
+    projected_ms = 1000 * model.projected_s(*counts(batch_size), CASCADE_LAKE)
+    region = model.RESOURCES[int(model.region(x, y, CASCADE_LAKE))]
+    return row((batch_size, region), x, y, x * y, *terms_ms, projected_ms)
 
 
 def ridgeline() -> Table:
     """Figures 4c and 6: point on the plane, three terms and projected time by batch size."""
-    rows = []
-    for batch_size in BATCH_SIZES:
-        x, y = place(batch_size)
-        terms = 1000 * model.terms_s(*counts(batch_size), CASCADE_LAKE)
-        projected = 1000 * float(model.projected_s(*counts(batch_size), CASCADE_LAKE))
-        entries = (x, y, x * y, *terms.tolist(), projected)
-        rows.append(
-            Row(
-                (str(batch_size), model.RESOURCES[int(model.region(x, y, CASCADE_LAKE))]),
-                tuple(Entry("", float(value)) for value in entries),
-            )
-        )
-    quantities = ("I_M", "I_A", "I_N", "compute_ms", "memory_ms", "all-reduce_ms", "projected_ms")
     return Table(
-        PAPER, "Figures 4c and 6, the Ridgeline", ("batch", "region"), quantities, tuple(rows)
+        PAPER,
+        "Figures 4c and 6, the Ridgeline",
+        ("batch", "region"),
+        ("I_M", "I_A", "I_N", "compute_ms", "memory_ms", "all-reduce_ms", "projected_ms"),
+        tuple(map(_ridgeline_row, BATCH_SIZES)),
     )
 
 
@@ -123,41 +107,47 @@ def ridge_batch() -> float:
     """The batch size, not rounded, at which computing takes as long as the all-reduce: I_N = peak /
     network.
     """
-    return CASCADE_LAKE.network_balance * layer_network_bytes() / layer_flops(1)
+    flops, _, network_bytes = counts(1)
+    return CASCADE_LAKE.network_balance * network_bytes / flops
 
 
 def statements() -> Table:
     """The batch sizes that the text names, found anew among powers of two."""
-    clear = min(b for b in BATCH_SIZES if place(b)[1] >= CASCADE_LAKE.centre[1])
-    on_ridge = min(
-        BATCH_SIZES, key=lambda b: abs(place(b)[0] * place(b)[1] / CASCADE_LAKE.network_balance - 1)
-    )
-    right = min(
-        b
-        for b in BATCH_SIZES
-        if b > on_ridge and model.region(*place(b), CASCADE_LAKE) == model.COMPUTE
-    )
-    left = max(b for b in BATCH_SIZES if model.region(*place(b), CASCADE_LAKE) == model.NETWORK)
-    rows = (
-        Row(
-            ("least batch that can reach the peak, no network", "32 or higher"),
-            (Entry("32", clear),),
-        ),
-        Row(("batch on the ridge", "512 is indeed on the ridgeline"), (Entry("512", on_ridge),)),
-        Row(("next batch, compute bound", "1024 and higher"), (Entry("1024", right),)),
-        Row(("largest network-bound batch", "any lower than 512"), (Entry("256", left),)),
-        Row(
-            ("computing takes as long as the all-reduce at", "up to 512 less, Figure 4c"),
-            (Entry("", ridge_batch()),),
-        ),
-    )
-    notes = (
+    x, y = np.array([place(b) for b in BATCH_SIZES]).T
+    batches, regions = np.array(BATCH_SIZES), model.region(x, y, CASCADE_LAKE)
+    on_ridge = batches[np.argmin(abs(x * y / CASCADE_LAKE.network_balance - 1))]
+    right = batches[(batches > on_ridge) & (regions == model.COMPUTE)].min()
+    return Table(
+        PAPER,
+        "section III, statements",
+        ("quantity", "says"),
+        ("batch",),
         (
-            "Batch 512 has I_N = 384 against 350, within 10 % of the ridge; exactly on it would be"
-            " 466.7."
+            row(
+                ("least batch that can reach the peak, no network", "32 or higher"),
+                Entry("32", int(batches[y >= CASCADE_LAKE.centre[1]].min())),
+            ),
+            row(
+                ("batch on the ridge", "512 is indeed on the ridgeline"),
+                Entry("512", int(on_ridge)),
+            ),
+            row(("next batch, compute bound", "1024 and higher"), Entry("1024", int(right))),
+            row(
+                ("largest network-bound batch", "any lower than 512"),
+                Entry("256", int(batches[regions == model.NETWORK].max())),
+            ),
+            row(
+                ("computing takes as long as the all-reduce at", "up to 512 less, Figure 4c"),
+                ridge_batch(),
+            ),
+        ),
+        (
+            (
+                "Batch 512 has I_N = 384 against 350, within 10 % of the ridge; exactly on it would be"
+                " 466.7."
+            ),
         ),
     )
-    return Table(PAPER, "section III, statements", ("quantity", "says"), ("batch",), rows, notes)
 
 
 def tables() -> list[Table]:

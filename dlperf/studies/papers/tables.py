@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.text import fit, text_width
@@ -53,6 +54,12 @@ class Row:
 
     keys: tuple[str, ...]
     entries: tuple[Entry, ...]
+
+
+def row(keys: Iterable[object], *numbers: Entry | SupportsFloat) -> Row:
+    """A row of keys and numbers; a number that is no Entry is not printed in the paper."""
+    entries = (n if isinstance(n, Entry) else Entry("", float(n)) for n in numbers)
+    return Row(tuple(map(str, keys)), tuple(entries))
 
 
 @dataclass(frozen=True, slots=True)

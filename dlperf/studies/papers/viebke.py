@@ -19,10 +19,11 @@ Readings that reproduce the printed values:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from dlperf.core.units import GIGA, KILO
 from dlperf.models import threads as model
-from dlperf.studies.papers.tables import Entry, Row, Table
+from dlperf.studies.papers.tables import Entry, Table, row
 
 PAPER = "Viebke 2019"
 CLOCK_HZ = 1.238 * GIGA
@@ -185,30 +186,32 @@ def minutes(
 
 def contention() -> Table:
     """Table IV, starred rows: memory contention beyond the threads that were measured."""
-    rows = []
-    for place, n_threads in enumerate(PREDICTED_AT):
-        entries = (
-            Entry(network.predicted_contention_s[place], network.measured_contention.at(n_threads))
-            for network in NETWORKS
-        )
-        rows.append(Row((f"{n_threads}*",), tuple(entries)))
     lines = "; ".join(
         "{} {:.4e} p {:+.2e}".format(n.name, *n.measured_contention.line) for n in NETWORKS
     )
-    notes = (
-        f"Least squares through the seven measured rows, in seconds: {lines}.",
-        (
-            "The measured rows are printed to three digits; every starred value is met within what"
-            " that leaves open."
-        ),
-    )
+    printed = zip(*(network.predicted_contention_s for network in NETWORKS))
     return Table(
         PAPER,
         "Table IV, starred rows, seconds an image",
         ("threads",),
         tuple(n.name for n in NETWORKS),
-        tuple(rows),
-        notes,
+        tuple(
+            row(
+                (f"{n_threads}*",),
+                *(
+                    Entry(own, n.measured_contention.at(n_threads))
+                    for own, n in zip(texts, NETWORKS)
+                ),
+            )
+            for n_threads, texts in zip(PREDICTED_AT, printed)
+        ),
+        (
+            f"Least squares through the seven measured rows, in seconds: {lines}.",
+            (
+                "The measured rows are printed to three digits; every starred value is met within what"
+                " that leaves open."
+            ),
+        ),
     )
 
 
@@ -217,20 +220,13 @@ def operations() -> Table:
     their ratios.
     """
     rows = []
-    for place, name in enumerate(("FProp", "BProp")):
+    for number, name in enumerate(("FProp", "BProp")):
         smaller: float | None = None
         for network in NETWORKS:
-            *parts, printed = (network.forward_kops, network.backward_kops)[place]
+            *parts, printed = (network.forward_kops, network.backward_kops)[number]
             total = sum(map(float, parts))
-            rows.append(
-                Row(
-                    (name, network.name),
-                    (
-                        Entry(printed, total),
-                        Entry(network.ratios[place], total / (smaller or total)),
-                    ),
-                )
-            )
+            ratio = Entry(network.ratios[number], total / (smaller or total))
+            rows.append(row((name, network.name), Entry(printed, total), ratio))
             smaller = total
     return Table(
         PAPER,
@@ -241,24 +237,21 @@ def operations() -> Table:
     )
 
 
+_BOTH = tuple((network, strategy) for network in NETWORKS for strategy in "ab")
+_COLUMNS = tuple(f"{network.name}_{strategy}" for network, strategy in _BOTH)
+
+
 def figures() -> Table:
     """Figures 5 to 7: the predicted minutes at the measured numbers of threads, whose Delta Table
     IX averages.
     """
-    rows = [
-        Row(
-            (str(p),),
-            tuple(
-                Entry("", minutes(network, strategy, p))
-                for network in NETWORKS
-                for strategy in "ab"
-            ),
-        )
-        for p in MEASURED_AT
-    ]
-    notes = ("The measured minutes beside them are drawn, not printed.",)
     return Table(
-        PAPER, "Figures 5 to 7, predicted minutes", ("threads",), _columns(), tuple(rows), notes
+        PAPER,
+        "Figures 5 to 7, predicted minutes",
+        ("threads",),
+        _COLUMNS,
+        tuple(row((p,), *(minutes(*both, p) for both in _BOTH)) for p in MEASURED_AT),
+        ("The measured minutes beside them are drawn, not printed.",),
     )
 
 
@@ -266,99 +259,85 @@ def accuracy() -> Table:
     """Table IX as far as it can be recomputed: its six averages need measured times; their means
     are the 15 % and 11 % of the abstract and section I.
     """
-    rows = []
-    for strategy, printed in (("a", "15"), ("b", "11")):
-        deltas = [network.delta_a if strategy == "a" else network.delta_b for network in NETWORKS]
-        rows.append(
-            Row((strategy, *deltas), (Entry(printed, sum(map(float, deltas)) / len(deltas)),))
-        )
-    notes = (
-        (
-            "small, medium, large are the printed averages of Delta = |measured - predicted| /"
-            " predicted. They cannot be recomputed: the measured times"
-        ),
-        (
-            "are drawn in Figures 5 to 7 and printed nowhere; nor can the fit of OperationFactor ="
-            " 15 to the time at 15 threads."
-        ),
-    )
+    deltas_a, deltas_b = zip(*((network.delta_a, network.delta_b) for network in NETWORKS))
     return Table(
         PAPER,
         "Table IX, average Delta in percent",
         ("strategy", "small", "medium", "large"),
         ("mean",),
-        tuple(rows),
-        notes,
+        (
+            row(("a", *deltas_a), Entry("15", fmean(map(float, deltas_a)))),
+            row(("b", *deltas_b), Entry("11", fmean(map(float, deltas_b)))),
+        ),
+        (
+            (
+                "small, medium, large are the printed averages of Delta = |measured - predicted| /"
+                " predicted. They cannot be recomputed: the measured times"
+            ),
+            (
+                "are drawn in Figures 5 to 7 and printed nowhere; nor can the fit of OperationFactor ="
+                " 15 to the time at 15 threads."
+            ),
+        ),
     )
 
 
 def scaling() -> Table:
     """Table X: minutes on more threads than the processor has."""
-    rows, worst = [], 0.0
-    for place, n_threads in enumerate(PREDICTED_AT):
-        entries = []
-        for network in NETWORKS:
-            for strategy, printed in (("a", network.minutes_a), ("b", network.minutes_b)):
-                entries.append(Entry(printed[place], minutes(network, strategy, n_threads)))
-                worst = max(
-                    worst,
-                    abs(
-                        minutes(
-                            network, strategy, n_threads, network.measured_contention.at(n_threads)
-                        )
-                        - float(printed[place])
-                    ),
-                )
-        rows.append(Row((str(n_threads),), tuple(entries)))
-    notes = (
+    rows, deviations = [], []
+    for number, n_threads in enumerate(PREDICTED_AT):
+        printed = [(n.minutes_a if s == "a" else n.minutes_b)[number] for n, s in _BOTH]
+        fitted = (minutes(n, s, n_threads, n.measured_contention.at(n_threads)) for n, s in _BOTH)
+        deviations += [abs(own - float(text)) for own, text in zip(fitted, printed)]
+        ours = (minutes(*both, n_threads) for both in _BOTH)
+        rows.append(row((n_threads,), *map(Entry, printed, ours)))
+    return Table(
+        PAPER,
+        "Table X, minutes",
+        ("threads",),
+        _COLUMNS,
+        tuple(rows),
         (
-            "MemoryContention as Table IV prints it; Prep of the medium network is 10^9, not Table"
-            " II's 10^10."
-        ),
-        (
-            "With the line fitted here in place of its printed values, the farthest of all is"
-            f" {worst:.3f} minutes from print."
+            (
+                "MemoryContention as Table IV prints it; Prep of the medium network is 10^9, not Table"
+                " II's 10^10."
+            ),
+            (
+                "With the line fitted here in place of its printed values, the farthest of all is"
+                f" {max(deviations):.3f} minutes from print."
+            ),
         ),
     )
-    return Table(PAPER, "Table X, minutes", ("threads",), _columns(), tuple(rows), notes)
 
 
 def images_and_epochs() -> Table:
     """Table XI: minutes of the small network by strategy (a) for more images and epochs."""
-    rows, farthest = [], 0.0
-    for n_images, n_test, *printed_at in TABLE_XI:
-        entries = []
-        for n_threads, printed in zip((240, 480), printed_at):
-            for n_epochs, value in zip(TABLE_XI_EPOCHS, printed):
-                workload = model.Workload(n_epochs, n_images, n_images, n_test)
-                entries.append(Entry(value, minutes(SMALL, "a", n_threads, workload=workload)))
+    runs = [(n_threads, n_epochs) for n_threads in (240, 480) for n_epochs in TABLE_XI_EPOCHS]
+    rows, deviations = [], []
+    for n_images, n_test, *printed in TABLE_XI:
+        workloads = [model.Workload(epochs, n_images, n_images, n_test) for _, epochs in runs]
+        entries = [
+            Entry(text, minutes(SMALL, "a", n_threads, workload=workload))
+            for text, (n_threads, _), workload in zip(sum(printed, ()), runs, workloads)
+        ]
         # a value printed with one decimal may lie 0.05 off: what is beyond that is deviation
-        farthest = max(
-            farthest,
-            *((abs(e.recomputed - float(e.printed)) - 0.05) / float(e.printed) for e in entries),
-        )
-        rows.append(Row((f"{n_images // 1000}k", f"{n_test // 1000}k"), tuple(entries)))
-    columns = tuple(
-        f"{n_threads}T_{n_epochs}ep" for n_threads in (240, 480) for n_epochs in TABLE_XI_EPOCHS
-    )
-    notes = (
-        (
-            f"Beyond rounding for print, the farthest is {100 * farthest:.2f} % off: the contention"
-            " of 240 threads, 1.40e-2 s, is known to 0.36 % only."
-        ),
-    )
+        deviations += [
+            (abs(e.recomputed - float(e.printed)) - 0.05) / float(e.printed) for e in entries
+        ]
+        rows.append(row((f"{n_images // 1000}k", f"{n_test // 1000}k"), *entries))
     return Table(
         PAPER,
         "Table XI, small network, strategy (a), minutes",
         ("i", "it"),
-        columns,
+        tuple(f"{n_threads}T_{n_epochs}ep" for n_threads, n_epochs in runs),
         tuple(rows),
-        notes,
+        (
+            (
+                f"Beyond rounding for print, the farthest is {100 * max(0.0, *deviations):.2f} % off:"
+                " the contention of 240 threads, 1.40e-2 s, is known to 0.36 % only."
+            ),
+        ),
     )
-
-
-def _columns() -> tuple[str, ...]:
-    return tuple(f"{network.name}_{strategy}" for network in NETWORKS for strategy in "ab")
 
 
 def tables() -> list[Table]:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from dlperf.core.units import GIGA, MEGA, TERA
 from dlperf.models import memory_hierarchy
 from dlperf.models.roofline import ridge_point
-from dlperf.studies.papers.tables import Entry, Row, Table
+from dlperf.studies.papers.tables import Entry, Row, Table, row
 
 PAPER = "Yang, Kurth, Williams 2019"
 LEVELS = ("L1", "L2", "HBM")
@@ -81,30 +83,22 @@ def roofs() -> Table:
     """Figure 1's roofs and the ridge points that follow, in FLOP per byte; the machine balance that
     section IV.B speaks of is HBM's.
     """
-    rows = []
-    for level, rate in zip(LEVELS, LEVEL_GB_PER_S):
-        rows.append(
-            Row(
-                (level, rate),
-                tuple(
-                    Entry("", float(ridge_point(float(peak), float(rate))))
-                    for peak in (FMA_GFLOPS_PER_S, NO_FMA_GFLOPS_PER_S)
-                ),
-            )
-        )
-    notes = (
-        (
-            f"FP64 peaks: FMA {FMA_GFLOPS_PER_S}, no FMA {NO_FMA_GFLOPS_PER_S} GFLOP/s. The paper"
-            " draws the ridge points and prints their inputs only."
-        ),
-    )
+    peaks = np.array([FMA_GFLOPS_PER_S, NO_FMA_GFLOPS_PER_S], dtype=float)
     return Table(
         PAPER,
         "Figure 1, ridge points",
         ("level", "GB/s"),
         ("ridge_FMA_FLOP/byte", "ridge_no_FMA_FLOP/byte"),
-        tuple(rows),
-        notes,
+        tuple(
+            row((level, rate), *np.asarray(ridge_point(peaks, float(rate))))
+            for level, rate in zip(LEVELS, LEVEL_GB_PER_S)
+        ),
+        (
+            (
+                f"FP64 peaks: FMA {FMA_GFLOPS_PER_S}, no FMA {NO_FMA_GFLOPS_PER_S} GFLOP/s. The paper"
+                " draws the ridge points and prints their inputs only."
+            ),
+        ),
     )
 
 
@@ -112,32 +106,33 @@ def data_sheet() -> Table:
     """The V100's peaks worked out from its data sheet, in the units that the paper and its example
     print.
     """
-    fma, hbm = float(FMA_GFLOPS_PER_S), float(LEVEL_GB_PER_S[2])
-    l1_hz = float(LEVEL_GB_PER_S[0]) * GIGA / (V100.n_units * V100.l1_bytes_per_cycle)
-    rows = (
-        Row(("tensor cores, TFLOP/s", "II.B"), (Entry("125", V100.tensor_flops_per_s / TERA),)),
-        Row(
-            ("no FMA / FMA, measured", "II.A: half"),
-            (Entry("0.5", float(NO_FMA_GFLOPS_PER_S) / fma),),
-        ),
-        Row(
-            ("FP64 peak over measured, %", "II.A: about 10 %"),
-            (Entry("", 100 * (V100.fp64_flops_per_s / GIGA / fma - 1)),),
-        ),
-        Row(("clock behind the L1 roof, GHz", "II.A: theoretical"), (Entry("", l1_hz / GIGA),)),
-        Row(
-            ("HBM peak over measured, %", "II.A: about 10 %"),
-            (Entry("", 100 * (V100.hbm_bytes_per_s / GIGA / hbm - 1)),),
-        ),
-    )
-    notes = (
-        (
-            "FP64 7834 GFLOP/s = 80 x 32 x 2 x 1.53 GHz; tensor cores 80 x 512 x 2 x 1.53 GHz; HBM2"
-            " 900 GB/s; L1 80 x 128 byte a cycle."
-        ),
-    )
+    fma, no_fma = float(FMA_GFLOPS_PER_S), float(NO_FMA_GFLOPS_PER_S)
+    l1_gb_per_s, _, hbm_gb_per_s = map(float, LEVEL_GB_PER_S)
+    l1_ghz = l1_gb_per_s / (V100.n_units * V100.l1_bytes_per_cycle)
     return Table(
-        PAPER, "section II, measured and data sheet", ("quantity", "says"), ("value",), rows, notes
+        PAPER,
+        "section II, measured and data sheet",
+        ("quantity", "says"),
+        ("value",),
+        (
+            row(("tensor cores, TFLOP/s", "II.B"), Entry("125", V100.tensor_flops_per_s / TERA)),
+            row(("no FMA / FMA, measured", "II.A: half"), Entry("0.5", no_fma / fma)),
+            row(
+                ("FP64 peak over measured, %", "II.A: about 10 %"),
+                100 * (V100.fp64_flops_per_s / GIGA / fma - 1),
+            ),
+            row(("clock behind the L1 roof, GHz", "II.A: theoretical"), l1_ghz),
+            row(
+                ("HBM peak over measured, %", "II.A: about 10 %"),
+                100 * (V100.hbm_bytes_per_s / GIGA / hbm_gb_per_s - 1),
+            ),
+        ),
+        (
+            (
+                "FP64 7834 GFLOP/s = 80 x 32 x 2 x 1.53 GHz; tensor cores 80 x 512 x 2 x 1.53 GHz; HBM2"
+                " 900 GB/s; L1 80 x 128 byte a cycle."
+            ),
+        ),
     )
 
 
@@ -149,107 +144,103 @@ def fma_mix() -> Table:
     )  # of 100 instructions, as nvprof counted them
     beta = float(memory_hierarchy.fma_mix_fraction(alpha))
     measured = GPP[-1].gflops_per_s
-    rows = (
-        Row(("alpha, %", "equation 6, 60 of 100 instructions"), (Entry("60", 100 * alpha),)),
-        Row(("beta, %", "equation 7"), (Entry("80", 100 * beta),)),
-        Row(
-            ("GPP at nw = 6 of the FMA peak, %", "IV.A: roughly 66 %"),
-            (Entry("66", 100 * measured / peak),),
-        ),
-        Row(("ceiling beta x FMA, GFLOP/s", "drawn in Figure 3"), (Entry("", beta * peak),)),
-        Row(
-            ("ceiling with no FMA as measured, GFLOP/s", "not in the paper"),
-            (Entry("", float(memory_hierarchy.mixed_flops_per_s(alpha, peak, no_fma))),),
-        ),
-        Row(
-            ("GPP at nw = 6 of its ceiling, %", "not in the paper"),
-            (Entry("", 100 * measured / (beta * peak)),),
+    return Table(
+        PAPER,
+        "section IV.A, FMA mix",
+        ("quantity", "says"),
+        ("value",),
+        (
+            row(("alpha, %", "equation 6, 60 of 100 instructions"), Entry("60", 100 * alpha)),
+            row(("beta, %", "equation 7"), Entry("80", 100 * beta)),
+            row(
+                ("GPP at nw = 6 of the FMA peak, %", "IV.A: roughly 66 %"),
+                Entry("66", 100 * measured / peak),
+            ),
+            row(("ceiling beta x FMA, GFLOP/s", "drawn in Figure 3"), beta * peak),
+            row(
+                ("ceiling with no FMA as measured, GFLOP/s", "not in the paper"),
+                memory_hierarchy.mixed_flops_per_s(alpha, peak, no_fma),
+            ),
+            row(
+                ("GPP at nw = 6 of its ceiling, %", "not in the paper"),
+                100 * measured / (beta * peak),
+            ),
         ),
     )
-    return Table(PAPER, "section IV.A, FMA mix", ("quantity", "says"), ("value",), rows)
+
+
+def _gpp_row(point: Point) -> Row:
+    bandwidths = [float(rate) for rate in LEVEL_GB_PER_S]
+    ceiling = float(memory_hierarchy.fma_mix_fraction(0.6)) * float(FMA_GFLOPS_PER_S)
+    intensities = np.array(point.intensities)
+    under = memory_hierarchy.attainable_flops_per_s(intensities, ceiling, bandwidths)
+    # per FLOP: bytes of a level are 1 / intensity
+    level = int(memory_hierarchy.binding_level(1 / ceiling, 1 / intensities, bandwidths))
+    lowest = "FMA mix" if level == memory_hierarchy.COMPUTE else LEVELS[level]
+    return row(
+        (point.nw, lowest, f"{point.gflops_per_s:.1f}"),
+        under,
+        100 * point.gflops_per_s / under,
+        *(point.nw / intensities * GPP[0].intensities),
+    )
 
 
 def gpp() -> Table:
     """Figure 2: GPP under the hierarchical roofline, equation 1 at every level. The lowest roof
     includes the mix of nw = 6 for all nw.
     """
-    bandwidths = [float(rate) for rate in LEVEL_GB_PER_S]
-    ceiling = float(memory_hierarchy.fma_mix_fraction(0.6)) * float(FMA_GFLOPS_PER_S)
-    rows = []
-    for point in GPP:
-        under = float(
-            memory_hierarchy.attainable_flops_per_s(point.intensities, ceiling, bandwidths)
-        )
-        # per FLOP: bytes of a level are 1 / intensity
-        place = int(
-            memory_hierarchy.binding_level(
-                1 / ceiling, [1 / ai for ai in point.intensities], bandwidths
-            )
-        )
-        lowest = "FMA mix" if place == memory_hierarchy.COMPUTE else LEVELS[place]
-        bytes_per_nw = [
-            point.nw / ai * GPP[0].intensities[i] for i, ai in enumerate(point.intensities)
-        ]
-        rows.append(
-            Row(
-                (str(point.nw), lowest, f"{point.gflops_per_s:.1f}"),
-                (
-                    Entry("", under),
-                    Entry("", 100 * point.gflops_per_s / under),
-                    *(Entry("", value) for value in bytes_per_nw),
-                ),
-            )
-        )
-    notes = (
-        (
-            "Section IV.A: bound by HBM at low nw, never by L1 or L2; L1 and HBM move roughly"
-            " constant bytes, L2 more and more."
-        ),
-        "Bytes are relative to nw = 1, the FLOPs growing as nw.",
-    )
-    quantities = ("attainable_GFLOP/s", "reached_%", *(f"{level}_bytes_rel" for level in LEVELS))
     return Table(
         PAPER,
         "Figure 2, GPP (nw = 1..6)",
         ("nw", "lowest roof", "GFLOP/s"),
-        quantities,
-        tuple(rows),
-        notes,
+        ("attainable_GFLOP/s", "reached_%", *(f"{level}_bytes_rel" for level in LEVELS)),
+        tuple(map(_gpp_row, GPP)),
+        (
+            (
+                "Section IV.A: bound by HBM at low nw, never by L1 or L2; L1 and HBM move roughly"
+                " constant bytes, L2 more and more."
+            ),
+            "Bytes are relative to nw = 1, the FLOPs growing as nw.",
+        ),
     )
 
 
 def statements() -> Table:
     """Single numbers of sections III and IV that follow from others."""
-    fp32_tflops_per_s = (
-        2 * float(FMA_GFLOPS_PER_S) * GIGA / TERA
-    )  # II.A: linear extrapolation from FP64
-    rows = (
-        Row(("FP16 conv2d, 100 of 125 TFLOP/s, %", "IV.C"), (Entry("80", 100 * 100 / 125),)),
-        Row(
-            ("FP32 conv2d, 13 TFLOP/s of the FP32 FMA peak, %", "IV.C: even closer to the peak"),
-            (Entry("", 100 * 13 / fp32_tflops_per_s),),
-        ),
-        Row(
-            ("GSRB stencils of a 128^3 box, millions", "III.B: 128^3 / 2"),
-            (Entry("1", 128**3 / 2 / MEGA),),
-        ),
-        Row(("stride 4 in double complex words, bytes", "IV.A"), (Entry("64", 4 * 16),)),
-        Row(("stride 2 in double complex words, bytes", "IV.A"), (Entry("32", 2 * 16),)),
-        *(
-            Row(
+    # II.A: linear extrapolation from FP64
+    fp32_tflops_per_s = 2 * float(FMA_GFLOPS_PER_S) * GIGA / TERA
+    return Table(
+        PAPER,
+        "sections III and IV",
+        ("quantity", "says"),
+        ("value",),
+        (
+            row(("FP16 conv2d, 100 of 125 TFLOP/s, %", "IV.C"), Entry("80", 100 * 100 / 125)),
+            row(
                 (
-                    f"HPGMG intensity left by ghost zones, {dim}^3 boxes",
-                    "IV.B: dim^3 / (dim + 4)^3",
+                    "FP32 conv2d, 13 TFLOP/s of the FP32 FMA peak, %",
+                    "IV.C: even closer to the peak",
                 ),
-                (Entry("", dim**3 / (dim + 4) ** 3),),
-            )
-            for dim in _BOXES
+                100 * 13 / fp32_tflops_per_s,
+            ),
+            row(
+                ("GSRB stencils of a 128^3 box, millions", "III.B: 128^3 / 2"),
+                Entry("1", 128**3 / 2 / MEGA),
+            ),
+            row(("stride 4 in double complex words, bytes", "IV.A"), Entry("64", 4 * 16)),
+            row(("stride 2 in double complex words, bytes", "IV.A"), Entry("32", 2 * 16)),
+            *(
+                row(
+                    (
+                        f"HPGMG intensity left by ghost zones, {dim}^3 boxes",
+                        "IV.B: dim^3 / (dim + 4)^3",
+                    ),
+                    dim**3 / (dim + 4) ** 3,
+                )
+                for dim in (16, 32, 64, 128)
+            ),
         ),
     )
-    return Table(PAPER, "sections III and IV", ("quantity", "says"), ("value",), rows)
-
-
-_BOXES = (16, 32, 64, 128)
 
 
 def tables() -> list[Table]:

@@ -16,6 +16,7 @@ from dlperf.report.drawing import (
     PHASE_COLORS,
     new_figure,
     plain,
+    to_pngs,
 )
 from dlperf.report.markdown import escape
 from dlperf.report.table import Column, format_error
@@ -26,7 +27,6 @@ from dlperf.studies.forecasts import (
     runs_to_csv,
     tables_to_markdown,
     tables_to_text,
-    to_pngs,
 )
 from dlperf.studies.trainings.cases import KINDS, ForecastTable, TrainingForecast, TrainingStudy
 from dlperf.studies.trainings.runs import BATCH_SIZE
