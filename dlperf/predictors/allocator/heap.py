@@ -5,10 +5,11 @@ extents.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import random
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Protocol
 
 from dlperf.core.units import KIB, MIB
 from dlperf.predictors.allocator.policies import POLICIES, Policy
@@ -26,28 +27,16 @@ _FIRST_MAPPING = 1 << 46
 _SLAB_BYTES = 16 * KIB
 
 
-class Allocator(Protocol):
-    """Something that hands out addresses and counts pages.
-
-    `huge_faults` and `released_pages` are what has happened so far: first touches of pages of 2
-    MiB, and pages of 4 KiB given back.
+class _Counting:
+    """Blocks in use, and what has happened so far: first touches of pages of 2 MiB, and pages of 4
+    KiB given back.
     """
 
-    huge_faults: int
-    released_pages: int
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes held in memory."""
-        ...
-
-    def allocate(self, n_bytes: int) -> tuple[int, int]:
-        """(address, faults of 4 KiB pages at first touch) of a new block."""
-        ...
-
-    def free(self, address: int) -> None:
-        """Give a block back."""
-        ...
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._used: dict[int, tuple[int, int]] = {}
+        self.huge_faults = 0
+        self.released_pages = 0
 
 
 class _Extents:
@@ -62,22 +51,15 @@ class _Extents:
     def n_bytes(self) -> int:
         return sum(self._at.values())
 
-    def best(self, size: int) -> tuple[int, int] | None:
-        """(address, size) of the smallest piece of at least `size`, the lowest of equal ones; taken
-        out.
+    def take_fitting(self, size: int, lowest: bool = False) -> tuple[int, int] | None:
+        """(address, size) of the smallest piece of at least `size`, the lowest of equal ones, or of
+        the `lowest` of all; taken out.
         """
-        place = bisect.bisect_left(self._by_size, (size, -1))
-        if place == len(self._by_size):
+        fitting = self._by_size[bisect.bisect_left(self._by_size, (size, -1)) :]
+        if not fitting:
             return None
-        found, address = self._by_size[place]
-        self.take(address)
-        return address, found
-
-    def first(self, size: int) -> tuple[int, int] | None:
-        """(address, size) of the lowest piece of at least `size`; taken out."""
-        place = bisect.bisect_left(self._by_size, (size, -1))
-        address = min((address for _, address in self._by_size[place:]), default=None)
-        return None if address is None else (address, self.take(address))
+        address = min(address for _, address in fitting) if lowest else fitting[0][1]
+        return address, self.take(address)
 
     def put(self, address: int, size: int) -> None:
         bisect.insort(self._by_size, (size, address))
@@ -92,10 +74,9 @@ class _Extents:
 
     def merged(self, address: int, size: int) -> tuple[int, int]:
         """The piece together with its free neighbours, which are taken out."""
-        before = self._ending.get(address)
-        if before is not None:
-            size += self.take(before)
-            address = before
+        if address in self._ending:
+            before = self._ending[address]
+            address, size = before, size + self.take(before)
         if address + size in self._at:
             size += self.take(address + size)
         return address, size
@@ -115,7 +96,7 @@ class SmallBlocks:
 NONE = SmallBlocks(0.0, 0.0, 0.0)
 
 
-class Heap:
+class Heap(_Counting):
     """glibc's main arena.
 
     posix_memalign takes a chunk that is larger by the alignment and a smallest chunk, and frees
@@ -137,27 +118,21 @@ class Heap:
     def __init__(
         self, policy: Policy = POLICIES["default"], small: SmallBlocks = NONE, seed: int = 0
     ) -> None:
-        self._policy = policy
+        super().__init__(policy)
+        # address -> (size of the chunk, bytes touched of a mapping of its own or 0)
         self.mmap_threshold, self.trim_threshold = policy.mapping_bytes, policy.trim_bytes
         self._free = _Extents()
-        self._used: dict[
-            int, tuple[int, int]
-        ] = {}  # address -> (size of the chunk, bytes touched of a mapping of its own or 0)
         self._small, self._dice = small, random.Random(seed)
-        self._beside: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # by block, remainders beside it that small blocks took, (address, size)
+        # By block, remainders beside it that small blocks took, (address, size).
+        self._beside: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._alone: list[tuple[int, int]] = []  # such whose block is gone
         self._top = 0  # where the unused top begins
         self._break = 0  # where the heap ends
         self._touched = 0  # pages below are resident
-        self._advised: list[
-            tuple[int, int]
-        ] = []  # (begin, end) of the heap's parts that may have huge pages, sorted and apart
+        # (begin, end) of the heap's parts that may have huge pages, sorted and apart.
+        self._advised: list[tuple[int, int]] = []
         self._next_mapping = _FIRST_MAPPING
         self.mapped_bytes = 0
-        self.huge_faults = 0
-        self.released_pages = 0
 
     @property
     def resident_bytes(self) -> int:
@@ -169,8 +144,8 @@ class Heap:
         huge = self._policy.huge_bytes is not None and n_bytes >= self._policy.huge_bytes
         alignment = PAGE_BYTES if huge else _ALIGNMENT
         size = _chunk_bytes(n_bytes)
-        wanted, n_faults = _chunk_bytes(size + alignment + _SMALLEST), 0
-        found = self._free.best(wanted)
+        wanted = _chunk_bytes(size + alignment + _SMALLEST)
+        found = self._free.take_fitting(wanted)
         if found is not None:
             start, room = found
             if room - wanted >= _SMALLEST:
@@ -178,39 +153,29 @@ class Heap:
                 room = wanted
         else:
             lacks = self._break - self._top < wanted + _SMALLEST
-            if (
-                lacks and wanted >= self.mmap_threshold
-            ):  # only what neither a free chunk nor the top can serve is a mapping (sysmalloc)
+            # Only what neither a free chunk nor the top can serve is a mapping (sysmalloc).
+            if lacks and wanted >= self.mmap_threshold:
                 return self._map(wanted, n_bytes, alignment, huge)
             start, room = self._top, wanted
             self._top += wanted
             if lacks:
-                self._break = (
-                    math.ceil((self._top + self._policy.top_pad_bytes) / PAGE_BYTES) * PAGE_BYTES
-                )
+                self._break = _page_end(self._top + self._policy.top_pad_bytes)
         address = math.ceil((start + _HEADER) / alignment) * alignment - _HEADER
         if 0 < address - start < _SMALLEST:
             address += alignment
         if huge:
             self._advise(address, n_bytes)
-        if found is None:
-            n_faults = self._touch(math.ceil(self._top / PAGE_BYTES) * PAGE_BYTES)
-        behind = start + room - address - size
-        self._used[address] = (size if behind > _SMALLEST else size + behind, 0)
-        for remainder in (
-            (start, address - start),
-            (address + size, behind if behind > _SMALLEST else 0),
-        ):
-            if remainder[1]:
-                self._leave(address, *remainder)
+        n_faults = self._touch(_page_end(self._top)) if found is None else 0
+        before, behind = address - start, start + room - address - size
+        if behind <= _SMALLEST:
+            size, behind = size + behind, 0
+        self._used[address] = (size, 0)
+        for piece in ((start, before), (address + size, behind)):
+            if 0 < piece[1] <= _REUSED_BYTES and self._dice.random() < self._small.taken:
+                self._beside[address].append(piece)
+            elif piece[1]:
+                self._put(*piece)
         return address, n_faults
-
-    def _leave(self, block: int, address: int, size: int) -> None:
-        """What is left beside an aligned block."""
-        if size <= _REUSED_BYTES and self._dice.random() < self._small.taken:
-            self._beside.setdefault(block, []).append((address, size))
-        else:
-            self._put(address, size)
 
     def free(self, address: int) -> None:
         """Give a block back; may unmap it, or trim the top of the heap."""
@@ -232,12 +197,10 @@ class Heap:
     def end_step(self) -> None:
         """Most of the small blocks go."""
         for pieces in (self._alone, *self._beside.values()):
-            held = pieces[:]
-            pieces.clear()
-            for piece in held:
-                if self._dice.random() < self._small.lasting:
-                    pieces.append(piece)
-                elif self._put(*piece) >= _CONSOLIDATED_BYTES:
+            lasting = [self._dice.random() < self._small.lasting for _ in pieces]
+            held, pieces[:] = pieces[:], itertools.compress(pieces, lasting)
+            for piece, lasts in zip(held, lasting):
+                if not lasts and self._put(*piece) >= _CONSOLIDATED_BYTES:
                     self._trim()
 
     def _put(self, address: int, size: int) -> int:
@@ -251,9 +214,7 @@ class Heap:
 
     def _trim(self) -> None:
         if self._break - self._top >= self.trim_threshold:
-            self._break = (
-                math.ceil((self._top + self._policy.top_pad_bytes) / PAGE_BYTES) * PAGE_BYTES
-            )
+            self._break = _page_end(self._top + self._policy.top_pad_bytes)
             self.released_pages += max(0, self._touched - self._break) // PAGE_BYTES
             self._touched = min(self._touched, self._break)
             self._advised = [
@@ -263,7 +224,7 @@ class Heap:
             ]
 
     def _map(self, size: int, n_bytes: int, alignment: int, huge: bool) -> tuple[int, int]:
-        mapped = math.ceil((size + _HEADER // 2) / PAGE_BYTES) * PAGE_BYTES
+        mapped = _page_end(size + _HEADER // 2)
         address = self._next_mapping
         self._next_mapping += mapped
         # What the alignment skips at the front is no part of the chunk, whose size becomes the
@@ -280,14 +241,13 @@ class Heap:
     def _advise(self, address: int, n_bytes: int) -> None:
         """madvise(MADV_HUGEPAGE) on a block's pages; advised ranges stay and merge."""
         begin = address // PAGE_BYTES * PAGE_BYTES + PAGE_BYTES
-        end = begin + math.ceil(n_bytes / PAGE_BYTES) * PAGE_BYTES
-        apart = []
-        for one in self._advised:
-            if one[1] < begin or one[0] > end:
-                apart.append(one)
-            else:
-                begin, end = min(begin, one[0]), max(end, one[1])
-        self._advised = sorted([*apart, (begin, end)])
+        ranges = [*self._advised, (begin, begin + _page_end(n_bytes))]
+        self._advised = []
+        for low, high in sorted(ranges):
+            if self._advised and low <= self._advised[-1][1]:
+                low, before = self._advised.pop()
+                high = max(high, before)
+            self._advised.append((low, high))
 
     def _touch(self, end: int) -> int:
         """Faults of small pages when the heap is touched up to `end`; a huge page takes its 2 MiB
@@ -309,6 +269,10 @@ class Heap:
         return faults
 
 
+def _page_end(n_bytes: int) -> int:
+    return math.ceil(n_bytes / PAGE_BYTES) * PAGE_BYTES
+
+
 def _chunk_bytes(n_bytes: int) -> int:
     """The chunk that serves a request (request2size). posix_memalign's inner request, for a chunk's
     size and the alignment's room, is rounded once more.
@@ -316,7 +280,7 @@ def _chunk_bytes(n_bytes: int) -> int:
     return max(_SMALLEST, (n_bytes + _HEADER // 2 + 15) // 16 * 16)
 
 
-class Jemalloc:
+class Jemalloc(_Counting):
     """jemalloc's extents: a large request of its own is purged when freed, and so is every free
     extent that has grown to as much.
 
@@ -332,49 +296,46 @@ class Jemalloc:
     """
 
     def __init__(self, policy: Policy = POLICIES["jemalloc"]) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._dirty, self._purged = _Extents(), _Extents()
-        self._used: dict[int, tuple[int, int]] = {}  # address -> (size, resident pages)
         self._end = 0
         self._next_oversize, self._next_small = _FIRST_MAPPING, 2 * _FIRST_MAPPING
-        self._used_pages = 0
-        self.huge_faults = 0
-        self.released_pages = 0
 
     @property
     def resident_bytes(self) -> int:
         """Bytes in use and bytes freed but kept."""
-        return self._used_pages * PAGE_BYTES + self._dirty.n_bytes
+        return sum(pages for _, pages in self._used.values()) * PAGE_BYTES + self._dirty.n_bytes
 
     def allocate(self, n_bytes: int) -> tuple[int, int]:
         """(address, page faults at first touch) of a new block; 0 faults below 16 KiB."""
-        if n_bytes < _SLAB_BYTES:
-            self._next_small += PAGE_BYTES
-            return self._give(self._next_small, 0, 0), 0
-        size = size_class(n_bytes)
         pages = math.ceil(n_bytes / PAGE_BYTES) + 1
-        if size >= self._policy.mapping_bytes:
-            address, self._next_oversize = (
-                self._next_oversize,
-                self._next_oversize + size + PAGE_BYTES,
-            )
-            return self._give(address, size, pages), pages
-        size += PAGE_BYTES
-        found = self._dirty.first(size)
-        if found is not None:
-            self._split(self._dirty, *found, size)
-            return self._give(found[0], size, size // PAGE_BYTES), 0
-        found = self._purged.first(size)
-        if found is None:
-            found = self._end, size
-            self._end += size
-        self._split(self._purged, *found, size)
-        return self._give(found[0], size, pages), pages
+        size = size_class(n_bytes)
+        if n_bytes < _SLAB_BYTES:
+            size = pages = 0
+            address = self._next_small = self._next_small + PAGE_BYTES
+        elif size >= self._policy.mapping_bytes:
+            address = self._next_oversize
+            self._next_oversize += size + PAGE_BYTES
+        else:
+            size += PAGE_BYTES
+            found = self._dirty.take_fitting(size, lowest=True)
+            extents = self._purged if found is None else self._dirty
+            found = found or self._purged.take_fitting(size, lowest=True)
+            if found is None:
+                found = self._end, size
+                self._end += size
+            address, room = found
+            if room > size:
+                extents.put(address + size, room - size)
+            if extents is self._dirty:
+                self._used[address] = (size, size // PAGE_BYTES)
+                return address, 0
+        self._used[address] = (size, pages)
+        return address, pages
 
     def free(self, address: int) -> None:
         """Give a block back: kept dirty, or purged where its free extent is large."""
         size, pages = self._used.pop(address)
-        self._used_pages -= pages
         if address >= _FIRST_MAPPING:
             self.released_pages += pages
             return
@@ -385,15 +346,8 @@ class Jemalloc:
         else:
             self._dirty.put(address, size)
 
-    def _give(self, address: int, size: int, pages: int) -> int:
-        self._used[address] = (size, pages)
-        self._used_pages += pages
-        return address
-
-    @staticmethod
-    def _split(extents: _Extents, address: int, room: int, size: int) -> None:
-        if room > size:
-            extents.put(address + size, room - size)
+    def end_step(self) -> None:
+        """Nothing: dirty pages stay."""
 
 
 def size_class(n_bytes: int) -> int:
@@ -407,6 +361,6 @@ def size_class(n_bytes: int) -> int:
     return math.ceil(pages / step) * step * PAGE_BYTES
 
 
-def allocator_of(policy: Policy, small: SmallBlocks = NONE, seed: int = 0) -> Allocator:
+def allocator_of(policy: Policy, small: SmallBlocks = NONE, seed: int = 0) -> Heap | Jemalloc:
     """A fresh process' allocator under a policy; `small` and `seed` as :class:`Heap` takes them."""
     return Jemalloc(policy) if policy.purges else Heap(policy, small, seed)

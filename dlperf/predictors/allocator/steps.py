@@ -1,14 +1,14 @@
-"""A trace's allocations as a list of events, run through an allocator for some steps."""
+"""A trace's allocations, run through an allocator for some steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlperf.core.trace import Op, Trace
 from dlperf.core.units import KIB
-from dlperf.predictors.allocator.heap import Heap, SmallBlocks, allocator_of
+from dlperf.predictors.allocator.heap import SmallBlocks, allocator_of
 from dlperf.predictors.allocator.policies import Policy
 
 Scratch = tuple[tuple[int, ...], ...]
@@ -30,18 +30,6 @@ USUAL = SmallBlocks(taken=0.4, freed_with_the_block=0.5, lasting=0.3)
 """Chosen among a few values by the faults, the memory and the layers' times of random networks
 (benchmarks/page_faults.py draws such).
 """
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happens to memory at one op: storages that die before it, its scratch, storages that it
-    makes.
-    """
-
-    index: int
-    dying: tuple[int, ...]
-    scratch: Scratch
-    born: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -70,23 +58,9 @@ class Process:
     peak_bytes: int
 
 
-class _Counts:
-    """One step's pages by op."""
-
-    def __init__(self, n_ops: int) -> None:
-        self.faults, self.huge_faults, self.released = [0] * n_ops, [0] * n_ops, [0] * (n_ops + 1)
-        self.released_late = 0
-
-    def as_step(self) -> StepPages:
-        """As it is kept."""
-        return StepPages(
-            tuple(self.faults), tuple(self.huge_faults), tuple(self.released), self.released_late
-        )
-
-
 class Script:
-    """A trace's events, ready to be run under any policy by any process. `kept` are (storage,
-    bytes) of memory whose size no recording could know.
+    """A trace's allocations by op, ready to be run under any policy by any process. `kept` are
+    (storage, bytes) of memory whose size no recording could know.
     """
 
     def __init__(
@@ -96,28 +70,32 @@ class Script:
         kept: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
-        for place, n_bytes in kept:
-            self._sizes[place] = max(self._sizes[place], n_bytes)
+        for index, n_bytes in kept:
+            self._sizes[index] = max(self._sizes[index], n_bytes)
         self._n_ops = len(trace.ops)
         self._before: list[int] = []  # there before the first step and after the last
-        self._late: list[
-            int
-        ] = []  # made by the first optimizer step, with gradients alive and activations gone
-        born: dict[int, list[int]] = defaultdict(list)
-        dying: dict[int, list[int]] = defaultdict(list)
+        # Made by the first optimizer step, with gradients alive and activations gone.
+        self._late: list[int] = []
+        self._born: dict[int, list[int]] = defaultdict(list)
+        self._dying: dict[int, list[int]] = defaultdict(list)
         for index, storage in enumerate(trace.storages):
             if self._sizes[index] < SMALL_BYTES:
                 continue
             if storage.born >= 0:
-                born[storage.born].append(index)
+                self._born[storage.born].append(index)
             elif storage.kind == "optimizer":
                 self._late.append(index)
             elif storage.dies is None:
                 self._before.append(index)
             if storage.dies is not None:
-                dying[storage.dies].append(index)
-        self._first_optimizer = _first(trace, "optimizer", self._n_ops)
-        self._events = tuple(_events(trace, born, dying, scratch_bytes, {self._first_optimizer}))
+                self._dying[storage.dies].append(index)
+        self._first_optimizer = next(
+            (index for index, op in enumerate(trace.ops) if op.phase == "optimizer"), self._n_ops
+        )
+        self._scratch = {index: scratch_bytes(op) for index, op in enumerate(trace.ops)}
+        found = {index for index, stages in self._scratch.items() if stages}
+        found |= {*self._born, *self._dying, self._first_optimizer}
+        self._active = sorted(index for index in found if index < self._n_ops)
         self._survivors = _survivors(trace)
 
     def run(self, policy: Policy, seed: int = 0, small: SmallBlocks = USUAL) -> Process:
@@ -129,77 +107,50 @@ class Script:
         last_at: dict[int, int] = {}
         predecessor = [-1] * len(self._sizes)
         peak = heap.resident_bytes
-        counted: list[_Counts] = []
+        steps = []
+
+        def released_by(storages: Iterable[int]) -> int:
+            before = heap.released_pages
+            for storage in storages:
+                if storage in address:
+                    heap.free(address.pop(storage))
+            return heap.released_pages - before
+
         for step in range(N_STEPS):
-            counts = _Counts(self._n_ops)
-            for event in self._events:
-                index = event.index
-                released = heap.released_pages
-                for storage in event.dying:
-                    if storage in address:
-                        heap.free(address.pop(storage))
-                counts.released[index] += heap.released_pages - released
-                if index == self._n_ops:
-                    break
-                huge_faults, released = heap.huge_faults, heap.released_pages
+            faults, huge_faults = [0] * self._n_ops, [0] * self._n_ops
+            released = [0] * (self._n_ops + 1)
+            for index in self._active:
+                released[index] += released_by(self._dying[index])
+                n_huge, n_released = heap.huge_faults, heap.released_pages
                 if step == 0 and index == self._first_optimizer:
-                    for storage in self._late:
-                        address[storage] = heap.allocate(self._sizes[storage])[0]
-                for number, stage in enumerate(event.scratch):
-                    blocks = []
-                    for n_bytes in stage:
-                        place, n_faults = heap.allocate(n_bytes)
-                        blocks.append(place)
-                        counts.faults[index] += n_faults
-                    for storage in event.born if number == 0 else ():
-                        if (
-                            storage in address
-                        ):  # outlived the last step although the trace does not say who frees it
-                            heap.free(address.pop(storage))
-                        place, n_faults = heap.allocate(self._sizes[storage])
-                        address[storage] = place
-                        counts.faults[index] += n_faults
-                        predecessor[storage] = -1 if n_faults else last_at.get(place, -1)
-                        last_at[place] = storage
+                    address |= {one: heap.allocate(self._sizes[one])[0] for one in self._late}
+                for number, stage in enumerate(self._scratch[index] or ((),)):
+                    blocks = [heap.allocate(n_bytes) for n_bytes in stage]
+                    faults[index] += sum(n_faults for _, n_faults in blocks)
+                    for storage in self._born[index] if number == 0 else ():
+                        # It may have outlived the last step: no trace shows who frees it.
+                        released_by((storage,))
+                        at, n_faults = heap.allocate(self._sizes[storage])
+                        address[storage] = at
+                        faults[index] += n_faults
+                        predecessor[storage] = -1 if n_faults else last_at.get(at, -1)
+                        last_at[at] = storage
                     if step < PEAK_STEPS:
                         peak = max(peak, heap.resident_bytes)
-                    for place in blocks:
-                        heap.free(place)
-                counts.huge_faults[index] = heap.huge_faults - huge_faults
-                counts.released[index + 1] += heap.released_pages - released  # by the op itself
-            if isinstance(heap, Heap):
-                released = heap.released_pages
-                heap.end_step()
-                counts.released_late = heap.released_pages - released
-            counted.append(counts)
-            # Survivors of this step stand where the next step expects what was there before it.
+                    for at, _ in blocks:
+                        heap.free(at)
+                huge_faults[index] = heap.huge_faults - n_huge
+                released[index + 1] += heap.released_pages - n_released  # by the op itself
+            released[self._n_ops] += released_by(self._dying[self._n_ops])
+            n_released = heap.released_pages
+            heap.end_step()
+            late = heap.released_pages - n_released
+            steps.append(StepPages(tuple(faults), tuple(huge_faults), tuple(released), late))
+            # Survivors of this step are what the next step expects from before it.
             for new, old in self._survivors.items():
                 if new in address and old not in address:
                     address[old] = address.pop(new)
-        return Process(
-            tuple(counts.as_step() for counts in counted[-N_COUNTED:]), tuple(predecessor), peak
-        )
-
-
-def _first(trace: Trace, phase: str, default: int) -> int:
-    return next((index for index, op in enumerate(trace.ops) if op.phase == phase), default)
-
-
-def _events(
-    trace: Trace,
-    born: dict[int, list[int]],
-    dying: dict[int, list[int]],
-    scratch_bytes: Callable[[Op], Scratch],
-    marks: set[int],
-) -> Iterator[Event]:
-    """The ops at which something happens, and the step's end."""
-    for index, op in enumerate(trace.ops):
-        scratch = scratch_bytes(op)
-        if scratch or index in born or index in dying or index in marks:
-            yield Event(
-                index, tuple(dying.get(index, ())), scratch or ((),), tuple(born.get(index, ()))
-            )
-    yield Event(len(trace.ops), tuple(dying.get(len(trace.ops), ())), (), ())
+        return Process(tuple(steps[-N_COUNTED:]), tuple(predecessor), peak)
 
 
 def _survivors(trace: Trace) -> dict[int, int]:
@@ -207,11 +158,11 @@ def _survivors(trace: Trace) -> dict[int, int]:
     dies in it (a gradient to the last one).
     """
     waiting: dict[int, list[int]] = defaultdict(list)
+    matched = {}
     for index, storage in enumerate(trace.storages):
         if storage.born < 0 and storage.dies is not None:
             waiting[storage.nbytes].append(index)
-    matched = {}
     for index, storage in enumerate(trace.storages):
-        if storage.born >= 0 and storage.dies is None and waiting.get(storage.nbytes):
+        if storage.born >= 0 and storage.dies is None and waiting[storage.nbytes]:
             matched[index] = waiting[storage.nbytes].pop(0)
     return matched
