@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from dlperf.advice.batch_sizes import knee_of
 from dlperf.advice.breakdown import PARTS, Breakdown, LayerParts
-from dlperf.advice.changes import Advice
-from dlperf.advice.explanation import Explanation, agreement_of
-from dlperf.advice.explanation_export import explanation_to_json, parts_to_csv, suggestions_to_csv
+from dlperf.advice.changes import Advice, Width
+from dlperf.advice.explanation import (
+    Agreement,
+    Explanation,
+    agreement_of,
+    explanation_to_json,
+    parts_to_csv,
+    suggestions_to_csv,
+)
+from dlperf.advice.tuning_page import rate_text
 from dlperf.advice.variants import (
     DOES_NOT_APPLY,
     DOES_NOT_PAY,
@@ -61,12 +69,11 @@ def layers_columns(breakdown: Breakdown, most: int | None = MOST_LAYERS) -> list
     """Time of each layer by heading; layers beyond the `most` longest in one row."""
     layers = list(breakdown.layers)
     if most is not None and len(layers) > most:
-        dear = set(sorted(range(len(layers)), key=lambda place: -layers[place].total_s)[: most - 1])
-        others = [layers[place] for place in range(len(layers)) if place not in dear]
+        longest = sorted(layers, key=lambda row: -row.total_s)[: most - 1]
+        others = [row for row in layers if row not in longest]
         rest = tuple((part, sum(row.part_s(part) for row in others)) for part in PARTS)
-        layers = [row for place, row in enumerate(layers) if place in dear] + [
-            LayerParts(f"({len(others)} others)", "", rest)
-        ]
+        kept = (row for row in layers if row in longest)
+        layers = [*kept, LayerParts(f"({len(others)} others)", "", rest)]
     parts = [part for part, _ in breakdown.parts_s]
     by_size = sorted(parts, key=lambda part: -breakdown.share_frac(part))
     return [
@@ -98,9 +105,9 @@ def layers_columns(breakdown: Breakdown, most: int | None = MOST_LAYERS) -> list
     ]
 
 
-def expenses_columns(breakdown: Breakdown, most: int = MOST_EXPENSES) -> list[Column]:
-    """The dearest kinds of work, and what limits each."""
-    rows = breakdown.expenses[:most]
+def expenses_columns(breakdown: Breakdown) -> list[Column]:
+    """The most expensive kinds of work, and what limits each."""
+    rows = breakdown.expenses[:MOST_EXPENSES]
     return [
         Column(
             "op",
@@ -122,17 +129,14 @@ def expenses_columns(breakdown: Breakdown, most: int = MOST_EXPENSES) -> list[Co
 
 
 def gains_columns(explanation: Explanation, suggestions: Sequence[Suggestion]) -> list[Column]:
-    """Suggestions with their predicted gain and, where they were tried, the measured one beside the
-    floor.
-    """
-    trials = explanation.trials
+    """Suggestions with their predicted gain and, where they were tried, the measured one."""
     columns = [
         Column("change", tuple(printable(s.variant.name) for s in suggestions), align_left=True),
         Column("step", tuple(format_seconds(s.step_s) for s in suggestions), "predicted"),
         Column("samples/s", tuple(format_error(s.gain_frac) for s in suggestions), "predicted"),
     ]
-    if trials is not None:
-        tried = [trials.trial_of(s.variant.name) for s in suggestions]
+    if explanation.trials is not None:
+        tried = list(map(explanation.trial_of, suggestions))
         columns += [
             Column(
                 "step",
@@ -173,10 +177,7 @@ def sweep_columns(advice: Advice) -> list[Column]:
         Column("step", tuple(format_seconds(p.step_s) for p in advice.sweep)),
         Column(
             "samples/s",
-            tuple(
-                f"{p.samples_per_s:,.0f}" if p.samples_per_s >= 100 else f"{p.samples_per_s:.3g}"
-                for p in advice.sweep
-            ),
+            tuple(rate_text(p.samples_per_s) for p in advice.sweep),
         ),
         Column("memory", tuple(format_bytes(p.peak_memory_bytes) for p in advice.sweep)),
         Column("page faults", tuple(_share(p.page_faults_s / p.step_s) for p in advice.sweep)),
@@ -184,31 +185,25 @@ def sweep_columns(advice: Advice) -> list[Column]:
     ]
 
 
-def width_lines(advice: Advice) -> list[str]:
-    """What a wider layer would cost, a line each."""
-    lines = []
-    for width in advice.widths:
-        start = f"{printable(width.layer)}: {width.width} -> {width.wider}"
-        if width.cost_frac is None:
-            lines.append(f"{start}: {width.reason}")
-        elif width.is_free:
-            lines.append(f"{start} costs nothing ({format_error(width.cost_frac)} of the step)")
-        else:
-            lines.append(f"{start}: {format_error(width.cost_frac)} of the step")
-    return lines
+def _width_line(width: Width) -> str:
+    start = f"{printable(width.layer)}: {width.width} -> {width.wider}"
+    if width.cost_frac is None:
+        return f"{start}: {width.reason}"
+    cost = f"{format_error(width.cost_frac)} of the step"
+    return f"{start} costs nothing ({cost})" if width.is_free else f"{start}: {cost}"
 
 
-def considered_lines(advice: Advice, shown: Sequence[Suggestion] = ()) -> list[str]:
+def _considered_line(s: Suggestion) -> str:
+    gain = f"{format_error(s.gain_frac)} predicted; " if s.gain_frac is not None else ""
+    return f"{printable(s.variant.name)} {s.verdict}: {gain}{printable(s.reason)}"
+
+
+def considered_lines(advice: Advice, shown: Sequence[Suggestion]) -> list[str]:
     """What does not pay or cannot be judged, and why, a line each; what stands in the table of
-    those `shown` needs none to say that its gain is small.
+    those `shown` needs none for a small gain.
     """
-    lines = []
-    for verdict in (UNSURE, DOES_NOT_PAY, DOES_NOT_APPLY):
-        for s in advice.with_verdict(verdict):
-            if verdict != DOES_NOT_PAY or s not in shown:
-                gain = f"{format_error(s.gain_frac)} predicted; " if s.gain_frac is not None else ""
-                lines.append(f"{printable(s.variant.name)} {verdict}: {gain}{printable(s.reason)}")
-    return lines
+    others = chain.from_iterable(map(advice.with_verdict, (UNSURE, DOES_NOT_PAY, DOES_NOT_APPLY)))
+    return [_considered_line(s) for s in others if s.verdict != DOES_NOT_PAY or s not in shown]
 
 
 def how_lines(suggestions: Sequence[Suggestion]) -> list[str]:
@@ -221,13 +216,8 @@ def how_lines(suggestions: Sequence[Suggestion]) -> list[str]:
     ]
 
 
-def agreement_line(explanation: Explanation) -> str | None:
-    """How often prediction and measurement agree on whether a change pays; None where nothing was
-    tried.
-    """
-    found = agreement_of(explanation)
-    if found is None:
-        return None
+def agreement_line(found: Agreement) -> str:
+    """How often prediction and measurement agree on whether a change pays."""
     close = f", {found.n_close} too close to the floor to tell" if found.n_close else ""
     return (
         f"of {found.n_tried} changes that were tried, {found.n_right} came out as predicted (they"
@@ -280,16 +270,8 @@ def step_line(explanation: Explanation) -> str:
 
 def shown_suggestions(explanation: Explanation) -> list[Suggestion]:
     """Those that pay, and those that were tried although they do not, by falling gain."""
-    advice, trials = explanation.advice, explanation.trials
-    chosen = list(advice.with_verdict(PAYS))
-    if trials is not None:
-        chosen += [
-            s
-            for s in advice.suggestions
-            if s not in chosen
-            and (trial := trials.trial_of(s.variant.name)) is not None
-            and trial.pairs
-        ]
+    chosen = explanation.advice.with_verdict(PAYS)
+    chosen += [suggestion for suggestion, _ in explanation.tried if suggestion.verdict != PAYS]
     return sorted(chosen, key=lambda s: (s.verdict != PAYS, -(s.gain_frac or 0.0)))
 
 
@@ -302,19 +284,14 @@ def _remarks(explanation: Explanation) -> list[str]:
         *p.prices.notes,
         *explanation.advice.notes,
     ]
-    if explanation.trials is not None:
-        remarks += [
-            f"{trial.name} could not be tried: {trial.error}"
-            for trial in explanation.trials.trials
-            if trial.error
-        ]
-        remarks += explanation.trials.notes
-        if explanation.trials.is_interrupted:
-            finished = any(trial.pairs for trial in explanation.trials.trials)
-            remarks.append(
-                "the trials were interrupted:"
-                f" {'what was finished is shown' if finished else 'no change had been tried'}"
-            )
+    trials = explanation.trials
+    if trials is not None:
+        remarks += [f"{t.name} could not be tried: {t.error}" for t in trials.trials if t.error]
+        remarks += trials.notes
+        if trials.is_interrupted:
+            nothing = "no change had been tried"
+            shown = "what was finished is shown" if explanation.tried else nothing
+            remarks.append(f"the trials were interrupted: {shown}")
     return list(dict.fromkeys(remarks))
 
 
@@ -330,15 +307,12 @@ def one_line(explanation: Explanation) -> str:
 def page(explanation: Explanation) -> str:
     """The step's parts and the changes that pay, without layers and remarks."""
     paying = explanation.advice.with_verdict(PAYS)
-    blocks = [*_top(explanation)]
-    if paying:
-        blocks += [
-            Heading("changes that would pay"),
-            Table(tuple(gains_columns(explanation, paying))),
-        ]
-    else:
-        blocks.append(Paragraph(("no change that was considered would pay",)))
-    return to_text(blocks).rstrip("\n")
+    changes = (
+        [Heading("changes that would pay"), Table(tuple(gains_columns(explanation, paying)))]
+        if paying
+        else [Paragraph(("no change that was considered would pay",))]
+    )
+    return to_text([*_top(explanation), *changes]).rstrip("\n")
 
 
 def _top(explanation: Explanation) -> list[Block]:
@@ -355,24 +329,25 @@ def explanation_page(
 ) -> list[Block]:
     """The page: parts, plots, changes, batch sizes, widths, expenses, layers, remarks."""
     advice, breakdown = explanation.advice, explanation.breakdown
-    shown = shown_suggestions(explanation)
+    shown, agreement = shown_suggestions(explanation), agreement_of(explanation)
     blocks: list[Block] = [*_top(explanation), *images]
-    if any(s.verdict == PAYS for s in shown):
-        others = (
-            ", and others that were tried" if len(shown) > len(advice.with_verdict(PAYS)) else ""
+    n_paying = len(advice.with_verdict(PAYS))
+    others = ", and others that were tried" if len(shown) > n_paying else ""
+    blocks.append(
+        Heading(
+            f"changes that would pay{others}"
+            if n_paying
+            else "no change that was considered would pay"
         )
-        blocks.append(Heading(f"changes that would pay{others}"))
-    else:
-        blocks.append(Heading("no change that was considered would pay"))
+    )
     if shown:
         blocks.append(Table(tuple(gains_columns(explanation, shown))))
-    agreement = agreement_line(explanation)
     for title, content in (
         ("", Bullets(tuple(how_lines(shown)))),
-        ("", Paragraph((agreement,) if agreement else ())),
+        ("", Paragraph((agreement_line(agreement),) if agreement else ())),
         ("considered as well", Bullets(tuple(considered_lines(advice, shown)))),
         ("throughput over batch size", Table(tuple(sweep_columns(advice)) if advice.sweep else ())),
-        ("widths off the multiples of 16", Bullets(tuple(width_lines(advice)))),
+        ("widths off the multiples of 16", Bullets(tuple(map(_width_line, advice.widths)))),
         ("the dearest work", Table(tuple(expenses_columns(breakdown)))),
         ("by layer", Table(tuple(layers_columns(breakdown, most_layers)))),
         ("", Paragraph((THRESHOLD_NOTE,))),
@@ -381,20 +356,6 @@ def explanation_page(
         if any(vars(content).values()):
             blocks += [Heading(title), content] if title else [content]
     return blocks
-
-
-def explanation_to_text(explanation: Explanation, width: int | None = None) -> str:
-    """The explanation for a terminal, at most `width` columns wide (default: the terminal's)."""
-    return to_text(explanation_page(explanation), width)
-
-
-def explanation_to_markdown(explanation: Explanation, images: Sequence[str] = ()) -> str:
-    """The explanation with every layer; `images` are links to its plots."""
-    pictures = [Image(link.rpartition(".")[0], link=link) for link in images]
-    blocks = explanation_page(explanation, pictures, None)
-    if explanation.provenance:
-        blocks.append(Paragraph(explanation.provenance, is_small=True))
-    return to_markdown("explanation", blocks)
 
 
 def write(explanation: Explanation, folder: str | Path, force: bool = False) -> list[Path]:
@@ -407,8 +368,12 @@ def write(explanation: Explanation, folder: str | Path, force: bool = False) -> 
     from dlperf.advice.explanation_plots import pngs_of
 
     pngs = {f"{name}.png": png for name, png in pngs_of(explanation).items()}
+    pictures = [Image(name.removesuffix(".png"), link=name) for name in pngs]
+    blocks = explanation_page(explanation, pictures, most_layers=None)
+    if explanation.provenance:
+        blocks.append(Paragraph(explanation.provenance, is_small=True))
     files: dict[str, str | bytes] = {
-        "explanation.md": explanation_to_markdown(explanation, list(pngs)),
+        "explanation.md": to_markdown("explanation", blocks),
         "explanation.json": (
             json.dumps(explanation_to_json(explanation), indent=1, allow_nan=False) + "\n"
         ),

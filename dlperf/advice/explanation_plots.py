@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -49,9 +50,8 @@ def pngs_of(explanation: Explanation, dpi: int = 130) -> dict[str, bytes]:
     """The plots by name, drawn."""
     with own_style():
         figures = {"breakdown": breakdown_figure(explanation)}
-        gains = gains_figure(explanation)
-        if gains is not None:
-            figures["gains"] = gains
+        if explanation.tried:
+            figures["gains"] = gains_figure(explanation)
     target = explanation.prediction.trace.target
     return {
         name: to_png(figure, dpi, f"dlperf {name}: {target}") for name, figure in figures.items()
@@ -84,16 +84,10 @@ def breakdown_figure(explanation: Explanation) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     _stack(below, rows)
     below.set_yticks(range(len(rows)), [plain(row.layer, 32) for row in rows])
-    for place, row in enumerate(rows):  # of a bar too short to be seen the number is left
-        text = seconds_text(row.total_s)
-        below.annotate(
-            text,
-            (row.total_s, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7.5,
-        )
+    # of a bar too short to be seen the number is left
+    ends = below.barh(range(len(rows)), [row.total_s for row in rows], alpha=0.0)
+    texts = [seconds_text(row.total_s) for row in rows]
+    below.bar_label(ends, texts, padding=4, fontsize=7.5)
     below.margins(x=0.12)
     below.set_xlim(left=0)
     below.invert_yaxis()
@@ -107,10 +101,10 @@ def breakdown_figure(explanation: Explanation) -> Figure:
 
 
 def _stack(ax: Any, rows: list[LayerParts], scale: float = 1.0) -> None:
-    lefts = [0.0] * len(rows)
+    lefts = np.zeros(len(rows))
     for part, (color, hatch) in _LOOK.items():
-        widths = [scale * row.part_s(part) for row in rows]
-        if any(widths):
+        widths = scale * np.array([row.part_s(part) for row in rows])
+        if widths.any():
             ax.barh(
                 range(len(rows)),
                 widths,
@@ -121,48 +115,34 @@ def _stack(ax: Any, rows: list[LayerParts], scale: float = 1.0) -> None:
                 linewidth=0.4,
                 height=0.72,
             )
-            lefts = [left + width for left, width in zip(lefts, widths)]
+            lefts = lefts + widths
 
 
-def gains_figure(explanation: Explanation) -> Figure | None:
-    """Predicted and measured gain of everything that was tried, with the floor as a band; None
-    where nothing was.
+def gains_figure(explanation: Explanation) -> Figure:
+    """Predicted and measured gain of everything that was tried, with the run-to-run variation as a
+    band.
     """
-    trials = explanation.trials
-    if trials is None:
-        return None
-    tried = [
-        (s, t)
-        for s in explanation.advice.suggestions
-        if (t := trials.trial_of(s.variant.name)) is not None and t.gain_frac is not None
-    ]
-    if not tried:
-        return None
-    tried.sort(key=lambda pair: -(pair[0].gain_frac or 0.0))
+    tried = sorted(explanation.tried, key=lambda pair: -(pair[0].gain_frac or 0.0))
+    predicted = np.array([suggestion.gain_frac for suggestion, _ in tried], float)
+    measured = np.array([trial.gain_frac for _, trial in tried], float)
+    rows = np.arange(len(tried))
     figure = new_figure(7.6, 1.5 + 0.5 * len(tried))
     ax = figure.subplots()
-    for place, (suggestion, trial) in enumerate(tried):
-        names = ("predicted", "measured") if not place else (None, None)
-        ax.barh(
-            place - 0.2,
-            100 * (suggestion.gain_frac or 0.0),
-            0.36,
-            color=PREDICTOR_COLORS[0],
-            edgecolor=INK,
-            linewidth=0.4,
-            label=names[0],
-        )
-        ax.barh(
-            place + 0.2, 100 * (trial.gain_frac or 0.0), 0.36, color=ACTUAL_COLOR, label=names[1]
-        )
-        ax.plot(
-            [100 * gain for gain in trial.gains_frac],
-            [place + 0.2] * len(trial.gains_frac),
-            "|",
-            color=PREDICTOR_COLORS[1],
-            markersize=9,
-        )
-    if trials.repeatability_frac is not None:
+    ax.barh(
+        rows - 0.2,
+        100 * predicted,
+        0.36,
+        color=PREDICTOR_COLORS[0],
+        edgecolor=INK,
+        linewidth=0.4,
+        label="predicted",
+    )
+    ax.barh(rows + 0.2, 100 * measured, 0.36, color=ACTUAL_COLOR, label="measured")
+    for row, (_, trial) in enumerate(tried):
+        gains = 100 * np.array(trial.gains_frac)
+        ax.plot(gains, np.full(len(gains), row + 0.2), "|", color=PREDICTOR_COLORS[1], markersize=9)
+    trials = explanation.trials
+    if trials is not None and trials.repeatability_frac is not None:
         ax.axvspan(
             -100 * trials.repeatability_frac,
             100 * trials.repeatability_frac,
@@ -172,7 +152,7 @@ def gains_figure(explanation: Explanation) -> Figure | None:
             label="repeatability floor",
         )
     ax.axvline(0, color=INK, linewidth=0.8)
-    ax.set_yticks(range(len(tried)), [plain(s.variant.name, 40) for s, _ in tried])
+    ax.set_yticks(rows, [plain(s.variant.name, 40) for s, _ in tried])
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=GRID)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlperf.advice.grid import EPOCH, INTERPOLATED, ConfigurationForecast
-from dlperf.advice.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning
-from dlperf.advice.tuning_export import tuning_to_csv, tuning_to_json
+from dlperf.advice.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning, tuning_to_csv, tuning_to_json
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.report.document import Block, Bullets, Heading, Image, Paragraph, Table
@@ -63,40 +62,27 @@ def best_line(tuning: Tuning) -> str:
 
 def columns_of(tuning: Tuning, rows: Sequence[ConfigurationForecast]) -> list[Column]:
     """Configurations side by side."""
-    found = [row.configuration for row in rows]
+    found, trials = [row.configuration for row in rows], tuning.trials
+    tried = [] if trials is None else [trials.trial_of(one) for one in found]
+    measured = (rate_text(None if trial is None else trial.samples_per_s) for trial in tried)
+    steps = (format_seconds(row.step_s) + "~" * (row.source == INTERPOLATED) for row in rows)
     columns = [
         Column("threads", tuple(str(one.threads) for one in found)),
         Column("batch size", tuple(str(one.batch_size) for one in found)),
         Column("loader", tuple(str(one.loader_workers) for one in found)),
         Column("workers", tuple(str(one.workers) for one in found)),
         Column("samples/s", tuple(rate_text(row.samples_per_s) for row in rows)),
-    ]
-    if tuning.trials is not None:
-        tried = [tuning.trials.trial_of(one) for one in found]
-        columns.append(
-            Column(
-                "measured",
-                tuple(rate_text(None if one is None else one.samples_per_s) for one in tried),
-            )
-        )
-    columns += [
         Column(
-            "step",
-            tuple(
-                format_seconds(row.step_s) + ("~" if row.source == INTERPOLATED else "")
-                for row in rows
-            ),
-            rank=1,
+            "measured",
+            tuple(rate_text(None if one is None else one.samples_per_s) for one in tried),
         ),
-        *(
-            [Column("epoch", tuple(format_seconds(row.epoch_s) for row in rows))]
-            if tuning.objective.samples is not None
-            else []
-        ),
+        Column("step", tuple(steps), rank=1),
+        Column("epoch", tuple(format_seconds(row.epoch_s) for row in rows)),
         Column("memory", tuple(format_bytes(row.peak_memory_bytes) for row in rows)),
         Column("limited by", tuple(row.bound for row in rows), align_left=True),
     ]
-    return columns
+    is_known = {"measured": trials is not None, "epoch": tuning.objective.samples is not None}
+    return [column for column in columns if is_known.get(column.title, True)]
 
 
 def remarks(tuning: Tuning) -> list[str]:
@@ -147,9 +133,9 @@ def one_line(tuning: Tuning) -> str:
     return f"<Tuning {printable(tuning.target)}: {best_line(tuning)}>"
 
 
-def page(tuning: Tuning) -> str:
-    """The best configurations."""
-    return tuning_to_text(tuning)
+def page(tuning: Tuning, width: int | None = None) -> str:
+    """The page for a terminal, at most `width` columns wide (default: the terminal's)."""
+    return to_text(tuning_page(tuning), width).rstrip("\n")
 
 
 def tuning_page(tuning: Tuning, images: Sequence[Image] = ()) -> list[Block]:
@@ -163,19 +149,6 @@ def tuning_page(tuning: Tuning, images: Sequence[Image] = ()) -> list[Block]:
     ]
 
 
-def tuning_to_text(tuning: Tuning, width: int | None = None) -> str:
-    """The tuning for a terminal, at most `width` columns wide (default: the terminal's)."""
-    return to_text(tuning_page(tuning), width).rstrip("\n")
-
-
-def tuning_to_markdown(tuning: Tuning, images: Sequence[str] = ()) -> str:
-    """The tuning as Markdown; `images` are links to its plots."""
-    blocks = tuning_page(tuning, [Image(link, link=link) for link in images])
-    if tuning.provenance:
-        blocks.append(Paragraph(tuning.provenance, is_small=True))
-    return to_markdown("tuning", blocks)
-
-
 def write(tuning: Tuning, folder: str | Path, force: bool = False) -> list[Path]:
     """Write ``tuning.md``, ``.json``, ``.csv`` and ``landscape.png``; the files in that order.
 
@@ -184,8 +157,11 @@ def write(tuning: Tuning, folder: str | Path, force: bool = False) -> list[Path]
     """
     from dlperf.advice.tuning_plots import landscape_png
 
+    blocks = tuning_page(tuning, [Image("landscape.png", link="landscape.png")])
+    if tuning.provenance:
+        blocks.append(Paragraph(tuning.provenance, is_small=True))
     files: dict[str, str | bytes] = {
-        "tuning.md": tuning_to_markdown(tuning, ["landscape.png"]),
+        "tuning.md": to_markdown("tuning", blocks),
         "tuning.json": json.dumps(tuning_to_json(tuning), indent=1, allow_nan=False) + "\n",
         "tuning.csv": tuning_to_csv(tuning),
         "landscape.png": landscape_png(tuning),

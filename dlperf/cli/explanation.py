@@ -54,7 +54,8 @@ def explain(args: Namespace) -> Answer:
     from dataclasses import replace
 
     from dlperf.advice import explanation as explaining
-    from dlperf.advice import explanation_export, explanation_page
+    from dlperf.advice import explanation_page
+    from dlperf.report.text import to_text
 
     recorded = is_trace(args.target)
     if args.trial:
@@ -75,8 +76,8 @@ def explain(args: Namespace) -> Answer:
     write_folder(args, lambda to, force: explanation_page.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
-        explanation_page.explanation_to_text(found),
-        explanation_export.explanation_to_json(found),
+        to_text(explanation_page.explanation_page(found)),
+        explaining.explanation_to_json(found),
         status=130 if interrupted else 0,
     )
 

@@ -73,7 +73,7 @@ def tune(args: Namespace) -> Answer:
         )
     from dataclasses import replace
 
-    from dlperf.advice import tuning, tuning_export, tuning_page
+    from dlperf.advice import tuning, tuning_page
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
     from dlperf.report.machine_check import find_mismatches, find_self_test_problem
@@ -125,8 +125,8 @@ def tune(args: Namespace) -> Answer:
     write_folder(args, lambda to, force: tuning_page.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
-        tuning_page.tuning_to_text(found),
-        tuning_export.tuning_to_json(found),
+        tuning_page.page(found),
+        tuning.tuning_to_json(found),
         status=130 if interrupted else 0,
     )
 

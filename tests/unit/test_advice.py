@@ -14,9 +14,13 @@ import torch
 from torch import nn
 
 from dlperf.advice.batch_sizes import BatchPoint, knee_line, knee_of
-from dlperf.advice.explanation import explain
-from dlperf.advice.explanation_export import explanation_to_json, parts_to_csv, suggestions_to_csv
-from dlperf.advice.explanation_page import explanation_to_markdown, explanation_to_text
+from dlperf.advice.explanation import (
+    explain,
+    explanation_to_json,
+    parts_to_csv,
+    suggestions_to_csv,
+)
+from dlperf.advice.explanation_page import explanation_page
 from dlperf.advice.trials import ChangeRun, ChangeTrial, ChangeTrials
 from dlperf.advice.variants import DOES_NOT_APPLY, DOES_NOT_PAY, LEAST_GAIN_FRAC, PAYS, UNSURE
 from dlperf.core.clock import Samples
@@ -25,6 +29,8 @@ from dlperf.core.machine import Kernel, Machine
 from dlperf.forecast.prediction import predict
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Target
+from dlperf.report.markdown import to_markdown
+from dlperf.report.text import to_text
 
 
 def mlp(batch_size: int, inplace: bool = False):
@@ -195,7 +201,7 @@ def test_a_jump_of_page_faults_neither_ends_the_sweep_nor_goes_unnamed():
     assert (knee_line(advice.sweep) != "") == any(
         "page faults decide" in note for note in advice.notes
     )
-    assert "page faults" in explanation_to_text(explanation)
+    assert "page faults" in to_text(explanation_page(explanation))
 
 
 def test_page_faults_gone_are_what_a_tuned_malloc_brings():
@@ -373,7 +379,8 @@ def test_csv_has_a_row_for_each(told):
 
 
 def test_text_and_markdown_name_gain_floor_and_what_failed(told):
-    for text in (explanation_to_text(told, 100), explanation_to_markdown(told)):
+    blocks = explanation_page(told)
+    for text in (to_text(blocks, 100), to_markdown("explanation", blocks)):
         flat = " ".join(text.split())
         assert "fused optimizer" in flat
         assert "+100 %" in flat
@@ -381,7 +388,7 @@ def test_text_and_markdown_name_gain_floor_and_what_failed(told):
         assert "SGD(..., fused=True)" in flat.replace("\\", "")
         assert "broke" in flat
         assert "a note" in flat
-    assert max(map(len, explanation_to_text(told, 80).splitlines())) <= 80
+    assert max(map(len, to_text(blocks, 80).splitlines())) <= 80
 
 
 def test_plots_are_drawn(told):

@@ -17,9 +17,9 @@ import test_training_validation as training
 import test_tuning as tuning
 import test_validation as validation
 
-from dlperf.advice.explanation_page import explanation_to_text
+from dlperf.advice.explanation_page import explanation_page
 from dlperf.advice.grid import Axes, Objective
-from dlperf.advice.tuning_page import tuning_to_text
+from dlperf.advice.tuning_page import page as tuning_to_text
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.text import fit
@@ -30,6 +30,7 @@ from dlperf.report.machine_difference import compare_machines
 from dlperf.report.machine_summary import summarize
 from dlperf.report.scaling_pages import scaling_to_text
 from dlperf.report.step_pages import measurement_to_text, prediction_to_text
+from dlperf.report.text import to_text
 from dlperf.studies.accuracy import page
 from dlperf.studies.distributed import page as distributed_page
 from dlperf.studies.distributed.cases import DistributedStudy
@@ -74,7 +75,9 @@ def forecasts() -> Iterator[Callable[[int], str]]:
     )
     named = replace(explanation.prediction.trace, target=NAME, notes=(NOTE,))
     prediction = replace(explanation.prediction, trace=named)
-    yield lambda width: explanation_to_text(replace(explanation, prediction=prediction), width)
+    yield lambda width: to_text(
+        explanation_page(replace(explanation, prediction=prediction)), width
+    )
     recorded = test_ranks.recorded(5)
     team = test_ranks.team(test_ranks.found(0, recorded), test_ranks.found(1, recorded))
     yield lambda width: "\n".join(team.lines(width))

@@ -29,12 +29,12 @@ from dlperf.advice.trials import (
     ConfigurationTrials,
     run_configuration_trials,
 )
-from dlperf.advice.tuning import Tuning, tune
-from dlperf.advice.tuning_export import tuning_to_csv, tuning_to_json
-from dlperf.advice.tuning_page import tuning_to_markdown, tuning_to_text, write
+from dlperf.advice.tuning import Tuning, tune, tuning_to_csv, tuning_to_json
+from dlperf.advice.tuning_page import page, tuning_page, write
 from dlperf.advice.tuning_plots import lines_of
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.units import MIB
+from dlperf.report.markdown import to_markdown
 
 
 def rate_of(one: Configuration) -> Rate:
@@ -276,7 +276,7 @@ def test_csv_is_the_same_rows() -> None:
 
 def test_text_shows_ten_and_says_what_it_is_not() -> None:
     tuning = found(Axes((1, 2), tuple(range(1, 65))), Objective(memory_limit_bytes=150 * MIB))
-    text = tuning_to_text(tuning, 120)
+    text = page(tuning, 120)
     said = " ".join(text.split())
     assert (
         "best: threads 2, batch size 40" in said
@@ -291,15 +291,15 @@ def test_text_shows_ten_and_says_what_it_is_not() -> None:
     )
     rows = text.splitlines()[header + 1 : header + 12]  # ten rows, then the remarks
     assert [line.split()[:1] for line in rows] == [["2"]] * 10 + [[]]
-    assert "| 40 |" in tuning_to_markdown(tuning)
+    assert "| 40 |" in to_markdown("tuning", tuning_page(tuning))
 
 
 def test_trials_are_told() -> None:
     tuning = found(Axes((1, 2), (32,)), Objective())
     trials = (ConfigurationTrial(TWO, (95.0,)), ConfigurationTrial(ONE, (100.0,)))
-    text = tuning_to_text(replace(tuning, trials=ConfigurationTrials(trials)), 120)
+    text = page(replace(tuning, trials=ConfigurationTrials(trials)), 120)
     assert "the proposed one was 5.0 % slower" in " ".join(text.split())
-    text = tuning_to_text(
+    text = page(
         replace(
             tuning,
             trials=ConfigurationTrials(
