@@ -72,10 +72,7 @@ def columns_of(tuning: Tuning, rows: Sequence[ConfigurationForecast]) -> list[Co
         Column("loader", tuple(str(one.loader_workers) for one in found)),
         Column("workers", tuple(str(one.workers) for one in found)),
         Column("samples/s", tuple(rate_text(row.samples_per_s) for row in rows)),
-        Column(
-            "measured",
-            tuple(rate_text(None if one is None else one.samples_per_s) for one in tried),
-        ),
+        Column("measured", tuple(measured)),
         Column("step", tuple(steps), rank=1),
         Column("epoch", tuple(format_seconds(row.epoch_s) for row in rows)),
         Column("memory", tuple(format_bytes(row.peak_memory_bytes) for row in rows)),
