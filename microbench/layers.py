@@ -8,6 +8,7 @@ from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench.plan import (
     Group,
     Point,
+    chosen,
     filled,
     log_pick,
     log_sizes,
@@ -34,73 +35,54 @@ def _norms(index: int, u: float, v: float, w: float) -> list[Op]:
     image, channel = T(n, c, size, size), T(c)
     if turn(index, 3) == 2:
         image = T(max(2, n * 4), c)
-    training = [
-        Op(
-            "aten.native_batch_norm.default",
-            (image, channel, channel, channel, channel, True, 0.1, 1e-5),
-        ),
-        Op(
-            "aten.native_batch_norm_backward.default",
-            (
-                image,
-                image,
-                channel,
-                channel,
-                channel,
-                channel,
-                channel,
-                True,
-                1e-5,
-                (True, True, True),
-            ),
-        ),
-    ]
-    if turn(index, 3) == 0:
-        training.append(
-            Op(
-                "aten.native_batch_norm.default",
-                (image, channel, channel, channel, channel, False, 0.1, 1e-5),
-            )
-        )
+    moments = (channel,) * 4
     rows, width = log_pick(u, 1, 8192), _width(v, 8, 4096, index)
-    lines, per_row = T(rows, width), T(rows, 1)
-    layer = (
-        [
-            Op("aten.native_layer_norm.default", (lines, (width,), T(width), T(width), 1e-5)),
-            Op(
-                "aten.native_layer_norm_backward.default",
-                (lines, lines, (width,), per_row, per_row, T(width), T(width), (True, True, True)),
-            ),
-        ]
-        if rows * width <= _MAX_ELEMENTS
-        else []
-    )
-    group = []
-    if turn(index, 3) == 1:
-        whole = 4 * max(1, round(c / 4))
-        grouped, scale, stats = T(n, whole, size, size), T(whole), T(n, 4)
-        group = [
-            Op(
-                "aten.native_group_norm.default",
-                (grouped, scale, scale, n, whole, size * size, 4, 1e-5),
-            ),
-            Op(
-                "aten.native_group_norm_backward.default",
-                (
-                    grouped,
-                    grouped,
-                    stats,
-                    stats,
-                    scale,
-                    n,
-                    whole,
-                    size * size,
-                    4,
-                    (True, True, True),
+    lines, per_row, per_column = T(rows, width), T(rows, 1), T(width)
+    whole = 4 * max(1, round(c / 4))
+    grouped, scale, stats, pixels = T(n, whole, size, size), T(whole), T(n, 4), size * size
+    fits, three = image.numel <= _MAX_ELEMENTS, (True, True, True)
+    return chosen(
+        (
+            fits,
+            [
+                Op("aten.native_batch_norm.default", (image, *moments, True, 0.1, 1e-5)),
+                Op(
+                    "aten.native_batch_norm_backward.default",
+                    (image, image, channel, *moments, True, 1e-5, three),
                 ),
-            ),
-        ]
-    return (training + group if image.numel <= _MAX_ELEMENTS else []) + layer
+            ],
+        ),
+        (
+            fits and turn(index, 3) == 0,
+            [Op("aten.native_batch_norm.default", (image, *moments, False, 0.1, 1e-5))],
+        ),
+        (
+            fits and turn(index, 3) == 1,
+            [
+                Op(
+                    "aten.native_group_norm.default",
+                    (grouped, scale, scale, n, whole, pixels, 4, 1e-5),
+                ),
+                Op(
+                    "aten.native_group_norm_backward.default",
+                    (grouped, grouped, stats, stats, scale, n, whole, pixels, 4, three),
+                ),
+            ],
+        ),
+        (
+            rows * width <= _MAX_ELEMENTS,
+            [
+                Op(
+                    "aten.native_layer_norm.default",
+                    (lines, (width,), per_column, per_column, 1e-5),
+                ),
+                Op(
+                    "aten.native_layer_norm_backward.default",
+                    (lines, lines, (width,), per_row, per_row, per_column, per_column, three),
+                ),
+            ],
+        ),
+    )
 
 
 def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
@@ -109,126 +91,144 @@ def _pools(index: int, u: float, v: float, w: float) -> list[Op]:
         turn(index, 5)
     ]
     image = T(n, c, size, size)
-    if image.numel > _MAX_ELEMENTS:
-        return []
     out = (size + 2 * padding - kernel) // stride + 1
     pooled, window = T(n, c, out, out), ((kernel,) * 2, (stride,) * 2, (padding,) * 2)
-    indices = T(n, c, out, out, dtype="int64")
-    found = [
-        Op("aten.max_pool2d_with_indices.default", (image, *window)),
-        Op(
-            "aten.max_pool2d_with_indices_backward.default",
-            (pooled, image, *window, (1, 1), False, indices),
+    side = 1 + turn(index, 7, 2)
+    sides, adapted = (side, side), T(n, c, side, side)
+    indices, adapted_indices = (T(*pool.shape, dtype="int64") for pool in (pooled, adapted))
+    fits = image.numel <= _MAX_ELEMENTS
+    return chosen(
+        (
+            fits,
+            [
+                Op("aten.max_pool2d_with_indices.default", (image, *window)),
+                Op(
+                    "aten.max_pool2d_with_indices_backward.default",
+                    (pooled, image, *window, (1, 1), False, indices),
+                ),
+            ],
         ),
-    ]
-    if turn(index, 2) == 0:
-        found += [
-            Op("aten.avg_pool2d.default", (image, *window)),
-            Op("aten.avg_pool2d_backward.default", (pooled, image, *window, False, True, None)),
-            Op("aten.mean.dim", (image, (-1, -2), True)),
-        ]
-        side = 1 + turn(index, 7, 2)
-        adapted = T(n, c, side, side)
-        found += [
-            Op("aten._adaptive_avg_pool2d.default", (image, (side, side))),
-            Op("aten._adaptive_avg_pool2d_backward.default", (adapted, image)),
-            Op("aten.adaptive_max_pool2d.default", (image, (side, side))),
-            Op(
-                "aten.adaptive_max_pool2d_backward.default",
-                (adapted, image, T(n, c, side, side, dtype="int64")),
-            ),
-        ]
-    return found
+        (
+            fits and turn(index, 2) == 0,
+            [
+                Op("aten.avg_pool2d.default", (image, *window)),
+                Op("aten.avg_pool2d_backward.default", (pooled, image, *window, False, True, None)),
+                Op("aten.mean.dim", (image, (-1, -2), True)),
+                Op("aten._adaptive_avg_pool2d.default", (image, sides)),
+                Op("aten._adaptive_avg_pool2d_backward.default", (adapted, image)),
+                Op("aten.adaptive_max_pool2d.default", (image, sides)),
+                Op("aten.adaptive_max_pool2d_backward.default", (adapted, image, adapted_indices)),
+            ],
+        ),
+    )
 
 
 def _rows(index: int, u: float, v: float, w: float) -> list[Op]:
     rows, width = log_pick(u, 1, 8192), _width(v, 2, 8192, index)
-    if rows * width > _MAX_ELEMENTS:
-        return []
-    lines = T(rows, width)
-    found = [
-        Op("aten._log_softmax.default", (lines, 1, False)),
-        Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
-        Op("aten._softmax.default", (lines, -1, False)),
-        Op("aten._softmax_backward_data.default", (lines, lines, -1, _FLOAT32)),
-        Op("aten.sum.dim_IntList", (lines, (0,), True)),
-        Op("aten.sum.dim_IntList", (lines, (1,), True)),
-        Op("aten.mean.dim", (lines, (1,))),
-    ]
-    if turn(index, 3) == 0:
-        found += [
-            Op("aten.sum.default", (lines,)),
-            Op("aten.mean.default", (lines,)),
-            Op("aten.max.dim", (lines, 1)),
-            Op("aten.amax.default", (lines, (1,))),
-            Op("aten.argmax.default", (lines, 1)),
-            Op("aten.var.correction", (lines, (1,))),
-            Op("aten.cumsum.default", (lines, 1)),
-            Op("aten.linalg_vector_norm.default", (lines,)),
-        ]
-    if turn(index, 3) == 1:
-        found += [
-            Op("aten._safe_softmax.default", (lines, -1)),
-            Op("aten.linalg_vector_norm.default", (lines, 2, (1,), True)),
-            Op("aten.logsumexp.default", (lines, (1,))),
-        ]
-    if turn(index, 5, 1) == 0:
-        found += [
-            Op("aten.std.correction", (lines,)),
-            Op("aten.topk.default", (lines, 1 + width // 10)),
-        ]
-        found.append(Op("aten.linalg_vector_norm.default", (lines, 2, (0,))))
-    if turn(index, 5, 1) == 1 and rows * width <= _MAX_ELEMENTS // 8:
-        found += [Op("aten.sort.default", (lines,)), Op("aten.logcumsumexp.default", (lines, 1))]
-    target = T(rows, dtype="int64")
-    found += [
-        Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)),
-        Op("aten.nll_loss_backward.default", (T(), lines, target, None, 1, -100, T())),
-    ]
-    return found
+    lines, target = T(rows, width), T(rows, dtype="int64")
+    fits, three, five = rows * width <= _MAX_ELEMENTS, turn(index, 3), turn(index, 5, 1)
+    return chosen(
+        (
+            fits,
+            [
+                Op("aten._log_softmax.default", (lines, 1, False)),
+                Op("aten._log_softmax_backward_data.default", (lines, lines, 1, _FLOAT32)),
+                Op("aten._softmax.default", (lines, -1, False)),
+                Op("aten._softmax_backward_data.default", (lines, lines, -1, _FLOAT32)),
+                Op("aten.sum.dim_IntList", (lines, (0,), True)),
+                Op("aten.sum.dim_IntList", (lines, (1,), True)),
+                Op("aten.mean.dim", (lines, (1,))),
+            ],
+        ),
+        (
+            fits and three == 0,
+            [
+                Op("aten.sum.default", (lines,)),
+                Op("aten.mean.default", (lines,)),
+                Op("aten.max.dim", (lines, 1)),
+                Op("aten.amax.default", (lines, (1,))),
+                Op("aten.argmax.default", (lines, 1)),
+                Op("aten.var.correction", (lines, (1,))),
+                Op("aten.cumsum.default", (lines, 1)),
+                Op("aten.linalg_vector_norm.default", (lines,)),
+            ],
+        ),
+        (
+            fits and three == 1,
+            [
+                Op("aten._safe_softmax.default", (lines, -1)),
+                Op("aten.linalg_vector_norm.default", (lines, 2, (1,), True)),
+                Op("aten.logsumexp.default", (lines, (1,))),
+            ],
+        ),
+        (
+            fits and five == 0,
+            [
+                Op("aten.std.correction", (lines,)),
+                Op("aten.topk.default", (lines, 1 + width // 10)),
+                Op("aten.linalg_vector_norm.default", (lines, 2, (0,))),
+            ],
+        ),
+        (
+            five == 1 and rows * width <= _MAX_ELEMENTS // 8,
+            [Op("aten.sort.default", (lines,)), Op("aten.logcumsumexp.default", (lines, 1))],
+        ),
+        (
+            fits,
+            [
+                Op("aten.nll_loss_forward.default", (lines, target, None, 1, -100)),
+                Op("aten.nll_loss_backward.default", (T(), lines, target, None, 1, -100, T())),
+            ],
+        ),
+    )
 
 
 def _moves(index: int, u: float, v: float, w: float) -> list[Op]:
     rows, width, table = log_pick(u, 1, 8192), _width(v, 4, 1024, index), log_pick(w, 16, 50000)
-    found = []
-    tokens = T(rows, dtype="int64")
-    if rows * width <= _MAX_ELEMENTS and table * width <= 4 * _MAX_ELEMENTS:
-        found += [
-            Op("aten.embedding.default", (T(table, width), tokens)),
-            Op("aten.embedding_dense_backward.default", (T(rows, width), tokens, table, -1, False)),
-        ]
-    if rows * width <= _MAX_ELEMENTS:
-        lines = T(rows, width)
-        found += [
-            Op("aten.cat.default", ((lines, lines), 0)),
-            Op("aten.cat.default", ((lines, lines), 1)),
-            Op("aten.stack.default", ((lines, lines),)),
-            Op("aten.index_select.default", (lines, 0, tokens)),
-            Op("aten.gather.default", (lines, 0, T(rows, width, dtype="int64"))),
-            Op(
-                "aten.slice_backward.default",
-                (T(rows, max(1, width // 2)), (rows, width), 1, 0, max(1, width // 2), 1),
-            ),
-            Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)),
-            Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0)),
-        ]
-        if turn(index, 3, 2) == 0:
-            found += [
+    tokens, lines, half = T(rows, dtype="int64"), T(rows, width), max(1, width // 2)
+    side = log_pick(v, 2, 64)
+    image = T(max(1, rows // 16), 16, side, side)
+    size, fits = rows * width, rows * width <= _MAX_ELEMENTS
+    return chosen(
+        (
+            fits and table * width <= 4 * _MAX_ELEMENTS,
+            [
+                Op("aten.embedding.default", (T(table, width), tokens)),
+                Op("aten.embedding_dense_backward.default", (lines, tokens, table, -1, False)),
+            ],
+        ),
+        (
+            fits,
+            [
+                Op("aten.cat.default", ((lines, lines), 0)),
+                Op("aten.cat.default", ((lines, lines), 1)),
+                Op("aten.stack.default", ((lines, lines),)),
+                Op("aten.index_select.default", (lines, 0, tokens)),
+                Op("aten.gather.default", (lines, 0, T(rows, width, dtype="int64"))),
+                Op("aten.slice_backward.default", (T(rows, half), (rows, width), 1, 0, half, 1)),
+                Op("aten.select_backward.default", (T(rows), (rows, width), 1, 0)),
+                Op("aten.constant_pad_nd.default", (lines, (1, 1, 1, 1), 0.0)),
+            ],
+        ),
+        (
+            fits and turn(index, 3, 2) == 0,
+            [
                 Op("aten.index_add.default", (lines, 0, tokens, lines)),
                 Op("aten.index.Tensor", (lines, (tokens,))),
                 Op("aten.index_put.default", (lines, (tokens,), lines, True)),
-            ]
-        side = log_pick(v, 2, 64)
-        image = T(max(1, rows // 16), 16, side, side)
-        if image.numel <= _MAX_ELEMENTS // 2:
-            found.append(Op("aten.constant_pad_nd.default", (image, (1, 1, 1, 1), 0.0)))
-    if (
-        turn(index, 3, 1) == 0
-        and rows * width <= _MAX_ELEMENTS // 2
-        and table * width <= _MAX_ELEMENTS
-    ):
-        found += embedding_bag(rows, width, table, index)
-    return found
+            ],
+        ),
+        (
+            fits and image.numel <= _MAX_ELEMENTS // 2,
+            [Op("aten.constant_pad_nd.default", (image, (1, 1, 1, 1), 0.0))],
+        ),
+        (
+            turn(index, 3, 1) == 0
+            and size <= _MAX_ELEMENTS // 2
+            and table * width <= _MAX_ELEMENTS,
+            embedding_bag(rows, width, table, index),
+        ),
+    )
 
 
 def embedding_bag(rows: int, width: int, table: int, index: int) -> list[Op]:

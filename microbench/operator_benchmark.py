@@ -173,25 +173,24 @@ def _indices(like: torch.Tensor, below: int) -> torch.Tensor:
     return torch.randint(0, max(below, 1), like.shape, generator=generator, dtype=like.dtype)
 
 
-@prepare("aten.embedding")
-def _embedding(_op: Op, args: list[Any]) -> None:
-    args[1] = _indices(args[1], args[0].shape[0])
+@prepare("aten.embedding", "aten.embedding_dense_backward")
+def _embedding(op: Op, args: list[Any]) -> None:
+    is_backward = op.packet.endswith("backward")
+    args[1] = _indices(args[1], args[2] if is_backward else args[0].shape[0])
 
 
-@prepare("aten.embedding_dense_backward")
-def _embedding_backward(_op: Op, args: list[Any]) -> None:
-    args[1] = _indices(args[1], args[2])
-
-
-@prepare("aten.nll_loss_forward", "aten.nll_loss2d_forward")
-def _nll(_op: Op, args: list[Any]) -> None:
-    args[1] = _indices(args[1], args[0].shape[1 if args[0].dim() > 1 else 0])
-
-
-@prepare("aten.nll_loss_backward", "aten.nll_loss2d_backward")
-def _nll_backward(_op: Op, args: list[Any]) -> None:
-    args[2] = _indices(args[2], args[1].shape[1 if args[1].dim() > 1 else 0])
-    args[6] = torch.ones_like(args[6])
+@prepare(
+    "aten.nll_loss_forward",
+    "aten.nll_loss2d_forward",
+    "aten.nll_loss_backward",
+    "aten.nll_loss2d_backward",
+)
+def _nll(op: Op, args: list[Any]) -> None:
+    is_backward = op.packet.endswith("backward")
+    scores, target = (1, 2) if is_backward else (0, 1)
+    args[target] = _indices(args[target], args[scores].shape[1 if args[scores].dim() > 1 else 0])
+    if is_backward:
+        args[6] = torch.ones_like(args[6])
 
 
 @prepare(
@@ -242,24 +241,19 @@ def _ctc(op: Op, args: list[Any]) -> None:
         args[5], args[6] = torch.ops.aten._ctc_loss.Tensor(*args[1:5])
 
 
-@prepare("aten.max_pool2d_with_indices_backward", "aten.max_pool3d_with_indices_backward")
+@prepare(
+    "aten.max_pool2d_with_indices_backward",
+    "aten.max_pool3d_with_indices_backward",
+    "aten.adaptive_max_pool2d_backward",
+    "aten.adaptive_max_pool3d_backward",
+)
 def _max_pool_backward(op: Op, args: list[Any]) -> None:
-    forward = (
-        torch.ops.aten.max_pool3d_with_indices
-        if "3d" in op.name
-        else torch.ops.aten.max_pool2d_with_indices
-    )
-    args[7] = forward(args[1], *args[2:7])[1]
-
-
-@prepare("aten.adaptive_max_pool2d_backward", "aten.adaptive_max_pool3d_backward")
-def _adaptive_max_pool_backward(op: Op, args: list[Any]) -> None:
-    forward, d = (
-        (torch.ops.aten.adaptive_max_pool3d, 3)
-        if "3d" in op.name
-        else (torch.ops.aten.adaptive_max_pool2d, 2)
-    )
-    args[2] = forward(args[1], args[0].shape[-d:])[1]
+    """The indices that the forward returns."""
+    forward = _resolve(op.packet.removesuffix("_backward") + ".default")
+    if op.packet.startswith("aten.adaptive"):
+        args[2] = forward(args[1], args[0].shape[-3 if "3d" in op.packet else -2 :])[1]
+    else:
+        args[7] = forward(args[1], *args[2:7])[1]
 
 
 @prepare("aten.mkldnn_rnn_layer_backward")
@@ -307,52 +301,35 @@ def _attention_backward(_op: Op, args: list[Any]) -> None:
     )
 
 
-@prepare(
-    "aten.native_batch_norm_backward",
-    "aten.native_layer_norm_backward",
-    "aten.native_group_norm_backward",
-)
-def _norm_backward(_op: Op, args: list[Any]) -> None:
-    for place, value in enumerate(args[3:7], start=3):
-        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-            args[place] = value.abs() + 0.5
+def _change_values(change: Callable[[torch.Tensor], torch.Tensor], where: slice) -> Prepare:
+    """Changes the values of floating tensors among the arguments at `where`."""
+
+    def changed(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [changed(one) for one in argument]
+        is_floating = isinstance(argument, torch.Tensor) and argument.dtype.is_floating_point
+        return change(argument) if is_floating else argument
+
+    def prepare_values(_op: Op, args: list[Any]) -> None:
+        args[where] = changed(args[where])
+
+    return prepare_values
 
 
-@prepare(
-    "aten.native_batch_norm",
-    "aten._native_batch_norm_legit",
-    "aten._native_batch_norm_legit_no_training",
-    "aten._batch_norm_with_update",
-)
-def _batch_norm(_op: Op, args: list[Any]) -> None:
-    if len(args) > 4 and isinstance(args[4], torch.Tensor):
-        args[4] = args[4].abs() + 1.0
-
-
-@prepare(
-    "aten.bernoulli",
-    "aten.multinomial",
-    "aten.log",
-    "aten.log_",
-    "aten.sqrt",
-    "aten.sqrt_",
-    "aten.rsqrt",
-    "aten.pow",
-)
-def _positive(_op: Op, args: list[Any]) -> None:
-    if isinstance(args[0], torch.Tensor) and args[0].dtype.is_floating_point:
-        args[0] = args[0].abs().clamp_(max=1.0)
-
-
-@prepare("aten._foreach_sqrt", "aten._foreach_rsqrt", "aten._foreach_log", "aten._foreach_pow")
-def _positive_lists(_op: Op, args: list[Any]) -> None:
-    args[0] = [
-        value.abs().clamp_(max=1.0) if value.dtype.is_floating_point else value for value in args[0]
-    ]
-
-
-@prepare("aten.binary_cross_entropy", "aten.binary_cross_entropy_backward")
-def _probabilities(_op: Op, args: list[Any]) -> None:
-    for place, value in enumerate(args):
-        if isinstance(value, torch.Tensor) and value.dim() and math.prod(value.shape):
-            args[place] = value.abs().clamp_(0.01, 0.99)
+_VALUES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], slice]] = {
+    "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward": (
+        lambda value: value.abs() + 0.5,
+        slice(3, 7),
+    ),
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"
+    " _batch_norm_with_update": (lambda value: value.abs() + 1.0, slice(4, 5)),
+    "bernoulli multinomial log log_ sqrt sqrt_ rsqrt pow _foreach_sqrt _foreach_rsqrt _foreach_log"
+    " _foreach_pow": (lambda value: value.abs().clamp_(max=1.0), slice(1)),
+    "binary_cross_entropy binary_cross_entropy_backward": (
+        lambda value: value.abs().clamp_(0.01, 0.99) if value.dim() else value,
+        slice(None),
+    ),
+}
+"""Variances, arguments of roots and logarithms, and probabilities: by the operators' names."""
+for names, (change, where) in _VALUES.items():
+    prepare(*(f"aten.{name}" for name in names.split()))(_change_values(change, where))

@@ -111,6 +111,11 @@ def turn(index: int, n: int, which: int = 0) -> int:
     return int((index + 1) * _IRRATIONALS[which] % 1.0 * n)
 
 
+def chosen(*cases: tuple[bool, Sequence[Op]]) -> list[Op]:
+    """The operations of those cases whose condition holds."""
+    return [op for is_chosen, ops in cases if is_chosen for op in ops]
+
+
 def log_pick(u: float, low: float, high: float) -> int:
     """A whole number in [low, high], uniform in its logarithm.
 

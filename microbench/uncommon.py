@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlperf.core.trace import Argument, Op, TensorSpec
-from dlperf.microbench.plan import log_pick, turn
+from dlperf.microbench.plan import chosen, log_pick, turn
 
 T = TensorSpec.contiguous
 _MAX_ELEMENTS = 2**20
@@ -43,42 +43,43 @@ def images(index: int, u: float, v: float, w: float) -> list[Op]:
     if 2**d * image.numel > _MAX_ELEMENTS:
         return []
     smooth = {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"}[d]
-    found = _resampled(f"upsample_nearest{d}d", image, d) + _resampled(smooth, image, d, False)
-    found += _padded(f"reflection_pad{d}d", image, d, min(1 + turn(index, 3, 1), side - 1))
-    if d != 2:
-        return found
-    found += _padded("replication_pad2d", image, 2, 1)
-    if turn(index, 2, 2):
-        if 16 * image.numel <= _MAX_ELEMENTS:
-            found += _resampled("upsample_bicubic2d", image, 2, False)
-        sampled = (image, T(n, side, side, 2), 0, 0, False)
-        found += [
-            Op("aten.grid_sampler_2d.default", sampled),
-            Op("aten.grid_sampler_2d_backward.default", (image, *sampled, (True, True))),
-        ]
-    else:
-        found += _columns(image, side)
-    return found
-
-
-def _columns(image: TensorSpec, side: int) -> list[Op]:
-    n, c = image.shape[:2]
-    windows: Sequence[tuple[int, ...]] = (
-        (3, 3),
-        (1, 1),
-        (1, 1),
-        (1, 1),
-    )  # window, dilation, padding, stride
+    second = turn(index, 2, 2) == 1
+    sampled = (image, T(n, side, side, 2), 0, 0, False)
+    windows: Sequence[tuple[int, ...]] = ((3, 3), (1, 1), (1, 1), (1, 1))
     pooled = T(n, c, max(1, side // 2), max(1, side // 2))
-    found = [
-        Op("aten.max_unpool2d.default", (pooled, T(*pooled.shape, dtype="int64"), (side, side)))
-    ]
-    if 9 * image.numel <= _MAX_ELEMENTS:
-        found += [
-            Op("aten.im2col.default", (image, *windows)),
-            Op("aten.col2im.default", (T(n, c * 9, side * side), (side, side), *windows)),
-        ]
-    return found
+    return chosen(
+        (True, _resampled(f"upsample_nearest{d}d", image, d)),
+        (True, _resampled(smooth, image, d, False)),
+        (True, _padded(f"reflection_pad{d}d", image, d, min(1 + turn(index, 3, 1), side - 1))),
+        (d == 2, _padded("replication_pad2d", image, d, 1)),
+        (
+            d == 2 and second and 16 * image.numel <= _MAX_ELEMENTS,
+            _resampled("upsample_bicubic2d", image, d, False),
+        ),
+        (
+            d == 2 and second,
+            [
+                Op("aten.grid_sampler_2d.default", sampled),
+                Op("aten.grid_sampler_2d_backward.default", (image, *sampled, (True, True))),
+            ],
+        ),
+        (
+            d == 2 and not second,
+            [
+                Op(
+                    "aten.max_unpool2d.default",
+                    (pooled, T(*pooled.shape, dtype="int64"), (side, side)),
+                )
+            ],
+        ),
+        (
+            d == 2 and not second and 9 * image.numel <= _MAX_ELEMENTS,
+            [  # window, dilation, padding, stride
+                Op("aten.im2col.default", (image, *windows)),
+                Op("aten.col2im.default", (T(n, c * 9, side * side), (side, side), *windows)),
+            ],
+        ),
+    )
 
 
 def uncommon(index: int, u: float, v: float, w: float) -> list[Op]:
@@ -86,58 +87,48 @@ def uncommon(index: int, u: float, v: float, w: float) -> list[Op]:
     set length, bilinear forms.
     """
     rows, width = log_pick(u, 4, 512), log_pick(v, 4, 256)
-    lines, pairs = T(rows, width), T(rows, rows)
-    found = [
-        Op("aten._cdist_forward.default", (lines, lines, 2.0, None)),
-        Op("aten._cdist_backward.default", (pairs, lines, lines, 2.0, pairs)),
-        Op("aten._euclidean_dist.default", (lines, lines)),
-        Op("aten.multi_margin_loss.default", (lines, T(rows, dtype="int64"), 1, 1.0)),
-        Op(
-            "aten.multi_margin_loss_backward.default",
-            (T(), lines, T(rows, dtype="int64"), 1, 1.0, None),
-        ),
-    ]
+    lines, pairs, classes_of_rows = T(rows, width), T(rows, rows), T(rows, dtype="int64")
     length = 2 ** log_pick(w, 3, 10)
     spectrum, signal = T(rows, length // 2 + 1, dtype="complex64"), T(rows, length)
-    found += [
-        Op("aten._fft_r2c.default", (signal, (1,), 0, True)),
-        Op("aten._fft_c2r.default", (spectrum, (1,), 2, length)),
-        Op("aten._fft_c2c.default", (T(rows, length, dtype="complex64"), (1,), 0, True)),
-    ]
     scale, weight = T(rows, 1, 1), T(rows, width, 3)
-    found += [
-        Op("aten._weight_norm_interface.default", (weight, scale)),
-        Op("aten._weight_norm_interface_backward.default", (weight, weight, scale, scale, 0)),
-    ]
     small = min(width, 64)
-    if rows * small**3 <= 16 * _MAX_ELEMENTS:
-        found.append(
-            Op(
-                "aten._trilinear.default",
-                (
-                    T(rows, small),
-                    T(small, small, small),
-                    T(rows, small),
-                    (1, 3),
-                    (0,),
-                    (1, 2),
-                    (2, 3),
-                ),
-            )
-        )
+    few, cube = T(rows, small), T(small, small, small)
     steps, batch, classes = log_pick(w, 8, 128), log_pick(u, 1, 16), log_pick(v, 8, 64)
     labels = max(1, steps // 4)
-    scores, targets, lengths = (
-        T(steps, batch, classes),
-        T(batch, labels, dtype="int64"),
-        T(batch, dtype="int64"),
-    )
-    losses, alphas = T(batch), T(batch, steps, 2 * labels + 1)
-    found += [
-        Op("aten._ctc_loss.Tensor", (scores, targets, lengths, lengths)),
-        Op(
-            "aten._ctc_loss_backward.Tensor",
-            (losses, scores, targets, lengths, lengths, losses, alphas, 0),
+    scores, losses, alphas = T(steps, batch, classes), T(batch), T(batch, steps, 2 * labels + 1)
+    targets, lengths = T(batch, labels, dtype="int64"), T(batch, dtype="int64")
+    sequences = (scores, targets, lengths, lengths)
+    return chosen(
+        (
+            True,
+            [
+                Op("aten._cdist_forward.default", (lines, lines, 2.0, None)),
+                Op("aten._cdist_backward.default", (pairs, lines, lines, 2.0, pairs)),
+                Op("aten._euclidean_dist.default", (lines, lines)),
+                Op("aten.multi_margin_loss.default", (lines, classes_of_rows, 1, 1.0)),
+                Op(
+                    "aten.multi_margin_loss_backward.default",
+                    (T(), lines, classes_of_rows, 1, 1.0, None),
+                ),
+                Op("aten._fft_r2c.default", (signal, (1,), 0, True)),
+                Op("aten._fft_c2r.default", (spectrum, (1,), 2, length)),
+                Op("aten._fft_c2c.default", (T(rows, length, dtype="complex64"), (1,), 0, True)),
+                Op("aten._weight_norm_interface.default", (weight, scale)),
+                Op(
+                    "aten._weight_norm_interface_backward.default",
+                    (weight, weight, scale, scale, 0),
+                ),
+            ],
         ),
-    ]
-    return found
+        (
+            rows * small**3 <= 16 * _MAX_ELEMENTS,
+            [Op("aten._trilinear.default", (few, cube, few, (1, 3), (0,), (1, 2), (2, 3)))],
+        ),
+        (
+            True,
+            [
+                Op("aten._ctc_loss.Tensor", sequences),
+                Op("aten._ctc_loss_backward.Tensor", (losses, *sequences, losses, alphas, 0)),
+            ],
+        ),
+    )
