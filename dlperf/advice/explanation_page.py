@@ -29,11 +29,19 @@ from dlperf.advice.variants import (
 )
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.report.document import Block, Bullets, Heading, Image, Paragraph, Table
-from dlperf.report.markdown import to_markdown
+from dlperf.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Heading,
+    Image,
+    Paragraph,
+    Table,
+    format_error,
+    to_markdown,
+    to_text,
+)
 from dlperf.report.step_comparison import coverage_remarks
-from dlperf.report.table import Column, format_error
-from dlperf.report.text import to_text
 from dlperf.report.writing import write_files
 
 MEANINGS = {

@@ -10,10 +10,17 @@ from dlperf.advice.grid import EPOCH, INTERPOLATED, ConfigurationForecast
 from dlperf.advice.tuning import MEMORY_NOTE, SPEED_NOTE, Tuning, tuning_to_csv, tuning_to_json
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.report.document import Block, Bullets, Heading, Image, Paragraph, Table
-from dlperf.report.markdown import to_markdown
-from dlperf.report.table import Column
-from dlperf.report.text import to_text
+from dlperf.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Heading,
+    Image,
+    Paragraph,
+    Table,
+    to_markdown,
+    to_text,
+)
 from dlperf.report.writing import write_files
 
 MOST_SHOWN = 10

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 def compare(args: Namespace) -> Answer:
     """The differences of A and B; exit status 1 where a step grew by more than allowed."""
-    from dlperf.report.markdown import to_markdown
+    from dlperf.report.document import to_markdown, to_text
     from dlperf.report.step_difference import SCHEMA, SCHEMA_VERSION, compare_steps
-    from dlperf.report.text import to_text
 
     warn_once = cache(warn)
     found = compare_steps(*(_steps_of(args, side, warn_once) for side in (args.a, args.b)))

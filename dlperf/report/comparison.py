@@ -15,12 +15,10 @@ from dlperf.core.errors import DlperfError, check_type
 from dlperf.core.files import write_bytes, write_text
 from dlperf.core.measurement import Measurement
 from dlperf.forecast.prediction import Prediction
-from dlperf.report.document import Image
+from dlperf.report.document import FILE_WIDTH, Image, to_markdown, to_text
 from dlperf.report.export import report_to_json, reports_to_csv, reports_to_json
-from dlperf.report.markdown import to_markdown
 from dlperf.report.step_comparison import StepComparison
 from dlperf.report.step_pages import MAX_LINES, overview_page, report_page
-from dlperf.report.text import FILE_WIDTH, to_text
 from dlperf.report.writing import check_folder, make_folder, slug
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from matplotlib.transforms import Bbox
 
 from dlperf.core.text import printable, visible
 from dlperf.core.units import format_seconds
-from dlperf.report.table import shorten
+from dlperf.report.document import shorten
 
 INK, DIM, GRID = "#1c2024", "#5b6570", "#d8dde3"
 PHASE_MARKS = {"forward": "o", "backward": "s", "optimizer": "^"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dlperf.core.text import printable
 from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_si
-from dlperf.report.document import Table
+from dlperf.report.document import Column, Table, format_error, format_time
 from dlperf.report.layer_comparison import (
     BOTH,
     MEASURED,
@@ -22,7 +22,6 @@ from dlperf.report.layer_comparison import (
     add,
     root_of,
 )
-from dlperf.report.table import Column, format_error, format_time
 
 LAYER, GROUP, OWN, FOLDED, REST, SUM = "layer", "group", "own", "folded", "rest", "sum"
 """Kinds of lines: a layer; a container, with the sums of the lines below it; a container's own work

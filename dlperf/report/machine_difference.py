@@ -10,7 +10,7 @@ from typing import Any
 
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
 from dlperf.ops.roofs import LEVELS, roofs_of
-from dlperf.report.table import Column, format_table
+from dlperf.report.document import Column, format_table
 
 
 @dataclass(frozen=True)

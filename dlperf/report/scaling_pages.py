@@ -12,9 +12,7 @@ from dlperf.core.files import write_bytes, write_text
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.distributed.scaling import CommunicationReplay, RanksPoint, Scaling, ScalingPoint
-from dlperf.report.document import Block, Heading, Paragraph, Table
-from dlperf.report.table import Column
-from dlperf.report.text import FILE_WIDTH, to_text
+from dlperf.report.document import FILE_WIDTH, Block, Column, Heading, Paragraph, Table, to_text
 from dlperf.report.writing import check_folder, make_folder
 
 _MOST_BUCKETS = 8

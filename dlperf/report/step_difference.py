@@ -33,9 +33,8 @@ from dlperf.core.units import format_percent, format_seconds
 from dlperf.forecast.prediction import SCHEMA as PREDICTION
 from dlperf.forecast.prediction import Prediction
 from dlperf.report import export
-from dlperf.report.document import Block, Bullets, Heading, Paragraph, Table
+from dlperf.report.document import Block, Bullets, Column, Heading, Paragraph, Table, format_error
 from dlperf.report.step_pages import step_title
-from dlperf.report.table import Column, format_error
 
 SCHEMA, SCHEMA_VERSION = "dlperf.comparison", 1
 SHOWN_FRAC = 0.005

@@ -11,7 +11,18 @@ from dlperf.core.units import format_bytes, format_percent, format_seconds, form
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.accuracy import PhaseAccuracy
-from dlperf.report.document import Block, Bullets, Facts, Heading, Image, Paragraph, Table
+from dlperf.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Facts,
+    Heading,
+    Image,
+    Paragraph,
+    Table,
+    format_error,
+    to_text,
+)
 from dlperf.report.layer_comparison import phases_of, root_of, rows_of
 from dlperf.report.layer_table import (
     FOLDED,
@@ -23,8 +34,6 @@ from dlperf.report.layer_table import (
     marked_table,
 )
 from dlperf.report.step_comparison import StepComparison, coverage_remarks
-from dlperf.report.table import Column, format_error
-from dlperf.report.text import to_text
 
 MAX_LINES = 60
 """Lines of a layer table in text; longer ones are folded."""

@@ -15,11 +15,10 @@ from dlperf.core.units import format_bytes, format_percent, format_seconds, form
 from dlperf.distributed.link_fits import fit_link
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
+from dlperf.report.document import format_error, shorten, to_text
 from dlperf.report.layer_comparison import root_of
 from dlperf.report.step_comparison import StepComparison
 from dlperf.report.step_pages import epoch_facts, measured_facts, prediction_to_text, report_page
-from dlperf.report.table import format_error, shorten
-from dlperf.report.text import to_text
 
 _LINES = 24
 """Lines of a layer table on a page; longer ones are folded."""

@@ -9,7 +9,7 @@ from dlperf.core import units
 from dlperf.core.errors import DlperfError
 from dlperf.core.text import text_width
 from dlperf.models.buckets import ReducerOptions
-from dlperf.report.table import Column, format_error, format_table
+from dlperf.report.document import Column, format_error, format_table
 from dlperf.runner.ranks import MergedRanks
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dlperf.core.communication import Communication, RankStep
 from dlperf.core.errors import DlperfError, one_line
 from dlperf.core.text import fit, text_width
 from dlperf.distributed.rank_shares import RankShares, rank_shares
-from dlperf.report.table import Column, format_table
+from dlperf.report.document import Column, format_table
 from dlperf.runner.communication_recording import WHOLE_RUN, RecordedStep
 
 if TYPE_CHECKING:

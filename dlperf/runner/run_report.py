@@ -107,9 +107,8 @@ def to_document(findings: Findings, suffix: str) -> str:
     Without a prediction a page contains the text.
     """
     from dlperf.report.comparison import plots_of
-    from dlperf.report.document import Block, Bullets, Heading, Image, Preformatted
+    from dlperf.report.document import Block, Bullets, Heading, Image, Preformatted, to_markdown
     from dlperf.report.html import to_html
-    from dlperf.report.markdown import to_markdown
     from dlperf.report.step_pages import report_page
 
     text = to_text(findings, _FILE_WIDTH)

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from dlperf.core.text import fit, frame_to_csv, text_width
 from dlperf.core.units import format_bytes, format_percent, format_seconds
-from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table
+from dlperf.report.document import Column, escape, format_table, table
 from dlperf.studies.accuracy.study import Provenance
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]

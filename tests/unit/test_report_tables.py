@@ -18,10 +18,10 @@ from dlperf.core.prediction import Item
 from dlperf.core.text import text_width
 from dlperf.core.trace import Layer
 from dlperf.report.comparison import Report, compare, render
+from dlperf.report.document import Column, format_table, shorten
 from dlperf.report.layer_comparison import BOTH, MEASURED, PREDICTED
 from dlperf.report.layer_table import FOLDED, GROUP, LAYER, OWN, REST, SUM, TreeLine
 from dlperf.report.step_pages import measurement_to_text, prediction_to_text
-from dlperf.report.table import Column, format_table, shorten
 
 US = cases.US
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from dlperf.core.files import write_bytes, write_text
 from dlperf.core.text import fit, text_width
-from dlperf.report.markdown import escape, table
-from dlperf.report.table import Column, format_table
+from dlperf.report.document import Column, escape, format_table, table
 from dlperf.report.writing import check_folder, make_folder
 from dlperf.studies.accuracy.baselines import MEANINGS
 from dlperf.studies.accuracy.cases import CaseScore

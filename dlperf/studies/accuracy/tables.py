@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from dlperf.core.text import frame_to_csv
-from dlperf.report.table import Column, format_error, format_time
+from dlperf.report.document import Column, format_error, format_time
 from dlperf.studies.accuracy.ablation import Ablation
 from dlperf.studies.accuracy.cases import CaseScore
 from dlperf.studies.accuracy.scoring import Summary

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlperf.core.units import MIB, UNSHAPED, format_bytes, format_seconds, format_si
+from dlperf.report.document import Column, escape, format_error
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     BLUE,
@@ -25,8 +26,6 @@ from dlperf.report.drawing import (
     seconds_axis,
     to_pngs,
 )
-from dlperf.report.markdown import escape
-from dlperf.report.table import Column, format_error
 from dlperf.report.writing import write_files
 from dlperf.studies.accuracy.tables import percent
 from dlperf.studies.distributed.cases import (

@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.text import fit, text_width
-from dlperf.report.table import Column, format_table
+from dlperf.report.document import Column, format_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from dlperf.report.document import Column, escape, format_error
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     DIM,
@@ -18,8 +19,6 @@ from dlperf.report.drawing import (
     plain,
     to_pngs,
 )
-from dlperf.report.markdown import escape
-from dlperf.report.table import Column, format_error
 from dlperf.report.writing import write_files
 from dlperf.studies.accuracy.tables import percent
 from dlperf.studies.forecasts import (
