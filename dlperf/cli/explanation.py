@@ -55,7 +55,7 @@ def explain(args: Namespace) -> Answer:
 
     from dlperf.advice import explanation as explaining
     from dlperf.advice import explanation_page
-    from dlperf.report.text import to_text
+    from dlperf.report.document import to_text
 
     recorded = is_trace(args.target)
     if args.trial:

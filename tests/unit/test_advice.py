@@ -29,8 +29,7 @@ from dlperf.core.machine import Kernel, Machine
 from dlperf.forecast.prediction import predict
 from dlperf.recorder import recording
 from dlperf.recorder.targets import Target
-from dlperf.report.markdown import to_markdown
-from dlperf.report.text import to_text
+from dlperf.report.document import to_markdown, to_text
 
 
 def mlp(batch_size: int, inplace: bool = False):

@@ -34,7 +34,7 @@ from dlperf.advice.tuning_page import page, tuning_page, write
 from dlperf.advice.tuning_plots import lines_of
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.units import MIB
-from dlperf.report.markdown import to_markdown
+from dlperf.report.document import to_markdown
 
 
 def rate_of(one: Configuration) -> Rate:
