@@ -164,12 +164,12 @@ def intensities() -> Table:
                 " dlperf/models/parallel_algorithms.py. GFLOP/s of one process (equation 2.5)."
             ),
             (
-                f"The size of MST and Dijkstra is |V|; |E| is unsaid, {EDGES_PER_VERTEX} |V| for MST"
-                " and |V|^2 for Dijkstra here."
+                f"The size of MST and Dijkstra is |V|; |E| is unsaid, {EDGES_PER_VERTEX} |V| for"
+                " MST and |V|^2 for Dijkstra here."
             ),
             (
-                "SUMMA's OI tends to 2 sqrt(2048) / 8 = 11.3 as printed; the text reads \"approximately"
-                ' 8" off its figure.'
+                "SUMMA's OI tends to 2 sqrt(2048) / 8 = 11.3 as printed; the text reads"
+                ' "approximately 8" off its figure.'
             ),
         ),
     )
@@ -196,8 +196,8 @@ def improvements() -> Table:
         ),
         (
             (
-                "MAPE of the original roofline / MAPE of the communication roofline, which follows from"
-                " the printed change; 100 is rounded, so at least 200."
+                "MAPE of the original roofline / MAPE of the communication roofline, which follows"
+                " from the printed change; 100 is rounded, so at least 200."
             ),
             (
                 "The measured points were not published. torchrun --nproc-per-node 2 -m"

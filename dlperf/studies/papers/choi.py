@@ -233,8 +233,8 @@ def counted() -> Table:
         (_counted_row(("Figure 1", "Summit", "8 x 6"), ("12", "24", "3"), figure), *rows),
         (
             (
-                "Periodic halo exchanges, last axis fastest. The grids are ours: the paper names none"
-                " but Figure 1's (columns of six, here rows)."
+                "Periodic halo exchanges, last axis fastest. The grids are ours: the paper names"
+                " none but Figure 1's (columns of six, here rows)."
             ),
             "MiniFE cannot be recomputed: 156 - 135 = 21 messages inside a node cannot be pairs.",
         ),
@@ -260,12 +260,12 @@ def models() -> Table:
         tuple(map(_halo_row, SYSTEMS)),
         (
             (
-                "Rendezvous, inter-node, 131,072 bytes; Tables 2 and 4. The paper draws the sums over a"
-                " run's messages (Figure 5) and prints errors only:"
+                "Rendezvous, inter-node, 131,072 bytes; Tables 2 and 4. The paper draws the sums"
+                " over a run's messages (Figure 5) and prints errors only:"
             ),
             (
-                "59, 31, 15 % (Summit), 27, 15, 5 % (Lassen), 7, 16, 2 % (Bridges) for postal, max-rate"
-                " and K; they need traces and measured times."
+                "59, 31, 15 % (Summit), 27, 15, 5 % (Lassen), 7, 16, 2 % (Bridges) for postal,"
+                " max-rate and K; they need traces and measured times."
             ),
         ),
     )
@@ -315,12 +315,12 @@ def fatter_nodes() -> Table:
                 " another; inside a node the postal model."
             ),
             (
-                "As section 6.1 says, fatter nodes are faster by the postal model (but for two, whose"
-                " only neighbour is on the slower other socket) and slower by"
+                "As section 6.1 says, fatter nodes are faster by the postal model (but for two,"
+                " whose only neighbour is on the slower other socket) and slower by"
             ),
             (
-                "max-rate, where from 8 on more messages that stay inside make up for it; the sums of"
-                " Figure 14 need the trace."
+                "max-rate, where from 8 on more messages that stay inside make up for it; the sums"
+                " of Figure 14 need the trace."
             ),
         ),
     )

@@ -143,8 +143,8 @@ def statements() -> Table:
         ),
         (
             (
-                "Batch 512 has I_N = 384 against 350, within 10 % of the ridge; exactly on it would be"
-                " 466.7."
+                "Batch 512 has I_N = 384 against 350, within 10 % of the ridge; exactly on it would"
+                " be 466.7."
             ),
         ),
     )

@@ -208,8 +208,8 @@ def contention() -> Table:
         (
             f"Least squares through the seven measured rows, in seconds: {lines}.",
             (
-                "The measured rows are printed to three digits; every starred value is met within what"
-                " that leaves open."
+                "The measured rows are printed to three digits; every starred value is met within"
+                " what that leaves open."
             ),
         ),
     )
@@ -275,8 +275,8 @@ def accuracy() -> Table:
                 " predicted. They cannot be recomputed: the measured times"
             ),
             (
-                "are drawn in Figures 5 to 7 and printed nowhere; nor can the fit of OperationFactor ="
-                " 15 to the time at 15 threads."
+                "are drawn in Figures 5 to 7 and printed nowhere; nor can the fit of"
+                " OperationFactor = 15 to the time at 15 threads."
             ),
         ),
     )
@@ -299,8 +299,8 @@ def scaling() -> Table:
         tuple(rows),
         (
             (
-                "MemoryContention as Table IV prints it; Prep of the medium network is 10^9, not Table"
-                " II's 10^10."
+                "MemoryContention as Table IV prints it; Prep of the medium network is 10^9, not"
+                " Table II's 10^10."
             ),
             (
                 "With the line fitted here in place of its printed values, the farthest of all is"
@@ -333,8 +333,8 @@ def images_and_epochs() -> Table:
         tuple(rows),
         (
             (
-                f"Beyond rounding for print, the farthest is {100 * max(0.0, *deviations):.2f} % off:"
-                " the contention of 240 threads, 1.40e-2 s, is known to 0.36 % only."
+                f"Beyond rounding for print, the farthest is {100 * max(0.0, *deviations):.2f} %"
+                " off: the contention of 240 threads, 1.40e-2 s, is known to 0.36 % only."
             ),
         ),
     )

@@ -95,8 +95,8 @@ def roofs() -> Table:
         ),
         (
             (
-                f"FP64 peaks: FMA {FMA_GFLOPS_PER_S}, no FMA {NO_FMA_GFLOPS_PER_S} GFLOP/s. The paper"
-                " draws the ridge points and prints their inputs only."
+                f"FP64 peaks: FMA {FMA_GFLOPS_PER_S}, no FMA {NO_FMA_GFLOPS_PER_S} GFLOP/s. The"
+                " paper draws the ridge points and prints their inputs only."
             ),
         ),
     )
@@ -129,8 +129,8 @@ def data_sheet() -> Table:
         ),
         (
             (
-                "FP64 7834 GFLOP/s = 80 x 32 x 2 x 1.53 GHz; tensor cores 80 x 512 x 2 x 1.53 GHz; HBM2"
-                " 900 GB/s; L1 80 x 128 byte a cycle."
+                "FP64 7834 GFLOP/s = 80 x 32 x 2 x 1.53 GHz; tensor cores 80 x 512 x 2 x 1.53 GHz;"
+                " HBM2 900 GB/s; L1 80 x 128 byte a cycle."
             ),
         ),
     )
