@@ -10,8 +10,8 @@ from scipy.sparse.csgraph import dijkstra as scipy_dijkstra
 from scipy.sparse.csgraph import minimum_spanning_tree
 from thread_wire import ThreadWire, on_ranks
 
-from dlperf.studies.cardwell_kernels import dense, graphs
-from dlperf.studies.cardwell_kernels.dense import share
+from dlperf.studies.cardwell_kernels import algorithms
+from dlperf.studies.cardwell_kernels.algorithms import share
 
 RANKS = pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 6])
 
@@ -26,11 +26,11 @@ def test_summa(n_ranks: int) -> None:
     a, b, c = random(n, n), random(n, n, seed=1), random(n, n, seed=2)
 
     def own(wire: ThreadWire) -> tuple[slice, slice, np.ndarray]:
-        grid = dense.make_grid(wire)
+        grid = algorithms.make_grid(wire)
         rows = slice(grid.row * n // grid.n_rows, (grid.row + 1) * n // grid.n_rows)
         columns = slice(grid.column * n // grid.n_columns, (grid.column + 1) * n // grid.n_columns)
         blocks = [torch.tensor(m[rows, columns]) for m in (a, b, c)]
-        return rows, columns, dense.summa(grid, *blocks, alpha=2.0, beta=-1.0).numpy()
+        return rows, columns, algorithms.summa(grid, *blocks, alpha=2.0, beta=-1.0).numpy()
 
     whole = np.empty((n, n))
     for rows, columns, block in on_ranks(n_ranks, own):
@@ -46,8 +46,8 @@ def test_dgemv_and_ddot(n_ranks: int) -> None:
     def own(wire: ThreadWire) -> tuple[np.ndarray, float]:
         mine = share(n, wire.rank, n_ranks)
         parts = [torch.tensor(values[mine.start : mine.stop]) for values in (a, x, y)]
-        product = dense.ddot(wire, parts[1], parts[2])
-        return dense.dgemv(wire, *parts, alpha=3.0, beta=0.5).numpy(), product
+        product = algorithms.ddot(wire, parts[1], parts[2])
+        return algorithms.dgemv(wire, *parts, alpha=3.0, beta=0.5).numpy(), product
 
     found = on_ranks(n_ranks, own)
     assert np.allclose(np.concatenate([part for part, _ in found]), 3 * a @ x + 0.5 * y)
@@ -60,8 +60,8 @@ def test_fft(n: int, n_ranks: int) -> None:
 
     def own(wire: ThreadWire) -> np.ndarray:
         mine = share(n, wire.rank, n_ranks)
-        return dense.fft(
-            wire, torch.tensor(x[mine.start : mine.stop]), dense.twiddles(wire, n)
+        return algorithms.fft(
+            wire, torch.tensor(x[mine.start : mine.stop]), algorithms.twiddles(wire, n)
         ).numpy()
 
     by_k1 = np.concatenate(on_ranks(n_ranks, own))  # [k1, k2] holds X[k1 + N1 k2]
@@ -70,7 +70,7 @@ def test_fft(n: int, n_ranks: int) -> None:
 
 def test_a_transform_that_cannot_be_shared() -> None:
     with pytest.raises(ValueError, match="a transform of 30 cannot be shared by 4 ranks"):
-        dense.fft_shape(30, 4)
+        algorithms.fft_shape(30, 4)
 
 
 @RANKS
@@ -87,7 +87,7 @@ def test_stencil(n_ranks: int, n_sweeps: int) -> None:
     def own(wire: ThreadWire) -> np.ndarray:
         mine = share(n - 2, wire.rank, n_ranks)
         values = torch.tensor(start[mine.start : mine.stop + 2])
-        return dense.stencil(wire, values, values.clone(), n_sweeps)[1:-1].numpy()
+        return algorithms.stencil(wire, values, values.clone(), n_sweeps)[1:-1].numpy()
 
     assert np.allclose(np.concatenate(on_ranks(n_ranks, own)), expected[1:-1])
 
@@ -112,9 +112,9 @@ def test_boruvka(n_ranks: int, n_vertices: int, n_edges: int, most: int) -> None
             lightest[a, b] = weight
     tree = minimum_spanning_tree(csr_matrix(lightest))
 
-    def own(wire: ThreadWire) -> graphs.Forest:
+    def own(wire: ThreadWire) -> algorithms.Forest:
         mine = share(n_edges, wire.rank, n_ranks)
-        return graphs.boruvka(
+        return algorithms.boruvka(
             wire,
             n_vertices,
             torch.tensor(ends[mine.start : mine.stop]),
@@ -140,7 +140,7 @@ def test_dijkstra(n_ranks: int, density: float) -> None:
 
     def own(wire: ThreadWire) -> np.ndarray:
         mine = share(n, wire.rank, n_ranks)
-        return graphs.dijkstra(
+        return algorithms.dijkstra(
             wire, torch.tensor(lengths[mine.start : mine.stop]), source, n
         ).numpy()
 
@@ -152,7 +152,7 @@ def test_more_ranks_than_vertices() -> None:
     lengths = torch.tensor([[torch.inf, 1.0], [2.0, torch.inf]], dtype=torch.float64)
     found = on_ranks(
         4,
-        lambda wire: graphs.dijkstra(
+        lambda wire: algorithms.dijkstra(
             wire, lengths[share(2, wire.rank, 4).start : share(2, wire.rank, 4).stop], 0, 2
         ).tolist(),
     )

@@ -20,7 +20,7 @@ from dlperf.models import parallel_algorithms as counts
 from dlperf.studies.cardwell_kernels.findings import Comparison, Findings, Peaks, Run
 from dlperf.studies.cardwell_kernels.page import to_markdown, write_findings
 from dlperf.studies.cardwell_kernels.study import KernelCase, time_case
-from dlperf.studies.cardwell_kernels.wire import Meter, ProcessWire
+from dlperf.studies.cardwell_kernels.wire import Meter, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
 PEAKS = Peaks(20.0, 10.0, "triad", 4.0, 1024, 0.5)
@@ -95,7 +95,7 @@ class Clock:
 @pytest.mark.parametrize(("budget_s", "n_samples"), [(0.0, 3), (55.0, 5), (10_000.0, 30)])
 def test_repeats_fit_the_budget(budget_s: float, n_samples: int) -> None:
     clock, meter = Clock(), Meter()
-    wire = ProcessWire([0], None, 0, meter, clock)
+    wire = Wire([0], None, 0, meter, clock)
     run = time_case(
         wire, meter, KernelCase(8, lambda: clock.spend(10.0), counts.ddot(8, 1)), budget_s, clock
     )
@@ -161,28 +161,28 @@ def port() -> int:
 
 GLOO = """
 import sys, os, torch, torch.distributed as dist
-from dlperf.studies.cardwell_kernels import dense; from dlperf.studies.cardwell_kernels import graphs
-from dlperf.studies.cardwell_kernels.wire import Meter; from dlperf.studies.cardwell_kernels.wire import ProcessWire
+from dlperf.studies.cardwell_kernels import algorithms
+from dlperf.studies.cardwell_kernels.wire import Meter, Wire
 dist.init_process_group("gloo")
 rank, meter = dist.get_rank(), Meter()
-wire = ProcessWire(range(2), dist.group.WORLD, rank, meter)
+wire = Wire(range(2), dist.group.WORLD, rank, meter)
 torch.manual_seed(0)
 a, b, x, z = torch.rand(8, 8).double(), torch.rand(8, 8).double(), torch.rand(8).double(), torch.rand(16, dtype=torch.complex128)
-grid, half = dense.make_grid(wire), slice(4 * rank, 4 * rank + 4)
-c = dense.summa(grid, a[:, half].contiguous(), b[:, half].contiguous(), torch.zeros(8, 4).double(), 1.0, 0.0)
+grid, half = algorithms.make_grid(wire), slice(4 * rank, 4 * rank + 4)
+c = algorithms.summa(grid, a[:, half].contiguous(), b[:, half].contiguous(), torch.zeros(8, 4).double(), 1.0, 0.0)
 assert torch.allclose(c, (a @ b)[:, half])
 assert meter.n_bytes == 8 * 8 * 8, meter  # both panels of A, half a matrix of doubles each
-assert torch.allclose(dense.dgemv(wire, a[half], x[half], torch.zeros(4).double(), 1.0, 0.0), (a @ x)[half])
-assert abs(dense.ddot(wire, x[half], x[half]) - float(x @ x)) < 1e-12
-y = dense.fft(wire, z[8 * rank : 8 * rank + 8], dense.twiddles(wire, 16))
+assert torch.allclose(algorithms.dgemv(wire, a[half], x[half], torch.zeros(4).double(), 1.0, 0.0), (a @ x)[half])
+assert abs(algorithms.ddot(wire, x[half], x[half]) - float(x @ x)) < 1e-12
+y = algorithms.fft(wire, z[8 * rank : 8 * rank + 8], algorithms.twiddles(wire, 16))
 assert torch.allclose(y, torch.fft.fft(z).reshape(4, 4).t()[2 * rank : 2 * rank + 2])
 rows = torch.cat((a[3 * rank : 3 * rank + 5],))
-swept = dense.stencil(wire, rows.clone(), rows.clone(), 1)[1:-1, 1:-1]
+swept = algorithms.stencil(wire, rows.clone(), rows.clone(), 1)[1:-1, 1:-1]
 assert torch.allclose(swept, ((a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]) / 4)[3 * rank : 3 * rank + 3])
 path = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])[2 * rank : 2 * rank + 2]
-assert graphs.boruvka(wire, 4, path, torch.tensor([5, 1, 1, 9])[2 * rank : 2 * rank + 2], 2 * rank).weight == 7
+assert algorithms.boruvka(wire, 4, path, torch.tensor([5, 1, 1, 9])[2 * rank : 2 * rank + 2], 2 * rank).weight == 7
 ring = torch.full((4, 4), torch.inf).double(); ring[1, 0] = ring[2, 1] = ring[3, 2] = 1.0
-assert graphs.dijkstra(wire, ring[2 * rank : 2 * rank + 2], 0, 4).tolist() == [0, 1, 2, 3]
+assert algorithms.dijkstra(wire, ring[2 * rank : 2 * rank + 2], 0, 4).tolist() == [0, 1, 2, 3]
 print("right", flush=True); os._exit(0)
 """
 

@@ -44,8 +44,8 @@ class ThreadWire:
     def broadcast(self, values: Tensor, source: int) -> None:
         values.copy_(self._say(values.clone())[source])
 
-    def all_reduce(self, values: Tensor, operation: str) -> None:
-        values.copy_(_JOIN[operation](torch.stack(self._say(values.clone()))))
+    def all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        return values.copy_(_JOIN[operation](torch.stack(self._say(values.clone()))))
 
     def all_gather(self, values: Tensor) -> Tensor:
         return torch.cat(self._say(values.clone()))

@@ -2,7 +2,7 @@
 roofline with communication on the ranks at hand.
 
 ``torchrun --nproc-per-node 2 -m dlperf.studies.cardwell_kernels -o DIR``:
-`wire.py` is what they talk through, `dense.py` and `graphs.py` are the algorithms, `peaks.py`
-measures the three rates, `study.py` times everything, `findings.py` holds it as data and compares
-the rooflines, `page.py` writes it.
+`wire.py` is what they talk through, `algorithms.py` are the algorithms, `study.py` measures the
+three rates and times everything, `findings.py` holds it as data and compares the rooflines,
+`page.py` writes it.
 """

@@ -14,7 +14,7 @@ from dlperf.core.streams import log
 
 FAILED, UNUSABLE = 1, 2
 MARK = "cardwell_kernels"
-_START = f"torchrun --nproc-per-node 2 -m dlperf.studies.papers.reproduction.{MARK} -o DIR"
+_START = f"torchrun --nproc-per-node 2 -m dlperf.studies.{MARK} -o DIR"
 
 
 def main(arguments: list[str] | None = None) -> int:

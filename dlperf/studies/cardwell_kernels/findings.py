@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean, median
 from typing import Any
 
 from dlperf.models import ridgeline
@@ -56,9 +56,12 @@ class Run:
     @property
     def seconds(self) -> float:
         """The median."""
-        ordered = sorted(self.samples_s)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(self.samples_s)
+
+    @property
+    def communication_frac(self) -> float:
+        """Share of the time that rank 0 spent inside calls of the network."""
+        return self.communication_s / fmean(self.samples_s)
 
     @property
     def flops_per_s(self) -> float:
@@ -67,28 +70,15 @@ class Run:
 
     def predicted_flops_per_s(self, peaks: Peaks) -> tuple[float, ...]:
         """The rate that each of :data:`MODELS` predicts."""
-        rates = peaks.rates
-        compute, memory, network = ridgeline.terms_s(
-            self.flops, self.memory_bytes, self.network_bytes, rates
-        ).tolist()
-        extended = ridgeline.projected_s(
-            self.flops,
-            self.memory_bytes,
-            self.network_bytes,
-            rates,
-            n_messages=self.n_messages,
-            latency_s=peaks.latency_s,
-            overlap_frac=0.0,
+        work = (self.flops, self.memory_bytes, self.network_bytes, peaks.rates)
+        compute_s, memory_s, network_s = ridgeline.terms_s(*work).tolist()
+        times_s = (
+            max(compute_s, memory_s),
+            max(compute_s, network_s),
+            max(compute_s, memory_s, network_s),
+            float(ridgeline.projected_s(*work, self.n_messages, peaks.latency_s, 0.0)),
         )
-        return tuple(
-            self.flops / s
-            for s in (
-                max(compute, memory),
-                max(compute, network),
-                max(compute, memory, network),
-                float(extended),
-            )
-        )
+        return tuple(self.flops / seconds for seconds in times_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +112,11 @@ class Findings:
         """One for each algorithm, in the order of the runs."""
         found = []
         for name in dict.fromkeys(run.algorithm for run in self.runs):
-            mine = [run for run in self.runs if run.algorithm == name]
-            found.append(Comparison(name, _errors(mine, self.peaks)))
+            own = [run for run in self.runs if run.algorithm == name]
+            measured = [run.flops_per_s for run in own]
+            by_model = zip(*(run.predicted_flops_per_s(self.peaks) for run in own))
+            mape = tuple(mape_percent(measured, predicted) for predicted in by_model)
+            found.append(Comparison(name, mape))
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -148,9 +141,3 @@ class Findings:
             "runs": [asdict(run) for run in self.runs],
             "comparisons": compared,
         }
-
-
-def _errors(runs: Sequence[Run], peaks: Peaks) -> tuple[float, ...]:
-    actual = [run.flops_per_s for run in runs]
-    by_model = zip(*(run.predicted_flops_per_s(peaks) for run in runs))
-    return tuple(mape_percent(actual, predicted) for predicted in by_model)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dlperf.core.files import write_bytes, write_json, write_text
 from dlperf.core.units import format_seconds, format_si
 from dlperf.models import ridgeline
 from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
-from dlperf.report.drawing import new_figure, own_style, to_png
+from dlperf.report.drawing import new_figure, to_pngs
 from dlperf.report.ridgeline import SERIES, PlanePoint, ridgeline_figure
-from dlperf.report.writing import make_folder
-from dlperf.studies.cardwell_kernels.findings import Findings
+from dlperf.report.writing import write_files
+from dlperf.studies.cardwell_kernels.findings import MODELS, Findings, Peaks, Run
 from dlperf.studies.papers.cardwell_parallel import TABLE_2_3, TABLE_2_6
 
 CAPTIONS = {
@@ -55,24 +56,14 @@ def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
     """Write ``cardwell.md``, ``cardwell.json`` and the plots; the files. Raises DlperfError or
     WorkFailed where that cannot be.
     """
-    folder = make_folder(folder)
-    written = [folder / "cardwell.md", folder / "cardwell.json"]
-    with own_style():
-        figures = _figures(findings)
-    for name, figure in figures.items():
-        path = folder / f"cardwell-{name}.png"
-        write_bytes(
-            path,
-            to_png(
-                figure,
-                120,
-                f"dlperf cardwell_kernels: {name}, {findings.n_ranks} ranks, {findings.cpu}",
-            ),
-        )
-        written.append(path)
-    write_text(written[0], to_markdown(findings))
-    write_json(written[1], findings.to_json())
-    return written
+    description = f"dlperf cardwell_kernels, {findings.n_ranks} ranks, {findings.cpu}"
+    pngs = to_pngs(_figures(findings), description, 120)
+    files: dict[str, str | bytes] = {
+        "cardwell.md": to_markdown(findings),
+        "cardwell.json": json.dumps(findings.to_json(), indent=1, allow_nan=False),
+        **{f"cardwell-{name}": png for name, png in pngs.items()},
+    }
+    return write_files(folder, files, force=True)
 
 
 def to_markdown(findings: Findings) -> str:
@@ -80,20 +71,15 @@ def to_markdown(findings: Findings) -> str:
     peaks = findings.peaks
     where = f"{findings.n_ranks} ranks, one thread each, {findings.backend}, {findings.cpu}"
     versions = ", ".join(f"{name} {version}" for name, version in findings.versions)
-    made = (
-        f"Cardwell's seven algorithms (2019, chapter 2) on {where}; {'; '.join(findings.notes)}."
-        f" {versions}."
-    )
     ridge_memory, ridge_network = peaks.rates.centre[1], peaks.rates.network_balance
-    lines = [
-        "<!-- dlperf cardwell_kernels -->",
-        "# The roofline with communication, measured anew",
-        "",
-        made,
-        "",
+    blocks = [
+        "<!-- dlperf cardwell_kernels -->\n# The roofline with communication, measured anew",
+        (
+            f"Cardwell's seven algorithms (2019, chapter 2) on {where};"
+            f" {'; '.join(findings.notes)}. {versions}."
+        ),
         "## Peaks of one rank while all run (as in Table 2.3)",
-        "",
-        *_table(
+        _table(
             ("dgemm", "STREAM", "ping-pong", "half an empty trip", "ridge OI", "ridge CAI"),
             [
                 (
@@ -109,114 +95,75 @@ def to_markdown(findings: Findings) -> str:
                 )
             ],
         ),
-        "",
         "## Table 2.6, anew",
-        "",
         _MODELS,
-        "",
-        *_comparisons(findings),
-        "",
+        _comparisons(findings),
         _READING,
-        "",
         "## Plots",
-        "",
-        *[
-            f"![{caption}](cardwell-{name}.png)\n\n{caption}\n"
-            for name, caption in CAPTIONS.items()
-        ],
+        *(f"![{caption}](cardwell-{name}.png)\n\n{caption}" for name, caption in CAPTIONS.items()),
         "## Measurements",
-        "",
         (
             "F, B_M and B_N by Table 2.4; *metered* is what rank 0's calls moved; seconds are"
             " medians of the slowest rank."
         ),
-        "",
-        *_runs(findings),
-        "",
+        _runs(findings),
     ]
-    return "\n".join(lines)
+    return "\n\n".join(blocks) + "\n"
 
 
-def _comparisons(findings: Findings) -> list[str]:
+def _comparisons(findings: Findings) -> str:
     header = (
         "algorithm",
-        "original",
-        "communication",
-        "combined",
-        "extended",
-        "change, communication",
-        "change, combined",
-        "change, extended",
+        *MODELS,
+        *(f"change, {model}" for model in MODELS[1:]),
         *(f"paper, {system.name}" for system in TABLE_2_3),
     )
-    rows = []
-    for c in findings.comparisons():
-        rows.append(
-            (
-                c.algorithm,
-                *(f"{value:,.0f} %" for value in c.mape),
-                *(f"{value:.1f}" for value in c.changes),
-                *TABLE_2_6[c.algorithm],
-            )
+    rows = [
+        (
+            c.algorithm,
+            *(f"{value:,.0f} %" for value in c.mape),
+            *(f"{value:.1f}" for value in c.changes),
+            *TABLE_2_6[c.algorithm],
         )
-    return _table(header, rows)
-
-
-def _runs(findings: Findings) -> list[str]:
-    rows = []
-    rates = findings.peaks.rates
-    for run in findings.runs:
-        bound = ridgeline.RESOURCES[
-            int(ridgeline.bounding_resource(run.flops, run.memory_bytes, run.network_bytes, rates))
-        ]
-        predicted = run.predicted_flops_per_s(findings.peaks)
-        rows.append(
-            (
-                run.algorithm,
-                f"{run.size:,}",
-                f"{run.flops / run.memory_bytes:.3g}",
-                f"{ridgeline.network_intensity(run.flops, run.network_bytes):.3g}",
-                bound,
-                format_seconds(run.seconds),
-                str(len(run.samples_s)),
-                f"{100 * run.communication_s / (sum(run.samples_s) / len(run.samples_s)):.0f} %",
-                format_si(run.flops_per_s, "FLOP/s"),
-                *(format_si(rate, "") for rate in predicted),
-                format_si(run.network_bytes, "B"),
-                format_si(run.metered_bytes, "B"),
-                f"{run.n_messages:g}",
-            )
-        )
-    header = (
-        "algorithm",
-        "size",
-        "OI",
-        "CAI",
-        "bound",
-        "time",
-        "samples",
-        "in calls",
-        "measured",
-        "original",
-        "communication",
-        "combined",
-        "extended",
-        "B_N",
-        "metered",
-        "messages",
-    )
-    return _table(header, rows)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(header)} |",
-        f"|{' --- |' * len(header)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        for c in findings.comparisons()
     ]
+    return _table(header, rows)
 
 
-def _figures(findings: Findings) -> dict[str, Figure]:
+def _runs(findings: Findings) -> str:
+    header = (
+        *("algorithm", "size", "OI", "CAI", "bound", "time", "samples", "in calls", "measured"),
+        *MODELS,
+        *("B_N", "metered", "messages"),
+    )
+    return _table(header, [_run_row(run, findings.peaks) for run in findings.runs])
+
+
+def _run_row(run: Run, peaks: Peaks) -> tuple[str, ...]:
+    work = (run.flops, run.memory_bytes, run.network_bytes)
+    return (
+        run.algorithm,
+        f"{run.size:,}",
+        f"{run.flops / run.memory_bytes:.3g}",
+        f"{ridgeline.network_intensity(run.flops, run.network_bytes):.3g}",
+        ridgeline.RESOURCES[int(ridgeline.bounding_resource(*work, peaks.rates))],
+        format_seconds(run.seconds),
+        str(len(run.samples_s)),
+        f"{100 * run.communication_frac:.0f} %",
+        format_si(run.flops_per_s, "FLOP/s"),
+        *(format_si(rate, "") for rate in run.predicted_flops_per_s(peaks)),
+        format_si(run.network_bytes, "B"),
+        format_si(run.metered_bytes, "B"),
+        f"{run.n_messages:g}",
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *cells])
+
+
+def _figures(findings: Findings) -> dict[str, Callable[[], Figure]]:
     points = [
         MeasuredPoint(
             run.flops / run.memory_bytes,
@@ -238,10 +185,10 @@ def _figures(findings: Findings) -> dict[str, Figure]:
     title = f"Seven algorithms on {findings.n_ranks} ranks, {findings.cpu}"
     system = System(f"{findings.n_ranks} ranks", findings.peaks.rates)
     return {
-        "rooflines": pair_figure([system], points, title),
-        "surface": surface_figure([system], points, title),
-        "ridgeline": ridgeline_figure(on_plane, findings.peaks.rates, title),
-        "communication": _shares(findings),
+        "rooflines": partial(pair_figure, [system], points, title),
+        "surface": partial(surface_figure, [system], points, title),
+        "ridgeline": partial(ridgeline_figure, on_plane, findings.peaks.rates, title),
+        "communication": partial(_shares, findings),
     }
 
 
@@ -255,12 +202,9 @@ def _shares(findings: Findings) -> Figure:
     for number, name in enumerate(dict.fromkeys(run.algorithm for run in findings.runs)):
         mine = [run for run in findings.runs if run.algorithm == name]
         mark, color = SERIES[number % len(SERIES)]
-        shares = [
-            100 * run.communication_s / (sum(run.samples_s) / len(run.samples_s)) for run in mine
-        ]
         ax.plot(
             [run.size for run in mine],
-            shares,
+            [100 * run.communication_frac for run in mine],
             marker=mark,
             color=color,
             markersize=6,
@@ -268,9 +212,11 @@ def _shares(findings: Findings) -> Figure:
             label=name,
         )
     ax.set_xscale("log", base=2)
-    ax.set_ylim(0, 100)
-    ax.set_xlabel("problem size (N, or vertices)")
-    ax.set_ylabel("time in calls of the network (%)")
+    ax.set(
+        ylim=(0, 100),
+        xlabel="problem size (N, or vertices)",
+        ylabel="time in calls of the network (%)",
+    )
     ax.xaxis.set_major_formatter(
         FuncFormatter(
             lambda value, _: f"{value:,.0f}" if value < 10_000 else f"2^{math.log2(value):.0f}"

@@ -1,27 +1,36 @@
-"""Every algorithm at every size, timed on these ranks."""
+"""Every algorithm at every size, timed on these ranks, and the three rates of section 2.3.3: dgemm,
+STREAM, ping-pong, one thread each, all ranks at once.
+"""
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dlperf.core import host
 from dlperf.core.rank_program import Watch
+from dlperf.core.units import KIB, MIB
 from dlperf.models import parallel_algorithms as counts
-from dlperf.studies.cardwell_kernels import dense, graphs
-from dlperf.studies.cardwell_kernels.dense import share
-from dlperf.studies.cardwell_kernels.findings import Findings, Run
-from dlperf.studies.cardwell_kernels.peaks import measure_peaks
-from dlperf.studies.cardwell_kernels.wire import Meter, ProcessWire
+from dlperf.studies.cardwell_kernels import algorithms
+from dlperf.studies.cardwell_kernels.algorithms import share
+from dlperf.studies.cardwell_kernels.findings import Findings, Peaks, Run
+from dlperf.studies.cardwell_kernels.wire import Meter, Wire
 from dlperf.studies.papers.cardwell_parallel import EDGES_PER_VERTEX
 
 MOST_SAMPLES, LEAST_SAMPLES = 30, 3
 PEAKS_SHARE = 0.25
+DGEMM_N = 1024
+STREAM_ELEMENTS = 16 * MIB
+"""128 MiB an array, four times a cache of 32 MiB."""
+MESSAGES = (8, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+REPEATS = 6
+SHORT_REPEATS = 40
 
 
 @dataclass(frozen=True)
@@ -35,80 +44,67 @@ class KernelCase:
     work: counts.Work
 
 
+def _random(*shape: int) -> Tensor:
+    return torch.rand(shape, dtype=torch.float64)
+
+
 def _multiple(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
-def _summa(wire: ProcessWire, size: int) -> KernelCase:
-    grid = dense.make_grid(wire)
+def _summa(wire: Wire, size: int) -> KernelCase:
+    grid = algorithms.make_grid(wire)
     n = _multiple(size, grid.n_panels)
-    shapes = [(n // grid.n_rows, n // grid.n_columns)] * 3
-    a, b, c = (torch.rand(shape, dtype=torch.float64) for shape in shapes)
-    return KernelCase(
-        n,
-        lambda: dense.summa(grid, a, b, c, 1.0, 0.5),
-        counts.summa(n, grid.n_rows, grid.n_columns),
-    )
+    a, b, c = _random(3, n // grid.n_rows, n // grid.n_columns)
+    work = counts.summa(n, grid.n_rows, grid.n_columns)
+    return KernelCase(n, lambda: algorithms.summa(grid, a, b, c, 1.0, 0.5), work)
 
 
-def _dgemv(wire: ProcessWire, size: int) -> KernelCase:
+def _dgemv(wire: Wire, size: int) -> KernelCase:
     n = _multiple(size, wire.n_ranks)
-    a, x, y = (
-        torch.rand(n // wire.n_ranks, n, dtype=torch.float64),
-        *(torch.rand(n // wire.n_ranks, dtype=torch.float64) for _ in range(2)),
-    )
-    return KernelCase(
-        n, lambda: dense.dgemv(wire, a, x, y, 1.0, 0.5), counts.dgemv(n, wire.n_ranks)
-    )
+    a, x, y = _random(n // wire.n_ranks, n), *_random(2, n // wire.n_ranks)
+    work = counts.dgemv(n, wire.n_ranks)
+    return KernelCase(n, lambda: algorithms.dgemv(wire, a, x, y, 1.0, 0.5), work)
 
 
-def _ddot(wire: ProcessWire, size: int) -> KernelCase:
-    x, y = (
-        torch.rand(len(share(size, wire.rank, wire.n_ranks)), dtype=torch.float64) for _ in range(2)
-    )
-    return KernelCase(size, lambda: dense.ddot(wire, x, y), counts.ddot(size, wire.n_ranks))
+def _ddot(wire: Wire, size: int) -> KernelCase:
+    x, y = _random(2, len(share(size, wire.rank, wire.n_ranks)))
+    work = counts.ddot(size, wire.n_ranks)
+    return KernelCase(size, lambda: algorithms.ddot(wire, x, y), work)
 
 
-def _fft(wire: ProcessWire, size: int) -> KernelCase:
+def _fft(wire: Wire, size: int) -> KernelCase:
     n = wire.n_ranks**2
     while n < size:
         n *= 2
     x = torch.rand(n // wire.n_ranks, dtype=torch.complex128)
-    factors = dense.twiddles(wire, n)
-    return KernelCase(n, lambda: dense.fft(wire, x, factors), counts.fft(n, wire.n_ranks))
+    factors = algorithms.twiddles(wire, n)
+    work = counts.fft(n, wire.n_ranks)
+    return KernelCase(n, lambda: algorithms.fft(wire, x, factors), work)
 
 
-def _stencil(wire: ProcessWire, size: int) -> KernelCase:
+def _stencil(wire: Wire, size: int) -> KernelCase:
     n = max(size, wire.n_ranks + 2)
-    values = torch.rand(len(share(n - 2, wire.rank, wire.n_ranks)) + 2, n, dtype=torch.float64)
+    values = _random(len(share(n - 2, wire.rank, wire.n_ranks)) + 2, n)
     room = values.clone()
-    return KernelCase(
-        n, lambda: dense.stencil(wire, values, room, 1), counts.stencil(n, wire.n_ranks)
-    )
+    work = counts.stencil(n, wire.n_ranks)
+    return KernelCase(n, lambda: algorithms.stencil(wire, values, room, 1), work)
 
 
-def _boruvka(wire: ProcessWire, size: int) -> KernelCase:
+def _boruvka(wire: Wire, size: int) -> KernelCase:
     mine = share(EDGES_PER_VERTEX * size, wire.rank, wire.n_ranks)
     ends, weights = torch.randint(0, size, (len(mine), 2)), torch.randint(1, 2**20, (len(mine),))
-    return KernelCase(
-        size,
-        lambda: graphs.boruvka(wire, size, ends, weights, mine.start),
-        counts.boruvka(size, EDGES_PER_VERTEX * size, wire.n_ranks),
-    )
+    work = counts.boruvka(size, EDGES_PER_VERTEX * size, wire.n_ranks)
+    return KernelCase(size, lambda: algorithms.boruvka(wire, size, ends, weights, mine.start), work)
 
 
-def _dijkstra(wire: ProcessWire, size: int) -> KernelCase:
-    lengths = (
-        torch.rand(len(share(size, wire.rank, wire.n_ranks)), size, dtype=torch.float64) + 0.01
-    )
-    return KernelCase(
-        size,
-        lambda: graphs.dijkstra(wire, lengths, 0, size),
-        counts.dijkstra(size, size * size, wire.n_ranks),
-    )
+def _dijkstra(wire: Wire, size: int) -> KernelCase:
+    lengths = _random(len(share(size, wire.rank, wire.n_ranks)), size) + 0.01
+    work = counts.dijkstra(size, size * size, wire.n_ranks)
+    return KernelCase(size, lambda: algorithms.dijkstra(wire, lengths, 0, size), work)
 
 
-CASES: dict[str, tuple[Callable[[ProcessWire, int], KernelCase], tuple[int, ...]]] = {
+CASES: dict[str, tuple[Callable[[Wire, int], KernelCase], tuple[int, ...]]] = {
     "SUMMA": (_summa, (96, 240, 480, 960, 1440)),
     "DGEMV": (_dgemv, (256, 1024, 2048, 4096)),
     "DDOT": (_ddot, (2**10, 2**14, 2**18, 2**22, 2**24)),
@@ -140,7 +136,7 @@ def run_study(
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1000 + rank)
     meter = Meter()
-    wire = ProcessWire(range(n_ranks), dist.group.WORLD, rank, meter, now)
+    wire = Wire(range(n_ranks), dist.group.WORLD, rank, meter, now)
     say(f"peaks of {n_ranks} ranks")
     peaks = measure_peaks(wire, watch, now)
     share_s = (1 - PEAKS_SHARE) * seconds / sum(len(sizes) for _, sizes in CASES.values())
@@ -165,7 +161,7 @@ def run_study(
 
 
 def time_case(
-    wire: ProcessWire, meter: Meter, case: KernelCase, budget_s: float, now: Callable[[], float]
+    wire: Wire, meter: Meter, case: KernelCase, budget_s: float, now: Callable[[], float]
 ) -> Run:
     """One call to warm up, then as many as fit the budget by rank 0's clock; of each the slowest
     rank's time.
@@ -187,16 +183,77 @@ def time_case(
         begin = now()
         case.call()
         own.append(now() - begin)
-    slowest = torch.tensor(own, dtype=torch.float64)
-    if wire.n_ranks > 1:
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     work = case.work
-    n_messages = (meter.n_messages - before.n_messages) / n_samples
-    metered_bytes, communication_s = (
+    return Run(
+        "",
+        case.size,
+        float(work.flops),
+        float(work.memory_bytes),
+        float(work.network_bytes),
+        (meter.n_messages - before.n_messages) / n_samples,
         (meter.n_bytes - before.n_bytes) / n_samples,
         (meter.seconds - before.seconds) / n_samples,
+        tuple(_slowest(own, wire.n_ranks).tolist()),
     )
-    amounts = (float(work.flops), float(work.memory_bytes), float(work.network_bytes))
-    return Run(
-        "", case.size, *amounts, n_messages, metered_bytes, communication_s, tuple(slowest.tolist())
-    )
+
+
+# -- peaks -----------------------------------------------------------------------------------------
+
+
+def measure_peaks(wire: Wire, watch: Watch, now: Callable[[], float]) -> Peaks:
+    """The slowest rank's best samples. Every rank calls it, and there are at least two."""
+    watch.begin("dgemm")
+    a, b, out = torch.ones(3, DGEMM_N, DGEMM_N, dtype=torch.float64)
+    flops_per_s = 2 * DGEMM_N**3 / _least_s(wire, lambda: torch.mm(a, b, out=out), now)
+    watch.begin("STREAM")
+    x, y, z = (torch.ones(STREAM_ELEMENTS, dtype=torch.float64) for _ in range(3))
+    sweeps: dict[str, tuple[int, Callable[[], object]]] = {
+        "copy": (2, lambda: z.copy_(x)),
+        "scale": (2, lambda: torch.mul(x, 3.0, out=z)),
+        "add": (3, lambda: torch.add(x, y, out=z)),
+        "triad": (3, lambda: torch.add(x, y, alpha=3.0, out=z)),
+    }
+    rates = {
+        name: n_arrays * 8 * STREAM_ELEMENTS / _least_s(wire, call, now)
+        for name, (n_arrays, call) in sweeps.items()
+    }
+    kernel = max(rates, key=rates.__getitem__)
+    trips = {n_bytes: _half_trip_s(wire, watch, n_bytes, now) for n_bytes in MESSAGES}
+    best = max(MESSAGES, key=lambda n_bytes: n_bytes / trips[n_bytes])
+    return Peaks(flops_per_s, rates[kernel], kernel, best / trips[best], best, min(trips.values()))
+
+
+def _least_s(wire: Wire, call: Callable[[], object], now: Callable[[], float]) -> float:
+    call()
+    samples = []
+    for _ in range(REPEATS):
+        wire.barrier()
+        begin = now()
+        call()
+        samples.append(now() - begin)
+    return float(_slowest([min(samples)]))
+
+
+def _half_trip_s(wire: Wire, watch: Watch, n_bytes: int, now: Callable[[], float]) -> float:
+    """Half the least round trip between ranks 0 and 1, for all."""
+    watch.begin(f"ping-pong of {n_bytes} bytes")
+    message = torch.zeros(n_bytes, dtype=torch.uint8)
+    samples = []
+    wire.barrier()
+    for _ in range((SHORT_REPEATS if n_bytes <= 64 * KIB else REPEATS) if wire.rank < 2 else 0):
+        begin = now()
+        for sender in (0, 1):
+            if wire.rank == sender:
+                dist.send(message, 1 - sender)
+            else:
+                dist.recv(message, sender)
+        samples.append((now() - begin) / 2)
+    return float(_slowest([min(samples[1:], default=0.0)]))
+
+
+def _slowest(own: Sequence[float], n_ranks: int = 2) -> Tensor:
+    """The largest of all ranks' numbers, one by one."""
+    values = torch.tensor(own, dtype=torch.float64)
+    if n_ranks > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,42 +27,11 @@ class Meter:
     n_messages: int = 0
 
 
-class Wire(Protocol):
-    """The calls that the algorithms use. All ranks of a wire make the same calls in the same order;
-    tensors are contiguous.
-    """
+class Wire:
+    """The calls that the algorithms use, over torch.distributed; `ranks` are those of its group.
+    One rank alone needs no process group.
 
-    rank: int
-    n_ranks: int
-
-    def broadcast(self, values: Tensor, source: int) -> None:
-        """Rank `source`'s values into everyone's `values`."""
-
-    def all_reduce(self, values: Tensor, operation: str) -> None:
-        """Everyone's values joined by ``sum``, ``min`` or ``max``, in place."""
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        """Everyone's values, of one size, one after another along the first axis."""
-
-    def all_to_all(self, values: Tensor) -> Tensor:
-        """Part q of the first axis goes to rank q; the parts that came, by rank."""
-
-    def exchange(
-        self, up: Tensor | None, down: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Sends `up` to the rank before and `down` to the one behind; what came from them. None at
-        the ends.
-        """
-
-    def split(self, groups: Sequence[Sequence[int]]) -> Wire:
-        """This rank's own among disjoint groups that hold every rank; rank numbers in it count from
-        0.
-        """
-
-
-class ProcessWire:
-    """A wire over torch.distributed; `ranks` are those of its group. One rank alone needs no
-    process group.
+    All ranks of a wire make the same calls in the same order; tensors are contiguous.
     """
 
     def __init__(
@@ -73,87 +42,80 @@ class ProcessWire:
         meter: Meter,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.rank, self.n_ranks = list(ranks).index(own), len(ranks)
-        self._ranks, self._group, self._own, self.meter, self._now = (
-            list(ranks),
-            group,
-            own,
-            meter,
-            now,
-        )
+        self._ranks, self._group, self._own, self._now = list(ranks), group, own, now
+        self.rank, self.n_ranks, self.meter = self._ranks.index(own), len(ranks), meter
         self._stages = math.ceil(math.log2(self.n_ranks))
 
     def broadcast(self, values: Tensor, source: int) -> None:
-        """See :class:`Wire`."""
+        """Rank `source`'s values into everyone's `values`."""
         self._metered(
             lambda: dist.broadcast(values, self._ranks[source], group=self._group),
-            _size(values),
+            values.nbytes,
             self._stages,
         )
 
-    def all_reduce(self, values: Tensor, operation: str) -> None:
-        """See :class:`Wire`."""
-        how = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}[
-            operation
-        ]
-        sent = 2 * _size(values) * (self.n_ranks - 1) / self.n_ranks  # a ring's
-        self._metered(
-            lambda: dist.all_reduce(values, op=how, group=self._group), sent, self._stages
-        )
+    def all_reduce(self, values: Tensor, operation: str) -> Tensor:
+        """Everyone's values joined by ``sum``, ``min`` or ``max``, in place."""
+        how = getattr(dist.ReduceOp, operation.upper())
+        sent = 2 * values.nbytes * (self.n_ranks - 1) / self.n_ranks  # a ring's
+        self._metered(lambda: dist.all_reduce(values, how, self._group), sent, self._stages)
+        return values
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """See :class:`Wire`."""
-        gathered = torch.empty(
-            (self.n_ranks * values.shape[0], *values.shape[1:]), dtype=values.dtype
-        )
+        """Everyone's values, of one size, one after another along the first axis."""
+        gathered = values.repeat(self.n_ranks, *[1] * (values.dim() - 1))
         parts = list(gathered.chunk(self.n_ranks))
         self._metered(
             lambda: dist.all_gather(parts, values, group=self._group),
-            _size(values) * (self.n_ranks - 1),
+            values.nbytes * (self.n_ranks - 1),
             self._stages,
         )
-        return gathered if self.n_ranks > 1 else values.clone()
+        return gathered
 
     def all_to_all(self, values: Tensor) -> Tensor:
-        """See :class:`Wire`."""
-        came = torch.empty_like(values)
-        sent = _size(values) * (self.n_ranks - 1) / self.n_ranks
+        """Part q of the first axis goes to rank q; the parts that came, by rank."""
+        came = values.clone()
         self._metered(
-            lambda: dist.all_to_all_single(came, values, group=self._group), sent, self.n_ranks - 1
+            lambda: dist.all_to_all_single(came, values, group=self._group),
+            values.nbytes * (self.n_ranks - 1) / self.n_ranks,
+            self.n_ranks - 1,
         )
-        return came if self.n_ranks > 1 else values.clone()
+        return came
 
     def exchange(
         self, up: Tensor | None, down: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """See :class:`Wire`."""
-        came: list[Tensor | None] = [
-            None if values is None else torch.empty_like(values) for values in (up, down)
-        ]
+        """Sends `up` to the rank before and `down` to the one behind; what came from them. None at
+        the ends.
+        """
+        sent = {
+            peer: t for peer, t in ((self.rank - 1, up), (self.rank + 1, down)) if t is not None
+        }
+        came = {peer: torch.empty_like(values) for peer, values in sent.items()}
 
         def call() -> None:
-            works = []
-            for peer, values, room in zip((self.rank - 1, self.rank + 1), (up, down), came):
-                if values is not None and room is not None:
-                    works += [
-                        dist.isend(values, self._ranks[peer], group=self._group),
-                        dist.irecv(room, self._ranks[peer], group=self._group),
-                    ]
-            for work in works:
-                if work is not None:
-                    work.wait()
+            pairs = [(dist.isend, sent), (dist.irecv, came)]
+            works = [
+                move(values, self._ranks[peer], group=self._group)
+                for move, tensors in pairs
+                for peer, values in tensors.items()
+            ]
+            for work in filter(None, works):
+                work.wait()
 
-        self._metered(call, sum(_size(values) for values in (up, down) if values is not None), 1)
-        return came[0], came[1]
+        self._metered(call, sum(values.nbytes for values in sent.values()), 1)
+        return came.get(self.rank - 1), came.get(self.rank + 1)
 
-    def split(self, groups: Sequence[Sequence[int]]) -> ProcessWire:
-        """See :class:`Wire`. Every rank makes every group, as torch.distributed asks."""
-        mine: ProcessWire | None = None
+    def split(self, groups: Sequence[Sequence[int]]) -> Wire:
+        """This rank's own among disjoint groups that hold every rank; rank numbers in it count from
+        0. Every rank makes every group, as torch.distributed asks.
+        """
+        mine: Wire | None = None
         for ranks in groups:
             members = [self._ranks[rank] for rank in ranks]
             group = dist.new_group(members) if len(members) > 1 else None
             if self._own in members:
-                mine = ProcessWire(members, group, self._own, self.meter, self._now)
+                mine = Wire(members, group, self._own, self.meter, self._now)
         assert mine is not None, "groups of a split hold every rank"
         return mine
 
@@ -170,7 +132,3 @@ class ProcessWire:
         self.meter.seconds += self._now() - begin
         self.meter.n_bytes += n_bytes
         self.meter.n_messages += n_messages
-
-
-def _size(values: Tensor) -> int:
-    return values.numel() * values.element_size()

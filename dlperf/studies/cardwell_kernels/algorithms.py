@@ -1,5 +1,5 @@
-"""SUMMA, DGEMV, DDOT, 1D FFT and the 2D 5-point stencil, in double precision; each rank holds its
-share.
+"""The seven algorithms: SUMMA, DGEMV, DDOT, 1D FFT and the 2D 5-point stencil in double precision,
+Boruvka's minimum spanning tree and Dijkstra's shortest paths; each rank holds its share.
 
 :func:`share` says which rows are a rank's. Every function returns this rank's part of the result;
 nothing is random here.
@@ -83,12 +83,10 @@ def summa(grid: Grid, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float
 
 
 def _panel(block: Tensor, axis: int, start: int, width: int, is_mine: bool) -> Tensor:
-    """The owner's panel, contiguous to be sent; room for it elsewhere."""
+    """The owner's panel, contiguous to be sent; an empty one of its shape on other ranks."""
     if is_mine:
         return block.narrow(axis, start, width).contiguous()
-    shape = list(block.shape)
-    shape[axis] = width
-    return torch.empty(shape, dtype=block.dtype)
+    return torch.empty_like(block.narrow(axis, 0, width).contiguous())
 
 
 def dgemv(wire: Wire, a: Tensor, x: Tensor, y: Tensor, alpha: float, beta: float) -> Tensor:
@@ -100,9 +98,7 @@ def dgemv(wire: Wire, a: Tensor, x: Tensor, y: Tensor, alpha: float, beta: float
 
 def ddot(wire: Wire, x: Tensor, y: Tensor) -> float:
     """x^T y of the parts that the ranks hold; the same on all."""
-    product = torch.dot(x, y).reshape(1)
-    wire.all_reduce(product, "sum")
-    return float(product)
+    return float(wire.all_reduce(torch.dot(x, y).reshape(1), "sum"))
 
 
 def fft_shape(n: int, n_ranks: int) -> tuple[int, int]:
@@ -141,10 +137,8 @@ def fft(wire: Wire, x: Tensor, factors: Tensor) -> Tensor:
     n2_mine, n1 = factors.shape
     n2 = n2_mine * wire.n_ranks
     columns = _transpose(wire, x.reshape(n1 // wire.n_ranks, n2))
-    result: Tensor = torch.fft.fft(
-        _transpose(wire, torch.fft.fft(columns, dim=1).mul_(factors)), dim=1
-    )
-    return result
+    turned = _transpose(wire, torch.fft.fft(columns, dim=1).mul_(factors))
+    return torch.fft.fft(turned, dim=1)  # type: ignore[no-any-return]
 
 
 def _transpose(wire: Wire, rows: Tensor) -> Tensor:
@@ -177,3 +171,103 @@ def stencil(wire: Wire, values: Tensor, room: Tensor, n_sweeps: int) -> Tensor:
         inner.add_(values[1:-1, :-2]).add_(values[1:-1, 2:]).mul_(0.25)
         values, room = room, values
     return values
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+_NO_EDGE = 2**62
+_WEIGHT_SHIFT = 32
+
+
+@dataclass(frozen=True)
+class Forest:
+    """A minimum spanning forest: the sum of its weights, how many edges it has, and how many rounds
+    found it.
+    """
+
+    weight: int
+    n_edges: int
+    n_rounds: int
+
+
+def boruvka(wire: Wire, n_vertices: int, ends: Tensor, weights: Tensor, first_edge: int) -> Forest:
+    """The minimum spanning forest of a graph whose edges are shared out, its vertices known to all;
+    the same on all ranks.
+
+    `ends` (E/P, 2) and `weights` (whole numbers from 0 to 2^30) are this rank's edges, `first_edge`
+    the number of its first one, of less than 2^32. Equal weights are told apart by the edges'
+    numbers. A round joins each component by its lightest outgoing edge: 8 bytes a vertex to find
+    its key, 4 to find the component at its other end, the paper's 12.
+    """
+    numbers = torch.arange(first_edge, first_edge + len(weights))
+    keys = (weights.to(torch.int64) << _WEIGHT_SHIFT) | numbers
+    component = torch.arange(n_vertices)
+    total, n_edges, n_rounds = 0, 0, 0
+    while True:
+        a, b = component[ends[:, 0]], component[ends[:, 1]]
+        outgoing = a != b
+        a, b, own = a[outgoing], b[outgoing], keys[outgoing]
+        best = torch.full((n_vertices,), _NO_EDGE).scatter_reduce_(
+            0, torch.cat((a, b)), torch.cat((own, own)), "amin"
+        )
+        wire.all_reduce(best, "min")
+        if int(best.min()) == _NO_EDGE:
+            return Forest(total, n_edges, n_rounds)
+        partner = torch.full((n_vertices,), -1, dtype=torch.int32)
+        for near, far in ((a, b), (b, a)):
+            chosen = best[near] == own
+            partner[near[chosen]] = far[chosen].to(torch.int32)
+        wire.all_reduce(partner, "max")
+        taken = torch.unique(best[best != _NO_EDGE])  # two components may have chosen the same edge
+        total += int((taken >> _WEIGHT_SHIFT).sum())
+        n_edges += len(taken)
+        n_rounds += 1
+        component = _joined(partner.to(torch.int64))[component]
+
+
+def _joined(partner: Tensor) -> Tensor:
+    """Each component's new one: the root of its tree. Partners make trees whose only cycles are
+    pairs that chose one edge.
+    """
+    number = torch.arange(len(partner))
+    parent = torch.where(partner >= 0, partner, number)
+    parent = torch.where((parent[parent] == number) & (number < parent), number, parent)
+    while True:
+        further = parent[parent]
+        if torch.equal(further, parent):
+            return parent
+        parent = further
+
+
+def dijkstra(wire: Wire, lengths: Tensor, source: int, n_vertices: int) -> Tensor:
+    """Distances from `source` to every vertex, infinite where there is no way; the same on all
+    ranks.
+
+    `lengths` (V/P, V) are the edges into the vertices of its share, infinite where there is none.
+    In each of V steps the ranks agree on the nearest open vertex (16 bytes a rank: distance and
+    number) and shorten the ways to their own; in the end the distances are gathered.
+    """
+    mine = share(n_vertices, wire.rank, wire.n_ranks)
+    distance = torch.full((len(mine),), torch.inf, dtype=torch.float64)
+    open_distance = distance.clone()
+    if source in mine:
+        open_distance[source - mine.start] = distance[source - mine.start] = 0.0
+    closed = torch.zeros(len(mine), dtype=torch.bool)
+    into = lengths.t().contiguous()
+    for _ in range(n_vertices):
+        nearest = torch.tensor([[torch.inf, -1.0]], dtype=torch.float64)
+        if len(mine):
+            least, place = torch.min(open_distance, 0)
+            nearest[0, 0], nearest[0, 1] = least, place + mine.start
+        found = wire.all_gather(nearest)
+        reached, vertex = found[int(torch.argmin(found[:, 0]))].tolist()
+        if reached == torch.inf:
+            break
+        if int(vertex) in mine:
+            closed[int(vertex) - mine.start] = True
+        torch.minimum(distance, into[int(vertex)] + reached, out=distance)
+        open_distance = distance.masked_fill(closed, torch.inf)
+    room = -(-n_vertices // wire.n_ranks) - len(mine)
+    parts = wire.all_gather(torch.nn.functional.pad(distance, (0, room))).chunk(wire.n_ranks)
+    shares = (share(n_vertices, rank, wire.n_ranks) for rank in range(wire.n_ranks))
+    return torch.cat([part[: len(own)] for part, own in zip(parts, shares)])
