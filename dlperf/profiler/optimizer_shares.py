@@ -9,9 +9,9 @@ divide the uninstrumented step's time.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from dlperf.core.clock import Clock, undisturbed
 from dlperf.profiler.layer_times import OUTSIDE
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 50
+_NO_LAYER = -3
+"""The index of a step without any gradient."""
 ESTIMATE_NOTE = (
     "the optimizer's time is divided over the layers by the bytes of their parameters and state, an"
     " estimate"
@@ -59,19 +61,13 @@ def shares_by_bytes(
 
     `only`: the ids of the parameters that are stepped.
     """
-    n_bytes: dict[int, float] = {}
+    n_bytes: dict[int, float] = defaultdict(float)
     for parameter in _parameters(optimizer):
         if not parameter.requires_grad or (only is not None and id(parameter) not in only):
             continue
         state = getattr(optimizer, "state", {}).get(parameter, {})
-        tensors = [
-            parameter,
-            *(value for value in state.values() if isinstance(value, torch.Tensor)),
-        ]
-        owner = owners.get(id(parameter), OUTSIDE)
-        n_bytes[owner] = n_bytes.get(owner, 0.0) + sum(
-            t.numel() * t.element_size() for t in tensors
-        )
+        tensors = filter(torch.is_tensor, (parameter, *state.values()))
+        n_bytes[owners.get(id(parameter), OUTSIDE)] += sum(tensor.nbytes for tensor in tensors)
     return OptimizerShares(_normalised(n_bytes), ESTIMATE_NOTE)
 
 
@@ -93,50 +89,42 @@ def shares_by_timing(
         for parameter in _parameters(optimizer)
         if parameter.grad is not None
     ]
-    by_layer: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    by_layer: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for parameter, gradient in gradients:
-        by_layer.setdefault(owners.get(id(parameter), OUTSIDE), []).append((parameter, gradient))
+        by_layer[owners.get(id(parameter), OUTSIDE)].append((parameter, gradient))
     if len(by_layer) < 2:
         return OptimizerShares(dict.fromkeys(by_layer, 1.0))
-
-    def by_bytes() -> OptimizerShares:
-        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
-
-    taken: dict[int | None, list[tuple[float, bool]]] = {layer: [] for layer in (*by_layer, None)}
+    by_layer[_NO_LAYER] = []
+    taken: dict[int, list[tuple[float, bool]]] = {layer: [] for layer in by_layer}
     for parameter, _ in gradients:
         parameter.grad = None
     begin = clock.now()
     try:
         n_done = 0
         while n_done < _LEAST_ROUNDS or (n_done < _MOST_ROUNDS and clock.now() - begin < seconds):
-            for layer, samples in taken.items():
-                present = by_layer.get(layer, ()) if layer is not None else ()
+            for layer, present in by_layer.items():
                 for parameter, gradient in present:
                     parameter.grad = gradient
-                samples.append(_time_step(optimizer, clock))
+                taken[layer].append(_time_step(optimizer, clock))
                 for parameter, _ in present:
                     parameter.grad = None
             n_done += 1
     except Exception:  # an optimizer that needs all gradients
-        return by_bytes()
+        taken.clear()
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
-    empty_s = median(undisturbed(taken.pop(None)).values)
-    alone = {
-        layer: max(0.0, undisturbed(samples).median - empty_s)
-        for layer, samples in taken.items()
-        if layer is not None
-    }
-    return OptimizerShares(_normalised(alone)) if any(alone.values()) else by_bytes()
+    alone_s = {layer: undisturbed(samples).median for layer, samples in taken.items()}
+    empty_s = alone_s.pop(_NO_LAYER, 0.0)
+    weights = {layer: max(0.0, seconds - empty_s) for layer, seconds in alone_s.items()}
+    if not any(weights.values()):
+        return shares_by_bytes(optimizer, owners, {id(parameter) for parameter, _ in gradients})
+    return OptimizerShares(_normalised(weights))
 
 
 def _time_step(optimizer: Any, clock: Clock) -> tuple[float, bool]:
-    before = clock.switches()
-    begin = clock.now()
+    before, begin = clock.switches(), clock.now()
     optimizer.step()
-    if clock.synchronize is not None:
-        clock.synchronize()
     end = clock.now()
     return end - begin, clock.switches() != before
 

@@ -7,6 +7,7 @@ hooks on its modules (the fast path of nn.TransformerEncoder) does not see them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -32,15 +33,9 @@ from dlperf.profiler.layer_times import (
     StepTimes,
     attribute,
 )
-from dlperf.recorder.attribution import layer_names
+from dlperf.recorder.attribution import layer_names, sequence_number
 
 _MOST_EVENTS = 500_000
-
-sequence_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-"""The number of the next autograd node; None where this torch does not tell it.
-
-Then no backward is attributed.
-"""
 
 
 def graph_nodes(roots: Iterable[Any]) -> list[Any]:
@@ -75,7 +70,7 @@ class LayerProbe:
         # not emptied between steps: its growth would move the heap under the step
         self._events: list[Event] = []
         self._first = 0
-        self._undo: list[Callable[[], None]] = []
+        self._hooks = contextlib.ExitStack()
         self._depth = 0
 
     # -- hooks -------------------------------------------------------------------------------------
@@ -88,37 +83,25 @@ class LayerProbe:
         self.detach()
 
     def attach(self) -> None:
-        """Set the hooks, unless they are set."""
-        if self._undo:
-            return
-        append, now, index = self._events.append, self._now, self._index
+        """Set the hooks."""
+        append, now, index = self._events.append, self._clock.now, self._index
         thread, own = threading.get_ident, self._thread
-        numbered = sequence_number or (lambda: 0)
 
-        def before(module: nn.Module, _args: Any) -> None:
-            if thread() == own:
-                append((ENTER, now(), index.get(id(module), FOREIGN), numbered()))
+        def noting(kind: int) -> Callable[..., None]:
+            def hook(module: nn.Module, *_: Any) -> None:
+                if thread() == own:
+                    append((kind, now(), index.get(id(module), FOREIGN), sequence_number()))
 
-        def after(module: nn.Module, _args: Any, _output: Any) -> None:
-            if thread() == own:
-                append((EXIT, now(), index.get(id(module), FOREIGN), numbered()))
+            return hook
 
-        self._undo = [
-            register_module_forward_pre_hook(before).remove,
-            register_module_forward_hook(after, always_call=True).remove,
-            wrap_attribute(torch.autograd, "backward", self._backward),
-        ]
+        enter, leave = noting(ENTER), noting(EXIT)
+        self._hooks.callback(register_module_forward_pre_hook(enter).remove)
+        self._hooks.callback(register_module_forward_hook(leave, always_call=True).remove)
+        self._hooks.callback(wrap_attribute(torch.autograd, "backward", self._backward))
 
     def detach(self) -> None:
         """Remove every hook."""
-        for undo in self._undo:
-            undo()
-        self._undo = []
-
-    def _now(self) -> float:
-        if self._clock.synchronize is not None:
-            self._clock.synchronize()
-        return self._clock.now()
+        self._hooks.close()
 
     def _backward(
         self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
@@ -126,19 +109,17 @@ class LayerProbe:
         """The real backward with a prehook on each of its nodes; setting them is not timed."""
         if threading.get_ident() != self._thread:
             return original(tensors, *args, **kwargs)
-        events, now, switches = self._events, self._now, self._clock.switches
+        events, now, switches = self._events, self._clock.now, self._clock.switches
         events.append((PAUSE, now(), 0, switches()))
-        handles = []
-        if sequence_number is not None:
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-            handles = [
-                node.register_prehook(_reached(events.append, now, node._sequence_nr()))
-                for node in graph_nodes([getattr(root, "grad_fn", None) for root in roots])
-                if type(node).__name__ != "AccumulateGrad"
-                and hasattr(node, "register_prehook")
-                and hasattr(node, "_sequence_nr")
-            ]
-            roots = None
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        handles = [
+            node.register_prehook(_reached(events.append, now, node._sequence_nr()))
+            for node in graph_nodes([getattr(root, "grad_fn", None) for root in roots])
+            if type(node).__name__ != "AccumulateGrad"
+            and hasattr(node, "register_prehook")
+            and hasattr(node, "_sequence_nr")
+        ]
+        del roots
         self._depth += 1
         count = switches()
         events.append((RUN, now(), 0, count))
@@ -161,13 +142,13 @@ class LayerProbe:
             self._events.clear()
         self._first = len(self._events)
         switches = self._clock.switches()
-        self._events.append((START, self._now(), 0, switches))
+        self._events.append((START, self._clock.now(), 0, switches))
         if inside_root:
-            self._events.append((ENTER, self._now(), 0, (sequence_number or (lambda: 0))()))
+            self._events.append((ENTER, self._clock.now(), 0, sequence_number()))
 
     def stop(self) -> None:
         """End the backward (the forward, without one); what follows belongs to no layer."""
-        self._events.append((PAUSE, self._now(), 0, self._clock.switches()))
+        self._events.append((PAUSE, self._clock.now(), 0, self._clock.switches()))
 
     def finish(self) -> StepTimes:
         """The layers' times of the step, after :meth:`stop`."""
@@ -209,7 +190,7 @@ def measure_hook_overhead(
                 for _ in range(200):
                     y = y + 1.0
                     if hooked:
-                        y.grad_fn.register_prehook(_reached(reached.append, probe._now, 0))  # type: ignore[union-attr]
+                        y.grad_fn.register_prehook(_reached(reached.append, clock.now, 0))  # type: ignore[union-attr]
                 begin = clock.now()
                 torch.autograd.backward(y)
                 durations.append(clock.now() - begin)

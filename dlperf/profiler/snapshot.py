@@ -11,7 +11,6 @@ attributes reference.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -108,25 +107,7 @@ class Snapshot(Substitution):
 
 def _set_version(tensor: torch.Tensor, version: int) -> None:
     """Set the version of a tensor with its old values: graphs recorded before still run."""
-    if tensor._version != version and _SET_VERSION is not None:
-        _SET_VERSION((tensor,), (version,))
-
-
-def _find_set_version() -> Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] | None:
-    """The function behind torch.autograd._unsafe_preserve_version_counter; None without one.
-
-    Before torch 2.7 it took one tensor.
-    """
-    function: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
-    if function is None:
-        return None
-    probe = torch.zeros(1)
-    for call in (function, lambda tensors, versions: function(tensors[0], versions[0])):
-        with contextlib.suppress(TypeError):
-            call((probe,), (probe._version,))
-            found: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = call
-            return found
-    return None
-
-
-_SET_VERSION = _find_set_version()
+    if tensor._version != version:
+        function: Any = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
+        takes_one = torch.__version__ < "2.7"
+        function(*(tensor, version) if takes_one else ((tensor,), (version,)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import median
@@ -85,14 +85,9 @@ class _Stepper:
     snapshot: Snapshot
     name: str
 
-    def _now(self) -> float:
-        if self.clock.synchronize is not None:
-            self.clock.synchronize()
-        return self.clock.now()
-
     def plain(self) -> _PlainStep:
         """A step with time stamps between its phases."""
-        built, now, switches = self.built, self._now, self.clock.switches
+        built, now, switches = self.built, self.clock.now, self.clock.switches
         optimizer: Any = built.optimizer
         faults, before = minor_faults(), switches()
         t0 = now()
@@ -122,20 +117,18 @@ class _Stepper:
 
     def layered(self, probe: LayerProbe) -> StepTimes:
         """A step whose forward and backward run under the probe's hooks."""
-        built, optimizer = self.built, self.built.optimizer
-        if built.loss is None or optimizer is None:
-            probe.start()
-            output = built.forward()
-            probe.stop()
-            del output
-            return probe.finish()
-        optimizer.zero_grad()
+        built = self.built
+        optimizer: Any = built.optimizer
+        if built.loss is not None:
+            optimizer.zero_grad()
         probe.start()
         output = built.forward()
-        scalar = built.loss(output)
-        scalar.backward()  # type: ignore[no-untyped-call]
+        if built.loss is not None:
+            scalar = built.loss(output)
+            scalar.backward()  # type: ignore[no-untyped-call]
         probe.stop()
-        optimizer.step()
+        if built.loss is not None:
+            optimizer.step()
         # tensors are freed in the order of plain(), else malloc's heap is in another state
         return probe.finish()
 
@@ -217,17 +210,23 @@ def measure(
     threads = usual_threads_of_file(default_path()) if threads is None else threads
     check_count("threads", threads)
     snapshot = Snapshot(model, optimizer, loss, inputs)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(snapshot.restore)
+        undo.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
+        undo.enter_context(torch.set_grad_enabled(not inference))
         if model.training == inference:
             model.train(not inference)
         built = given
         if optimizer is None and not inference:
             built = replace(given, optimizer=default_optimizer(model))
         stepper = _Stepper(built, clock, snapshot, name)
-        with _torch_threads(threads), torch.set_grad_enabled(not inference), _failures(name):
+        try:
             found = _measure(stepper, seconds, batch_size, with_layers)
-    finally:
-        snapshot.restore()
+        except DlperfError:
+            raise
+        except Exception as error:
+            raise WorkFailed(f"{name}: {one_line(error)}") from error
     return _with_trace(found, given) if with_trace else found
 
 
@@ -318,28 +317,6 @@ def measure_target(
     )
     notes = (*found.notes, note) if slowdown > SLOW else found.notes
     return replace(found, noise={**found.noise, "core_slowdown": slowdown}, notes=notes)
-
-
-@contextlib.contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """torch computes with `count` threads."""
-    own = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(own)
-
-
-@contextlib.contextmanager
-def _failures(target: str) -> Iterator[None]:
-    """An error of the model becomes WorkFailed."""
-    try:
-        yield
-    except DlperfError:
-        raise
-    except Exception as error:
-        raise WorkFailed(f"{target}: {one_line(error)}") from error
 
 
 def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bool) -> Measurement:
