@@ -101,7 +101,6 @@ def _calls(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
             _slope(_cycle(boxed), repeats, clock),
         )
     leaf = torch.rand(4, 4, requires_grad=True)
-
     recorded: list[Call] = [
         lambda: torch.relu(leaf),
         lambda: torch.add(leaf, y),
@@ -210,20 +209,11 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
     """Costs of a module's call and of each of its parameters' look-up."""
     x = torch.rand(4, 4)
 
-    def identities(n: int) -> Call:
-        modules = [torch.nn.Identity() for _ in range(n)]
+    def modules(make: Callable[[], torch.nn.Module], n: int) -> Call:
+        made = [make() for _ in range(n)]
 
         def run() -> None:
-            for module in modules:
-                module(x)
-
-        return run
-
-    def linears(n: int) -> Call:
-        modules = [torch.nn.Linear(4, 4) for _ in range(n)]
-
-        def run() -> None:
-            for module in modules:
+            for module in made:
                 module(x)
 
         return run
@@ -241,7 +231,12 @@ def _modules(repeats: Repeats, clock: Clock) -> dict[CostKey, Samples]:
         return run
 
     call, module, functional = (
-        _slope(make, repeats, clock) for make in (identities, linears, functionals)
+        _slope(make, repeats, clock)
+        for make in (
+            partial(modules, torch.nn.Identity),
+            partial(modules, partial(torch.nn.Linear, 4, 4)),
+            functionals,
+        )
     )
     return {
         CostKey("module_call"): call,
@@ -331,6 +326,14 @@ def _after_code_s(known: Mapping[CostKey, Samples], what: str, amount: int) -> f
     )
 
 
+def with_gradients(n: int, n_elements: int = 4) -> list[torch.Tensor]:
+    """Parameters whose gradients are zero."""
+    parameters = [torch.rand(n_elements, requires_grad=True) for _ in range(n)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(n_elements)
+    return parameters
+
+
 OPTIMIZERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("SGD", {"lr": 0.01}),
     ("SGD", {"lr": 0.01, "momentum": 0.9}),
@@ -369,10 +372,7 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[CostKey, Samp
     for type_name, options in OPTIMIZERS[:: 3 if mode == "quick" else 1]:
         made = []
         for n in (_FEW, _MANY):
-            parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
-            for parameter in parameters:
-                parameter.grad = torch.zeros(4)
-            optimizer = getattr(torch.optim, type_name)(parameters, **options)
+            optimizer = getattr(torch.optim, type_name)(with_gradients(n), **options)
             optimizer.step()
             made.append(optimizer)
         with cold_start.Operators() as operators:
@@ -387,19 +387,13 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[CostKey, Samp
             CostKey(OPTIMIZER_CALL, type_name, variant=loop), few.minus(each.minimum * _FEW)
         )
 
-    def with_gradients(n: int) -> Call:
-        parameters = [torch.rand(4, requires_grad=True) for _ in range(n)]
-        for parameter in parameters:
-            parameter.grad = torch.zeros(4)
-        return torch.optim.SGD(parameters, lr=0.01).zero_grad
+    def zero_grad(n: int) -> Call:
+        return torch.optim.SGD(with_gradients(n), lr=0.01).zero_grad
 
     few, many = _singles(
-        [partial(with_gradients, n) for n in (_FEW, _MANY)],
-        4 * repeats.n_samples,
-        clock,  # type: ignore[misc]
+        [partial(zero_grad, n) for n in (_FEW, _MANY)], 4 * repeats.n_samples, clock
     )
-    each = many.minus(few.minimum, _MANY - _FEW)
-    found[CostKey("zero_grad_tensor")] = each
+    found[CostKey("zero_grad_tensor")] = each = many.minus(few.minimum, _MANY - _FEW)
     found[CostKey("zero_grad_call")] = few.minus(each.minimum * _FEW)
     ones, zeros = sample_in_turns([_roots(1.0), _roots(0.0)], repeats, clock)
     found[CostKey("optimizer_zero_root")] = zeros.minus(ones.minimum, _ROOTS)

@@ -21,8 +21,11 @@ from dlperf.core.clock import (
     Samples,
     sample_in_turns,
     take_single,
+    timed,
+    undisturbed,
 )
 from dlperf.core.costs import Cost, CostKey
+from dlperf.microbench.framework import with_gradients
 
 _FEW, _MANY = 8, 72
 _BIG = 2**18
@@ -41,34 +44,31 @@ def _item_costs(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
     optimizer.step()  # a scheduler that steps first complains
     calls: list[Call] = [loss.item, lambda: int((output.argmax(1) == labels).sum()), scheduler.step]
-    return dict(
-        zip(
-            ("loop_item", "loop_accuracy", "loop_scheduler"), sample_in_turns(calls, repeats, clock)
-        )
-    )
+    names = ("loop_item", "loop_accuracy", "loop_scheduler")
+    return dict(zip(names, sample_in_turns(calls, repeats, clock)))
 
 
-def _with_gradients(n: int, n_elements: int) -> list[torch.Tensor]:
-    parameters = [torch.zeros(n_elements, requires_grad=True) for _ in range(n)]
-    for parameter in parameters:
-        parameter.grad = torch.zeros(n_elements)
-    return parameters
+_SIZES = ((_FEW, 4), (_MANY, 4), (_FEW, _BIG))
+"""Numbers and elements of tensors that tell a call, a tensor and a byte apart."""
+
+
+def _by_size(name: str, few: Samples, many: Samples, big: Samples) -> dict[str, Samples]:
+    """The costs of a call, a tensor and a byte, from the times for :data:`_SIZES`."""
+    each = many.minus(few.minimum, _MANY - _FEW)
+    return {
+        f"loop_{name}_call": few.minus(_FEW * each.minimum),
+        f"loop_{name}_tensor": each,
+        f"loop_{name}_byte": big.minus(few.minimum, 4 * _FEW * _BIG),
+    }
 
 
 def _clipping(repeats: Repeats, clock: Clock) -> dict[str, Samples]:
     """``clip_grad_norm_``: a call, a parameter tensor, a byte of a gradient."""
-    few, many, big = (_with_gradients(n, size) for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG)))
-    calls: list[Call] = [
-        partial(torch.nn.utils.clip_grad_norm_, p, 1.0)
-        for p in (few, many, big)  # type: ignore[misc]
+    calls = [
+        partial(torch.nn.utils.clip_grad_norm_, with_gradients(n, size), 1.0)  # type: ignore[misc]
+        for n, size in _SIZES
     ]
-    small_s, many_s, big_s = sample_in_turns(calls, repeats, clock)
-    each = many_s.minus(small_s.minimum, _MANY - _FEW)
-    return {
-        "loop_clip_call": small_s.minus(_FEW * each.minimum),
-        "loop_clip_tensor": each,
-        "loop_clip_byte": big_s.minus(small_s.minimum, 4 * _FEW * _BIG),
-    }
+    return _by_size("clip", *sample_in_turns(calls, repeats, clock))
 
 
 @contextmanager
@@ -89,20 +89,12 @@ def _saving(n_samples: int, clock: Clock) -> dict[str, Samples]:
     may be faster or slower than a user's own.
     """
     with _nameless_file() as path:
-        states = [
-            {str(i): torch.zeros(size) for i in range(n)}
-            for n, size in ((_FEW, 4), (_MANY, 4), (_FEW, _BIG))
-        ]
-        small_s, many_s, big_s = (
-            take_single(lambda state=state: lambda: torch.save(state, path), n_samples, clock)  # type: ignore[misc]
+        states = [{str(i): torch.zeros(size) for i in range(n)} for n, size in _SIZES]
+        taken = [
+            take_single(lambda state=state: partial(torch.save, state, path), n_samples, clock)  # type: ignore[misc]
             for state in states
-        )
-    each = many_s.minus(small_s.minimum, _MANY - _FEW)
-    return {
-        "loop_save_call": small_s.minus(_FEW * each.minimum),
-        "loop_save_tensor": each,
-        "loop_save_byte": big_s.minus(small_s.minimum, 4 * _FEW * _BIG),
-    }
+        ]
+    return _by_size("save", *taken)
 
 
 def _first_convolutions(n_samples: int, clock: Clock) -> Samples:
@@ -113,14 +105,10 @@ def _first_convolutions(n_samples: int, clock: Clock) -> Samples:
     for number in range(n_samples):
         x = torch.rand(2, 8, 17 + number, 17 + number, requires_grad=True)
         layer = torch.nn.Conv2d(8, 16, 3)
-        times = []
-        for _ in range(3):
-            before, begin = clock.switches(), clock.now()
-            layer(x).sum().backward()
-            times.append((clock.now() - begin, clock.switches() != before))
-        pairs.append((max(0.0, times[0][0] - min(times[1][0], times[2][0])), times[0][1]))
-    clean = [value for value, disturbed in pairs if not disturbed] or [value for value, _ in pairs]
-    return Samples(tuple(clean), len(pairs) - len(clean))
+        times = [timed(lambda: layer(x).sum().backward(), clock) for _ in range(3)]  # noqa: B023
+        (first_s, disturbed), *others = times
+        pairs.append((max(0.0, first_s - min(seconds for seconds, _ in others)), disturbed))
+    return undisturbed(pairs, least_frac=0.0)
 
 
 _FIRST_STEP = """
@@ -147,11 +135,10 @@ def _first_step(threads: int, n_processes: int) -> Samples:
     that is read in, an engine that starts, caches filled.
     """
     code = _FIRST_STEP.replace("THREADS", str(threads))
-    done = [
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-        for _ in range(n_processes)
+    printed = [
+        subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(n_processes)
     ]
-    return Samples(tuple(max(0.0, float(process.stdout)) for process in done))
+    return Samples(tuple(max(0.0, float(seconds)) for seconds in printed))
 
 
 def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:

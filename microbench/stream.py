@@ -25,6 +25,7 @@ from dlperf.core.clock import (
     Samples,
     sample_in_turns,
     take_turns,
+    timed,
     undisturbed,
     usual_factor,
 )
@@ -170,11 +171,11 @@ def measure_residency(
     n_samples = 5 if mode == "quick" else 7
     found = []
     for pause_ms in PAUSES_MS[mode]:
-        usual_s = statistics.median(_timed(sweep, clock)[0] for _ in range(3 * n_samples))
+        usual_s = statistics.median(timed(sweep, clock)[0] for _ in range(3 * n_samples))
         pairs = []
         for _ in range(1 + n_samples):
             compute_for(pause_ms)
-            took_s, disturbed = _timed(sweep, clock)
+            took_s, disturbed = timed(sweep, clock)
             pairs.append((took_s / usual_s, disturbed))
         found.append(
             Cost(
@@ -196,10 +197,3 @@ def computing(clock: Clock) -> Callable[[float], None]:
             torch.mm(a, a, out=out)
 
     return compute_for
-
-
-def _timed(call: Callable[[], object], clock: Clock) -> tuple[float, bool]:
-    before, begin = clock.switches(), clock.now()
-    call()
-    end = clock.now()
-    return end - begin, clock.switches() != before

@@ -475,6 +475,14 @@ def sample_in_turns(
     return [sampler.result() for sampler in samplers]
 
 
+def timed(call: Callable[[], object], clock: Clock) -> tuple[float, bool]:
+    """Seconds of one call, and whether it was disturbed."""
+    before, begin = clock.switches(), clock.now()
+    call()
+    end = clock.now()
+    return end - begin, clock.switches() != before
+
+
 def take_single(
     prepare: Callable[[], Callable[[], object]], n_wanted: int, clock: Clock
 ) -> Samples:
@@ -487,12 +495,7 @@ def take_single(
         and len(pairs) < _MOST_TURNS * n_wanted
         and (len(pairs) < LEAST_TURNS or not clock.is_late)
     ):
-        call = prepare()
-        before = clock.switches()
-        begin = clock.now()
-        call()
-        end = clock.now()
-        pairs.append((end - begin, clock.switches() != before))
+        pairs.append(timed(prepare(), clock))
         if pairs[-1][1] and clock.back_off is not None:
             clock.back_off()
     return undisturbed(pairs, least_frac=0.0)
