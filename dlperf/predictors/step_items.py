@@ -1,0 +1,291 @@
+"""Items of a step: kernels with their penalties, framework overhead and page faults.
+
+A kernel's item is its time with warm caches, the overhead of its call (cold-start penalties and
+autograd) and the cache-miss penalties of its operands. :mod:`dlperf.predictors.calibrated` slows
+these times by the contention of the calibration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from dlperf.core.machine import EXACT
+from dlperf.core.prediction import Item
+from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace
+from dlperf.ops.roofs import LEVELS
+from dlperf.predictors.allocator.simulation import PAGE_BYTES
+from dlperf.predictors.analysis import Analysis
+from dlperf.predictors.cache_model import ReuseDistance
+from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
+from dlperf.predictors.optimizers import optimizer_costs
+from dlperf.predictors.page_faults import cold_faults, page_items
+
+LEAST_KERNEL_S = 2e-7
+_SMALL_S = 1e-5
+"""Time above which an op counts as bound by its kernel, whatever fraction of the peak it has."""
+
+
+class StepItems:
+    """Items of one trace on one machine."""
+
+    def __init__(
+        self, trace: Trace, cost_model: KernelCostModel, analysis: Analysis, measured_threads: bool
+    ) -> None:
+        self.trace, self.cost_model, self.analysis = trace, cost_model, analysis
+        self.caches, self.cost_s = cost_model.caches, cost_model.cost_s
+        self.measured_threads = measured_threads
+        self.notes: set[str] = set()
+        self.exact: set[int] = set()
+        self.optimizer = None if trace.optimizer is None else optimizer_costs(trace, cost_model)
+        descriptions = analysis.descriptions(cost_model.threads)
+        distinct = {op.signature: found for op, found in zip(trace.ops, descriptions)}
+        priced = dict(zip(distinct, cost_model.kernels_s(list(distinct.values()))))
+        self.priced = [priced[op.signature] for op in trace.ops]
+        """Modelled time of each op."""
+        self.kernel_s: list[float] = []
+        """Seconds of each op with warm caches."""
+        self.source: list[str] = []
+        for index, op in enumerate(trace.ops):
+            seconds, source = self._kernel_time(index, op)
+            self.kernel_s.append(seconds)
+            self.source.append(self._source(source))
+        self.stand_still(0.0)
+
+    def _source(self, source: str) -> str:
+        """The source of a time from the measured thread count."""
+        is_known = self.measured_threads or source == "unpriced"
+        return source if is_known else "extrapolated"
+
+    def stand_still(self, seconds: float) -> None:
+        """Set the pause between backward and optimizer: begin and end of each kernel over two
+        steps.
+        """
+        phases = [op.phase for op in self.trace.ops]
+        n = len(phases)
+        first = phases.index("optimizer") if "optimizer" in phases else n
+        took_s = np.tile(np.maximum(self.kernel_s, LEAST_KERNEL_S), 2)
+        after_s = np.zeros(2 * n + 1)
+        after_s[[first, n + first]] = seconds
+        self.end_s = np.cumsum(took_s + after_s[:-1])
+        self.begin_s = self.end_s - took_s
+        self.overheads_s = [self._overhead_s(op, index) for index, op in enumerate(self.trace.ops)]
+        """Overhead of each op's call."""
+        self.distances_s = self._distance_s()
+        """Cache-miss penalties of each op's operands."""
+
+    def items(self) -> tuple[list[Item], list[Item]]:
+        """Items of kernels and page faults, and items of calls."""
+        kernels, calls = list(self._kernels()), list(self._calls())
+        others: dict[tuple[str, str], float] = defaultdict(float)
+        for item in (*kernels, *calls):
+            others[item.layer, item.phase] += item.seconds
+        simulated = self.analysis.allocator
+        faults = cold_faults(simulated, self.begin_s.tolist(), self.caches.page_slowdown)
+        source = self._source("interpolated")
+        pages = page_items(self.trace, simulated, faults, self.cost_s, source, others)
+        return [*kernels, *pages], calls
+
+    def _kernel_time(self, index: int, op: Op) -> tuple[float, str]:
+        """Seconds of an op with warm caches, and their source."""
+        priced = self.priced[index]
+        exact = self.cost_model.machine.exact(op.signature, self.cost_model.threads)
+        if exact is not None:
+            if exact.family == EXACT:
+                self.exact.add(index)
+            return exact.samples.minimum, "measured"
+        if priced is not None:
+            self._note_substitute(op, priced)
+            return priced.seconds, priced.source
+        self.notes.add(
+            f"{op.packet} has no kernel model: priced by its roofline + dispatch, a lower bound"
+        )
+        flops, n_bytes = (float(of[index]) for of in (self.analysis.flops, self.analysis.n_bytes))
+        return self.cost_model.unpriced_s(flops, n_bytes), "unpriced"
+
+    def _note_substitute(self, op: Op, priced: PricedKernel) -> None:
+        """Note an op that the model of another dtype or kind of convolution prices."""
+        for one in priced.sub_kernels:
+            wanted, variant = one.description.variant, one.variant
+            if wanted == variant:
+                continue
+            formats = [
+                next((word for word in names if word in ITEM_BYTES), "")
+                for names in (wanted, variant)
+            ]
+            if "float" in formats[0] and formats[0] != formats[1]:
+                self.notes.add(
+                    f"{op.packet} in {formats[0]} has no kernel model: priced as in {formats[1]},"
+                    " which may be far off"
+                )
+            elif wanted[0].startswith("conv") and wanted[2:3] != variant[2:3]:
+                self.notes.add(
+                    f"{op.packet} of kind {wanted[2]} in {formats[0]} has no kernel model: priced"
+                    f" as {variant[2]}, which may be far off"
+                )
+
+    def _overhead_s(self, op: Op, index: int) -> float:
+        """Overhead of op `index` in a step, beyond its kernel in the micro-benchmark.
+
+        Cold-start penalties of the shared code (interpreter, dispatcher, allocator) by the op
+        before, of the operator's own code since it last ran, and autograd. That of an optimizer's
+        op is part of its loop.
+        """
+        if op.phase == "optimizer" and self.optimizer is not None:
+            return 0.0
+        before = ReuseDistance(self.analysis.bytes_before[index]) if index else self._whole_step
+        first_s, next_s = (self.caches.cold_start_s(code, before) for code in ("first", "next"))
+        own_s = self.caches.operator_cold_start_s(op.packet, self._since(index))
+        called_s = max(0.0, first_s - next_s) + own_s - self.cost_s("boxed_call")
+        if op.phase == "backward":
+            is_first = self.analysis.first_of_node[index]
+            return called_s + (self.cost_s("autograd_node") if is_first else 0.0)
+        return called_s + (self.cost_s("autograd_record") if op.grad else 0.0)
+
+    def _since(self, index: int) -> ReuseDistance:
+        """Reuse distance of an op's code."""
+        seconds = float(
+            self.begin_s[len(self.trace.ops) + index] - self.end_s[self.analysis.code_ran[index]]
+        )
+        return ReuseDistance(
+            self.analysis.code_distance[index], self.analysis.code_since[index], seconds
+        )
+
+    @property
+    def _whole_step(self) -> ReuseDistance:
+        """Reuse distance of a whole step."""
+        step_s = float(self.begin_s[len(self.trace.ops)]) if self.trace.ops else 0.0
+        return ReuseDistance(
+            self.analysis.step_bytes,
+            self.analysis.step_code,
+            step_s,
+            PAGE_BYTES * sum(self.analysis.allocator.faults),
+        )
+
+    def _distance_s(self) -> list[float]:
+        """Cache-miss penalty of each op's operands, in seconds, above that of its working set."""
+        analysis, n = self.analysis, len(self.trace.ops)
+        untouched_s = np.maximum(
+            self.begin_s[n + analysis.operand_op] - self.end_s[analysis.operand_touched], 0.0
+        )
+        extra_s = np.array(
+            [
+                self.caches.cold_start_s("operand", ReuseDistance(distance))
+                for distance in analysis.operand_distance
+            ]
+        )
+        packets = np.array([op.packet for op in self.trace.ops])[analysis.operand_op]
+        for packet in set(packets.tolist()):
+            which = packets == packet
+            working_bytes = analysis.working_bytes[analysis.operand_op[which]]
+            near = self.caches.miss_s_per_byte(packet, working_bytes)
+            far = self.caches.miss_s_per_byte(
+                packet, analysis.operand_distance[which], untouched_s[which]
+            )
+            extra_s[which] += analysis.operand_bytes[which] * np.maximum(far - near, 0.0)
+        return np.bincount(analysis.operand_op, extra_s, minlength=n).tolist()  # type: ignore[no-any-return]
+
+    def _bounds(self, seconds: list[float]) -> list[str]:
+        """Bound of each op: overhead, a level of the memory, or compute."""
+        analysis, cost_model = self.analysis, self.cost_model
+        levels = cost_model.caches.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
+        memory_s = analysis.n_bytes / cost_model.caches.level_rates[levels]
+        peaks = cost_model.peak_flops_per_s
+        highest = max(peaks.values(), default=math.inf)
+        compute_s = analysis.flops / np.array(
+            [
+                peaks.get(op.inputs[0].dtype, highest) if op.inputs else highest
+                for op in self.trace.ops
+            ]
+        )
+        total_s = np.array(seconds)
+        small = (np.maximum(memory_s, compute_s) < 0.25 * total_s) & (total_s < _SMALL_S)
+        moving = (memory_s >= 0.4 * total_s) & (memory_s >= compute_s)
+        return [
+            "overhead" if s else LEVELS[level] if m else "compute"
+            for s, m, level in zip(small, moving, levels)
+        ]
+
+    def _kernels(self) -> Iterator[Item]:
+        """Items of the ops, one for each layer that shares an op."""
+        if not self.trace.ops:
+            return
+        root_s = self.cost_s("optimizer_zero_root")
+        seconds = []
+        for index, op in enumerate(self.trace.ops):
+            if op.phase == "optimizer" and self.optimizer is not None:
+                roots_s = self.analysis.roots_of_zero.get(index, 0.0) * root_s
+                own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op)) + roots_s
+            else:
+                own_s = max(self.kernel_s[index] + self.overheads_s[index], LEAST_KERNEL_S)
+            seconds.append(own_s + self.distances_s[index])
+        for index, (op, bound) in enumerate(zip(self.trace.ops, self._bounds(seconds))):
+            for layer, share in op.shares or ((op.layer, 1.0),):
+                share_s, source = seconds[index] * share, self.source[index]
+                yield Item(layer, op.phase, share_s, bound, source, "kernel", index, share)
+
+    def _call(
+        self, layer: str, phase: str, seconds: float, what: str, source: str = "measured"
+    ) -> Item:
+        return Item(layer, phase, seconds, "overhead", self._source(source), what)
+
+    def _calls(self) -> Iterator[Item]:
+        """Items of module calls (their callers'), parameter look-ups and gradient accumulation; of
+        the calls of backward, optimizer and zero_grad.
+        """
+        trace, is_training, passed = self.trace, not self.trace.inference, self._whole_step
+        names = ("module_call", "module_body", "parameter_lookup", "accumulate_grad")
+        call_s, body_s, lookup_s, accumulate_s = map(self.cost_s, names)
+        worked = {op.layer for op in trace.ops if op.phase == "backward"}
+        root = trace.layers[0].name if trace.layers else ""
+        last = self._code_of_layers()
+        if is_training:
+            penalty_s = self.caches.cold_start_s("module", last[LOSS])
+            yield self._call(LOSS, "forward", body_s + penalty_s, "module body")
+        for layer in trace.layers:
+            name, n_calls, n_parameters = layer.name, layer.n_calls, len(layer.parameters)
+            for caller, count in layer.callers:
+                yield self._call(caller or root, "forward", count * call_s, "module call")
+            if layer.is_leaf and n_calls:
+                penalty_s = self.caches.cold_start_s("module", last[name])
+                yield self._call(name, "forward", n_calls * body_s + penalty_s, "module body")
+            if n_parameters:
+                seconds = n_calls * n_parameters * lookup_s
+                yield self._call(name, "forward", seconds, "parameter look-up")
+            if n_parameters and is_training and name in worked:
+                seconds = n_parameters * accumulate_s
+                yield self._call(name, "backward", seconds, "gradient accumulation")
+        if not is_training:
+            return
+        backward_s, zero_s, optimizer_s = (
+            self.caches.cold_start_s(code, passed)
+            for code in ("backward", "zero_grad", "optimizer")
+        )
+        backward_s += self.cost_s("backward_call")
+        yield self._call(LOSS, "backward", backward_s, "backward call")
+        if self.optimizer is None or trace.optimizer is None:
+            return
+        n_tensors = trace.optimizer.n_tensors
+        zero_s += self.cost_s("zero_grad_call") + n_tensors * self.cost_s("zero_grad_tensor")
+        yield self._call(LOSS, "zero_grad", zero_s, "zero_grad")
+        optimizer_s += self.optimizer.call_s + n_tensors * self.optimizer.tensor_s
+        owned = {layer.name: len(layer.parameters) for layer in trace.layers if layer.parameters}
+        for name, count in owned.items():
+            seconds, source = optimizer_s * count / sum(owned.values()), self.optimizer.source
+            yield self._call(name, "optimizer", seconds, "optimizer loop", source)
+
+    def _code_of_layers(self) -> dict[str, ReuseDistance]:
+        """Smallest reuse distance of a forward operator's code, by layer."""
+        found: dict[str, ReuseDistance] = defaultdict(ReuseDistance)
+        for index, op in enumerate(self.trace.ops):
+            if op.phase == "forward":
+                since = self._since(index)
+                found[op.layer] = min(
+                    found.get(op.layer, since),
+                    since,
+                    key=lambda distance: (distance.n_bytes, distance.seconds),
+                )
+        return found
