@@ -106,37 +106,27 @@ def step_s_of(prediction: Prediction) -> float:
 
 def break_down(prediction: Prediction) -> Breakdown:
     """Take a predicted step apart by what its time is made of, by layer and by kind of work, the
-    dearest first.
+    most expensive first.
 
     The parts add up to ``prediction.step.total_s`` (to rounding): each item counts once. Raises
-    DlperfError for a predictor that does not speak of the whole step.
+    DlperfError for a predictor that does not support the whole step.
     """
     total_s = step_s_of(prediction)
-    items = prediction.prices.items
-    types = {layer.name: layer.type for layer in prediction.trace.layers}
-    order = {layer.name: place for place, layer in enumerate(prediction.trace.layers)}
-    by_layer: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for item in items:
-        by_layer[item.layer][part_of(item)].append(item.seconds)
+    items, types = prediction.prices.items, {row.name: row.type for row in prediction.trace.layers}
+    by_part = sums_by_name((part_of(item), item.seconds) for item in items)
+    by_layer = sums_by_name(((item.layer, part_of(item)), item.seconds) for item in items)
+    present = {name for name, _ in by_layer}
     layers = tuple(
         LayerParts(
             name,
             types.get(name, "Loss"),
-            tuple(
-                (part, math.fsum(by_layer[name][part])) for part in PARTS if part in by_layer[name]
-            ),
+            tuple((part, by_layer[name, part]) for part in PARTS if (name, part) in by_layer),
         )
-        for name in sorted(by_layer, key=lambda name: order.get(name, len(order)))
+        for name in dict.fromkeys((*types, *(item.layer for item in items)))
+        if name in present
     )
-    sums = {
-        part: math.fsum(item.seconds for item in items if part_of(item) == part) for part in PARTS
-    }
-    return Breakdown(
-        total_s,
-        tuple((part, seconds) for part, seconds in sums.items() if seconds),
-        layers,
-        _expenses(prediction),
-    )
+    parts_s = tuple((part, by_part[part]) for part in PARTS if by_part.get(part))
+    return Breakdown(total_s, parts_s, layers, _expenses(prediction))
 
 
 def _expenses(prediction: Prediction) -> tuple[Expense, ...]:

@@ -42,6 +42,7 @@ from dlperf.report.document import (
     to_text,
 )
 from dlperf.report.step_comparison import coverage_remarks
+from dlperf.report.step_pages import interval_text, step_title
 from dlperf.report.writing import write_files
 
 MEANINGS = {
@@ -244,34 +245,21 @@ def _share(share_frac: float) -> str:
     return f"{100 * share_frac:.0f} %" if share_frac >= 0.095 else f"{100 * share_frac:.1f} %"
 
 
-def heading(explanation: Explanation) -> str:
-    """What is explained, in one line."""
-    p = explanation.prediction
-    what = "inference" if p.trace.inference else "training step"
-    return (
-        f"{printable(p.trace.target)}: {what}, batch size {p.trace.batch_size}, {p.threads}"
-        f" thread{'s' if p.threads != 1 else ''}, on {p.machine.cpu.model}"
-    )
-
-
 def step_line(explanation: Explanation) -> str:
     """The step predicted and, where it was tried, measured, in words."""
     step, trials = explanation.prediction.step, explanation.trials
     text = f"step predicted {format_seconds(step.total_s)}"
-    if step.low_s is not None and step.high_s is not None:
-        text += f" (90 %: {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
+    if interval := interval_text(step):
+        text += f" (90 %: {interval})"
     if trials is not None and trials.baseline_step_s is not None:
-        floor = (
-            ""
-            if trials.repeatability_frac is None
-            else (
-                "; floor: neighbouring processes of it differ by"
-                f" {format_percent(trials.repeatability_frac)}"
-            )
+        variation = (
+            "; floor: neighbouring processes of it differ by"
+            f" {format_percent(trials.repeatability_frac)}"
         )
         text += (
             f", measured {format_seconds(trials.baseline_step_s)} (median of"
-            f" {len(trials.baselines_s)} processes{floor})"
+            f" {len(trials.baselines_s)} processes"
+            f"{variation if trials.repeatability_frac is not None else ''})"
         )
     return text
 
@@ -324,8 +312,12 @@ def page(explanation: Explanation) -> str:
 
 
 def _top(explanation: Explanation) -> list[Block]:
+    p = explanation.prediction
+    title = step_title(
+        p.trace.target, p.trace.inference, p.trace.batch_size, p.threads, p.machine.cpu.model
+    )
     return [
-        Heading(heading(explanation), 2),
+        Heading(title, 2),
         Paragraph((step_line(explanation),)),
         Heading("what the step is made of"),
         Table(tuple(parts_columns(explanation.breakdown))),
@@ -373,7 +365,7 @@ def write(explanation: Explanation, folder: str | Path, force: bool = False) -> 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`),
     WorkFailed if the disk refuses.
     """
-    from dlperf.advice.explanation_plots import pngs_of
+    from dlperf.advice.plots import pngs_of
 
     pngs = {f"{name}.png": png for name, png in pngs_of(explanation).items()}
     pictures = [Image(name.removesuffix(".png"), link=name) for name in pngs]

@@ -159,7 +159,7 @@ def write(tuning: Tuning, folder: str | Path, force: bool = False) -> list[Path]
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`),
     WorkFailed if the disk refuses.
     """
-    from dlperf.advice.tuning_plots import landscape_png
+    from dlperf.advice.plots import landscape_png
 
     blocks = tuning_page(tuning, [Image("landscape.png", link="landscape.png")])
     if tuning.provenance:

@@ -69,10 +69,10 @@ def explain(args: Namespace) -> Answer:
     target = None if recorded else resolve(args, args.target)
     found = explaining.explain(prediction, target, log)
     found = replace(
-        found, provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",)
+        found,
+        trials=_try(args, found, threads) if args.trial else None,
+        provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",),
     )
-    if args.trial:
-        found = replace(found, trials=_try(args, found, threads))
     write_folder(args, lambda to, force: explanation_page.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(

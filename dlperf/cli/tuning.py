@@ -116,10 +116,10 @@ def tune(args: Namespace) -> Answer:
         lambda: list(forecaster.notes),
     )
     found = replace(
-        found, provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",)
+        found,
+        trials=_try(args, found, n_best, forecaster) if args.trial else None,
+        provenance=(f"dlperf {VERSION}: {shlex.join(['dlperf', *sys.argv[1:]])}",),
     )
-    if args.trial:
-        found = replace(found, trials=_try(args, found, n_best, forecaster))
     for note in found.notes:
         warn(note)
     write_folder(args, lambda to, force: tuning_page.write(found, to, force))

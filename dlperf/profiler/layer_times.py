@@ -141,9 +141,8 @@ def attribute(events: Sequence[Event], overhead: HookOverhead = HookOverhead()) 
 
 
 def _depth_of(frames: list[tuple[bool, int, int]], key: int) -> int | None:
-    """The place of module `key` in the stack, above the nearest backward; None where it is not."""
-    for depth in range(len(frames) - 1, -1, -1):
-        is_backward, _, module = frames[depth]
+    """The index of module `key` in the stack, above the nearest backward; None where it is not."""
+    for depth, (is_backward, _, module) in reversed([*enumerate(frames)]):
         if is_backward:
             return None
         if module == key:

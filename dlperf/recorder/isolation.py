@@ -163,17 +163,13 @@ class DeferredInterrupts:
 
 def save_random_states() -> Callable[[], None]:
     """Save the random states of torch, numpy and Python; the result restores them."""
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    undo = contextlib.ExitStack()
+    undo.callback(torch.set_rng_state, torch.get_rng_state())
+    undo.callback(random.setstate, random.getstate())
     numpy_random = sys.modules.get("numpy.random")
-    numpy_state = None if numpy_random is None else numpy_random.get_state()
-
-    def restore() -> None:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
-
-    return restore
+    if numpy_random is not None:
+        undo.callback(numpy_random.set_state, numpy_random.get_state())
+    return undo.close
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ _SYMBOLS = {
 }
 _IN_PLACE_NAMES = "add_ sub_ mul_ div_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ zero_ fill_ copy_"
 _IN_PLACE = frozenset(getattr(torch.ops.aten, name) for name in _IN_PLACE_NAMES.split())
+_name = functools.cache(str)
 
 
 def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
@@ -91,7 +93,6 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._index: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._number = 0
-        self._names: dict[Any, str] = {}
 
     def __torch_dispatch__(
         self,
@@ -150,10 +151,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             layer, shares = self.owners.attribute(operands, outputs)
         if grad:
             self._stack.mark(number - 1, layer)
-        name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = str(func)
-        self._ops.append(Op(name, args, kwargs, outputs, self.phase, layer, place, grad, shares))
+        self._ops.append(
+            Op(_name(func), args, kwargs, outputs, self.phase, layer, place, grad, shares)
+        )
 
     def _argument(self, value: Any) -> Argument:
         kind = type(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ class ModuleCalls:
     def __init__(self, model: nn.Module, stack: ModuleStack, recorder: OpRecorder) -> None:
         self._stack, self._recorder = stack, recorder
         self._modules = {name: module for module, name in reversed(layer_names(model).items())}
-        self._callers: dict[str, dict[str, int]] = {}
+        self._callers: dict[str, Counter[str]] = defaultdict(Counter)
         self._shapes: dict[str, list[tuple[TensorSpec, ...]]] = {}
 
     @contextlib.contextmanager
@@ -47,8 +48,7 @@ class ModuleCalls:
                 return
             interrupts.check()
             if recorder.phase == "forward":
-                calls = self._callers.setdefault(name, {})
-                calls[stack.caller] = calls.get(stack.caller, 0) + 1
+                self._callers[name][stack.caller] += 1
             stack.enter(name)
             self._shapes.setdefault(name, [])
 
@@ -87,7 +87,7 @@ class ModuleCalls:
         for name in dict.fromkeys(names):
             module, (inputs, outputs) = self._modules[name], self._shapes.get(name) or ((), ())
             is_leaf = not any(child is not None for child in module._modules.values())
-            callers = tuple(self._callers.get(name, {}).items())
+            callers = tuple(self._callers[name].items())
             own = parameters.get(name, ())
             layers.append(
                 Layer(name, type(module).__name__, is_leaf, callers, inputs, outputs, own)

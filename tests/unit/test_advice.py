@@ -391,7 +391,7 @@ def test_text_and_markdown_name_gain_floor_and_what_failed(told):
 
 
 def test_plots_are_drawn(told):
-    from dlperf.advice.explanation_plots import pngs_of
+    from dlperf.advice.plots import pngs_of
 
     pngs = pngs_of(told, dpi=40)
     assert set(pngs) == {"breakdown", "gains"}

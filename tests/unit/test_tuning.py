@@ -24,6 +24,7 @@ from dlperf.advice.grid import (
     spread_sizes,
     survey,
 )
+from dlperf.advice.plots import lines_of
 from dlperf.advice.trials import (
     ConfigurationTrial,
     ConfigurationTrials,
@@ -31,7 +32,6 @@ from dlperf.advice.trials import (
 )
 from dlperf.advice.tuning import Tuning, tune, tuning_to_csv, tuning_to_json
 from dlperf.advice.tuning_page import page, tuning_page, write
-from dlperf.advice.tuning_plots import lines_of
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.units import MIB
 from dlperf.report.document import to_markdown

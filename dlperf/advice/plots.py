@@ -1,18 +1,30 @@
-"""Plots of an explanation: parts of step and layers, predicted against measured gains."""
+"""Plots of explanations and tunings.
+
+An explanation: parts of step and layers, predicted against measured gains. A tuning: throughput and
+memory over batch size, a line for every number of threads, workers and loading workers.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from dlperf.advice.breakdown import LayerParts
 from dlperf.advice.explanation import Explanation
+from dlperf.advice.grid import PREDICTED, ConfigurationForecast
+from dlperf.advice.tuning import Tuning
+from dlperf.core.units import MIB, format_bytes
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
     BLUE,
+    CYCLE,
+    DIM,
     GREEN,
     GRID,
     INK,
@@ -44,6 +56,9 @@ _LOOK = {
     "unpriced": ("#ffffff", "xxxx"),
     "optimizer": (YELLOW, "\\\\\\\\"),
 }
+MOST_LINES = 12
+_MARKS = "osD^vPX*<>ph"
+_COLORS = (*CYCLE, INK)
 
 
 def pngs_of(explanation: Explanation, dpi: int = 130) -> dict[str, bytes]:
@@ -170,3 +185,109 @@ def _title(explanation: Explanation) -> str:
         explanation.prediction.threads,
         explanation.prediction.machine.cpu.model,
     )
+
+
+# -- tuning ----------------------------------------------------------------------------------------
+
+
+def lines_of(tuning: Tuning) -> dict[str, list[ConfigurationForecast]]:
+    """The rows by line, by rising batch size, the lines by workers, threads and loading workers."""
+    found: dict[str, list[ConfigurationForecast]] = defaultdict(list)
+    for row in sorted(tuning.rows, key=lambda row: row.configuration):
+        one = row.configuration
+        threads = f"{one.threads} thread{'s' * (one.threads != 1)}"
+        workers = f"{one.workers} worker{'s' * (one.workers != 1)}"
+        found[f"{threads}, {workers}, loader {one.loader_workers}"].append(row)
+    return found
+
+
+def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
+    """Samples per second and memory over batch size; the proposed configuration and the limit of
+    memory are marked, what does not fit is hollow.
+    """
+    with own_style():
+        figure = new_figure(7.8, 6.4)
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.6, 1.0])
+        lines = lines_of(tuning)
+        # of many lines those whose best configuration is best, so that they can be told apart
+        best_lines = sorted(lines, key=lambda name: min(map(tuning.objective.cost, lines[name])))
+        shown = [name for name in lines if name in best_lines[:MOST_LINES]]
+        for label, color, mark in zip(shown, cycle(_COLORS), cycle(_MARKS)):
+            rows = lines[label]
+            _line(above, rows, [row.samples_per_s for row in rows], color, mark, label)
+            _line(below, rows, [row.peak_memory_bytes / MIB for row in rows], color, mark, None)
+        best = tuning.best
+        above.plot(
+            [best.configuration.batch_size],
+            [best.samples_per_s],
+            "o",
+            markersize=15,
+            markerfacecolor="none",
+            markeredgecolor=INK,
+            label="proposed",
+        )
+        if tuning.trials is not None:
+            done = [
+                (one.configuration.batch_size, one.samples_per_s)
+                for one in tuning.trials.trials
+                if one.samples_per_s is not None
+            ]
+            if done:
+                above.plot(*zip(*done), "x", color=INK, markersize=7, label="measured")
+        if tuning.objective.memory_limit_bytes is not None:
+            limit = tuning.objective.memory_limit_bytes
+            below.axhline(limit / MIB, color=INK, linestyle="--", linewidth=1.0)
+            below.annotate(
+                f"limit {format_bytes(limit)}",
+                (0.01, limit / MIB),
+                xycoords=("axes fraction", "data"),
+                va="bottom",
+                color=DIM,
+                fontsize=8,
+            )
+        sizes = sorted({row.configuration.batch_size for row in tuning.rows})
+        for ax, title in ((above, "samples per second"), (below, "memory, MiB")):
+            ax.set_xscale("log", base=2)
+            ax.set_ylabel(title)
+            ax.grid(axis="y", color=GRID)
+        above.margins(y=0.12)
+        above.set_ylim(bottom=0)
+        below.set_yscale("log")
+        below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        below.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if len(sizes) <= 12:
+            below.set_xticks(sizes, [str(size) for size in sizes])
+            below.xaxis.set_minor_locator(NullLocator())
+        below.set_xlabel("batch size")
+        above.set_title(f"{plain(tuning.target)}: predicted on {plain(tuning.machine)}")
+        if len(lines) > MOST_LINES:
+            above.annotate(
+                f"the best {MOST_LINES} of {len(lines)} lines",
+                (0.01, 0.98),
+                xycoords="axes fraction",
+                va="top",
+                color=DIM,
+                fontsize=8,
+            )
+        figure.legend(loc="outside lower center", ncols=2)
+        return to_png(figure, dpi, f"dlperf tune: {tuning.target}")
+
+
+def _line(
+    ax: Any,
+    rows: list[ConfigurationForecast],
+    values: list[float],
+    color: str,
+    mark: str,
+    label: str | None,
+) -> None:
+    sizes = np.array([row.configuration.batch_size for row in rows])
+    heights = np.array(values)
+    ax.plot(sizes, heights, color=color, linewidth=1.1)
+    ax.plot([], [], color=color, linewidth=1.1, label=label, marker=mark, markersize=5)
+    for fits in (True, False):
+        chosen = [row.fits is fits and row.source == PREDICTED for row in rows]
+        fill = color if fits else "white"
+        ax.plot(
+            sizes[chosen], heights[chosen], mark, color=color, markersize=5, markerfacecolor=fill
+        )
