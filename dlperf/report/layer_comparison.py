@@ -1,11 +1,17 @@
-"""Each layer's predicted and measured times, side by side."""
+"""Each layer's predicted and measured times, side by side, and their accuracy: error of the step,
+mean absolute percentage error over its layers.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from dlperf.core.measurement import LayerTimes, Measurement
 from dlperf.core.trace import LOSS, Trace
@@ -14,6 +20,10 @@ from dlperf.ops import counts as op_counts
 
 PHASES = ("forward", "backward", "optimizer")
 BOTH, PREDICTED, MEASURED = "both", "predicted only", "measured only"
+SHARE_FRAC = 0.01
+"""Least share of its phase with which a layer counts in the headline MAPE. Below it, timing noise
+would count at full weight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +89,11 @@ class LayerComparison:
     """One layer as one predictor predicts it, beside its measurement.
 
     `backward` and `optimizer` are None in inference. `flops` and `bytes` are those of all phases,
-    the ``forward_`` and ``backward_`` ones those of one; None without a trace. `level_bytes` are
-    the bytes that each level of the memory moves in all phases, innermost first
-    (:mod:`dlperf.predictors.layer_traffic`). `bound` and `source` belong to the largest share of
-    the predicted time; `shares` are all of them, (bound, source, seconds). `side` tells which side
-    contains the layer: ``both``, ``predicted only`` or ``measured only``.
+    `work` those by phase; None and nothing without a trace. `level_bytes` are the bytes that each
+    level of the memory moves in all phases (:mod:`dlperf.predictors.layer_traffic`). `bound` and
+    `source` belong to the largest share of the predicted time; `shares` are all of them, (bound,
+    source, seconds). `side` is the side that contains the layer: ``both``, ``predicted only`` or
+    ``measured only``.
     """
 
     layer: str
@@ -96,11 +106,8 @@ class LayerComparison:
     source: str | None = None
     flops: int | None = None
     bytes: int | None = None
-    forward_flops: int | None = None
-    forward_bytes: int | None = None
-    backward_flops: int | None = None
-    backward_bytes: int | None = None
-    level_bytes: tuple[tuple[str, float], ...] = ()
+    work: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    level_bytes: Mapping[str, float] = field(default_factory=dict)
     shares: tuple[tuple[str, str, float], ...] = ()
     side: str = BOTH
 
@@ -131,70 +138,155 @@ def rows_of(
     """
     trace = prediction.trace
     phases = phases_of(trace.inference)
-    counts: dict[tuple[str, str], tuple[float, float]] = {}
-    for op, flops, n_bytes in zip(trace.ops, *op_counts.totals(trace)):
+    work: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(lambda: np.zeros(2)))
+    for op, *counts in zip(trace.ops, *op_counts.totals(trace)):
         for layer, share_frac in op.shares or ((op.layer, 1.0),):
-            before = counts.get((layer, op.phase), (0.0, 0.0))
-            counts[layer, op.phase] = (
-                before[0] + share_frac * flops,
-                before[1] + share_frac * n_bytes,
-            )
-    levels: dict[str, dict[str, float]] = {}
+            work[layer][op.phase] += share_frac * np.array(counts)
+    moved: dict[str, Any] = defaultdict(float)
     for traffic in prediction.layer_traffic:
         if traffic.phase != "zero_grad":
-            sums = levels.setdefault(traffic.layer, dict.fromkeys(traffic.levels, 0.0))
-            for level, moved in zip(traffic.levels, traffic.level_bytes):
-                sums[level] += moved
-    nothing = {level: 0.0 for traffic in prediction.layer_traffic[:1] for level in traffic.levels}
-    measured: dict[str, list[LayerTimes]] = {}
+            moved[traffic.layer] += np.array(traffic.level_bytes)
+    levels = prediction.layer_traffic[0].levels if prediction.layer_traffic else ()
+    measured: dict[str, list[LayerTimes]] = defaultdict(list)
     for entry in measurement.layers if measurement is not None else ():
-        measured.setdefault(entry.layer, []).append(entry)
+        measured[entry.layer].append(entry)
 
-    def times_of(
-        layer: str, entries: list[LayerTimes], predicted: Mapping[str, Any]
-    ) -> tuple[Times, Times | None, Times | None]:
+    def row_of(layer: str, type_name: str, data: Mapping[str, Any], **more: Any) -> LayerComparison:
         times = {}
         for phase in phases:
-            predicted_s = _known(predicted.get(f"{phase}_s"))
-            actual_s, spread_frac = _actual(entries, phase)
-            has_work = (layer, phase) in counts or bool(predicted_s)
-            if not predicted:
-                has_work = actual_s is not None
+            predicted_s = _known(data.get(f"{phase}_s"))
+            actual_s, spread_frac = _actual(measured.get(layer, ()), phase)
+            has_work = phase in work.get(layer, ()) or bool(predicted_s)
+            has_work = has_work if data else actual_s is not None
             times[phase] = Times(predicted_s, actual_s, spread_frac, has_work)
-        return times["forward"], times.get("backward"), times.get("optimizer")
+        own = times["forward"], times.get("backward"), times.get("optimizer")
+        return LayerComparison(layer, type_name, predictor, *own, **more)
 
     rows = []
     for data in prediction.layers.astype(object).to_dict("records"):
         layer = str(data["layer"])
-        entries = measured.pop(layer, [])
-        forward, backward = (counts.get((layer, p), (0.0, 0.0)) for p in ("forward", "backward"))
-        rows.append(
-            LayerComparison(
-                layer,
-                str(data["type"]),
+        shares = prediction.layer_shares.get(layer, {})
+        row = row_of(
+            layer,
+            str(data["type"]),
+            data,
+            bound=_text(data["bound"]),
+            source=_text(data["source"]),
+            flops=int(data["flops"]),
+            bytes=int(data["bytes"]),
+            work=work.get(layer, {}),
+            level_bytes=dict(zip(levels, np.broadcast_to(moved.get(layer, 0.0), len(levels)))),
+            shares=tuple((*names, seconds) for names, seconds in shares.items()),
+            side=BOTH if measurement is None or layer in measured else PREDICTED,
+        )
+        rows.append(row)
+    predicted = {row.layer for row in rows}
+    rows += [
+        row_of(layer, entries[0].type, {}, side=MEASURED)
+        for layer, entries in measured.items()
+        if layer not in predicted
+    ]
+    return tuple(sorted(rows, key=lambda row: row.layer == LOSS))
+
+
+@dataclass(frozen=True)
+class PhaseAccuracy:
+    """One predictor's accuracy in one phase of the step (``step`` is the whole).
+
+    `error_frac` is predicted / actual - 1 of the phase; `repeatability_frac` the difference of a
+    repeated measurement of the step. `mape_frac` is the mean of abs(predicted / actual - 1) over
+    the `n_layers` layers that take at least 1 % of the phase, `mape_all_frac` the same over all
+    `n_all` measured layers. `weighted_frac` is the sum of abs(predicted - actual) over the sum of
+    actual. `spread_frac` is the mean over the `n_layers` of (90th - 10th percentile) / median of
+    their samples. `seen_frac` is the share of the phase that the measurement attributes to layers.
+    `n_missing` measured layers have no predicted row and count as a prediction of 0 (an error of
+    100 %); `n_unsupported` rows that the predictor does not support drop out. None where unknown.
+    """
+
+    predictor: str
+    phase: str
+    predicted_s: float | None = None
+    actual_s: float | None = None
+    error_frac: float | None = None
+    repeatability_frac: float | None = None
+    mape_frac: float | None = None
+    mape_all_frac: float | None = None
+    weighted_frac: float | None = None
+    spread_frac: float | None = None
+    seen_frac: float | None = None
+    n_layers: int = 0
+    n_all: int = 0
+    n_missing: int = 0
+    n_unsupported: int = 0
+
+
+def accuracy_of(
+    rows: Sequence[LayerComparison],
+    prediction: Prediction,
+    measurement: Measurement,
+    predictor: str,
+) -> tuple[PhaseAccuracy, ...]:
+    """One predictor's accuracy: each phase, zero_grad (in training), the step last."""
+    phases = phases_of(prediction.trace.inference)
+    found = []
+    for phase in (*phases, *(() if prediction.trace.inference else ("zero_grad",)), "step"):
+        name = "total" if phase == "step" else phase
+        actual_s = measurement.step[name].median if name in measurement.step else None
+        times = Times(getattr(prediction.step, f"{name}_s"), actual_s)
+        supported = phase in prediction.prices.phases
+        found.append(
+            PhaseAccuracy(
                 predictor,
-                *times_of(layer, entries, data),
-                bound=_text(data["bound"]),
-                source=_text(data["source"]),
-                flops=int(data["flops"]),
-                bytes=int(data["bytes"]),
-                forward_flops=round(forward[0]),
-                forward_bytes=round(forward[1]),
-                backward_flops=round(backward[0]),
-                backward_bytes=round(backward[1]),
-                level_bytes=tuple(levels.get(layer, nothing).items()),
-                shares=tuple(
-                    (*names, seconds)
-                    for names, seconds in prediction.layer_shares.get(layer, {}).items()
-                ),
-                side=BOTH if entries or measurement is None else PREDICTED,
+                phase,
+                times.predicted_s,
+                times.actual_s,
+                times.error_frac,
+                measurement.repeatability_frac if phase == "step" else None,
+                **(_over_layers(rows, phase, actual_s, supported) if phase in phases else {}),
             )
         )
-    for layer, entries in measured.items():
-        times = times_of(layer, entries, {})
-        rows.append(LayerComparison(layer, entries[0].type, predictor, *times, side=MEASURED))
-    rows.sort(key=lambda row: row.layer == LOSS)
-    return tuple(rows)
+    return tuple(found)
+
+
+def _over_layers(
+    rows: Sequence[LayerComparison], phase: str, phase_s: float | None, supported: bool
+) -> dict[str, Any]:
+    """The fields of PhaseAccuracy that the phase's layers give."""
+    seen = [
+        (row.side == MEASURED, times.predicted_s, times.actual_s, times.spread_frac)
+        for row in rows
+        if (times := row.phase(phase)) is not None and times.actual_s is not None
+    ]
+    if not phase_s or not seen:
+        return {}
+    seen_frac = math.fsum(actual_s for _, _, actual_s, _ in seen) / phase_s
+    if not supported:
+        return {"seen_frac": seen_frac, "n_unsupported": len(seen)}
+    n_missing = sum(is_missing for is_missing, *_ in seen)
+    known = [
+        (p or 0.0, a, spread) for is_missing, p, a, spread in seen if is_missing or p is not None
+    ]
+    found = {
+        "seen_frac": seen_frac,
+        "n_missing": n_missing,
+        "n_unsupported": len(seen) - len(known),
+    }
+    if len(known) == n_missing:  # no layer that the predictor supports was measured
+        return found
+    positive = [entry for entry in known if entry[1] > 0]
+    large = [entry for entry in positive if entry[1] >= SHARE_FRAC * phase_s]
+    spreads = [spread for _, _, spread in large if spread is not None]
+    actual_sum = math.fsum(actual_s for _, actual_s, _ in known)
+    errors_sum = math.fsum(abs(p - a) for p, a, _ in known)
+    return {
+        **found,
+        "mape_frac": fmean(abs(p / a - 1) for p, a, _ in large) if large else None,
+        "mape_all_frac": fmean(abs(p / a - 1) for p, a, _ in positive) if positive else None,
+        "weighted_frac": errors_sum / actual_sum if actual_sum else None,
+        "spread_frac": fmean(spreads) if spreads else None,
+        "n_layers": len(large),
+        "n_all": len(positive),
+    }
 
 
 def root_of(trace: Trace) -> str:

@@ -48,29 +48,25 @@ class TreeLine(LayerComparison):
 
 @dataclass
 class _Node:
+    """A module: the rows of itself and of all that it contains, its own row, the children with
+    lines of their own, and the rows of those that share one line.
+    """
+
     label: str
     name: str
+    rows: list[LayerComparison] = field(default_factory=list)
     row: LayerComparison | None = None
     children: dict[str, _Node] = field(default_factory=dict)
-    is_folded: bool = False
-    hidden: set[str] = field(default_factory=set)
-
-    def rows(self) -> list[LayerComparison]:
-        """The node's own row and those below it."""
-        own = [self.row] if self.row is not None else []
-        return own + [row for child in self.children.values() for row in child.rows()]
+    hidden: list[LayerComparison] = field(default_factory=list)
 
     def n_lines(self) -> int:
         """Lines that the node takes as it is folded now."""
-        if self.is_folded or not self.children:
-            return 1
-        shown = [child for label, child in self.children.items() if label not in self.hidden]
-        own = (self.row is not None) + bool(self.hidden)
-        return 1 + own + sum(child.n_lines() for child in shown)
+        own = (self.row is not None) + bool(self.hidden) if self.children else 0
+        return 1 + own + sum(child.n_lines() for child in self.children.values())
 
     def weight_s(self) -> float:
         """Seconds, measured where known, by which the first lines to leave out are chosen."""
-        return sum(row.total.actual_s or row.total.predicted_s or 0.0 for row in self.rows())
+        return sum(row.total.actual_s or row.total.predicted_s or 0.0 for row in self.rows)
 
 
 def layer_tree(
@@ -86,16 +82,18 @@ def layer_tree(
     top = _Node(root, root)
     losses = [row for row in rows if row.layer == LOSS]
     for row in rows:
-        node, path = top, ""
-        for part in row.layer.split(".") if row.layer not in (LOSS, root) else ():
-            path = f"{path}.{part}" if path else part
-            node = node.children.setdefault(part, _Node(part, path))
         if row.layer != LOSS:
+            path = row.layer.split(".") if row.layer != root else []
+            node = top
+            node.rows.append(row)
+            for depth, part in enumerate(path, 1):
+                node = node.children.setdefault(part, _Node(part, ".".join(path[:depth])))
+                node.rows.append(row)
             node.row = row
     if max_lines is not None:
         _fold(top, max(3, max_lines - len(losses) - 1))
     types = {layer.name: layer.type for layer in trace.layers}
-    lines = _lines(top, 0, types) if top.rows() else []
+    lines = _lines(top, 0, types) if top.rows else []
     lines += [_line(LAYER, 0, LOSS, LOSS, "Loss", [row]) for row in losses]
     if len(lines) > 1:
         lines.append(_line(SUM, 0, "sum", "sum of all rows", "", list(rows)))
@@ -104,9 +102,8 @@ def layer_tree(
 
 def _walk(node: _Node) -> Iterable[_Node]:
     yield node
-    if not node.is_folded:
-        for child in node.children.values():
-            yield from _walk(child)
+    for child in node.children.values():
+        yield from _walk(child)
 
 
 def _fold(top: _Node, max_lines: int) -> None:
@@ -114,50 +111,39 @@ def _fold(top: _Node, max_lines: int) -> None:
     while top.n_lines() > max_lines:
         foldable = [
             node
-            for node in _walk(top)
-            if node is not top
-            and node.children
-            and not node.is_folded
-            and all(c.is_folded or not c.children for c in node.children.values())
+            for child in top.children.values()
+            for node in _walk(child)
+            if node.children and not any(below.children for below in node.children.values())
         ]
-        node = min(foldable, key=_Node.weight_s, default=None)
-        if node is None or node.weight_s() > _FOLDED_MOST_FRAC * whole_s:
+        smallest = min(foldable, key=_Node.weight_s, default=None)
+        if smallest is None or smallest.weight_s() > _FOLDED_MOST_FRAC * whole_s:
             break
-        node.is_folded = True
+        smallest.children = {}
     while (excess := top.n_lines() - max_lines) > 0:
-        longest = max(
-            _walk(top),
-            key=lambda node: 0 if node.is_folded else len(node.children) - len(node.hidden),
-        )
-        shown = [label for label in longest.children if label not in longest.hidden]
-        if longest.is_folded or len(shown) <= 2:
+        longest = max(_walk(top), key=lambda node: len(node.children))
+        if (n_children := len(longest.children)) <= 2:
             break
-        shown.sort(key=lambda label: longest.children[label].weight_s())
-        n_hidden, hidden_lines = 0, 0
-        for label in shown[:-2]:  # one line comes back for those left out
-            if hidden_lines > excess:
+        hidden_lines = 0  # one line comes back for those left out
+        ordered = sorted(longest.children.values(), key=_Node.weight_s)
+        for n_hidden, child in enumerate(ordered):
+            if n_hidden >= 2 and (hidden_lines > excess or n_hidden >= n_children - 2):
                 break
-            hidden_lines += longest.children[label].n_lines()
-            n_hidden += 1
-        longest.hidden.update(shown[: max(n_hidden, 2)])
+            hidden_lines += child.n_lines()
+            longest.hidden += longest.children.pop(child.label).rows
 
 
 def _lines(node: _Node, depth: int, types: Mapping[str, str]) -> list[TreeLine]:
-    kind = types.get(node.name, node.row.type if node.row is not None else "")
-    whole = LAYER if not node.children else FOLDED if node.is_folded else GROUP
-    lines = [_line(whole, depth, node.label, node.name, kind, node.rows())]
-    if whole != GROUP:
-        return lines
-    if node.row is not None:
+    type_name = types.get(node.name, node.row.type if node.row is not None else "")
+    is_whole = node.row is not None and len(node.rows) == 1
+    kind = GROUP if node.children else LAYER if is_whole else FOLDED
+    lines = [_line(kind, depth, node.label, node.name, type_name, node.rows)]
+    if node.children and node.row is not None:
         lines.append(_line(OWN, depth + 1, "(own ops)", node.name, "", [node.row]))
-    hidden: list[LayerComparison] = []
-    for label, child in node.children.items():
-        if label in node.hidden:
-            hidden += child.rows()
-        else:
-            lines += _lines(child, depth + 1, types)
-    if hidden:
-        lines.append(_line(REST, depth + 1, f"... {len(hidden)} smaller", node.name, "", hidden))
+    for child in node.children.values():
+        lines += _lines(child, depth + 1, types)
+    if node.children and node.hidden:
+        label = f"... {len(node.hidden)} smaller"
+        lines.append(_line(REST, depth + 1, label, node.name, "", node.hidden))
     return lines
 
 
@@ -204,26 +190,25 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 # -- columns --------------------------------------------------------------------------------------
 
+_SIDES = {BOTH: "", PREDICTED: "not measured", MEASURED: "not predicted"}
 
-def _predicted(times: Times | None) -> str:
-    """The predicted time; blank where nothing runs, ``-`` where the predictor has none."""
-    if times is None or (not times.predicted_s and not times.has_work):
+
+def _cell(title: str, times: Times | None) -> str:
+    """The predicted or measured time (``pred``, ``actual``), or predicted / measured - 1 (``err``);
+    blank where nothing runs, ``-`` where it is unknown.
+    """
+    times = times or Times(has_work=False)
+    seconds = times.predicted_s if title == "pred" else times.actual_s
+    if not seconds and not times.has_work:
         return ""
-    return format_time(times.predicted_s, times.predicted_is_part)
+    if title == "err":
+        return format_error(times.error_frac)
+    is_part = times.predicted_is_part if title == "pred" else times.actual_is_part
+    return format_time(seconds, is_part)
 
 
-def _actual(times: Times | None) -> str:
-    """The measured time; blank where nothing runs, ``-`` where it was not measured."""
-    if times is None or (not times.actual_s and not times.has_work):
-        return ""
-    return format_time(times.actual_s, times.actual_is_part)
-
-
-def _error(times: Times | None) -> str:
-    """predicted / actual - 1; blank where nothing runs."""
-    if times is None or (not times.has_work and not times.actual_s):
-        return ""
-    return format_error(times.error_frac)
+def _cells(title: str, times: Iterable[Times | None]) -> tuple[str, ...]:
+    return tuple(_cell(title, own) for own in times)
 
 
 def _spread(line: TreeLine) -> str:
@@ -235,9 +220,6 @@ def _spread(line: TreeLine) -> str:
 def _label(line: TreeLine) -> str:
     folded = f" ({line.n_layers} layers)" if line.kind == FOLDED else ""
     return "  " * line.depth + printable(line.label) + folded
-
-
-_SIDES = {BOTH: "", PREDICTED: "not measured", MEASURED: "not predicted"}
 
 
 def layer_columns(
@@ -254,11 +236,14 @@ def layer_columns(
         column("layer", _label, align_left=True),
         column("type", lambda line: printable(line.type), 1, True),
     ]
-    for phase in phases:
-        times = [line.phase(phase) for line in lines]
-        columns += _times_columns(phase, times, measured, 3 if phase == "optimizer" else 0)
-    if len(phases) > 1:
-        columns += _times_columns("total", [line.total for line in lines], measured, 4)
+    for phase in (*phases, "total") if len(phases) > 1 else phases:
+        times = [line.total if phase == "total" else line.phase(phase) for line in lines]
+        rank = {"optimizer": 3, "total": 4}.get(phase, 0)
+        if measured:
+            titles = ("pred", "actual", "err")
+            columns += [Column(title, _cells(title, times), phase, rank) for title in titles]
+        else:
+            columns.append(Column(phase, _cells("pred", times), "", rank))
     if measured:
         columns.append(column("fwd spread", _spread, 7))
     columns += [
@@ -272,19 +257,6 @@ def layer_columns(
     return tuple(columns)
 
 
-def _times_columns(
-    title: str, times: Sequence[Times | None], measured: bool, rank: int
-) -> list[Column]:
-    predicted = tuple(map(_predicted, times))
-    if not measured:
-        return [Column(title, predicted, "", rank)]
-    return [
-        Column("pred", predicted, title, rank),
-        Column("actual", tuple(map(_actual, times)), title, rank),
-        Column("err", tuple(map(_error, times)), title, rank),
-    ]
-
-
 def error_columns(
     lines_by_predictor: Mapping[str, Sequence[TreeLine]], phases: Sequence[str]
 ) -> tuple[Column, ...]:
@@ -292,11 +264,12 @@ def error_columns(
     first = next(iter(lines_by_predictor.values()))
     columns = [Column("layer", tuple(map(_label, first)), align_left=True)]
     for rank, phase in enumerate(phases):
-        times = (line.phase(phase) for line in first)
-        columns.append(Column("actual", tuple(map(_actual, times)), phase, rank))
-        for predictor, lines in lines_by_predictor.items():
-            errors = tuple(_error(line.phase(phase)) for line in lines)
-            columns.append(Column(printable(predictor), errors, phase, rank))
+        for title, name, lines in (
+            ("actual", "actual", first),
+            *((printable(predictor), "err", own) for predictor, own in lines_by_predictor.items()),
+        ):
+            cells = _cells(name, (line.phase(phase) for line in lines))
+            columns.append(Column(title, cells, phase, rank))
     return tuple(columns)
 
 

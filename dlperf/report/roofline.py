@@ -86,10 +86,9 @@ def points_of(report: StepComparison) -> tuple[list[Point], int]:
     """
     points, n_without = [], 0
     for row in report.rows[0]:
-        for phase, times, flops, n_bytes in (
-            ("forward", row.forward, row.forward_flops, row.forward_bytes),
-            ("backward", row.backward, row.backward_flops, row.backward_bytes),
-        ):
+        for phase in ("forward", "backward"):
+            times = row.phase(phase)
+            flops, n_bytes = map(round, row.work.get(phase, (0.0, 0.0)))
             if times is None or not times.actual_s:
                 continue
             if flops and n_bytes:

@@ -14,12 +14,13 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction
 from dlperf.ops.roofs import LEVELS
-from dlperf.report.accuracy import PhaseAccuracy, accuracy_of
 from dlperf.report.layer_comparison import (
     MEASURED,
     PREDICTED,
     LayerComparison,
+    PhaseAccuracy,
     Times,
+    accuracy_of,
     names_of,
     phases_of,
     root_of,
@@ -104,7 +105,7 @@ class StepComparison:
     @cached_property
     def mape(self) -> pd.DataFrame:
         """The accuracy as a table: one row a predictor and phase (``step`` is the whole); see
-        :class:`dlperf.report.accuracy.PhaseAccuracy`.
+        :class:`dlperf.report.layer_comparison.PhaseAccuracy`.
 
         `mape_frac` is over the layers of at least 1 % of their phase, `mape_all_frac` over all
         measured layers; `repeatability_frac` and `spread_frac` are differences between repeated
@@ -228,7 +229,7 @@ def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
     for phase in phases:
         record[f"{phase}_spread_frac"] = (row.phase(phase) or Times()).spread_frac
     record["side"] = row.side
-    moved = dict(row.level_bytes)
+    moved = row.level_bytes
     for level in LEVELS:
         record[f"{level}_bytes"] = round(moved[level]) if level in moved else None
     return {

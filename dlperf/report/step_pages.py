@@ -10,7 +10,6 @@ from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds, format_si
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
-from dlperf.report.accuracy import PhaseAccuracy
 from dlperf.report.document import (
     Block,
     Bullets,
@@ -23,7 +22,7 @@ from dlperf.report.document import (
     format_error,
     to_text,
 )
-from dlperf.report.layer_comparison import phases_of, root_of, rows_of
+from dlperf.report.layer_comparison import PhaseAccuracy, phases_of, root_of, rows_of
 from dlperf.report.layer_table import (
     FOLDED,
     REST,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlperf.core.trace import LOSS
-from dlperf.report.accuracy import SHARE_FRAC
+from dlperf.report.layer_comparison import SHARE_FRAC
 from dlperf.studies.accuracy.cases import (
     LAYER_PHASES,
     OWN_OPS,
