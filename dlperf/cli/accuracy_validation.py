@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import secrets
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dlperf.cli.inputs import (
     Answer,
@@ -51,43 +53,54 @@ SECONDS = 4.0
 
 def validate_accuracy(args: Namespace) -> Answer:
     """Predicted against measured over many networks, or single ops."""
-    args.seconds = args.seconds or SECONDS
     check_predictors(args.predictor or PREDICTORS)
     from dlperf.studies.accuracy import page
-    from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.accuracy.study import Study
 
     use_threads(1)  # this process records and predicts; what is timed has processes of its own
+    args.seconds = args.seconds or SECONDS
     machine = load_machine(args)
     counts = args.threads or machine.threads
     for count in counts:
         warn_of_threads(count)
     cases = _cases(args, counts)
-    archive = Archive(args.cache or default_cache("validation"), args.fresh)
     seed = args.seed
     if args.held_out_ops and seed is None:
         seed = secrets.randbelow(2**31)
     runs = tuple((count, _n_runs(args, count)) for count in counts) if cases else ()
-    provenance = provenance_of(args, machine, runs, args.seconds, seed)
-    try:
-        study = _run(args, cases, machine, archive, provenance) if cases else Study(provenance)
-    except KeyboardInterrupt:
-        raise Interrupted(archive.kept) from None
+    study = Study(provenance_of(machine, runs, args.seconds, seed))
     interrupted = False
-    if args.held_out_ops:
-        study, interrupted = _with_ops(args, study, machine, counts)
-        if interrupted and study.ops.empty and not study.scores:
-            raise Interrupted(archive.kept)
+    with keeping(args, "validation") as archive:
+        if cases:
+            study = _run(args, cases, machine, archive, study.provenance)
+        if args.held_out_ops:
+            study, interrupted = _with_ops(args, study, machine, counts)
+            if interrupted and study.ops.empty and not study.scores:
+                raise KeyboardInterrupt
     if archive.remark:
         study = study.with_remark(archive.remark)
     for remark in study.variation_remarks:
         warn(remark)
+    return answer(args, study, page, interrupted)
+
+
+@contextlib.contextmanager
+def keeping(args: Namespace, cache: str) -> Iterator[Archive]:
+    """The archive of a study. Ctrl-C inside raises Interrupted with what it keeps."""
+    from dlperf.studies.accuracy.archive import Archive
+
+    archive = Archive(args.cache or default_cache(cache), args.fresh)
+    try:
+        yield archive
+    except KeyboardInterrupt:
+        raise Interrupted(archive.kept) from None
+
+
+def answer(args: Namespace, study: Any, page: Any, interrupted: bool = False) -> Answer:
+    """Write the folder of a study by its module of pages; the answer of the command."""
     write_folder(args, lambda to, force: page.write_study(study, to, force))
-    return Answer(
-        page.study_to_text(study),
-        study.to_json(),
-        status=130 if interrupted else 1 if study.failures else 0,
-    )
+    status = 130 if interrupted else 1 if study.failures else 0
+    return Answer(page.study_to_text(study), study.to_json(), status)
 
 
 def _with_ops(
@@ -96,47 +109,55 @@ def _with_ops(
     """The study with single ops at each thread count, and whether their timing was interrupted;
     whole processes until then count.
     """
-    n_wanted, n_done = len(counts) * (args.runs or OPS_RUNS), 0
+    n_each, n_done = args.runs or OPS_RUNS, 0
     for count in counts:
         ops, n_runs = _time_ops(args, machine, count, study.provenance.seed or 0)
         study, n_done = study.with_ops(ops), n_done + n_runs
-        if n_runs < (args.runs or OPS_RUNS):
-            return (
-                study.with_remark(
-                    f"interrupted: {n_done} of {n_wanted} processes that time single ops were"
-                    " finished"
-                ),
-                True,
+        if n_runs < n_each:
+            remark = (
+                f"interrupted: {n_done} of {len(counts) * n_each} processes that time single ops"
+                " were finished"
             )
+            return study.with_remark(remark), True
     return study, False
 
 
-def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
-    """Every target at every batch size and thread count; none for single ops alone."""
+def targets_of(asked: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """Every network asked for at each of its own batch sizes, else at each of `sizes`."""
     from dlperf.recorder import target_lookup
-    from dlperf.studies.accuracy.cases import Case
 
-    asked = list(args.targets) or ([] if args.held_out_ops else [ALL])
-    sizes = args.batch_sizes or ((args.batch_size,) if args.batch_size else BATCH_SIZES)
-    found: list[Case] = []
+    found = []
     for spec in asked:
         for target, size in split_batch(spec):
             for name in target_lookup.checkout_targets() if target == ALL else (target,):
                 refuse_trace(name, "measure")
-                found += [
-                    Case(name, batch_size, count, args.inference)
-                    for count in counts
-                    for batch_size in ((size,) if size else sizes)
-                ]
+                found += [(name, one) for one in ((size,) if size else sizes)]
     return list(dict.fromkeys(found))
 
 
+def _cases(args: Namespace, counts: Sequence[int]) -> list[Case]:
+    """Every target at every batch size and thread count; none for single ops alone."""
+    from dlperf.studies.accuracy.cases import Case
+
+    asked = args.targets or ([] if args.held_out_ops else [ALL])
+    sizes = args.batch_sizes or ((args.batch_size,) if args.batch_size else BATCH_SIZES)
+    networks: dict[str, list[int]] = {}
+    for name, size in targets_of(asked, sizes):
+        networks.setdefault(name, []).append(size)
+    return [
+        Case(name, size, count, args.inference)
+        for name, own in networks.items()
+        for count in counts
+        for size in own
+    ]
+
+
 def provenance_of(
-    args: Namespace,
     machine: Machine,
     n_runs: tuple[tuple[int, int], ...],
     seconds: float,
     seed: int | None = None,
+    remarks: Sequence[str] = (),
 ) -> Provenance:
     """Provenance of a study, with the doubts about its machine file, which go to stderr, too."""
     from dlperf.core import host
@@ -157,7 +178,7 @@ def provenance_of(
         n_runs=n_runs,
         seconds=seconds,
         seed=seed,
-        remarks=tuple(f"machine file: {doubt}" for doubt in doubts),
+        remarks=(*(f"machine file: {doubt}" for doubt in doubts), *filter(None, remarks)),
     )
 
 
@@ -172,49 +193,32 @@ def _run(
     archive: Archive,
     provenance: Provenance,
 ) -> Study:
+    from dlperf.predictors.gemm_points import peak_flops_per_s
+    from dlperf.studies.accuracy.baselines import ask_baselines
     from dlperf.studies.accuracy.study import run_study, variants
 
-    def record(case: Case) -> Trace:
-        return read_or_record(args, case.target, case.batch_size)
-
     def measure(case: Case, trace: Trace, run: int) -> Measurement:
-        def take() -> Measurement:
-            return measure_apart(args, case.target, case.batch_size, case.threads)
-
+        take = partial(measure_apart, args, case.target, case.batch_size, case.threads)
         return archive.measurement(case, trace, run, args.seconds, take)
+
+    def ask(case: Case, trace: Trace) -> Sequence[BaselineEstimate]:
+        peaks = peak_flops_per_s(machine, case.threads)
+        peak = peaks.get("float32", max(peaks.values()))
+        dram = machine.dram_bytes_per_s(case.threads)
+        take = partial(ask_baselines, case, peak, dram, args.input)
+        return archive.estimates(case, trace, f"{peak:.6g} {dram:.6g}", take)
 
     return run_study(
         cases,
         variants(machine, args.predictor or PREDICTORS),
-        lambda threads: _n_runs(args, threads),
-        record,
+        partial(_n_runs, args),
+        lambda case: read_or_record(args, case.target, case.batch_size),
         measure,
         log,
-        ask_baselines=(
-            (lambda case, trace: _ask(args, machine, archive, case, trace)) if args.peers else None
-        ),
+        ask_baselines=ask if args.peers else None,
         with_ablation=args.ablation,
         is_cross_machine=is_cross_machine(machine),
         provenance=provenance,
-    )
-
-
-def _ask(
-    args: Namespace, machine: Machine, archive: Archive, case: Case, trace: Trace
-) -> Sequence[BaselineEstimate]:
-    from dlperf.predictors.gemm_points import peak_flops_per_s
-    from dlperf.studies.accuracy.baselines import ask_baselines
-
-    peak = max(
-        peak_flops_per_s(machine, case.threads).items(),
-        key=lambda entry: (entry[0] == "float32", entry[1]),
-    )[1]
-    dram = machine.dram_bytes_per_s(case.threads)
-    return archive.estimates(
-        case,
-        trace,
-        f"{peak:.6g} {dram:.6g}",
-        lambda: ask_baselines(case, peak, dram, args.input),
     )
 
 

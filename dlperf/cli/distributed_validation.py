@@ -7,24 +7,19 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlperf.cli.accuracy_validation import provenance_of
+from dlperf.cli.accuracy_validation import answer, keeping, provenance_of, targets_of
 from dlperf.cli.inputs import (
     BATCH_SIZE,
     Answer,
-    default_cache,
     load_machine,
     predict_here,
     read_or_record,
-    refuse_trace,
-    split_batch,
     use_threads,
-    write_folder,
 )
-from dlperf.core.errors import DlperfError, Interrupted
+from dlperf.core.errors import DlperfError
 from dlperf.core.streams import log, warn
 from dlperf.core.units import UNSHAPED
 
@@ -52,7 +47,7 @@ def validate_distributed(args: Namespace) -> Answer:
     """All-reduces and steps on several ranks beside their forecasts, over links as calibrated and
     over links changed on paper.
     """
-    from dlperf.studies.accuracy.archive import Archive
+    from dlperf.microbench.network.suite import SECONDS as LINK_SECONDS  # imports torch
     from dlperf.studies.distributed import page
     from dlperf.studies.distributed.cases import DistributedStudy
     from dlperf.studies.distributed.runs import RankRunner
@@ -63,60 +58,38 @@ def validate_distributed(args: Namespace) -> Answer:
     parts = args.parts or PARTS
     cases = _cases(args, machine) if set(parts) - {"all-reduce"} else []
     rates, launch, hosts, remarks = _where(args.rates or RATES)
-    archive = Archive(args.cache or default_cache("distributed"), args.fresh)
-    from dlperf.microbench.network.suite import SECONDS as LINK_SECONDS  # imports torch
-
     links_s = sum(LINK_SECONDS["quick" if args.quick_links else "full"].values())
-    runner = RankRunner(
-        launch,
-        args.runs or RUNS,
-        args.seconds or SECONDS,
-        archive,
-        log,
-        hosts,
-        args.quick_links,
-        links_s,
-        machine.path,
-    )
-    try:
+    runs, seconds = args.runs or RUNS, args.seconds or SECONDS
+    with keeping(args, "distributed") as archive:
+        runner = RankRunner(
+            launch, runs, seconds, archive, log, hosts, args.quick_links, links_s, machine.path
+        )
         found = run_study(runner, cases, args.ranks or RANKS, rates, parts, warn, _replay)
-    except KeyboardInterrupt:
-        raise Interrupted(archive.kept) from None
-    provenance = provenance_of(args, machine, ((1, runner.n_runs),), runner.seconds)
-    remarks += [*found.notes, *([archive.remark] if archive.remark else [])]
-    provenance = replace(provenance, remarks=(*provenance.remarks, *remarks))
+    remarks += [*found.notes, archive.remark]
     study = DistributedStudy(
-        provenance, hosts, tuple(found.rows), tuple(found.links), tuple(found.failures)
+        provenance_of(machine, ((1, runs),), seconds, remarks=remarks),
+        hosts,
+        tuple(found.rows),
+        tuple(found.links),
+        tuple(found.failures),
     )
-    write_folder(args, lambda to, force: page.write_study(study, to, force))
-    return Answer(page.study_to_text(study), study.to_json(), status=1 if study.failures else 0)
+    return answer(args, study, page)
 
 
 def _cases(args: Namespace, machine: Machine) -> list[DistributedCase]:
     """Every target at every batch size, recorded and predicted for one rank of one thread: one that
     does not work is known before anything is measured.
     """
-    from dlperf.recorder import target_lookup
     from dlperf.studies.distributed.runs import DistributedCase
 
     if args.input:
         raise DlperfError("--input is for a bare nn.Module; --distributed takes builders")
-    asked: list[tuple[str, int]] = []
-    for spec in args.targets or CASES:
-        for target, size in split_batch(spec):
-            for name in target_lookup.checkout_targets() if target == "all" else (target,):
-                refuse_trace(name, "measure")
-                asked += [
-                    (name, one)
-                    for one in (
-                        (size,) if size else args.batch_sizes or (args.batch_size or BATCH_SIZE,)
-                    )
-                ]
+    sizes = args.batch_sizes or (args.batch_size or BATCH_SIZE,)
     return [
         DistributedCase(
             name, size, predict_here(read_or_record(args, name, size), machine, 1, "calibrated")
         )
-        for name, size in dict.fromkeys(asked)
+        for name, size in targets_of(args.targets or CASES, sizes)
     ]
 
 
@@ -141,7 +114,6 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
             pass
     except Unavailable as error:
         why = str(error)
-    if why:
         remarks.append(
             f"ranks cannot have hosts of their own here ({why}): they run on loopback, where no"
             " rate can be set and no threshold stands"
@@ -158,9 +130,7 @@ def _where(rates: Sequence[str]) -> tuple[tuple[str, ...], Launch, str, list[str
     where = (
         "on one host, over its loopback"
         if why
-        else (
-            "each on a host of its own (network namespaces of one computer, token buckets between"
-            " them)"
-        )
+        else "each on a host of its own (network namespaces of one computer, token buckets between"
+        " them)"
     )
     return tuple(rates), launch, where, remarks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer
 from dlperf.cli.options import (
@@ -12,14 +11,6 @@ from dlperf.cli.options import (
     option,
     output,
 )
-
-if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        Command,
-        common,
-        option,
-        output,
-    )
 
 
 def reproduce(args: Namespace) -> Answer:

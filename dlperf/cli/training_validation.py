@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlperf.cli.accuracy_validation import provenance_of
-from dlperf.cli.inputs import Answer, default_cache, load_machine, use_threads, write_folder
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.cli.accuracy_validation import answer, keeping, provenance_of
+from dlperf.cli.inputs import Answer, load_machine, use_threads
+from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
     from dlperf.core.machine import Machine
+    from dlperf.forecast.prediction import Prediction
     from dlperf.studies.trainings.cases import ForecastTable, TrainingForecast
     from dlperf.studies.trainings.runs import TrainingRunner
 
@@ -31,7 +31,8 @@ _EPOCHS = {"cnn-large": 15}
 
 def validate_trainings(args: Namespace) -> Answer:
     """Every kind of forecast of a training beside what it forecasts."""
-    from dlperf.studies.trainings.runs import LOADERS
+    from dlperf.recorder import target_lookup
+    from dlperf.studies.trainings.runs import LOADERS, TrainingRunner
 
     for name in args.targets:
         if name not in LOADERS:
@@ -44,11 +45,13 @@ def validate_trainings(args: Namespace) -> Answer:
 
     use_threads(1)
     machine = load_machine(args)
-    runner = _runner(args, machine)
     rows: list[TrainingForecast] = []
     failures: list[str] = []
     wanted = set(args.parts or KINDS)
-    try:
+    runs, seconds = args.runs or RUNS, args.seconds or SECONDS
+    with keeping(args, "training") as archive:
+        folder = target_lookup.checkout_folder()
+        runner = TrainingRunner(folder, machine, runs, seconds, archive, log)
         for make in _plan(runner, args, wanted):
             try:
                 row = make()
@@ -58,33 +61,14 @@ def validate_trainings(args: Namespace) -> Answer:
                 continue
             rows.append(row)
             log(f"{row.kind}: {row.case}: {100 * row.error_frac:+.1f} %")
-    except KeyboardInterrupt:
-        raise Interrupted(runner.archive.kept) from None
     tables = _tables(args.targets or NETWORKS, machine, failures) if "workers" in wanted else ()
-    provenance = provenance_of(args, machine, ((1, runner.n_runs),), runner.seconds)
-    provenance = replace(
-        provenance,
-        remarks=(*provenance.remarks, *([runner.archive.remark] if runner.archive.remark else [])),
+    study = TrainingStudy(
+        provenance_of(machine, ((1, runs),), seconds, remarks=[archive.remark]),
+        tuple(rows),
+        tables,
+        tuple(failures),
     )
-    study = TrainingStudy(provenance, tuple(rows), tables, tuple(failures))
-    write_folder(args, lambda to, force: page.write_study(study, to, force))
-    return Answer(page.study_to_text(study), study.to_json(), status=1 if failures else 0)
-
-
-def _runner(args: Namespace, machine: Machine) -> TrainingRunner:
-    from dlperf.recorder import target_lookup
-    from dlperf.studies.accuracy.archive import Archive
-    from dlperf.studies.trainings.runs import TrainingRunner
-
-    archive = Archive(args.cache or default_cache("training"), args.fresh)
-    return TrainingRunner(
-        target_lookup.checkout_folder(),
-        machine,
-        args.runs or RUNS,
-        args.seconds or SECONDS,
-        archive,
-        log,
-    )
+    return answer(args, study, page)
 
 
 def _plan(
@@ -103,12 +87,19 @@ def _plan(
                 if kind in wanted:
                     yield partial(runner.epoch, kind, network, loader_workers)
     if "choice" in wanted:
-        for network in networks:
-            yield partial(runner.choice, network)
+        yield from (partial(runner.choice, network) for network in networks)
     if "memory" in wanted:
         for target in args.targets or target_lookup.checkout_targets():
             for size in args.batch_sizes or MEMORY_BATCH_SIZES:
                 yield partial(runner.memory, target, size)
+
+
+def _total_s(
+    step: Prediction, evaluation: Prediction, epochs: int, workers: int, images: int = 1
+) -> float | None:
+    """A training on a multiple of the usual images."""
+    n, n_tests = _SAMPLES * images, _TESTS * images
+    return step.epoch(n, epochs, n, n_tests, evaluation, workers=workers).total_s
 
 
 def _tables(
@@ -121,58 +112,41 @@ def _tables(
     from dlperf.recorder import recording, targets
     from dlperf.studies.trainings.cases import ForecastTable
 
-    scaling: list[tuple[str, tuple[float | None, ...]]] = []
-    sizes: list[tuple[str, tuple[float | None, ...]]] = []
-    n_cores = machine.cpu.n_cores
+    n_cores, counts = machine.cpu.n_cores, (*WORKERS, *MORE_WORKERS)
+    scaling: dict[str, tuple[float | None, ...]] = {}
+    sizes: dict[str, tuple[float | None, ...]] = {}
     for network in networks:
         step = recording.record_target(targets.resolve(network))
-        evaluation = predict(
-            recording.record_target(targets.resolve(network, inference=True)), machine, 1
-        )
+        forward = recording.record_target(targets.resolve(network, inference=True))
+        evaluation = predict(forward, machine, 1)
         epochs = _EPOCHS.get(network, 70)
         for predictor in ("calibrated", "viebke-a", "viebke-b"):
             try:
                 one = predict(step, machine, 1, predictor)
-                times = [
-                    one.epoch(_SAMPLES, epochs, _SAMPLES, _TESTS, evaluation, workers=p).total_s
-                    for p in (*WORKERS, *MORE_WORKERS)
-                ]
-                scaling.append((f"{network}, {predictor}", tuple(times)))
-                if predictor == "calibrated":
-                    for factor in (1, 2, 4):
-                        n, n_tests = _SAMPLES * factor, _TESTS * factor
-                        row = [
-                            one.epoch(
-                                n, epochs * more, n, n_tests, evaluation, workers=n_cores
-                            ).total_s
-                            for more in (1, 2, 4)
-                        ]
-                        sizes.append((f"{network}, {n:,} images", tuple(row)))
+                scaling[f"{network}, {predictor}"] = tuple(
+                    _total_s(one, evaluation, epochs, p) for p in counts
+                )
+                for images in (1, 2, 4) if predictor == "calibrated" else ():
+                    sizes[f"{network}, {_SAMPLES * images:,} images"] = tuple(
+                        _total_s(one, evaluation, epochs * more, n_cores, images)
+                        for more in (1, 2, 4)
+                    )
             except DlperfError as error:
                 failures.append(f"{network}, {predictor}: {error}")
-    found = []
-    for title, rows, columns in (
-        (
-            (
-                f"Forecast on this machine's {n_cores} cores, minutes: {_SAMPLES:,} images, 70"
-                " epochs (large: 15), over p"
-            ),
-            scaling,
-            (*WORKERS, *MORE_WORKERS),
-        ),
+    title = (
+        f"Forecast on this machine's {n_cores} cores, minutes: {_SAMPLES:,} images, 70 epochs"
+        " (large: 15), over p"
+    )
+    found = (
+        (title, scaling, tuple(map(str, counts))),
         (
             f"Forecast for p = {n_cores}, minutes: images x epochs",
             sizes,
             ("70 (15) epochs", "140 (30)", "280 (60)"),
         ),
-    ):
-        if rows:
-            found.append(
-                ForecastTable(
-                    title,
-                    tuple(name for name, _ in rows),
-                    tuple(map(str, columns)),
-                    tuple(times for _, times in rows),
-                )
-            )
-    return tuple(found)
+    )
+    return tuple(
+        ForecastTable(title, tuple(rows), columns, tuple(rows.values()))
+        for title, rows, columns in found
+        if rows
+    )

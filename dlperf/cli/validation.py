@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer
 from dlperf.cli.options import (
@@ -16,16 +15,6 @@ from dlperf.cli.options import (
 )
 from dlperf.core.argument_types import count, count_or_none, counts, names, rates, seconds
 from dlperf.core.errors import DlperfError
-
-if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        MODEL,
-        Command,
-        common,
-        flag,
-        option,
-        output,
-    )
 
 MOST_OPS = 2000
 _ACCURACY_OPTIONS = ("held_out_ops", "peers", "ablation", "predictor", "threads")
