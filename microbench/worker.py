@@ -11,7 +11,8 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -141,23 +142,6 @@ ones are cut first.
 """
 
 
-@dataclass
-class _Spent:
-    """What a group's passes took so far."""
-
-    now: Callable[[], float]
-    switches: int = 0
-    seconds: float = 0.0
-
-    def __enter__(self) -> None:
-        self.switches -= involuntary_switches()
-        self.seconds -= self.now()
-
-    def __exit__(self, *_: object) -> None:
-        self.switches += involuntary_switches()
-        self.seconds += self.now()
-
-
 def framework_slowdown(mean_s: float, while_measured: Sequence[float]) -> float:
     """Contention slowdown of the framework: the mean speed sample over a fast one of those taken
     while its costs were measured. Interference slows an interpreter more than kernels.
@@ -200,7 +184,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
     kernels are sampled in further passes while they lack samples and time is left, since
     interference rarely lasts for two passes; so are costs of cold caches. A group of kernels
     reports after its first samples and at the end. A job that `asks` receives further points as a
-    line on stdin, places by group. Points in the job's `measured`, places by group, are left out.
+    line on stdin, indices by group. Points in the job's `measured`, indices by group, are left out.
     """
     import torch
 
@@ -238,36 +222,45 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             *memory.measure_residency(n_threads, mode, own),
         ]
 
-    system: dict[str, Callable[[Clock], tuple[list[Bandwidth], list[Cost]]]] = {
-        "framework": lambda own: ([], framework.measure(n_threads, mode, own)),
-        "memory": lambda own: ([], pages(own)),
-        "threads": lambda own: ([], threads.measure(n_threads, mode, own)),
-        "stream": sweeps,
-        "ceilings": lambda own: ceilings.measure(n_threads, mode, cpu.caches_bytes, own),
-        "loop": lambda own: ([], loop.measure(n_threads, mode, own)),
-        "ddp": lambda own: ([], ddp.measure(n_threads, mode, own)),
+    # What each group of costs measures: bandwidths, costs, and what was refused.
+    system: dict[str, Callable[[Clock], tuple[list[Bandwidth], list[Cost], list[str]]]] = {
+        "framework": lambda own: ([], framework.measure(n_threads, mode, own), []),
+        "memory": lambda own: ([], pages(own), []),
+        "threads": lambda own: ([], threads.measure(n_threads, mode, own), []),
+        "stream": lambda own: (*sweeps(own), []),
+        "ceilings": lambda own: (*ceilings.measure(n_threads, mode, cpu.caches_bytes, own), []),
+        "loader": lambda own: ([], *loader.measure(n_threads, mode, own)),
+        "loop": lambda own: ([], loop.measure(n_threads, mode, own), []),
+        "ddp": lambda own: ([], ddp.measure(n_threads, mode, own), []),
     }
     again: dict[str, Callable[[Clock], Mapping[CostKey, Samples]]] = {
         "framework": lambda own: cold_start.measure(mode, own),
         "stream": lambda own: {cost.key: cost.samples for cost in data_residency(own)},
     }
-    groups = {group.name: group for group in planned_groups(mode, cpu.flags)}
-    exact: set[str] = set()
-    for recorded in job["traces"]:
-        group = trace_group(Trace.from_json(recorded), mode)
-        groups[group.name] = group
-        exact.add(group.name)
+    exact = {
+        group.name: group
+        for group in (trace_group(Trace.from_json(trace), mode) for trace in job["traces"])
+    }
+    groups = {group.name: group for group in planned_groups(mode, cpu.flags)} | exact
     timings = {
         name: Timing(_without(groups[name], job["measured"].get(name, ())), n_threads, clock)
         for name in job["groups"]
         if name in groups
     }
-    spent = {name: _Spent(speed.now) for name in job["groups"]}
+    spent = {name: {"switches": 0.0, "seconds": 0.0} for name in job["groups"]}
     while_measured: list[float] = []
     system_costs: dict[str, list[Cost]] = {}
 
-    def own_clock(name: str) -> Clock:
-        return clock.within(SHARES[name] * BUDGET_S[mode])
+    @contextmanager
+    def measuring(name: str, number: int = 1) -> Iterator[Clock]:
+        """Report that a group's sample begins, and note the time and the switches that it takes.
+        Its clock has the group's share of the time.
+        """
+        say({"now": f"{name}, sample {number}" if number > 1 else name})
+        switches, begin = involuntary_switches(), speed.now()
+        yield clock.within(SHARES.get(name, 0.0) * BUDGET_S[mode])
+        spent[name]["switches"] += involuntary_switches() - switches
+        spent[name]["seconds"] += speed.now() - begin
 
     def tell(
         name: str,
@@ -290,8 +283,7 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
             {
                 "group": name,
                 "part": part.to_json(),
-                "switches": spent[name].switches,
-                "seconds": spent[name].seconds,
+                **spent[name],
                 "refused": timed.refused,
                 "unsteady": timed.n_unsteady,
                 "left_out": timed.n_left_out,
@@ -301,123 +293,85 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
 
     def contention() -> list[Cost]:
         mean_s = speed.mean_s
-        intervals = (
-            [
-                Cost(
-                    CostKey(INTERFERENCE),
-                    n_threads,
-                    Samples(tuple(spell_s / mean_s for spell_s in speed.interval_means_s)),
-                )
-            ]
-            if speed.interval_means_s
-            else []
-        )
-        factor = (
-            [
-                Cost(
-                    CostKey(CONTENTION_FRAMEWORK),
-                    n_threads,
-                    Samples((framework_slowdown(mean_s, while_measured),)),
-                )
-            ]
-            if while_measured
-            else []
-        )
-        return factor + intervals
+        factors = {
+            CONTENTION_FRAMEWORK: while_measured and [framework_slowdown(mean_s, while_measured)],
+            INTERFERENCE: [interval_s / mean_s for interval_s in speed.interval_means_s],
+        }
+        return [
+            Cost(CostKey(kind), n_threads, Samples(tuple(values)))
+            for kind, values in factors.items()
+            if values
+        ]
 
     def take(
         ahead: dict[str, list[int]],
         time_left: Clock,
-        what: str = "",
+        number: int = 1,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[str]:
-        """A sample of each of these places of groups; the groups share the time left by how long
+        """A sample of each of these points of groups; the groups share the time left by how long
         their kernels take. The names of groups, as they are done.
         """
         weights = {
-            name: (
-                0.0
-                if name in exact
-                else _weight(timings[name].group.points[place] for place in places)
-            )
-            for name, places in ahead.items()
+            name: _weight(timings[name].group.points[index] for index in indices)
+            for name, indices in ahead.items()
+            if name not in exact
         }
-        for name, places in ahead.items():
-            say({"now": name + what})
+        for name, indices in ahead.items():
             of_all = math.fsum(weights.values())
-            weight = weights.pop(name)
-            with spent[name]:
-                timings[name].take(
-                    places,
-                    progress,
-                    (
-                        math.inf
-                        if name in exact
-                        else time_left.part(weight / of_all).left_s
-                        if of_all
-                        else 0.0
-                    ),
-                )
+            weight = weights.pop(name, 0.0)
+            with measuring(name, number):
+                allowance_s = time_left.part(weight / of_all).left_s if of_all else 0.0
+                timings[name].take(indices, progress, math.inf if name in exact else allowance_s)
             yield name
 
     def first_samples(most_rank: float, time_left: Clock) -> None:
         ahead = {
-            name: places
+            name: indices
             for name, timing in timings.items()
-            if (places := timing.unsampled(0 if name in exact else most_rank))
+            if (indices := timing.unsampled(0 if name in exact else most_rank))
         }
         for name in take(ahead, time_left, progress=lambda n_points: say({"progress": n_points})):
             tell(name, timings[name].result())
 
     def affordable() -> int:
         """Points beyond the planned ones that fit the time left, at the usual time a point."""
-        seconds = sum(spent[name].seconds for name in timings)
+        seconds = math.fsum(spent[name]["seconds"] for name in timings)
         n_points = sum(len(timing.group.points) for timing in timings.values())
-        return (
-            min(FURTHER[mode], int(_FURTHER_FRAC * budget.left_s * n_points / seconds))
-            if seconds > 0
-            else 0
-        )
+        n_affordable = _FURTHER_FRAC * budget.left_s * n_points / seconds if seconds > 0 else 0
+        return min(FURTHER[mode], int(n_affordable))
 
     first_samples(0, least)
     for name in job["groups"]:
         if name in timings:
             continue
-        say({"now": name})
-        n_looks = len(speed.samples_s)
-        with spent[name]:
-            if name == "loader":
-                costs, refused = loader.measure(n_threads, mode, own_clock(name))
-                bandwidths: list[Bandwidth] = []
-            else:
-                (bandwidths, costs), refused = system[name](own_clock(name)), []
+        n_speed_samples = len(speed.samples_s)
+        with measuring(name) as own:
+            bandwidths, costs, refused = system[name](own)
         system_costs[name] = costs
         if name == "framework":
-            while_measured += list(speed.samples_s)[n_looks:]
+            while_measured += list(speed.samples_s)[n_speed_samples:]
             costs = [*costs, *contention()]
         tell(name, Timed(refused=tuple(refused)), bandwidths, costs)
     first_samples(math.inf, budget.part(_FIRST_FRAC))
     if job["asks"] and (n_further := affordable()):
         say({"wants": n_further})
         more = further_points(mode, cpu.flags)
-        for name, places in read_job().items():
-            timings[name].extend([more[name][place] for place in places])
+        for name, indices in read_job().items():
+            timings[name].extend([more[name][index] for index in indices])
     number = 1
     while lacking := {
-        name: places
+        name: indices
         for name, timing in timings.items()
-        if (places := timing.lacking) and (name in exact or budget.left_s > 0)
+        if (indices := timing.lacking) and (name in exact or budget.left_s > 0)
     }:
         number += 1
         if number % 2 == 0:
             lacking = dict(reversed(lacking.items()))  # time runs out on others each time
         for name in sorted(again.keys() & system_costs) if number <= 1 + AGAIN[mode] else ():
-            say({"now": f"{name}, sample {number}"})
-            with spent[name]:
-                system_costs[name] = cold_start.joined(
-                    system_costs[name], again[name](own_clock(name))
-                )
-        for _ in take(lacking, budget, f", sample {number}"):
+            with measuring(name, number) as own:
+                system_costs[name] = cold_start.joined(system_costs[name], again[name](own))
+        for _ in take(lacking, budget, number):
             pass
     at_last = contention()  # of all speed samples
     for name in again.keys() & system_costs:
@@ -426,13 +380,10 @@ def run(job: dict[str, Any], say: Say, speed: CoreSpeed | None = None) -> None:
         tell(name, timing.result(), costs=at_last)
 
 
-def _without(group: Group, places: Sequence[int]) -> Group:
-    """The group without the points at these places."""
-    measured = set(places)
-    return replace(
-        group,
-        points=tuple(point for place, point in enumerate(group.points) if place not in measured),
-    )
+def _without(group: Group, indices: Sequence[int]) -> Group:
+    """The group without the points of these indices."""
+    points = (point for index, point in enumerate(group.points) if index not in indices)
+    return replace(group, points=tuple(points))
 
 
 if __name__ == "__main__":
