@@ -14,16 +14,17 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from threading import BrokenBarrierError
 from typing import Any
 
 from dlperf.core import host
-from dlperf.core.clock import Clock, Samples, involuntary_switches
+from dlperf.core.clock import Clock, Samples, involuntary_switches, timed
 from dlperf.core.co_run import PREPARATION, CoRun
+from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Cpu, Machine
 from dlperf.microbench.job import Say, do_job
 
@@ -44,7 +45,7 @@ _STARTS = {"quick": 1, "full": 2, "thorough": 5}
 """How often processes are started to see what their preparation takes."""
 
 
-class WorkerDied(Exception):
+class WorkerDied(WorkFailed):
     """A worker ended or did not answer; the message is one line."""
 
 
@@ -130,12 +131,8 @@ def serve(place: int, connection: Connection, barriers: dict[int, Any], cpu: Cpu
 
 def warm_s(call: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of a call that is no first one."""
-    found = []
-    for _ in range(4):
-        begin = now()
-        call()
-        found.append(now() - begin)
-    return min(found[1:])
+    clock = Clock(now, lambda: 0)
+    return min([timed(call, clock)[0] for _ in range(4)][1:])
 
 
 def batch_of(call_s: float) -> int:
@@ -172,8 +169,8 @@ def _be_ready(barrier: Any) -> None:
 class Pool:
     """Started workers, and how they are told what to do."""
 
-    def __init__(self, n: int, numbers: tuple[int, ...], cpu: Cpu) -> None:
-        spawning = multiprocessing.get_context("spawn")
+    def __init__(self, numbers: tuple[int, ...], cpu: Cpu) -> None:
+        spawning, n = multiprocessing.get_context("spawn"), max(numbers)
         self.barriers = {
             p: spawning.Barrier(p) for p in {1, *numbers}
         }  # kept: a worker that still starts finds them by name
@@ -215,11 +212,7 @@ class Pool:
                             )
         except (EOFError, OSError) as error:
             place = next(
-                (
-                    place
-                    for place in places
-                    if place not in found and not _is_alive(self.processes[place])
-                ),
+                (place for place in places if place not in found and self._has_ended(place)),
                 places[0],
             )
             process = self.processes[place]
@@ -228,6 +221,10 @@ class Pool:
                 f" {process.exitcode}, busy with {self.work}"
             ) from error
         return [found[place] for place in places]
+
+    def _has_ended(self, place: int) -> bool:
+        self.processes[place].join(1)  # its pipe may end a moment before it does
+        return not self.processes[place].is_alive()
 
     def make(self, work: str, recorded: dict[str, Any] | None, workers: int) -> float:
         """Have `workers` of them get ready for a kind of work, or for a trace's operations; seconds
@@ -260,21 +257,6 @@ class Pool:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def _is_alive(process: Any) -> bool:
-    process.join(1)  # its pipe may end a moment before it does
-    return bool(process.is_alive())
-
-
-@contextmanager
-def pool(n: int, numbers: tuple[int, ...], cpu: Cpu) -> Iterator[Pool]:
-    """A pool that leaves no process behind."""
-    started = Pool(n, numbers, cpu)
-    try:
-        yield started
-    finally:
-        started.close()
 
 
 def measure(
@@ -365,21 +347,11 @@ def run(job: dict[str, Any], say: Say) -> None:
             co_run = measure_preparation(workers, mode, start_s)
             tell(name, co_run, involuntary_switches() - switches, time.perf_counter() - begin)
     if at_once:
-        with pool(max(at_once), tuple(at_once), cpu) as team:
+        with closing(Pool(tuple(at_once), cpu)) as team:
             for name, work, recorded, workers in job["groups"]:
                 if work != PREPARATION:
                     tell(name, *measure(team, work, recorded, workers, mode))
 
 
-def run_or_say(job: dict[str, Any], say: Say) -> int:
-    """Measure; a worker that dies is said in one line and makes the status 1."""
-    try:
-        run(job, say)
-    except WorkerDied as error:
-        say({"failed": str(error)})
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(do_job(run_or_say))
+    sys.exit(do_job(run))

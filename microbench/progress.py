@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from contextlib import contextmanager
+from typing import TypeAlias
 
 from tqdm import tqdm
 
@@ -14,16 +14,6 @@ from dlperf.core.streams import log
 
 EVERY_S = 10.0
 """How far apart plain lines are at least."""
-
-
-class Progress(Protocol):
-    """What a measurement tells while it goes on."""
-
-    def update(self, n: int) -> None:
-        """`n` more are done."""
-
-    def begin(self, what: str) -> None:
-        """The next part begins."""
 
 
 class Lines:
@@ -43,16 +33,15 @@ class Lines:
     ) -> None:
         self._total, self._unit, self._say, self._now = total, unit, say, now
         self._n_done, self._what = 0, ""
-        self._begin_s = now()
-        self._last_s = -float("inf")
+        self._begin_s, self._last_s = now(), -float("inf")
 
     def update(self, n: int) -> None:
         """`n` more are done."""
         self._n_done += n
         self._tell()
 
-    def begin(self, what: str) -> None:
-        """The next part begins."""
+    def set_postfix_str(self, what: str) -> None:
+        """The next part begins, as a bar shows it."""
         self._what = what
         self._tell()
 
@@ -64,24 +53,14 @@ class Lines:
             self._say(f"{done}; now {self._what}" if self._what else done)
 
 
-class _Bar:
-    """Progress as a bar."""
-
-    def __init__(self, bar: tqdm[object]) -> None:
-        self._bar = bar
-
-    def update(self, n: int) -> None:
-        self._bar.update(n)
-
-    def begin(self, what: str) -> None:
-        self._bar.set_postfix_str(what)
+Progress: TypeAlias = "tqdm[object] | Lines"
 
 
-@contextlib.contextmanager
+@contextmanager
 def progress_of(total: int, unit: str, title: str, bar: bool | None = None) -> Iterator[Progress]:
     """Progress on stderr: a bar on a terminal (or by `bar`), else plain lines."""
-    if not (sys.stderr.isatty() if bar is None else bar):
+    if sys.stderr.isatty() if bar is None else bar:
+        with tqdm(total=total, unit=unit, desc=title, file=sys.stderr, smoothing=0.1) as shown:
+            yield shown
+    else:
         yield Lines(total, unit, lambda line: log(f"{title}: {line}"))
-        return
-    with tqdm(total=total, unit=unit, desc=title, file=sys.stderr, smoothing=0.1) as shown:
-        yield _Bar(shown)

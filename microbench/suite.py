@@ -387,7 +387,7 @@ class _Measuring:
         """
         threads, group, before = job["threads"], ahead[0], self.machine
         what = f"{threads} thread{'s' if threads > 1 else ''}: "
-        self.bar.begin(what + group)
+        self.bar.set_postfix_str(what + group)
         saved_s = time.monotonic()
         variables = {**os.environ, **environment(threads)}
         with Child(module, environment=variables, stderr=None) as process:
@@ -401,7 +401,7 @@ class _Measuring:
                         self.bar.update(message["progress"])
                     elif "now" in message:
                         group = message["now"]
-                        self.bar.begin(what + group)
+                        self.bar.set_postfix_str(what + group)
                     elif "wants" in message and choose is not None:
                         chosen = self._chosen(choose, job, message["wants"])
                         process.write(json.dumps(chosen))

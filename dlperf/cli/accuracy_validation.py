@@ -244,7 +244,9 @@ def _time_ops(
     refused: set[str] = set()
     with progress_of(n_runs * len(random_ops), "op", "timing ops") as bar:
         for number in range(1, n_runs + 1):
-            bar.begin(f"process {number} of {n_runs}, {threads} thread{'s' * (threads != 1)}")
+            bar.set_postfix_str(
+                f"process {number} of {n_runs}, {threads} thread{'s' * (threads != 1)}"
+            )
             try:
                 kernels, notes = time_ops_apart([one.op for one in random_ops], threads, bar.update)
             except KeyboardInterrupt:

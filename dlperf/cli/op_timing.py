@@ -2,8 +2,8 @@
 before torch is imported.
 
 ``python -m dlperf.cli.op_timing`` reads ``{"ops": TRACE, "threads": T}`` from stdin, writes to
-stdout how many ops are done, a line each time, and in the last line a machine with their kernels,
-in its notes what could not be called. :func:`time_ops_apart` starts it.
+stdout in JSON lines how many more ops are done, and at last a machine with their kernels, in its
+notes what could not be called. :func:`time_ops_apart` starts it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from dlperf.core.child_process import Child, end_with_parent, failure, read_job
+from dlperf.core.child_process import Child, failure
 from dlperf.core.errors import WorkFailed
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import Op, Trace
+from dlperf.microbench.job import Say, do_job
 
 
 def time_ops_apart(
@@ -31,28 +33,23 @@ def time_ops_apart(
 
     trace = Trace("held-out ops", 1, (), tuple(ops))
     variables = {**os.environ, **environment(threads)}
-    answer = ""
+    machine = None
     with Child("dlperf.cli.op_timing", environment=variables, stderr=None) as process:
         process.write(json.dumps({"ops": trace.to_json(), "threads": threads}))
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("{"):
-                answer = line
-            else:
-                progress(int(line))
+            message = json.loads(line) if line.endswith("\n") else {}
+            progress(message.get("progress", 0))
+            machine = message.get("machine")
         status = process.wait()
-    if status or not answer.endswith("\n"):
+    if status or machine is None:
         raise failure(status, "", "the process that times single ops", unusable=WorkFailed)
-    machine = Machine.from_json(json.loads(answer))
-    return machine.kernels, machine.notes
+    found = Machine.from_json(machine)
+    return found.kernels, found.notes
 
 
-def main() -> int:
-    """Time the ops of the job on stdin."""
-    end_with_parent()
-    job = read_job()
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr, not between our lines
+def time_ops(job: dict[str, Any], say: Say) -> None:
+    """Time the ops of a job."""
     import torch
 
     from dlperf.core import host
@@ -60,32 +57,21 @@ def main() -> int:
     from dlperf.microbench.timing import time_group
     from dlperf.microbench.worker import settled_core_speed
 
-    torch.set_num_threads(job["threads"])
+    threads = job["threads"]
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
-
-    def progress(n_points: int) -> None:
-        lines.write(f"{n_points}\n")
-        lines.flush()
-
-    group = Group(
-        "held-out ops",
-        tuple(Point("held-out", op) for op in Trace.from_json(job["ops"]).ops),
-        repeats("full"),
-    )
-    try:
-        timed = time_group(group, job["threads"], progress, settled_core_speed("full").clock())
-    except KeyboardInterrupt:
-        return 130
+    ops = Trace.from_json(job["ops"]).ops
+    group = Group("held-out ops", tuple(Point("held-out", op) for op in ops), repeats("full"))
+    clock = settled_core_speed("full").clock()
+    timed = time_group(group, threads, lambda n_points: say({"progress": n_points}), clock)
     machine = Machine(
         host.this_cpu(),
         kernels=tuple(timed.kernels),
         notes=tuple(timed.refused),
         versions=host.versions(),
     )
-    lines.write(json.dumps(machine.to_json()) + "\n")
-    lines.flush()
-    return 0
+    say({"machine": machine.to_json()})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_job(time_ops))

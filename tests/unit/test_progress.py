@@ -11,11 +11,11 @@ def test_lines_are_told_at_once_and_then_every_ten_seconds() -> None:
     said: list[str] = []
     time = 100.0
     lines = Lines(8, "kernel", said.append, lambda: time)
-    lines.begin("1 thread: gemm")
+    lines.set_postfix_str("1 thread: gemm")
     assert said == ["0 of 8 kernels, 0 s; now 1 thread: gemm"]
     time = 109.0
     lines.update(2)
-    lines.begin("1 thread: pool")
+    lines.set_postfix_str("1 thread: pool")
     assert len(said) == 1  # nine seconds after the last
     time = 110.0
     lines.update(1)
@@ -23,7 +23,7 @@ def test_lines_are_told_at_once_and_then_every_ten_seconds() -> None:
     time = 119.5
     lines.update(1)
     time = 125.0
-    lines.begin("2 threads: gemm")
+    lines.set_postfix_str("2 threads: gemm")
     assert said[2:] == ["4 of 8 kernels, 25 s; now 2 threads: gemm"]
 
 
@@ -33,6 +33,6 @@ def test_a_pipe_gets_lines_and_no_bar(capsys: pytest.CaptureFixture[str]) -> Non
     err = capsys.readouterr().err
     assert err == "dlperf: timing ops: 2 of 3 ops, 0 s\n"
     with progress_of(3, "op", "timing ops", bar=True) as progress:
-        progress.begin("first")
+        progress.set_postfix_str("first")
         progress.update(3)
     assert "3/3" in capsys.readouterr().err

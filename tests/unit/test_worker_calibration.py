@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from dlperf.core.machine import Cpu, Machine
 from dlperf.core.trace import Trace
 from dlperf.microbench import co_run, suite
 from dlperf.microbench.co_run import (
+    Pool,
     Window,
     WorkerDied,
     measure,
     measure_preparation,
-    pool,
     resources,
     run,
     time_window,
@@ -277,7 +278,7 @@ def test_a_worker_that_dies_leaves_one_line_and_what_is_finished(
 
 @pytest.mark.process
 def test_two_real_workers_and_the_death_of_one() -> None:
-    with pool(2, (2,), CPU) as team:
+    with closing(Pool((2,), CPU)) as team:
         assert team.make("overhead", None, 2) > 0
         seconds, _ = team.run([0, 1], 5, 0.02)
         assert seconds > 0
@@ -296,7 +297,7 @@ def test_two_real_workers_and_the_death_of_one() -> None:
 @pytest.mark.process
 def test_a_worker_that_fails_says_why() -> None:
     with (
-        pool(2, (2,), CPU) as team,
+        closing(Pool((2,), CPU)) as team,
         pytest.raises(
             WorkerDied, match=r"worker 1 of 2 failed, busy with own: Unplayable: mine: none of its"
         ),
