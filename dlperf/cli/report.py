@@ -61,7 +61,7 @@ def check(args: Namespace) -> None:
 def report(args: Namespace) -> Answer:
     """Predicted against actual for each target or measurement."""
     from dlperf.report.comparison import FORMATS, render, write
-    from dlperf.report.export import reports_to_json
+    from dlperf.report.step_comparison import reports_to_json
 
     use_threads(args.threads)
     reports: list[Report] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ from dlperf.core.files import write_bytes, write_text
 from dlperf.core.measurement import Measurement
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.document import FILE_WIDTH, Image, to_markdown, to_text
-from dlperf.report.export import report_to_json, reports_to_csv, reports_to_json
-from dlperf.report.step_comparison import StepComparison
+from dlperf.report.step_comparison import (
+    StepComparison,
+    report_to_json,
+    reports_to_csv,
+    reports_to_json,
+)
 from dlperf.report.step_pages import MAX_LINES, overview_page, report_page
 from dlperf.report.writing import check_folder, make_folder, slug
 
@@ -145,15 +150,14 @@ def compare(
             other == p.predictor or other.startswith(f"{p.predictor} #") for other in predictors
         )
         predictors.append(p.predictor if not n_before else f"{p.predictor} #{n_before + 1}")
-    if created is None:
-        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return Report(
         predictions,
         measurement,
         tuple(predictors),
         tuple(dict.fromkeys(warnings)),
         command,
-        created,
+        now if created is None else created,
     )
 
 
@@ -188,21 +192,19 @@ def render(
     """
     if not reports:
         raise DlperfError("report: there is nothing to report; name a target or a measurement")
-    if format == "text":
-        text = (
-            r.to_text(width, MAX_LINES if width is None else None, width is not None)
-            for r in reports
-        )
-        return "\n\n".join(text)
-    if format == "md":
-        links = [*images, *((),) * len(reports)]
-        return "\n".join(r.to_markdown(own) for r, own in zip(reports, links))
-    if format == "html":
-        return reports_to_html(reports)
-    if format == "csv":
-        return reports_to_csv(reports)
-    if format == "json":
-        return json.dumps(reports_to_json(reports), indent=1, allow_nan=False) + "\n"
+    match format:
+        case "text":
+            max_lines = MAX_LINES if width is None else None
+            return "\n\n".join(r.to_text(width, max_lines, width is not None) for r in reports)
+        case "md":
+            links = [*images, *((),) * len(reports)]
+            return "\n".join(r.to_markdown(own) for r, own in zip(reports, links))
+        case "html":
+            return reports_to_html(reports)
+        case "csv":
+            return reports_to_csv(reports)
+        case "json":
+            return json.dumps(reports_to_json(reports), indent=1, allow_nan=False) + "\n"
     raise _unknown(format)
 
 
@@ -241,13 +243,14 @@ def write(
 
 
 def _names(reports: Sequence[Report]) -> list[str]:
-    names: list[str] = []
+    """A name for each report's files: target, batch size and threads, with a number where it is not
+    the first of that name.
+    """
+    names: dict[str, None] = {}
     for report in reports:
         target = slug(report.target.rsplit("/", 1)[-1])
         name = f"{target}-b{report.batch_size}-t{report.measurement.threads}"
         name += "-inference" if report.inference else ""
-        unique, number = name, 2
-        while unique in names:
-            unique, number = f"{name}-{number}", number + 1
-        names.append(unique)
-    return names
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        names[next(one for one in itertools.chain([name], numbered) if one not in names)] = None
+    return list(names)

@@ -8,12 +8,11 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-from dlperf.core.files import write_bytes, write_text
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.distributed.scaling import CommunicationReplay, RanksPoint, Scaling, ScalingPoint
 from dlperf.report.document import FILE_WIDTH, Block, Column, Heading, Paragraph, Table, to_text
-from dlperf.report.writing import check_folder, make_folder
+from dlperf.report.writing import write_files
 
 _MOST_BUCKETS = 8
 _MOST_ROWS = 16
@@ -92,8 +91,8 @@ def _scaling_page(found: Scaling) -> list[Block]:
     ]
 
 
-def _step_columns(rows: Sequence[RanksPoint]) -> dict[str, Column]:
-    """The columns that a forecast and a replay share, by title."""
+def _step_columns(rows: Sequence[RanksPoint]) -> list[Column]:
+    """The columns that a forecast and a replay share."""
 
     def seconds(title: str, name: str, rank: int = 0) -> Column:
         return Column(title, tuple(format_seconds(getattr(row, name)) for row in rows), rank=rank)
@@ -101,7 +100,7 @@ def _step_columns(rows: Sequence[RanksPoint]) -> dict[str, Column]:
     intervals = (f"{format_seconds(row.low_s)} .. {format_seconds(row.high_s)}" for row in rows)
     exposed = (row.exposed_communication_s / row.step_s if row.step_s else 0.0 for row in rows)
     gains = (f"-{format_percent(max(0.0, row.network_gain_frac))}" for row in rows)
-    columns = (
+    return [
         Column("ranks", tuple(str(row.ranks) for row in rows)),
         seconds("step", "step_s"),
         Column("90 %", tuple(intervals), rank=2),
@@ -114,48 +113,29 @@ def _step_columns(rows: Sequence[RanksPoint]) -> dict[str, Column]:
         seconds("first step", "first_step_s", 4),
         Column("link x 2", tuple(gains), rank=4),
         Column("bound", tuple(row.bound for row in rows), align_left=True),
-    )
-    return {column.title: column for column in columns}
-
-
-def _ordered(columns: dict[str, Column], **added: tuple[str, Column] | None) -> tuple[Column, ...]:
-    """The columns; each added one follows the column of the title given with it."""
-    ordered = list(columns.values())
-    for entry in added.values():
-        if entry is not None:
-            titles = [column.title for column in ordered]
-            ordered.insert(titles.index(entry[0]) + 1, entry[1])
-    return tuple(ordered)
+    ]
 
 
 def _scaling_columns(found: Scaling) -> tuple[Column, ...]:
-    rows = found.rows
+    rows, columns = found.rows, _step_columns(found.rows)
 
     def intensities(row: ScalingPoint) -> str:
         pair = (row.memory_intensity, row.arithmetic_intensity)
         return " ".join("-" if value is None else f"{value:.3g}" for value in pair)
 
+    if found.scaling == "strong":
+        batches = tuple(str(row.batch_size) for row in rows)
+        columns.insert(1, Column("batch", batches, rank=1))
+    bound = columns.pop()
     rates = tuple(f"{row.samples_per_s:.4g}" for row in rows)
-    batches = tuple(str(row.batch_size) for row in rows)
-    epochs = tuple(format_seconds(row.epoch_s) for row in rows)
-    regions = tuple(row.ridgeline or "-" for row in rows)
-    has_plane = any(row.ridgeline for row in rows)
-    return _ordered(
-        _step_columns(rows),
-        batch=("ranks", Column("batch", batches, rank=1)) if found.scaling == "strong" else None,
-        rate=("speed-up", Column("samples/s", rates)),
-        epoch=("link x 2", Column("epoch", epochs)) if found.samples is not None else None,
-        region=(
-            ("link x 2", Column("Ridgeline", regions, align_left=True, rank=5))
-            if has_plane
-            else None
-        ),
-        plane=(
-            ("link x 2", Column("I_M, I_A", tuple(map(intensities, rows)), rank=5))
-            if has_plane
-            else None
-        ),
-    )
+    columns.insert(-2, Column("samples/s", rates))
+    if any(row.ridgeline for row in rows):
+        regions = tuple(row.ridgeline or "-" for row in rows)
+        columns.append(Column("I_M, I_A", tuple(map(intensities, rows)), rank=5))
+        columns.append(Column("Ridgeline", regions, align_left=True, rank=5))
+    if found.samples is not None:
+        columns.append(Column("epoch", tuple(format_seconds(row.epoch_s) for row in rows)))
+    return (*columns, bound)
 
 
 def _replay_page(found: CommunicationReplay) -> list[Block]:
@@ -170,15 +150,14 @@ def _replay_page(found: CommunicationReplay) -> list[Block]:
         f" {format_seconds(found.overhead_s)} is carried over"
     )
     waiting = tuple(format_seconds(row.waiting_s) for row in found.rows)
-    steps = _ordered(
-        _step_columns(found.rows), waiting=("computing", Column("waiting in it", waiting, rank=2))
-    )
+    steps = _step_columns(found.rows)
+    steps.insert(4, Column("waiting in it", waiting, rank=2))
     n_more = len(found.calls) - _MOST_ROWS
     more = f"... and {n_more} other sizes; --json has them all"
     return [
         Heading(title, 1),
         Paragraph((*_what_if(found), overhead)),
-        Table(steps),
+        Table(tuple(steps)),
         Table(_rank_columns(found)),
         *([Table(_call_columns(found))] if found.calls else []),
         Paragraph((more,) if n_more > 0 else ()),
@@ -233,16 +212,10 @@ def write(
     """
     from dlperf.report.scaling_plots import pngs_of  # matplotlib, which takes a while to import
 
-    check_folder(folder, force)
-    place = make_folder(folder)
-    texts = {
+    files: dict[str, str | bytes] = {
         "scaling.txt": f"dlperf scale\n\n{scaling_to_text(found, FILE_WIDTH)}\n",
         "scaling.csv": found.to_csv(),
         "scaling.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
+        **{f"{name}.png": png for name, png in pngs_of(found).items()},
     }
-    for name, content in texts.items():
-        write_text(place / name, content)
-    images = {f"{name}.png": png for name, png in pngs_of(found).items()}
-    for name, png in images.items():
-        write_bytes(place / name, png)
-    return [place / name for name in (*texts, *images)]
+    return write_files(folder, files, force)

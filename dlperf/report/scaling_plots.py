@@ -4,9 +4,10 @@ plane) and of a communication replay.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -53,39 +54,34 @@ def step_figure(found: Scaling) -> Figure:
     """Above the step with its interval and the step without synchronisation, below efficiency, both
     over ranks.
     """
-    rows = sorted(found.rows, key=lambda row: row.ranks)
-    ranks = [row.ranks for row in rows]
+    frame = _frame(found)
+    ranks = frame["ranks"]
     figure = new_figure(7.6, 5.4)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    low, high = [row.low_s for row in rows], [row.high_s for row in rows]
-    top.fill_between(
-        ranks, low, high, color=COMPUTE, alpha=0.15, linewidth=0, label="90 % interval of the step"
-    )
-    top.plot(ranks, [row.step_s for row in rows], color=COMPUTE, marker="o", label="step")
-    top.plot(
-        ranks,
-        [row.compute_s for row in rows],
-        color=EXPOSED,
-        marker="s",
-        linestyle="--",
-        label="without synchronisation",
-    )
+    interval = {"alpha": 0.15, "linewidth": 0, "label": "90 % interval of the step"}
+    top.fill_between(ranks, frame["low_s"], frame["high_s"], color=COMPUTE, **interval)
+    top.plot(ranks, frame["step_s"], color=COMPUTE, marker="o", label="step")
+    alone = {"marker": "s", "linestyle": "--", "label": "without synchronisation"}
+    top.plot(ranks, frame["compute_s"], color=EXPOSED, **alone)
     if found.scaling == "strong":
         top.set_yscale("log")
     else:
         top.set_ylim(bottom=0)
     seconds_axis(top.yaxis)
-    top.set_ylabel("step")
-    top.grid(axis="y", color=GRID)
+    top.set(ylabel="step", title=_title(found))
     top.legend(loc="best")
-    top.set_title(_title(found))
-    below.plot(ranks, [row.efficiency for row in rows], color=EFFICIENCY, marker="o")
+    below.plot(ranks, frame["efficiency"], color=EFFICIENCY, marker="o")
     below.axhline(1.0, color=DIM, linewidth=0.8, linestyle=":")
-    below.set_ylim(0, max(1.05, 1.05 * max(row.efficiency for row in rows)))
+    below.set(ylim=(0, max(1.05, 1.05 * frame["efficiency"].max())), ylabel="efficiency")
     below.yaxis.set_major_formatter(PercentFormatter(1.0))
-    below.set_ylabel("efficiency")
-    below.grid(axis="y", color=GRID)
-    _ranks_axis(below, ranks)
+    for ax in (top, below):
+        ax.grid(axis="y", color=GRID)
+    if ranks.max() / ranks.min() >= 4:
+        below.set_xscale("log", base=2)
+    ticks = ranks[:: -(-len(ranks) // _MOST_TICKS)]
+    below.set_xticks(ticks, ticks.astype(str))
+    below.minorticks_off()
+    below.set_xlabel("ranks")
     return figure
 
 
@@ -93,42 +89,40 @@ def communication_figure(found: Scaling) -> Figure:
     """Stacked bars over ranks in shares of the step: computing with what is sent behind it, and the
     sending that shows.
     """
-    rows = sorted(found.rows, key=lambda row: row.ranks)
-    places = list(range(len(rows)))
+    frame = _frame(found)
     figure = new_figure(7.6, 3.6)
     ax = figure.subplots()
-    hidden = [
-        max(0.0, min(row.communication_s - row.exposed_communication_s, row.compute_s)) / row.step_s
-        for row in rows
-    ]
-    shown = [row.exposed_communication_s / row.step_s for row in rows]
-    quiet = [1 - a - b for a, b in zip(hidden, shown)]
-    style: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.4}
-    ax.bar(places, quiet, color=COMPUTE, label="computing, nothing sent", **style)
-    ax.bar(
-        places,
-        hidden,
-        bottom=quiet,
-        color=HIDDEN,
-        hatch="....",
-        label="computing while sending",
-        **style,
-    )
-    ax.bar(
-        places,
-        shown,
-        bottom=[a + b for a, b in zip(quiet, hidden)],
-        color=EXPOSED,
-        hatch="////",
-        label="exposed communication",
-        **style,
-    )
-    ax.set_xticks(places, [str(row.ranks) for row in rows])
-    ax.set(xlabel="ranks", ylim=(0, 1))
+    exposed_s = frame["exposed_communication_s"]
+    behind_s = (frame["communication_s"] - exposed_s).clip(0, frame["compute_s"])
+    hidden, shown = behind_s / frame["step_s"], exposed_s / frame["step_s"]
+    bottom = 0.0 * shown
+    for height, color, hatch, label in (
+        (1 - hidden - shown, COMPUTE, "", "computing, nothing sent"),
+        (hidden, HIDDEN, "....", "computing while sending"),
+        (shown, EXPOSED, "////", "exposed communication"),
+    ):
+        ax.bar(
+            frame.index,
+            height,
+            bottom=bottom,
+            color=color,
+            hatch=hatch,
+            label=label,
+            edgecolor=INK,
+            linewidth=0.4,
+        )
+        bottom = bottom + height
+    ax.set_xticks(frame.index, frame["ranks"].astype(str))
+    ax.set(xlabel="ranks", ylim=(0, 1), ylabel="share of the step", title=_title(found))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ax.set(ylabel="share of the step", title=_title(found))
     figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+def _frame(found: Scaling) -> pd.DataFrame:
+    """The rows by rising number of ranks."""
+    frame = pd.DataFrame([asdict(row) for row in found.rows])
+    return frame.sort_values("ranks", ignore_index=True)
 
 
 def plane_figure(found: Scaling, rates: Rates) -> Figure:
@@ -144,15 +138,6 @@ def plane_figure(found: Scaling, rates: Rates) -> Figure:
         if row.memory_intensity
     ]
     return ridgeline_figure(points, rates, _title(found))
-
-
-def _ranks_axis(ax: Any, ranks: list[int]) -> None:
-    if len(ranks) > 1 and ranks[-1] / ranks[0] >= 4:
-        ax.set_xscale("log", base=2)
-    step = -(-len(ranks) // _MOST_TICKS)
-    ax.set_xticks(ranks[::step], [str(n) for n in ranks[::step]])
-    ax.minorticks_off()
-    ax.set_xlabel("ranks")
 
 
 def _title(found: Scaling) -> str:

@@ -1,4 +1,6 @@
-"""One measured step beside the predictions of one or several predictors, as data."""
+"""One measured step beside the predictions of one or several predictors, as data: frames, CSV and
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from dlperf.core import host
 from dlperf.core.measurement import Measurement
+from dlperf.core.text import frame_to_csv
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction
 from dlperf.ops.roofs import LEVELS
@@ -28,6 +32,7 @@ from dlperf.report.layer_comparison import (
 )
 from dlperf.report.layer_table import TreeLine, layer_tree
 
+SCHEMA, SET_SCHEMA, SCHEMA_VERSION = "dlperf.report", "dlperf.reports", 2
 _TEXTS = ("bound", "source")
 
 
@@ -120,12 +125,8 @@ class StepComparison:
     @property
     def unpredicted(self) -> tuple[str, ...]:
         """Measured layers without a row of any predictor."""
-        missing = [set(names_of(rows, MEASURED)) for rows in self.rows]
-        return tuple(
-            name
-            for name in names_of(self.rows[0], MEASURED)
-            if all(name in names for names in missing)
-        )
+        first, *others = (names_of(rows, MEASURED) for rows in self.rows)
+        return tuple(name for name in first if all(name in names for names in others))
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -166,21 +167,13 @@ class StepComparison:
     @cached_property
     def provenance(self) -> tuple[str, ...]:
         """Versions, machine file, date and command behind the numbers, one line each."""
-        lines = []
-        if self.measurement.versions:
-            lines.append(
-                "measured with "
-                + ", ".join(
-                    f"{name} {version}" for name, version in self.measurement.versions.items()
-                )
-            )
+        versions = (f"{name} {version}" for name, version in self.measurement.versions.items())
+        lines = [f"measured with {', '.join(versions)}"] if self.measurement.versions else []
         for machine in (prediction.machine for prediction in self.predictions):
             file = filter(None, (f"{machine.mode} calibration", machine.created, machine.path))
             lines.append(f"predicted for {machine.cpu.model} ({', '.join(file)})")
-        if self.created:
-            lines.append(f"compared {self.created}")
-        if self.command:
-            lines.append(f"command: {self.command}")
+        lines += [f"compared {self.created}"] if self.created else []
+        lines += [f"command: {self.command}"] if self.command else []
         return tuple(dict.fromkeys(lines))
 
     def layer_tree(self, predictor: str, max_lines: int | None = None) -> tuple[TreeLine, ...]:
@@ -236,3 +229,104 @@ def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
         name: math.nan if value is None and name not in _TEXTS else value
         for name, value in record.items()
     }
+
+
+# -- CSV and JSON ----------------------------------------------------------------------------------
+
+
+def reports_to_csv(reports: Sequence[StepComparison]) -> str:
+    """The frames of all reports below each other; every row carries its case and provenance."""
+    frames = []
+    for report in reports:
+        measurement = report.measurement
+        versions = (f"{name} {version}" for name, version in sorted(measurement.versions.items()))
+        whole = ("flops", "bytes", *(f"{level}_bytes" for level in LEVELS))
+        frame = report.frame.astype(dict.fromkeys(whole, "Int64")).assign(
+            machine=report.machine,
+            versions="; ".join(versions),
+            created=report.created,
+            command=report.command,
+        )
+        for place, name in enumerate(("target", "batch_size", "threads")):
+            frame.insert(place, name, getattr(report if place < 2 else measurement, name))
+        frames.append(frame)
+    return frame_to_csv(pd.concat(frames, ignore_index=True))
+
+
+def reports_to_json(reports: Sequence[StepComparison]) -> dict[str, Any]:
+    """One report as it is, several as a list under the schema ``dlperf.reports``."""
+    if len(reports) == 1:
+        return report_to_json(reports[0])
+    return {
+        "schema": SET_SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "versions": host.versions(),
+        "machine": "; ".join(dict.fromkeys(report.machine for report in reports)),
+        "reports": [report_to_json(report) for report in reports],
+    }
+
+
+def report_to_json(report: StepComparison) -> dict[str, Any]:
+    """A report as JSON data: the step, the accuracy and the layers, null where a side does not
+    know. The hierarchical roofline is that of the first prediction's trace and machine.
+    """
+    measurement, first = report.measurement, report.predictions[0]
+    data = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "target": report.target,
+        "batch_size": report.batch_size,
+        "threads": measurement.threads,
+        "inference": report.inference,
+        "machine": report.machine,
+        "created": report.created,
+        "command": report.command,
+        "versions": {
+            **host.versions(),
+            **{f"measured with {name}": version for name, version in measurement.versions.items()},
+        },
+        "measured": {
+            "step": {f"{name}_s": samples.median for name, samples in measurement.step.items()},
+            "spread_frac": {
+                name: samples.spread_frac for name, samples in measurement.step.items()
+            },
+            "repeatability_frac": measurement.repeatability_frac,
+        },
+        "predicted": [
+            {
+                "predictor": label,
+                "machine_file": prediction.machine.path,
+                "machine": prediction.machine.cpu.model,
+                "threads": prediction.threads,
+                "step": asdict(prediction.step),
+                "priced_time_frac": prediction.priced_time_frac,
+                "unpriced": [
+                    {"op": op, "count": count} for op, count in prediction.unpriced.items()
+                ],
+                "unsupported": list(prediction.prices.unsupported),
+            }
+            for label, prediction in zip(report.predictors, report.predictions)
+        ],
+        "accuracy": [asdict(entry) for entry in report.accuracy],
+        "layers": report.frame.astype(object).to_dict("records"),
+        "hierarchy": {
+            "levels": [asdict(roof) for roof in first.roofs.bandwidths],
+            "ceilings": [asdict(ceiling) for ceiling in first.roofs.ceilings],
+            "layers": first.traffic.astype(object).to_dict("records"),
+        },
+        "unpredicted": list(report.unpredicted),
+        "unmeasured": list(report.unmeasured),
+        "remarks": list(report.remarks),
+    }
+    return dict(_finite(data))
+
+
+def _finite(value: Any) -> Any:
+    """The same data with null for NaN and infinities, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

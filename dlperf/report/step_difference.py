@@ -32,7 +32,7 @@ from dlperf.core.records.conversion import (
 from dlperf.core.units import format_percent, format_seconds
 from dlperf.forecast.prediction import SCHEMA as PREDICTION
 from dlperf.forecast.prediction import Prediction
-from dlperf.report import export
+from dlperf.report import step_comparison as export
 from dlperf.report.document import Block, Bullets, Column, Heading, Paragraph, Table, format_error
 from dlperf.report.step_pages import step_title
 

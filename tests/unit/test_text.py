@@ -17,7 +17,7 @@ from dlperf.core.files import write_text
 from dlperf.core.streams import write_err
 from dlperf.core.text import csv_text, frame_to_csv, printable, visible
 from dlperf.report.comparison import compare, render
-from dlperf.report.export import reports_to_csv
+from dlperf.report.step_comparison import reports_to_csv
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ud800\r"
 CONTROLS = "\x1b\x07\x9b\u202e\ud800\r"
