@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import matplotlib
@@ -98,8 +99,7 @@ def new_figure(width_in: float, height_in: float, gap_frac: float = 0.02) -> Fig
 
 def to_png(figure: Figure, dpi: int = 150, description: str = "") -> bytes:
     """The figure as PNG."""
-    buffer = io.BytesIO()
-    description = description.encode(errors="backslashreplace").decode()
+    buffer, escaped = io.BytesIO(), description.encode(errors="backslashreplace")
     logger = logging.getLogger("matplotlib.font_manager")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -110,7 +110,7 @@ def to_png(figure: Figure, dpi: int = 150, description: str = "") -> bytes:
                 format="png",
                 dpi=dpi,
                 facecolor="white",
-                metadata={"Software": "dlperf", "Description": visible(description)},
+                metadata={"Software": "dlperf", "Description": visible(escaped.decode())},
             )
     finally:
         logger.setLevel(level)
@@ -210,8 +210,10 @@ def label_points(
         extent = sample.get_window_extent(renderer)
         sample.remove()
         for place in (*_PLACES[label.left_first], *_FAR_PLACES):
-            box = _box_at(place, own, extent.width, extent.height, pixels)
-            if not _holds(frame, box) or _covers(box, others) or any(map(box.overlaps, taken)):
+            aligned = extent.size * [_ALIGNED[name] for name in place[2:]]
+            box = Bbox.from_bounds(*own + pixels * np.array(place[:2]) - aligned, *extent.size)
+            leaves = (box.min < frame.min).any() or (box.max > frame.max).any()
+            if leaves or box.padded(4).count_contains(others) or any(map(box.overlaps, taken)):
                 continue
             text = ax.annotate(
                 label.text,
@@ -263,26 +265,9 @@ def label_lines(ax: Any, lines: Sequence[tuple[float, str]]) -> None:
 
 _Place = tuple[float, float, str, str]
 """Offset in points, and the horizontal and vertical alignment there."""
+_ALIGNED = {"left": 0.0, "bottom": 0.0, "center": 0.5, "right": 1.0, "top": 1.0}
+"""Share of a text's size that lies left of its position, or below it."""
 _LEADER = {"arrowstyle": "-", "color": DIM, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3}
-
-
-def _box_at(place: _Place, own: Any, width: float, height: float, pixels: float) -> Bbox:
-    """The extent of a text of that size at a place relative to its point."""
-    dx, dy, horizontal, vertical = place
-    left = own[0] + dx * pixels - {"left": 0.0, "center": width / 2, "right": width}[horizontal]
-    bottom = own[1] + dy * pixels - {"bottom": 0.0, "center": height / 2, "top": height}[vertical]
-    return Bbox.from_bounds(left, bottom, width, height)
-
-
-def _holds(frame: Any, box: Bbox) -> bool:
-    inside_x = box.x0 >= frame.x0 and box.x1 <= frame.x1
-    return bool(inside_x and box.y0 >= frame.y0 and box.y1 <= frame.y1)
-
-
-def _covers(box: Bbox, marks: Any) -> bool:
-    x, y = marks[:, 0], marks[:, 1]
-    near_x = (box.x0 - 4 <= x) & (x <= box.x1 + 4)
-    return bool((near_x & (box.y0 - 4 <= y) & (y <= box.y1 + 4)).any())
 
 
 def _near_places(flip: int) -> tuple[_Place, ...]:
@@ -323,16 +308,15 @@ def group_points(
     """Indices of the points that cannot be told apart: within `reach` (1/72 inch) of a group's
     first.
     """
-    groups: list[tuple[Any, list[int]]] = []
-    for index, point in enumerate(points):
-        at = ax.transData.transform(point)
-        limit = reach * ax.figure.dpi / 72
-        own = next((members for first, members in groups if math.dist(first, at) <= limit), None)
-        if own is None:
-            groups.append((at, [index]))
-        else:
-            own.append(index)
-    return [members for _, members in groups]
+    groups: list[list[int]] = []
+    limit = reach * ax.figure.dpi / 72
+    pixels = [ax.transData.transform(point) for point in points]
+    for index, at in enumerate(pixels):
+        own = next((group for group in groups if math.dist(pixels[group[0]], at) <= limit), [])
+        if not own:
+            groups.append(own)
+        own.append(index)
+    return groups
 
 
 def number_list(numbers: Iterable[int]) -> str:
@@ -341,14 +325,11 @@ def number_list(numbers: Iterable[int]) -> str:
     >>> number_list([7, 1, 2, 3, 9, 10])
     '1-3, 7, 9, 10'
     """
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(parts)
+    ordered = enumerate(sorted(set(numbers)))
+    runs = [[n for _, n in run] for _, run in groupby(ordered, lambda pair: pair[1] - pair[0])]
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
 def spans_decades(values: Iterable[float]) -> bool:
