@@ -26,19 +26,13 @@ from dlperf.cli.options import (
     output,
 )
 from dlperf.core.argument_types import counts
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed
+from dlperf.core.errors import Interrupted, WorkFailed
 from dlperf.core.files import check_writable
 from dlperf.core.streams import log, warn
 from dlperf.core.text import fit
+from dlperf.report.writing import make_folder
 
 if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        MODEL,
-        Command,
-        common,
-        option,
-        output,
-    )
     from dlperf.core.machine import Machine
     from dlperf.core.trace import Trace
 
@@ -49,7 +43,7 @@ def calibrate(args: Namespace) -> Answer:
 
     path = Path(args.output) if args.output else machine_path(args)
     if not args.output and not args.machine:
-        _make_folder(path.parent)
+        make_folder(path.parent)
     check_writable(path, args.force)
     threads = args.threads or _default_threads(use_threads(None))
     traces = [
@@ -136,7 +130,7 @@ def load_or_make_machine(args: Namespace, threads: int) -> Machine:
         f"this machine was never measured; a quick calibration goes to {path} (dlperf calibrate"
         " makes a better one)"
     )
-    _make_folder(path.parent)
+    make_folder(path.parent)
     check_writable(path)
     return run_calibration(path, "quick", _default_threads(threads))
 
@@ -144,16 +138,6 @@ def load_or_make_machine(args: Namespace, threads: int) -> Machine:
 def _default_threads(threads: int) -> tuple[int, ...]:
     """One thread, and the number that torch uses."""
     return (1,) if threads == 1 else (1, threads)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it. Raises DlperfError where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DlperfError(
-            f"{folder}: cannot be made ({error.strerror or error}); choose another place"
-        ) from error
 
 
 COMMAND = Command(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.files import check_writable, kind_of, schema_of
+from dlperf.core.files import check_writable, default_path, kind_of, schema_of
 from dlperf.core.streams import log, warn
 
 if TYPE_CHECKING:
@@ -168,11 +168,8 @@ def check_ops(path: str | Path, trace: Trace, where: str = "") -> Trace:
     from dlperf.predictors.kernels.catalog import describe
     from dlperf.predictors.kernels.sub_kernels import sub_kernels
 
-    def check(op: Op) -> None:
-        counts.op_flops(op)
-        counts.op_bytes(op)
-        for part in sub_kernels(op):
-            describe(part)
+    def check(op: Op) -> object:
+        return counts.op_flops(op), counts.op_bytes(op), list(map(describe, sub_kernels(op)))
 
     for number, op in enumerate(trace.ops):
         _check_op(f"{path}: {where}ops[{number}]", op, check, "Record it again.")
@@ -237,15 +234,11 @@ def split_batch(spec: str) -> list[tuple[str, int | None]]:
 
 def machine_path(args: Namespace) -> Path:
     """The machine file that was named, or this machine's."""
-    from dlperf.core.machine import default_path
-
     return Path(args.machine) if args.machine else default_path()
 
 
 def default_cache(name: str) -> Path:
     """A folder next to this machine's file, for measurements that may be deleted at any time."""
-    from dlperf.core.machine import default_path
-
     return default_path().parent / name
 
 

@@ -29,15 +29,6 @@ from dlperf.core.argument_types import seconds
 from dlperf.core.streams import warn, write_err
 
 if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        MODEL,
-        TARGET,
-        Command,
-        common,
-        flag,
-        option,
-        output,
-    )
     from dlperf.core.measurement import Measurement
 
 

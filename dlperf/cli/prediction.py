@@ -31,17 +31,6 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        LOADER,
-        MODEL,
-        TARGET,
-        Command,
-        common,
-        flag,
-        given,
-        option,
-    )
-    from dlperf.core.loader_sample import SampledLoader
     from dlperf.forecast.epoch import Epoch
     from dlperf.forecast.prediction import Prediction
 
@@ -105,7 +94,14 @@ def _forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:
     from dlperf.predictors.registry import evaluates_by_forward
 
     recorded = prediction.trace
-    loader = _sample_loader(args, prediction) if args.loader else None
+    loader = None
+    if args.loader:
+        from dlperf.cli.loader_timing import sample_apart
+
+        n_workers, threads = args.loader_workers or 0, prediction.threads
+        loader = sample_apart(
+            args.loader, recorded.batch_size, n_workers, threads, prediction.machine
+        )
     drop_last = args.drop_last or (loader is not None and loader.drop_last)
     evaluation = last = None
     if not is_trace(args.target) and not evaluates_by_forward(args.predictor):
@@ -154,18 +150,6 @@ def _predict_other(
     trace = recording.record_target(resolve(args, args.target, batch_size, inference=inference))
     return predictions.predict(
         trace, prediction.machine, prediction.threads, prediction.predictor, prediction.malloc
-    )
-
-
-def _sample_loader(args: Namespace, prediction: Prediction) -> SampledLoader:
-    from dlperf.cli.loader_timing import sample_apart
-
-    return sample_apart(
-        args.loader,
-        prediction.trace.batch_size,
-        args.loader_workers or 0,
-        prediction.threads,
-        prediction.machine,
     )
 
 

@@ -35,14 +35,6 @@ from dlperf.core.files import schema_of
 from dlperf.core.streams import log
 
 if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        MODEL,
-        TARGET_HELP,
-        Command,
-        common,
-        option,
-        output,
-    )
     from dlperf.core.machine import Machine
     from dlperf.core.measurement import Measurement
     from dlperf.core.trace import Trace

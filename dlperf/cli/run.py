@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dlperf.cli.options import (
     Command,
@@ -15,14 +14,6 @@ from dlperf.cli.options import (
 )
 from dlperf.core.argument_types import count
 from dlperf.core.errors import DlperfError
-
-if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        Command,
-        common,
-        option,
-        output,
-    )
 
 _WITH_VALUE = frozenset(
     "-o --output --machine --threads --json --epochs --cluster --communication".split()

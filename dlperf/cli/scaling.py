@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import (
@@ -33,17 +31,10 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        INPUT,
-        TARGET_HELP,
-        Command,
-        common,
-        given,
-        option,
-        output,
-    )
+    from dlperf.core.cluster import Cluster
     from dlperf.core.trace import Trace
     from dlperf.distributed.scaling import CommunicationReplay, Scaling
+    from dlperf.distributed.scenario import WhatIf
     from dlperf.forecast.prediction import Prediction
 
 
@@ -104,24 +95,28 @@ def check(args: Namespace) -> None:
 def scale(args: Namespace) -> Answer:
     """Forecast a target over numbers of ranks, or replay a trace."""
     from dlperf.core.cluster import Cluster
-    from dlperf.core.units import MIB
-    from dlperf.distributed.forecast import forecast
-    from dlperf.distributed.scenario import (
-        ScalingScenario,
-        WhatIf,
-        hosts_per_system_of,
-        ranks_per_node_of,
-    )
-    from dlperf.models.buckets import ReducerOptions
+    from dlperf.distributed.scenario import WhatIf
     from dlperf.report.scaling_pages import scaling_to_text, write
 
-    if args.trace is not None:
-        return _replay(args)
     what_if = WhatIf.of(dict(args.what_if))
     cluster = None if args.cluster is None else Cluster.load(args.cluster)
+    forecast = _forecast if args.trace is None else _replay
+    found = forecast(args, cluster, what_if)
+    for note in found.notes:
+        warn(note)
+    write_folder(args, lambda to, force: write(found, to, force))
+    return Answer(scaling_to_text(found), found.to_json())
+
+
+def _forecast(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> Scaling:
+    """Forecast a target over numbers of ranks."""
+    from dlperf.core.units import MIB
+    from dlperf.distributed import scenario
+    from dlperf.distributed.forecast import forecast
+    from dlperf.models.buckets import ReducerOptions
+
     machine = load_machine(args)
     recorded = read_or_record(args, args.target) if is_trace(args.target) else None
-    batch_size = args.batch_size or (BATCH_SIZE if recorded is None else recorded.batch_size)
     options = ReducerOptions(
         None if args.bucket_cap_mb is None else int(args.bucket_cap_mb * MIB),
         args.gradient_as_bucket_view,
@@ -130,12 +125,12 @@ def scale(args: Namespace) -> Answer:
         not args.no_broadcast_buffers,
         args.accumulate or 1,
     )
-    scenario = ScalingScenario(
+    asked = scenario.ScalingScenario(
         args.ranks,
-        batch_size,
+        args.batch_size or (BATCH_SIZE if recorded is None else recorded.batch_size),
         args.scaling or "weak",
-        args.ranks_per_node or ranks_per_node_of(cluster, args.ranks),
-        hosts_per_system_of(cluster),
+        args.ranks_per_node or scenario.ranks_per_node_of(cluster, args.ranks),
+        scenario.hosts_per_system_of(cluster),
         what_if,
         options,
         args.samples,
@@ -145,37 +140,20 @@ def scale(args: Namespace) -> Answer:
     def predict_at(size: int) -> Prediction:
         return predict_and_warn(_trace_at(args, recorded, size), machine, threads, "calibrated")
 
-    found = forecast(predict_at, cluster, scenario)
-    return _answer(args, found, scaling_to_text(found), lambda to, force: write(found, to, force))
+    return forecast(predict_at, cluster, asked)
 
 
-def _replay(args: Namespace) -> Answer:
+def _replay(args: Namespace, cluster: Cluster | None, what_if: WhatIf) -> CommunicationReplay:
     """Replay a trace of communication over another cluster."""
     from dlperf.core.cluster import Cluster
     from dlperf.core.communication import Communication
     from dlperf.distributed.communication_replay import replay_communication
-    from dlperf.distributed.scenario import WhatIf
-    from dlperf.report.scaling_pages import scaling_to_text, write
 
-    links = WhatIf.of(dict(args.what_if))
+    assert cluster is not None
     trace = Communication.load(args.trace)
     recorded_on = None if args.recorded_on is None else Cluster.load(args.recorded_on)
-    found = replay_communication(
-        trace, Cluster.load(args.cluster), recorded_on, args.ranks or (), args.ranks_per_node, links
-    )
-    return _answer(args, found, scaling_to_text(found), lambda to, force: write(found, to, force))
-
-
-def _answer(
-    args: Namespace,
-    found: Scaling | CommunicationReplay,
-    text: str,
-    write: Callable[[str, bool], Sequence[Path]],
-) -> Answer:
-    for note in found.notes:
-        warn(note)
-    write_folder(args, write)
-    return Answer(text, found.to_json())
+    ranks = args.ranks or ()
+    return replay_communication(trace, cluster, recorded_on, ranks, args.ranks_per_node, what_if)
 
 
 def _trace_at(args: Namespace, recorded: Trace | None, size: int) -> Trace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from dlperf.cli.inputs import Answer, check_file, read_or_record
 from dlperf.cli.options import (
@@ -14,15 +13,6 @@ from dlperf.cli.options import (
     output,
 )
 from dlperf.core.text import fit
-
-if TYPE_CHECKING:
-    from dlperf.cli.options import (
-        MODEL,
-        TARGET,
-        Command,
-        common,
-        output,
-    )
 
 
 def trace(args: Namespace) -> Answer:

@@ -59,7 +59,9 @@ def make_folder(folder: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DlperfError(f"{folder}: {error.strerror or error}; choose another place") from error
+        raise DlperfError(
+            f"{folder}: cannot be made ({error.strerror or error}); choose another place"
+        ) from error
     return folder
 
 
