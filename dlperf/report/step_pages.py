@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from dlperf.core.measurement import Measurement
@@ -22,7 +23,7 @@ from dlperf.report.document import (
     format_error,
     to_text,
 )
-from dlperf.report.layer_comparison import PhaseAccuracy, phases_of, root_of, rows_of
+from dlperf.report.layer_comparison import PHASES, PhaseAccuracy, phases_of, root_of, rows_of
 from dlperf.report.layer_table import (
     FOLDED,
     REST,
@@ -74,9 +75,7 @@ def interval_text(step: Step) -> str:
 
 
 def _inside(step: Step, actual_s: float) -> str:
-    assert step.low_s is not None
-    assert step.high_s is not None
-    return "inside" if step.low_s <= actual_s <= step.high_s else "outside"
+    return "inside" if (step.low_s or 0.0) <= actual_s <= (step.high_s or 0.0) else "outside"
 
 
 # -- report ---------------------------------------------------------------------------------------
@@ -135,16 +134,15 @@ def report_page(
 def _step_sentence(step: Step, measurement: Measurement) -> str:
     """The step predicted and measured, in words."""
     actual_s, repeats_frac = measurement.step["total"].median, measurement.repeatability_frac
-    measured = f"measured {format_seconds(actual_s)}"
-    if repeats_frac is not None:
-        measured += f" (repeats within {format_percent(repeats_frac)})"
+    repeats = "" if repeats_frac is None else f" (repeats within {format_percent(repeats_frac)})"
+    measured = f"measured {format_seconds(actual_s)}{repeats}"
     if step.total_s is None:
         return f"no whole step predicted; {measured}"
-    text = f"step predicted {format_seconds(step.total_s)}"
     error = f"{measured}: {format_error(step.total_s / actual_s - 1)}"
     if interval := interval_text(step):
-        return f"{text} (90 %: {interval}), {error}, {_inside(step, actual_s)} the interval"
-    return f"{text}, {error}"
+        error += f", {_inside(step, actual_s)} the interval"
+        interval = f" (90 %: {interval})"
+    return f"step predicted {format_seconds(step.total_s)}{interval}, {error}"
 
 
 def overview_page(reports: Sequence[StepComparison]) -> list[Block]:
@@ -155,46 +153,30 @@ def overview_page(reports: Sequence[StepComparison]) -> list[Block]:
         return [Heading(reports[0].target, 1), intro]
     rows, links = [], []
     for number, report in enumerate(reports, 1):
-        actual_s = report.measurement.step["total"].median
-        what = " (inference)" if report.inference else ""
-        threads = report.measurement.threads
+        actual_s, threads = report.measurement.step["total"].median, report.measurement.threads
         name = (
-            f"{report.target}{what}, batch size {report.batch_size}, {threads}"
-            f" thread{'s' * (threads != 1)}"
+            f"{report.target}{' (inference)' if report.inference else ''}, batch size"
+            f" {report.batch_size}, {threads} thread{'s' * (threads != 1)}"
         )
         for label, prediction in zip(report.predictors, report.predictions):
             own = {entry.phase: entry for entry in report.accuracy if entry.predictor == label}
-            interval = interval_text(prediction.step)
-            if interval:
-                interval = f"{interval}, {_inside(prediction.step, actual_s)}"
+            step, interval = prediction.step, interval_text(prediction.step)
             mapes = (own[p].mape_frac if p in own else None for p in ("forward", "backward"))
-            rows.append(
-                (
-                    name,
-                    label,
-                    format_seconds(prediction.step.total_s),
-                    format_seconds(actual_s),
-                    format_error(own["step"].error_frac),
-                    format_percent(own["step"].repeatability_frac),
-                    interval or "-",
-                    *map(format_percent, mapes),
-                )
-            )
+            row = {
+                "case": name,
+                "predictor": label,
+                "predicted": format_seconds(step.total_s),
+                "measured": format_seconds(actual_s),
+                "error": format_error(own["step"].error_frac),
+                "repeatability": format_percent(own["step"].repeatability_frac),
+                "90 % interval": f"{interval}, {_inside(step, actual_s)}" if interval else "-",
+                **dict(zip(("forward MAPE", "backward MAPE"), map(format_percent, mapes))),
+            }
+            rows.append(row)
             links.append(f"case{number}")
-    titles = (
-        "case",
-        "predictor",
-        "predicted",
-        "measured",
-        "error",
-        "repeatability",
-        "90 % interval",
-        "forward MAPE",
-        "backward MAPE",
-    )
     columns = tuple(
-        Column(title, cells, align_left=i < 2)
-        for i, (title, cells) in enumerate(zip(titles, zip(*rows)))
+        Column(title, tuple(row[title] for row in rows), align_left=title in ("case", "predictor"))
+        for title in rows[0]
     )
     return [
         Heading("Predicted and measured", 1),
@@ -212,12 +194,10 @@ def accuracy_columns(accuracy: Sequence[PhaseAccuracy]) -> tuple[Column, ...]:
         if a.predicted_s is not None or a.mape_frac is not None or a.phase == "step"
     ]
 
-    def percents(name: str) -> tuple[str, ...]:
-        return tuple(format_percent(getattr(a, name)) for a in shown)
-
-    def mapes(name: str, count: str) -> tuple[str, ...]:
-        values = ((getattr(a, name), getattr(a, count)) for a in shown)
-        return tuple("-" if v is None else f"{format_percent(v)} ({n})" for v, n in values)
+    def percents(title: str, name: str, rank: int = 0, count: str = "") -> Column:
+        values = [(getattr(a, name), f" ({getattr(a, count)})" if count else "") for a in shown]
+        cells = ("-" if v is None else format_percent(v) + of for v, of in values)
+        return Column(title, tuple(cells), rank=rank)
 
     seen = (a.seen_frac for a in shown)
     return (
@@ -226,11 +206,11 @@ def accuracy_columns(accuracy: Sequence[PhaseAccuracy]) -> tuple[Column, ...]:
         Column("pred", tuple(format_seconds(a.predicted_s) for a in shown)),
         Column("actual", tuple(format_seconds(a.actual_s) for a in shown)),
         Column("err", tuple(format_error(a.error_frac) for a in shown)),
-        Column("repeats", percents("repeatability_frac")),
-        Column("MAPE >= 1 %", mapes("mape_frac", "n_layers")),
-        Column("MAPE all", mapes("mape_all_frac", "n_all"), rank=1),
-        Column("spread", percents("spread_frac"), rank=2),
-        Column("weighted", percents("weighted_frac"), rank=4),
+        percents("repeats", "repeatability_frac"),
+        percents("MAPE >= 1 %", "mape_frac", count="n_layers"),
+        percents("MAPE all", "mape_all_frac", 1, "n_all"),
+        percents("spread", "spread_frac", 2),
+        percents("weighted", "weighted_frac", 4),
         Column("seen", tuple("-" if s is None else f"{100 * s:.0f} %" for s in seen), rank=3),
     )
 
@@ -303,40 +283,40 @@ def prediction_to_text(
         Heading(title, 1),
         Table(layer_columns(lines, phases_of(trace.inference), measured=False)),
         *_folding_note(lines),
-        Facts(tuple(_step_facts(prediction, epoch))),
+        Facts(tuple(_step_facts(prediction, epoch).items())),
     ]
     return to_text([*page, *([Bullets(remarks)] if remarks else [])], width)
 
 
-def _step_facts(prediction: Prediction, epoch: Epoch | None) -> list[tuple[str, str]]:
+def _step_facts(prediction: Prediction, epoch: Epoch | None) -> dict[str, str]:
     step, workers = prediction.step, prediction.workers
-    phases = ("forward", "backward", "optimizer", "zero_grad")
-    facts = [
-        (phase, format_seconds(getattr(step, f"{phase}_s")))
-        for phase in (phases[:1] if prediction.trace.inference else phases)
-    ]
+    phases = ("forward",) if prediction.trace.inference else (*PHASES, "zero_grad")
+    facts = {phase: format_seconds(getattr(step, f"{phase}_s")) for phase in phases}
     interval = interval_text(step)
-    total = f"   (90 % interval {interval})" if interval else ""
-    facts.append(("step", f"{format_seconds(step.total_s)}{total}"))
+    facts["step"] = format_seconds(step.total_s)
+    facts["step"] += f"   (90 % interval {interval})" if interval else ""
     if step.total_s:
         rate = workers * prediction.trace.batch_size / step.total_s
-        text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         whose = f" of all {workers} workers" if workers > 1 else ""
-        facts.append(("throughput", f"{text} samples/s{whose}"))
+        text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        facts["throughput"] = f"{text} samples/s{whose}"
     if step.peak_memory_bytes is not None:
-        text = (
+        each = ", each worker" if workers > 1 else ""
+        lacking = "; torch's own share is not in the machine file"
+        facts["peak memory"] = (
             f"{format_bytes(step.peak_memory_bytes)} above an idle process that has imported torch"
+            f"{each}{'' if prediction.machine.footprints else lacking}"
         )
-        text += ", each worker" if workers > 1 else ""
-        if not prediction.machine.footprints:
-            text += "; torch's own share is not in the machine file"
-        facts.append(("peak memory", text))
     if prediction.page_faults is not None:
-        facts.append(("page faults", prediction.page_faults.sentence()))
-    if bounds := _bound_shares(prediction):
-        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in bounds.items())
-        facts.append(("limited by", shares))
-    return facts + ([] if epoch is None else epoch_facts(epoch))
+        facts["page faults"] = prediction.page_faults.sentence()
+    sums: dict[str, float] = defaultdict(float)
+    for item in prediction.prices.items:
+        sums[item.bound] += item.seconds
+    if total_s := sum(sums.values()):
+        bounds = sorted(sums, key=lambda bound: -sums[bound])
+        shares = (f"{bound} {100 * sums[bound] / total_s:.0f} %" for bound in bounds)
+        facts["limited by"] = ", ".join(shares)
+    return facts if epoch is None else {**facts, **dict(epoch_facts(epoch))}
 
 
 def epoch_facts(epoch: Epoch) -> list[tuple[str, str]]:
@@ -369,16 +349,6 @@ def epoch_facts(epoch: Epoch) -> list[tuple[str, str]]:
         ("epoch", f"{format_seconds(epoch.epoch_s)}   {own}"),
         ("run", f"{format_seconds(epoch.total_s)}   ({n_epochs}{listed(around)})"),
     ]
-
-
-def _bound_shares(prediction: Prediction) -> dict[str, float]:
-    """The share of the predicted time that each resource bounds, the largest first."""
-    sums: dict[str, float] = {}
-    for item in prediction.prices.items:
-        sums[item.bound] = sums.get(item.bound, 0.0) + item.seconds
-    total_s = sum(sums.values())
-    ordered = sorted(sums.items(), key=lambda pair: -pair[1])
-    return {name: seconds / total_s for name, seconds in ordered} if total_s else {}
 
 
 # -- measurement ----------------------------------------------------------------------------------
@@ -414,18 +384,18 @@ def measurement_to_text(measurement: Measurement, width: int | None = None) -> s
 
 def measured_facts(measurement: Measurement) -> list[tuple[str, str]]:
     """The measured step by phase with its spread, repeatability, memory."""
-    facts = []
-    for name, samples in measurement.step.items():
-        of_samples = f"spread {format_percent(samples.spread_frac)}, {len(samples.values)} samples"
-        facts.append((name, f"{format_seconds(samples.median):>8}   ({of_samples})"))
-    if measurement.repeatability_frac is not None:
-        text = f"{format_percent(measurement.repeatability_frac):>8}"
-        facts.append(
-            ("repeatability", f"{text}   (difference of a second measurement of the step)")
+    facts = [
+        (
+            name,
+            format_seconds(s.median),
+            f"spread {format_percent(s.spread_frac)}, {len(s.values)} samples",
         )
-    if measurement.peak_memory_bytes is not None:
-        text = f"{format_bytes(measurement.peak_memory_bytes):>8}"
-        facts.append(
-            ("peak memory", f"{text}   (the most that three steps of a fresh process add)")
-        )
-    return facts
+        for name, s in measurement.step.items()
+    ]
+    if (repeats_frac := measurement.repeatability_frac) is not None:
+        remark = "difference of a second measurement of the step"
+        facts.append(("repeatability", format_percent(repeats_frac), remark))
+    if (peak_bytes := measurement.peak_memory_bytes) is not None:
+        remark = "the most that three steps of a fresh process add"
+        facts.append(("peak memory", format_bytes(peak_bytes), remark))
+    return [(name, f"{value:>8}   ({remark})") for name, value, remark in facts]
