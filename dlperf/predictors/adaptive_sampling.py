@@ -12,7 +12,7 @@ import numpy as np
 from dlperf.core.machine import Machine
 from dlperf.core.trace import Op
 from dlperf.predictors.kernel_cost_model import KernelCostModel
-from dlperf.predictors.kernel_model import KernelModel, fit_hyperparameters, one_blas_thread
+from dlperf.predictors.kernel_model import one_blas_thread
 from dlperf.predictors.kernels.catalog import describe
 from dlperf.predictors.kernels.description import KernelDescription, stacked
 
@@ -58,8 +58,7 @@ def _errors(
     """Standard deviations of ln t at descriptions of one variant."""
     if variant not in cost_model.kernels:
         return [_UNKNOWN] * len(descriptions)
-    points, max_call_s = cost_model.points(variant), cost_model.max_call_s(variant)
-    kernel_model = KernelModel.fit(*points, fit_hyperparameters(*points, max_call_s), max_call_s)
+    kernel_model = cost_model.refit(variant)
     if not len(kernel_model.leave_one_out):
         return [_UNKNOWN] * len(descriptions)
     return [

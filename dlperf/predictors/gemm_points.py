@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Kernel, Machine
 from dlperf.core.trace import Op, TensorSpec
-from dlperf.ops import counts as work
+from dlperf.ops.roofs import roofs_of
 
 _FIRST_MATRIX = {"aten.mm": 0, "aten.addmm": 1, "aten._addmm_activation": 1, "aten.linear": 0}
-PRODUCTS = frozenset(_FIRST_MATRIX)
-"""Operators that are one matrix product of a fully connected layer."""
+"""Operators that are one matrix product of a fully connected layer, with the index of its left
+matrix among the tensors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,15 @@ def gemm_size(op: Op) -> GemmSize | None:
 
     A linear layer on more than two dimensions contracts the last one; the others together are m.
     """
-    first = _FIRST_MATRIX.get(op.packet)
-    if first is None or len(op.args) < first + 2:
+    first, is_linear = _FIRST_MATRIX.get(op.packet), op.packet == "aten.linear"
+    if first is None or len(op.inputs) < first + 2:
         return None
-    left, right = op.args[first], op.args[first + 1]
-    if (
-        not isinstance(left, TensorSpec)
-        or not isinstance(right, TensorSpec)
-        or len(right.shape) != 2
-        or not left.shape
-    ):
+    left, right = op.inputs[first : first + 2]
+    if len(right.shape) != 2 or not left.shape or not (is_linear or len(left.shape) == 2):
         return None
-    if op.packet == "aten.linear":
-        k = left.shape[-1]
-        return GemmSize(left.numel // max(k, 1), k, right.shape[0], left.dtype, "NT")
-    if len(left.shape) != 2:
-        return None
-    return GemmSize(
-        left.shape[0], left.shape[1], right.shape[1], left.dtype, _letter(left) + _letter(right)
-    )
+    k, n = left.shape[-1], right.shape[0 if is_linear else 1]
+    orientation = "NT" if is_linear else _letter(left) + _letter(right)
+    return GemmSize(left.numel // max(k, 1), k, n, left.dtype, orientation)
 
 
 def measured_gemms(machine: Machine, threads: int) -> tuple[tuple[GemmSize, Kernel], ...]:
@@ -77,9 +68,7 @@ def measured_gemms(machine: Machine, threads: int) -> tuple[tuple[GemmSize, Kern
     """
     counts = {kernel.threads for kernel in machine.kernels if kernel.family == "gemm"}
     if not counts:
-        raise DlperfError(
-            f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate"
-        )
+        raise _no_products(machine)
     nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
     return tuple(
         (size, kernel)
@@ -93,12 +82,13 @@ def peak_flops_per_s(machine: Machine, threads: int) -> dict[str, float]:
 
     Raises DlperfError where the machine file holds no matrix product.
     """
-    peaks: dict[str, float] = {}
-    for size, kernel in measured_gemms(machine, threads):
-        rate = (work.op_flops(kernel.op) or 0) / kernel.samples.minimum
-        peaks[size.dtype] = max(rate, peaks.get(size.dtype, 0.0))
+    peaks = {one.dtype: one.fma_flops_per_s for one in roofs_of(machine, threads).ceilings}
     if not peaks:
-        raise DlperfError(
-            f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate"
-        )
+        raise _no_products(machine)
     return peaks
+
+
+def _no_products(machine: Machine) -> DlperfError:
+    return DlperfError(
+        f"{machine.path or 'machine'}: holds no matrix products; run dlperf calibrate"
+    )

@@ -17,8 +17,7 @@ then interpolated between the nearest measured sizes, and such an op says ``inte
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import numpy as np
 
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item, Prices
@@ -72,30 +71,24 @@ class GemmTable:
         items, notes = [], set()
         for index, op in priced:
             size = gemm_size(op)
-            if size is None:
-                seconds, bound, source = (
-                    float(
-                        activation_s(op.inputs[0].numel, bandwidth, ACTIVATION_WEIGHTS[op.packet])
-                    ),
-                    "DRAM",
-                    "interpolated",
+            if size is None or table is None:
+                weight = ACTIVATION_WEIGHTS[op.packet]
+                seconds = float(activation_s(op.inputs[0].numel, bandwidth, weight))
+                items.append(Item(op.layer, "forward", seconds, "DRAM", "interpolated", op=index))
+                continue
+            rate, source = table.rate(size)
+            if size.dtype not in table.dtypes:
+                notes.add(
+                    f"gemm-table: no {size.dtype} matrix product in the machine file;"
+                    f" {table.fallback} stands for it"
                 )
-            else:
-                assert table is not None
-                rate, source = table.rate(size)
-                if size.dtype not in table.dtypes:
-                    notes.add(
-                        f"gemm-table: no {size.dtype} matrix product in the machine file;"
-                        f" {table.fallback} stands for it"
-                    )
-                seconds, bound = fully_connected_s(size, rate, bandwidth)
+            seconds, bound = fully_connected_s(size, rate, bandwidth)
             items.append(Item(op.layer, "forward", seconds, bound, source, op=index))
-        spoken = {item.layer for item in items}
-        for index, op in enumerate(
-            trace.ops
-        ):  # a layer that only reshapes has its row, and takes no time
-            if op.phase == "forward" and op.layer not in spoken and op.layer not in unsupported:
-                spoken.add(op.layer)
+        priced_layers = {item.layer for item in items} | set(unsupported)
+        for index, op in enumerate(trace.ops):
+            if op.phase == "forward" and op.layer not in priced_layers:
+                # A layer that only reshapes has its row, and takes no time.
+                priced_layers.add(op.layer)
                 items.append(
                     Item(op.layer, "forward", 0.0, "DRAM", "interpolated", what="reshape", op=index)
                 )
@@ -159,28 +152,15 @@ class GemmRates:
             orientation = next((o for o in (size.orientation, "NT") if o in same), min(same))
             return same[orientation], "measured" if dtype == size.dtype else "extrapolated"
         alike = [(at, rate) for at, rate in points if at.orientation == size.orientation] or points
-        source = "interpolated" if dtype == size.dtype and _within(size, alike) else "extrapolated"
-        return _interpolate(size, alike), source
-
-
-def _within(size: GemmSize, points: Sequence[tuple[GemmSize, float]]) -> bool:
-    columns = zip(*(at.sizes for at, _ in points))
-    return all(min(column) <= wanted <= max(column) for wanted, column in zip(size.sizes, columns))
-
-
-def _interpolate(size: GemmSize, points: Sequence[tuple[GemmSize, float]]) -> float:
-    """The rates of the nearest sizes, weighted by 1 / distance^2; distances and the mean are taken
-    of logarithms.
-
-    It stays between the least and the greatest of them, so it never invents a rate that nothing
-    reached.
-    """
-    wanted = [math.log2(max(value, 1)) for value in size.sizes]
-    near = sorted(
-        (sum((w - math.log2(max(v, 1))) ** 2 for w, v in zip(wanted, at.sizes)), rate)
-        for at, rate in points
-    )[:N_NEIGHBOURS]
-    weights = [1.0 / max(distance, 1e-9) for distance, _ in near]
-    return math.exp(
-        sum(weight * math.log(rate) for weight, (_, rate) in zip(weights, near)) / sum(weights)
-    )
+        wanted = np.log2(np.maximum(size.sizes, 1))
+        sizes = np.log2(np.maximum([at.sizes for at, _ in alike], 1))
+        rates = np.array([rate for _, rate in alike])
+        is_within = np.all((sizes.min(axis=0) <= wanted) & (wanted <= sizes.max(axis=0)))
+        # The rates of the nearest sizes, weighted by 1 / distance^2; distances and the mean are
+        # taken of logarithms. The mean stays between the least and the greatest of them.
+        distances = ((sizes - wanted) ** 2).sum(axis=1)
+        near = np.lexsort((rates, distances))[:N_NEIGHBOURS]
+        weights = 1.0 / np.maximum(distances[near], 1e-9)
+        rate = float(np.exp(np.average(np.log(rates[near]), weights=weights)))
+        is_known = is_within and dtype == size.dtype
+        return rate, "interpolated" if is_known else "extrapolated"

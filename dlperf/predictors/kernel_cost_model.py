@@ -84,7 +84,6 @@ class KernelCostModel:
     machine: Machine
     threads: int
     _models: dict[Variant, KernelModel] = field(default_factory=dict)
-    _work: dict[Variant, tuple[float, float]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -119,19 +118,21 @@ class KernelCostModel:
         enough = (one for one in usable if len(self.kernels[one]) >= _ENOUGH_POINTS)
         return next(enough, most)
 
-    def _work_range(self, variant: Variant) -> tuple[float, float]:
-        """Smallest and largest work of a variant's kernels, as the sum of their terms."""
-        if variant not in self._work:
-            work = [sum(description.terms[1:]) for description, _ in self.kernels[variant]]
-            self._work[variant] = min(work), max(work)
-        return self._work[variant]
+    @cached_property
+    def _work_range(self) -> dict[Variant, tuple[float, float]]:
+        """Smallest and largest work of each variant's kernels, as the sum of their terms."""
+        work = {
+            variant: [sum(description.terms[1:]) for description, _ in rows]
+            for variant, rows in self.kernels.items()
+        }
+        return {variant: (min(amounts), max(amounts)) for variant, amounts in work.items()}
 
     def _has_wide_range(self, variant: Variant) -> bool:
-        least, most = self._work_range(variant)
+        least, most = self._work_range[variant]
         return most >= _WIDE_RANGE * least
 
     def _is_near(self, variant: Variant, description: KernelDescription) -> bool:
-        least, most = self._work_range(variant)
+        least, most = self._work_range[variant]
         return least / _NEAR <= sum(description.terms[1:]) <= _NEAR * most
 
     def kernel_model(self, variant: Variant) -> KernelModel:
@@ -142,18 +143,23 @@ class KernelCostModel:
                 None if fit is None else Hyperparameters(fit.length_scales, fit.signal, fit.noise)
             )
             self._models[variant] = KernelModel.fit(
-                *self.points(variant), hyperparameters, self.max_call_s(variant)
+                *self._points(variant), hyperparameters, self._max_call_s(variant)
             )
         return self._models[variant]
 
-    def points(self, variant: Variant) -> tuple[Array, Array, Array]:
+    def refit(self, variant: Variant) -> KernelModel:
+        """Model of a measured variant with hyperparameters that are searched anew."""
+        points, max_call_s = self._points(variant), self._max_call_s(variant)
+        return KernelModel.fit(*points, fit_hyperparameters(*points, max_call_s), max_call_s)
+
+    def _points(self, variant: Variant) -> tuple[Array, Array, Array]:
         """Features (n, d), terms (n, q) and seconds (n,) of a variant's kernels."""
         rows = self.kernels[variant]
         return *stacked([description for description, _ in rows]), np.array(
             [kernel.samples.minimum for _, kernel in rows], dtype=float
         )
 
-    def max_call_s(self, variant: Variant) -> float:
+    def _max_call_s(self, variant: Variant) -> float:
         """Upper bound in seconds of a variant's call, whatever its work.
 
         The shortest kernel; without a wide range of work also a multiple of a usual call of the
@@ -283,9 +289,8 @@ def fit_kernel_models(machine: Machine) -> Machine:
     for threads in machine.threads:
         cost_model = KernelCostModel(replace(machine, kernel_models=()), threads)
         for variant, rows in cost_model.kernels.items():
-            points, max_call_s = cost_model.points(variant), cost_model.max_call_s(variant)
-            fitted = fit_hyperparameters(*points, max_call_s)
-            errors = KernelModel.fit(*points, fitted, max_call_s).leave_one_out
+            model = cost_model.refit(variant)
+            fitted, errors = model.hyperparameters, model.leave_one_out
             sampled = [i for i, (_, kernel) in enumerate(rows) if kernel.family != EXACT]
             family = rows[sampled[0]][1].family if sampled else EXACT
             fracs = np.abs(np.expm1(errors))[sampled].tolist() if len(errors) else []

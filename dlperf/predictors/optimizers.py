@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlperf.core.costs import OPTIMIZER_CALL, OPTIMIZER_TENSOR
-from dlperf.core.trace import Argument, Op, OptimizerInfo, TensorSpec, Trace
+from dlperf.core.trace import Argument, Op, TensorSpec, Trace
 from dlperf.predictors.kernel_cost_model import KernelCostModel
 from dlperf.predictors.kernels.catalog import describe
 
@@ -63,72 +63,29 @@ def optimizer_costs(trace: Trace, cost_model: KernelCostModel) -> OptimizerCosts
     """The costs of the trace's optimizer: measured for its class and loop, else from a line through
     the measured ones over ops a tensor.
     """
-    info = trace.optimizer
+    info, machine, threads = trace.optimizer, cost_model.machine, cost_model.threads
     assert info is not None
+    is_loop = info.implementation == "for-loop"
     n_ops = sum(op.phase == "optimizer" for op in trace.ops)
-    per_tensor = n_ops / max(info.n_tensors, 1) if info.implementation == "for-loop" else n_ops
-    measured = _measured(cost_model)
-    own = {
-        ops: seconds
-        for (kind, implementation, ops), seconds in measured.items()
-        if (kind, implementation) == (info.type, info.implementation)
-    }
-    call_s = _call_s(info, cost_model)
-    if own:
-        nearest = min(own, key=lambda ops: abs(ops - per_tensor))
-        # Another variant of the same class (weight decay, amsgrad) has a few ops more or less.
-        return OptimizerCosts(
-            call_s,
-            max(0.0, own[nearest] + (per_tensor - nearest) * _slope(measured, info)),
-            "measured",
-            cost_model,
-        )
+    per_tensor = n_ops / max(info.n_tensors, 1) if is_loop else n_ops
+    calls = [cost.value for cost in machine.costs_of(OPTIMIZER_CALL, threads=threads)]
+    call_s = machine.cost_value(
+        OPTIMIZER_CALL, threads, 0.0, of=info.type, variant=info.implementation
+    ) or float(np.median(calls or [0.0]))
     alike = [
-        (ops, seconds)
-        for (_, implementation, ops), seconds in measured.items()
-        if implementation == info.implementation
+        (cost.key.of, cost.key.at, cost.value)
+        for cost in machine.costs_of(OPTIMIZER_TENSOR, threads=threads)
+        if cost.key.variant == info.implementation
     ]
-    if not alike:
-        return OptimizerCosts(
-            call_s, per_tensor * cost_model.cost_s("native_call"), "extrapolated", cost_model
-        )
-    return OptimizerCosts(
-        call_s,
-        float(np.median([seconds / max(ops, 1) for ops, seconds in alike])) * per_tensor,
-        "interpolated",
-        cost_model,
-    )
-
-
-def _measured(cost_model: KernelCostModel) -> dict[tuple[str, str, int], float]:
-    return {
-        (cost.key.of, cost.key.variant, cost.key.at): cost.value
-        for cost in cost_model.machine.costs_of(OPTIMIZER_TENSOR, threads=cost_model.threads)
-    }
-
-
-def _slope(measured: dict[tuple[str, str, int], float], info: OptimizerInfo) -> float:
-    """Seconds that one more op a tensor takes in a for-loop; 0 for the others, whose ops serve all
-    tensors at once.
-    """
-    if info.implementation != "for-loop":
-        return 0.0
-    points = [
-        (ops, seconds)
-        for (_, implementation, ops), seconds in measured.items()
-        if implementation == "for-loop"
-    ]
-    return float(np.median([seconds / max(ops, 1) for ops, seconds in points]))
-
-
-def _call_s(info: OptimizerInfo, cost_model: KernelCostModel) -> float:
-    own = cost_model.machine.cost_value(
-        OPTIMIZER_CALL, cost_model.threads, 0.0, of=info.type, variant=info.implementation
-    )
-    if own:
-        return own
-    calls = [
-        cost.value
-        for cost in cost_model.machine.costs_of(OPTIMIZER_CALL, threads=cost_model.threads)
-    ]
-    return float(np.median(calls)) if calls else 0.0
+    op_s = cost_model.cost_s("native_call")
+    if alike:
+        op_s = float(np.median([seconds / max(ops, 1) for _, ops, seconds in alike]))
+    own = [(ops, seconds) for kind, ops, seconds in alike if kind == info.type]
+    if not own:
+        source = "interpolated" if alike else "extrapolated"
+        return OptimizerCosts(call_s, op_s * per_tensor, source, cost_model)
+    ops, seconds = min(own, key=lambda measured: abs(measured[0] - per_tensor))
+    # Another variant of the same class (weight decay, amsgrad) has a few ops more or less; those of
+    # other loops serve all tensors at once.
+    further_s = (per_tensor - ops) * op_s if is_loop else 0.0
+    return OptimizerCosts(call_s, max(0.0, seconds + further_s), "measured", cost_model)
