@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
-from dlperf.core.prediction import Prices
+from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import Trace
 
 
@@ -36,3 +37,22 @@ def register(cls: type[Predictor]) -> type[Predictor]:
         raise DlperfError(f"predictor {cls.name!r} is registered twice")
     PREDICTORS[cls.name] = cls
     return cls
+
+
+def op_items(
+    trace: Trace, seconds: Sequence[float], bounds: Sequence[str], sources: Sequence[str]
+) -> list[Item]:
+    """Items of a trace's ops, one for each layer that shares an op."""
+    return [
+        Item(
+            layer,
+            op.phase,
+            share * seconds[index],
+            bounds[index],
+            sources[index],
+            op=index,
+            share=share,
+        )
+        for index, op in enumerate(trace.ops)
+        for layer, share in op.shares or ((op.layer, 1.0),)
+    ]

@@ -100,36 +100,29 @@ def layer_traffic(
     several layers counts in each by its share.
     """
     traffic = trace_traffic(trace, machine.cpu, threads)
-    flops: dict[tuple[str, str], float] = defaultdict(float)
-    fma: dict[tuple[str, str], float] = defaultdict(float)
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    moved: dict[tuple[str, str], np.ndarray] = {}
+    flops, moved = traffic.flops, traffic.moved_bytes
+    compute_s = _compute_times(trace, flops, traffic.fma_flops, roofs)
+    amounts = np.column_stack((flops, traffic.fma_flops, compute_s, moved))
+    sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(amounts.shape[1]))
     weight: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    compute_s = _compute_times(trace, traffic.flops, traffic.fma_flops, roofs)
     for index, op in enumerate(trace.ops):
-        if not traffic.flops[index] and not traffic.moved_bytes[index].any():
+        if not flops[index] and not moved[index].any():
             continue
         for layer, share in op.shares or ((op.layer, 1.0),):
-            key = layer, op.phase
-            flops[key] += share * traffic.flops[index]
-            fma[key] += share * traffic.fma_flops[index]
-            seconds[key] += share * compute_s[index]
-            moved[key] = moved.get(key, 0.0) + share * traffic.moved_bytes[index]
-            weight[key][_dtype(op)] += share * (
-                traffic.flops[index] + 1e-9 * traffic.moved_bytes[index][0]
-            )
+            sums[layer, op.phase] += share * amounts[index]
+            weight[layer, op.phase][_dtype(op)] += share * (flops[index] + 1e-9 * moved[index, 0])
     return tuple(
         LayerTraffic(
-            key[0],
-            key[1],
-            max((value, name) for name, value in weight[key].items())[1],
-            float(flops[key]),
-            float(fma[key]),
+            layer,
+            phase,
+            max((value, name) for name, value in weight[layer, phase].items())[1],
+            float(n_flops),
+            float(n_fma),
             traffic.levels,
-            tuple(float(value) for value in moved[key]),
-            float(seconds[key]) if roofs.ceilings else None,
+            tuple(map(float, level_bytes)),
+            float(seconds) if roofs.ceilings else None,
         )
-        for key in moved
+        for (layer, phase), (n_flops, n_fma, seconds, *level_bytes) in sums.items()
     )
 
 

@@ -8,6 +8,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+import numpy.typing as npt
+
 from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, relative_footprint
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
@@ -62,15 +65,28 @@ class LruStack:
 
 @dataclass(frozen=True)
 class ReuseDistances:
-    """By op its operands, (bytes, distance, op that touched it last) each, and of its code the
-    distance, the op that ran it last and how much code other operators ran since
-    (:func:`dlperf.core.code_footprint.code_since`); `step_bytes` are all bytes that a step touches,
-    each counted once, `step_code` the code that it runs. Ops are numbered through two steps; what
-    was never touched, or just now by the system, counts as touched by the op itself.
+    """Reuse distances in a step that repeats.
+
+    Per operand j of an op: op `operand_op`, `operand_bytes`, `operand_distance` in bytes (infinite
+    at the first use) since op `operand_touched` used the same memory. What was never touched, or
+    just now by the system, counts as touched by the op itself.
+
+    Per op: the reuse distance of its code is `code_distance` in bytes and `code_since` in relative
+    code footprint (:func:`dlperf.core.code_footprint.code_since`), since op `code_ran` ran the same
+    code.
+
+    Op numbers in `code_ran` and `operand_touched` run over two steps: op i of the second one is
+    len(ops) + i. `step_bytes` is the memory that a step touches, each byte once, `step_code` the
+    code footprint of its operators.
     """
 
-    operands: tuple[tuple[tuple[int, float, int], ...], ...]
-    code: tuple[tuple[float, int, int], ...]
+    operand_op: npt.NDArray[np.int64]
+    operand_bytes: npt.NDArray[np.float64]
+    operand_distance: npt.NDArray[np.float64]
+    operand_touched: npt.NDArray[np.int64]
+    code_distance: tuple[float, ...]
+    code_ran: tuple[int, ...]
+    code_since: tuple[int, ...]
     step_bytes: float
     step_code: int
 
@@ -84,18 +100,18 @@ def reuse_distances(
     touches nothing. No distance exceeds the bytes that a step touches.
     """
     recency = LruStack()
-    last_touch: dict[
-        int, tuple[int, int]
-    ] = {}  # the op, and the moment when it was done with all of its operands
+    # The op, and the moment when it was done with all of its operands.
+    last_touch: dict[int, tuple[int, int]] = {}
     last_run: dict[str, tuple[int, int]] = {}
-    operands: list[tuple[tuple[int, float, int], ...]] = []
+    operands: list[tuple[int, int, float, int]] = []
     code: list[tuple[float, int, int]] = []
     recent: list[str] = []  # operators and calls of phases, what ran last at the end
     phase = ""
     read_by = [counts.bytes_read(op, moved) for op, moved in zip(trace.ops, n_bytes)]
     for number in range(2):
         operands, code = [], []
-        for place, (op, reads) in enumerate(zip(trace.ops, read_by), number * len(trace.ops)):
+        for index, (op, reads) in enumerate(zip(trace.ops, read_by)):
+            place = number * len(trace.ops) + index
             touched = [
                 (spec.storage, size, spec.storage)
                 for spec, size in reads
@@ -107,18 +123,11 @@ def reuse_distances(
                     held = trace.storages[spec.storage].born < 0 or spec in op.inputs
                     before = spec.storage if held else simulated.predecessor[spec.storage]
                     touched.append((spec.storage, spec.nbytes, before))
-            far = []
             for _, size, before in touched:
                 by, moment = last_touch.get(before, (place, None))
+                away = inf if moment is None else recency.since(moment)
                 # Pages fresh from the kernel were zeroed just now: they are in the cache.
-                far.append(
-                    (
-                        size,
-                        0.0 if before < 0 else inf if moment is None else recency.since(moment),
-                        by,
-                    )
-                )
-            operands.append(tuple(far))
+                operands.append((index, size, 0.0 if before < 0 else away, by))
             if op.phase != phase:
                 phase = op.phase
                 if phase in CALLED:
@@ -133,8 +142,17 @@ def reuse_distances(
                 recency.touch(storage, size)
             last_touch.update((storage, (place, recency.now)) for storage, _, _ in touched)
             last_run.update((brought, (place, recency.now)) for brought in codes_of(op.packet))
+    op_numbers, sizes, distances, touched_by = np.array(operands, dtype=float).reshape(-1, 4).T
     return ReuseDistances(
-        tuple(operands), tuple(code), recency.since(0), sum(map(relative_footprint, recent))
+        op_numbers.astype(np.int64),
+        sizes,
+        distances,
+        touched_by.astype(np.int64),
+        tuple(distance for distance, _, _ in code),
+        tuple(by for _, by, _ in code),
+        tuple(others for _, _, others in code),
+        recency.since(0),
+        sum(map(relative_footprint, recent)),
     )
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from dlperf.core.machine import Machine
-from dlperf.core.prediction import Item, Prices
-from dlperf.core.trace import Op, Trace
+from dlperf.core.prediction import Prices
+from dlperf.core.trace import Trace
 from dlperf.models.roofline import time_s
 from dlperf.ops import counts
-from dlperf.predictors.base import register
+from dlperf.predictors.base import op_items, register
 from dlperf.predictors.gemm_points import peak_flops_per_s
 
 FALLBACK_DTYPE = "float32"
@@ -45,35 +45,21 @@ class Roofline:
             return Prices(())
         peaks = peak_flops_per_s(machine, threads)
         bandwidth = machine.dram_bytes_per_s(threads)
-        flops, n_bytes = counts.totals(trace)
+        flops, n_bytes = (np.array(amounts, dtype=float) for amounts in counts.totals(trace))
         unknown = frozenset(counts.unknown_ops(trace))
-        fallback = (
-            FALLBACK_DTYPE
-            if FALLBACK_DTYPE in peaks
-            else max(peaks, key=lambda dtype: peaks[dtype])
-        )
-        dtypes = [_dtype(op, fallback) for op in trace.ops]
+        fallback = FALLBACK_DTYPE if FALLBACK_DTYPE in peaks else max(peaks, key=peaks.__getitem__)
+        dtypes = [
+            next((spec.dtype for spec in (*op.inputs[:1], *op.outputs[:1])), fallback)
+            for op in trace.ops
+        ]
         peak = np.array([peaks.get(dtype, peaks[fallback]) for dtype in dtypes])
-        seconds = np.asarray(
-            time_s(np.array(flops, dtype=float), np.array(n_bytes, dtype=float), peak, bandwidth)
+        compute_bound = (flops > 0) & (flops / peak >= n_bytes / bandwidth)
+        items = op_items(
+            trace,
+            np.asarray(time_s(flops, n_bytes, peak, bandwidth)).tolist(),
+            np.where(compute_bound, "compute", "DRAM").tolist(),
+            ["unpriced" if i in unknown else "interpolated" for i in range(len(trace.ops))],
         )
-        compute_bound = np.array(flops) / peak >= np.array(n_bytes) / bandwidth
-        items = []
-        for place, op in enumerate(trace.ops):
-            bound = "compute" if flops[place] and compute_bound[place] else "DRAM"
-            source = "unpriced" if place in unknown else "interpolated"
-            for layer, share_frac in op.shares or ((op.layer, 1.0),):
-                items.append(
-                    Item(
-                        layer,
-                        op.phase,
-                        share_frac * float(seconds[place]),
-                        bound,
-                        source,
-                        op=place,
-                        share=share_frac,
-                    )
-                )
         missing = sorted(
             {
                 dtype
@@ -87,7 +73,3 @@ class Roofline:
             for dtype in missing
         )
         return Prices(tuple(items), notes=notes)
-
-
-def _dtype(op: Op, default: str) -> str:
-    return op.inputs[0].dtype if op.inputs else op.outputs[0].dtype if op.outputs else default

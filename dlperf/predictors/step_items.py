@@ -19,6 +19,7 @@ from dlperf.core.trace import ITEM_BYTES, LOSS, Op, Trace
 from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.allocator.simulation import PAGE_BYTES
 from dlperf.predictors.analysis import Analysis
+from dlperf.predictors.base import op_items
 from dlperf.predictors.cache_model import ReuseDistance
 from dlperf.predictors.kernel_cost_model import KernelCostModel, PricedKernel
 from dlperf.predictors.optimizers import optimizer_costs
@@ -79,7 +80,7 @@ class StepItems:
 
     def items(self) -> tuple[list[Item], list[Item]]:
         """Items of kernels and page faults, and items of calls."""
-        kernels, calls = list(self._kernels()), list(self._calls())
+        kernels, calls = self._kernels(), list(self._calls())
         others: dict[tuple[str, str], float] = defaultdict(float)
         for item in (*kernels, *calls):
             others[item.layer, item.phase] += item.seconds
@@ -209,23 +210,19 @@ class StepItems:
             for s, m, level in zip(small, moving, levels)
         ]
 
-    def _kernels(self) -> Iterator[Item]:
+    def _kernels(self) -> list[Item]:
         """Items of the ops, one for each layer that shares an op."""
         if not self.trace.ops:
-            return
+            return []
         root_s = self.cost_s("optimizer_zero_root")
         seconds = []
         for index, op in enumerate(self.trace.ops):
+            own_s = max(self.kernel_s[index] + self.overheads_s[index], LEAST_KERNEL_S)
             if op.phase == "optimizer" and self.optimizer is not None:
                 roots_s = self.analysis.roots_of_zero.get(index, 0.0) * root_s
                 own_s = max(0.0, self.kernel_s[index] - self.optimizer.floor_s(op)) + roots_s
-            else:
-                own_s = max(self.kernel_s[index] + self.overheads_s[index], LEAST_KERNEL_S)
             seconds.append(own_s + self.distances_s[index])
-        for index, (op, bound) in enumerate(zip(self.trace.ops, self._bounds(seconds))):
-            for layer, share in op.shares or ((op.layer, 1.0),):
-                share_s, source = seconds[index] * share, self.source[index]
-                yield Item(layer, op.phase, share_s, bound, source, "kernel", index, share)
+        return op_items(self.trace, seconds, self._bounds(seconds), self.source)
 
     def _call(
         self, layer: str, phase: str, seconds: float, what: str, source: str = "measured"

@@ -35,7 +35,8 @@ import numpy.typing as npt
 from dlperf.core.machine import Cpu
 from dlperf.core.trace import Op, Trace
 from dlperf.ops import counts
-from dlperf.ops.blocking import Product, bound_bytes, is_contraction, products_of
+from dlperf.ops.blocking import bound_bytes, is_contraction, products_of
+from dlperf.ops.roofs import LEVELS
 from dlperf.predictors.analysis import analyse
 
 TILE_FRAC = 0.5
@@ -48,17 +49,6 @@ PRIVATE = ("L1", "L2")
 """Levels of which every core has its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A level of the memory: what all threads together keep in it, what a tile of one may take of
-    it. Bytes; infinite for DRAM.
-    """
-
-    name: str
-    capacity_bytes: float
-    tile_bytes: float
-
-
 def register_bytes(cpu: Cpu) -> int:
     """Bytes of the vector registers that a kernel can name: 32 of 64 bytes with AVX-512, 16 of 32
     with AVX2, else 16 of 16.
@@ -66,21 +56,6 @@ def register_bytes(cpu: Cpu) -> int:
     return next(
         (size for flag, size in _REGISTER_BYTES if flag in cpu.flags), _LEAST_REGISTER_BYTES
     )
-
-
-def levels_of(cpu: Cpu, threads: int) -> tuple[Level, ...]:
-    """The levels that the processor is known to have, innermost first, DRAM last."""
-    cores = max(1, min(threads, cpu.n_cores))
-    found: list[Level] = []
-    held, tile = 0.0, float(register_bytes(cpu))
-    for name, size in zip(("L1", "L2", "L3"), cpu.caches_bytes):
-        if size:
-            held, tile = (
-                max(held, float(size * (cores if name in PRIVATE else 1))),
-                max(tile, TILE_FRAC * size),
-            )
-            found.append(Level(name, held, tile))
-    return (*found, Level("DRAM", np.inf, np.inf))
 
 
 @dataclass(frozen=True)
@@ -103,33 +78,38 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
     assumed.
     """
     analysis = analyse(trace)
-    levels = levels_of(cpu, threads)
+    cores = max(1, min(threads, cpu.n_cores))
+    caches = [(name, size) for name, size in zip(LEVELS, cpu.caches_bytes) if size]
+    # What all threads together keep in each cache; what a tile may take inside of each level.
+    held = np.maximum.accumulate(
+        [float(size * (cores if name in PRIVATE else 1)) for name, size in caches]
+    )
+    tiles = [float(register_bytes(cpu)), *(TILE_FRAC * size for _, size in caches)]
+    inside = np.maximum.accumulate(tiles).tolist()
     flops, n_bytes = (np.array(column, dtype=float) for column in counts.totals(trace))
     contracts = np.array([is_contraction(op) for op in trace.ops], dtype=bool)
-    fast = [float(register_bytes(cpu)), *(level.tile_bytes for level in levels[:-1])]
-    crossed = np.repeat(n_bytes[:, None], len(levels), axis=1)
+    crossed = np.repeat(n_bytes[:, None], len(inside), axis=1)
     known: dict[str, list[float]] = {}
     for index in np.flatnonzero(contracts):
         op = trace.ops[index]
         if op.signature not in known:
-            known[op.signature] = _contraction_bytes(op, flops[index], fast)
+            known[op.signature] = _contraction_bytes(op, flops[index], inside)
         crossed[index] = np.maximum(crossed[index], known[op.signature])
     # The share of an op's operands that lies beyond each inner level; of the first cache all, as
     # nothing stays in registers between ops.
     needed = analysis.operand_distance + analysis.working_bytes[analysis.operand_op]
     share = np.ones_like(crossed)
-    for place, level in enumerate(levels[:-1], 1):
+    for level, capacity_bytes in enumerate(held, 1):
         outside = np.bincount(
             analysis.operand_op,
-            analysis.operand_bytes * (needed > level.capacity_bytes),
+            analysis.operand_bytes * (needed > capacity_bytes),
             minlength=len(trace.ops),
         )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share[:, place] = np.where(
-                analysis.working_bytes > 0, np.minimum(outside / analysis.working_bytes, 1.0), 1.0
-            )
+        working = analysis.working_bytes
+        known_frac = np.minimum(outside / np.where(working > 0, working, 1.0), 1.0)
+        share[:, level] = np.where(working > 0, known_frac, 1.0)
     return TraceTraffic(
-        tuple(level.name for level in levels),
+        (*(name for name, _ in caches), "DRAM"),
         crossed * share,
         flops,
         np.where(contracts, flops, 0.0),
@@ -137,11 +117,10 @@ def trace_traffic(trace: Trace, cpu: Cpu, threads: int = 1) -> TraceTraffic:
 
 
 def _contraction_bytes(op: Op, flops: float, fast: list[float]) -> list[float]:
-    products: tuple[Product, ...] = products_of(op)
-    if products:
+    if products := products_of(op):
         return [
-            sum(product.moved_bytes(size, unfolded=not place) for product in products)
-            for place, size in enumerate(fast)
+            sum(product.moved_bytes(size, unfolded=not level) for product in products)
+            for level, size in enumerate(fast)
         ]
     item_bytes = op.inputs[0].item_bytes if op.inputs else 4
     return [bound_bytes(flops, item_bytes, size) for size in fast]

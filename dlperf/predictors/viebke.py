@@ -29,12 +29,12 @@ from dataclasses import dataclass, replace
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Machine
 from dlperf.core.measurement import Measurement
-from dlperf.core.prediction import Item, Prices
+from dlperf.core.prediction import PHASES, Item, Prices
 from dlperf.core.trace import LOSS, Trace
 from dlperf.models.threads import seconds_per_operation
 from dlperf.ops import counts
 from dlperf.predictors.analysis import analyse
-from dlperf.predictors.base import register
+from dlperf.predictors.base import op_items, register
 from dlperf.predictors.calibrated import Calibrated
 from dlperf.predictors.page_faults import peak_memory_bytes
 from dlperf.predictors.roofline import Roofline
@@ -69,53 +69,33 @@ class ViebkeA:
         flops, n_bytes = counts.totals(trace)
         unknown = counts.unknown_ops(trace)
         bandwidth = machine.dram_bytes_per_s(threads) if unknown else math.inf
-        unpriced = {place: n_bytes[place] / bandwidth for place in unknown}
+        unpriced = {index: n_bytes[index] / bandwidth for index in unknown}
         if self.point is None:
-            calibrated = Calibrated().price(trace, machine, threads, malloc)
-            point_s, phases, ratio, source = (
-                math.fsum(item.seconds for item in calibrated.items),
-                frozenset(calibrated.phases),
-                1.0,
-                "interpolated",
-            )
-            low, high, said = (
-                calibrated.low_factor,
-                calibrated.high_factor,
-                "the step that calibrated predicts",
-            )
+            prices = Calibrated().price(trace, machine, threads, malloc)
+            point_s, phases = math.fsum(item.seconds for item in prices.items), {*prices.phases}
+            ratio, source, fitted_to = 1.0, "interpolated", "the step that calibrated predicts"
         else:
+            prices = Prices((), peak_memory_bytes=_peak(trace, machine, malloc))
             point_s, phases = _whole(self.point, trace)
-            ratio, source, said = _place(self.point, trace, threads, "interpolated")
-            low = high = None
+            ratio, source, fitted_to = _scale(self.point, trace, threads, "interpolated")
         weights = [_weight(op.phase, ratio) if op.phase in phases else 0.0 for op in trace.ops]
         each_s = seconds_per_operation(
             point_s,
             math.fsum(count * weight for count, weight in zip(flops, weights)),
-            math.fsum(unpriced[place] * weights[place] for place in unknown),
+            math.fsum(unpriced[index] * weights[index] for index in unknown),
         )
-        items = []
-        for place, op in enumerate(trace.ops):
-            seconds, how, bound = (
-                (unpriced[place], "unpriced", "DRAM")
-                if place in unpriced
-                else (flops[place] * each_s, source, "compute")
-            )
-            items += [
-                Item(layer, op.phase, share * seconds, bound, how, op=place, share=share)
-                for layer, share in op.shares or ((op.layer, 1.0),)
-            ]
-        notes = (
-            f"{self.name}: OperationFactor / s is {each_s:.4g} s per FLOP, fitted to {said}",
-            *(calibrated.notes if self.point is None else ()),
+        note = f"{self.name}: OperationFactor / s is {each_s:.4g} s per FLOP, fitted to {fitted_to}"
+        indices = range(len(trace.ops))
+        items = op_items(
+            trace,
+            [unpriced.get(index, flops[index] * each_s) for index in indices],
+            ["DRAM" if index in unpriced else "compute" for index in indices],
+            ["unpriced" if index in unpriced else source for index in indices],
         )
-        warnings = calibrated.warnings if self.point is None else ()
-        return Prices(
-            tuple(items),
-            low_factor=low,
-            high_factor=high,
-            notes=notes,
-            warnings=warnings,
-            peak_memory_bytes=_peak(trace, machine, malloc),
+        return replace(
+            prices,
+            items=tuple(items),
+            notes=(note, *prices.notes),
         )
 
 
@@ -155,7 +135,7 @@ class ViebkeB:
                 " nothing of T_BProp; measure without --inference"
             )
         _, phases = _whole(self.point, trace)
-        ratio, source, said = _place(self.point, trace, threads, "measured")
+        ratio, source, taken_from = _scale(self.point, trace, threads, "measured")
         bounds = _bounds(trace, machine, threads)
         items = [
             Item(
@@ -170,7 +150,7 @@ class ViebkeB:
         ]
         return Prices(
             tuple(items),
-            notes=(f"{self.name}: T_FProp and T_BProp are those of {said}",),
+            notes=(f"{self.name}: T_FProp and T_BProp are those of {taken_from}",),
             peak_memory_bytes=_peak(trace, machine, malloc),
         )
 
@@ -178,7 +158,7 @@ class ViebkeB:
 # -- the point -------------------------------------------------------------------------------------
 
 
-def _whole(point: Measurement, trace: Trace) -> tuple[float, frozenset[str]]:
+def _whole(point: Measurement, trace: Trace) -> tuple[float, set[str]]:
     """The seconds that the point and the trace have in common, and their phases: the whole step, or
     the forward where one is no training.
 
@@ -193,13 +173,11 @@ def _whole(point: Measurement, trace: Trace) -> tuple[float, frozenset[str]]:
                 f" {trace.target}; dlperf measure {trace.target} -o FILE makes one"
             )
     if point.inference == trace.inference:
-        return point.step["total"].median, frozenset(
-            ("zero_grad", "forward", "backward", "optimizer")
-        )
-    return point.step["forward"].median, frozenset(("forward",))
+        return point.step["total"].median, {"zero_grad", *PHASES}
+    return point.step["forward"].median, {"forward"}
 
 
-def _place(point: Measurement, trace: Trace, threads: int, source: str) -> tuple[float, str, str]:
+def _scale(point: Measurement, trace: Trace, threads: int, source: str) -> tuple[float, str, str]:
     """The point's images to the trace's, what a price from it may call itself, and what it is in
     words.
     """
@@ -222,27 +200,21 @@ def _weight(phase: str, ratio: float) -> float:
 
 
 def _layer_times(
-    point: Measurement, trace: Trace, phases: frozenset[str]
+    point: Measurement, trace: Trace, phases: set[str]
 ) -> Iterator[tuple[str, str, float]]:
     """(layer, phase, seconds) of the point that add up to its whole; a phase without times by layer
     stands under the root.
     """
     medians = {phase: samples.median for phase, samples in point.step.items() if phase in phases}
-    whole_s, _ = _whole(point, trace)
-    scale = whole_s / math.fsum(
-        medians.values()
-    )  # medians of phases do not quite add up to the median of the step
+    # Medians of phases do not quite add up to the median of the step.
+    scale = _whole(point, trace)[0] / math.fsum(medians.values())
     root = trace.layers[0].name if trace.layers else LOSS
     for phase, median in medians.items():
-        rows = (
-            []
-            if phase == "zero_grad"
-            else [
-                (row.layer, samples.median)
-                for row in point.layers
-                if (samples := row.phase(phase)) is not None
-            ]
-        )
+        rows = [
+            (row.layer, samples.median)
+            for row in point.layers
+            if phase != "zero_grad" and (samples := row.phase(phase)) is not None
+        ]
         total = math.fsum(seconds for _, seconds in rows)
         for layer, seconds in rows if total > 0 else [(root, 1.0)]:
             yield layer, phase, scale * median * seconds / (total or 1.0)
