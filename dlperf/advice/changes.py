@@ -4,6 +4,7 @@ as it is.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ class _Adviser:
         self.base_s = step_s_of(base)
         self.notes: list[str] = []
         self._first_modules: set[nn.Module] = set()
-        self._traces: dict[tuple[tuple[Edit, ...], int | None], Trace] = {}
+        self._record = functools.cache(self._record_anew)
 
     def advise(self) -> Advice:
         base, trace = self.base, self.base.trace
@@ -135,20 +136,13 @@ class _Adviser:
 
     # -- one variant -------------------------------------------------------------------------------
 
-    def record(self, variant: Variant) -> Trace:
-        """The variant's step. Raises DlperfError where it cannot be made."""
-        if not variant.needs_code:
-            return self.base.trace
-        key = variant.edits, variant.batch_size
-        if key not in self._traces:
-            target = self.target
-            assert target is not None
-            if variant.batch_size is not None:
-                target = target.at(variant.batch_size)
-            if variant.edits:
-                target = target.changed(lambda built: edit_built(self._fresh(built), variant.edits))
-            self._traces[key] = recording.record_target(target)
-        return self._traces[key]
+    def _record_anew(self, edits: tuple[Edit, ...], batch_size: int | None = None) -> Trace:
+        """The step with changes. Raises DlperfError where it cannot be made."""
+        assert self.target is not None
+        target = self.target if batch_size is None else self.target.at(batch_size)
+        if edits:
+            target = target.changed(lambda built: edit_built(self._fresh(built), edits))
+        return recording.record_target(target)
 
     def _fresh(self, built: Built) -> Built:
         """Refuse to change a model that the builder returns twice: the change would stay in it."""
@@ -163,13 +157,12 @@ class _Adviser:
 
     def predict(self, variant: Variant) -> Prediction:
         """The variant predicted. Raises DlperfError where it cannot be recorded."""
-        found = predict(
-            self.record(variant),
-            self.base.machine,
-            variant.threads or self.base.threads,
-            malloc=variant.malloc or "default",
-        )
-        return found.cross_machine() if self.base.is_cross_machine else found
+        base, trace = self.base, self.base.trace
+        if variant.needs_code:
+            trace = self._record(variant.edits, variant.batch_size)
+        threads, malloc = variant.threads or base.threads, variant.malloc or "default"
+        found = predict(trace, base.machine, threads, malloc=malloc)
+        return found.cross_machine() if base.is_cross_machine else found
 
     def _judge(self, variant: Variant) -> Suggestion:
         self.log(f"considering {variant.name}")
@@ -262,7 +255,7 @@ class _Adviser:
 
     def _records(self, edit: Edit) -> bool:
         try:
-            self.record(Variant(edit.kind, (edit,)))
+            self._record((edit,), None)
         except DlperfError:
             return False
         return True
@@ -285,7 +278,8 @@ class _Adviser:
             except DlperfError as error:
                 self.notes.append(f"batch size {size}: {_reason(error)}")
                 continue
-            if _signatures(prediction.trace) == _signatures(base.trace):
+            own_ops = [op.signature for op in base.trace.ops]
+            if [op.signature for op in prediction.trace.ops] == own_ops:
                 self.notes.append(
                     "the target builds the same step at every batch size: it ignores its argument"
                 )
@@ -415,10 +409,6 @@ class _Adviser:
 
 def _makes_optimizer(edit: Edit) -> bool:
     return edit.kind in ("fused", "foreach")
-
-
-def _signatures(trace: Trace) -> list[object]:
-    return [op.signature for op in trace.ops]
 
 
 def _missing(prediction: Prediction) -> str:

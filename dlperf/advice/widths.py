@@ -57,7 +57,8 @@ def widen(built: Built, layers: Sequence[str]) -> Built:
     NotApplicable where something else insists on the old width, or the model's output would change.
     """
     model = built.model
-    shared = _shared_parameters(model)
+    parameters = model.named_parameters(remove_duplicate=False)
+    uses = Counter(id(parameter) for _, parameter in parameters)
     with keeping_parameters_by_name(model, built.optimizer):
         shapes = _output_shapes(built)
         for name in layers:
@@ -67,7 +68,7 @@ def widen(built: Built, layers: Sequence[str]) -> Built:
                 raise NotApplicable(
                     f"{name} ({type(module).__name__}) has no width that can be changed alone"
                 )
-            if shared & set(map(id, module.parameters())):
+            if any(uses[id(parameter)] > 1 for parameter in module.parameters()):
                 raise NotApplicable(f"{name} shares its parameters with another layer")
             _resize(module, outputs=rounded(width))
         with contextlib.ExitStack() as hooks:
@@ -92,11 +93,6 @@ def _output_shapes(built: Built) -> list[tuple[int, ...]]:
         text = lines[0] if lines else type(error).__name__
         raise NotApplicable(f"something else insists on the old width ({text[:120]})") from error
     return [tuple(tensor.shape) for tensor in tensors_of(output)]
-
-
-def _shared_parameters(model: nn.Module) -> set[int]:
-    counts = Counter(map(id, dict(model.named_parameters(remove_duplicate=False)).values()))
-    return {key for key, count in counts.items() if count > 1}
 
 
 def _follow(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dlperf.core.clock import Clock, quantile, undisturbed
 from dlperf.core.errors import DlperfError, WorkFailed, one_line
 from dlperf.core.loader_sample import SampledLoader
-from dlperf.recorder.targets import find_callable
+from dlperf.recorder.targets import calling, find_callable
 from dlperf.recorder.tensors import tensors_of
 
 _WARM_UP, _MOST_BATCHES = 2, 40
@@ -44,13 +44,8 @@ def make_loader(spec: str, batch_size: int, n_workers: int) -> DataLoader[Any]:
         make = find_callable(spec, (batch_size, n_workers), "CALLABLE(batch_size, num_workers)")
     except DlperfError as error:
         raise DlperfError(str(error).replace(f"target {spec}", f"loader {spec}", 1)) from error
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            made = make(batch_size, n_workers)
-    except Exception as error:
-        raise WorkFailed(f"loader {spec}: raises {one_line(error)}") from error
-    except SystemExit as error:
-        raise WorkFailed(f"loader {spec}: called sys.exit({error.code!r})") from error
+    with calling(f"loader {spec}:"):
+        made = make(batch_size, n_workers)
     if isinstance(made, Dataset):
         made = DataLoader(
             made, batch_size, shuffle=not isinstance(made, IterableDataset), num_workers=n_workers
@@ -108,6 +103,8 @@ def sample_loader(
         raise WorkFailed(f"loader {name}: raises {one_line(error)}") from error
     if first is None:
         raise WorkFailed(f"loader {name}: is empty; nothing can be trained with it")
+    # the part of a batch's time without need of a processor; processes that take it away raise it
+    waiting_frac = min(1.0, quantile(waited[_WARM_UP:] or waited, 0.25))
     samples = undisturbed(pairs[_WARM_UP:] or pairs, least_frac=0.1)
     tensors = list(tensors_of(first))
     n_rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.dim() > 0), batch_size)
@@ -134,17 +131,8 @@ def sample_loader(
         bool(loader.drop_last),
         bool(loader.persistent_workers),
         notes,
-        _waiting_frac(waited[_WARM_UP:] or waited),
+        waiting_frac if waiting_frac > _LEAST_WAITING_FRAC else 0.0,
     )
-
-
-def _waiting_frac(waited: list[float]) -> float:
-    """The part of a batch's time without need of a processor: the lower quartile of its samples.
-
-    Other processes that take the core away raise it.
-    """
-    found = quantile(waited, 0.25)
-    return min(1.0, found) if found > _LEAST_WAITING_FRAC else 0.0
 
 
 def _in_process(loader: DataLoader[Any]) -> DataLoader[Any]:

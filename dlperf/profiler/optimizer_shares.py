@@ -19,6 +19,7 @@ from torch import nn
 
 from dlperf.core.clock import Clock, undisturbed
 from dlperf.profiler.layer_times import OUTSIDE
+from dlperf.recorder.attribution import parameters_in
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 50
 _NO_LAYER = -3
@@ -44,14 +45,9 @@ def parameter_owners(model: nn.Module) -> dict[int, int]:
     """The index (in ``modules()``) of the first module that owns each parameter, by its id."""
     owners: dict[int, int] = {}
     for index, module in enumerate(model.modules()):
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners.setdefault(id(parameter), index)
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), index)
     return owners
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def shares_by_bytes(
@@ -62,7 +58,7 @@ def shares_by_bytes(
     `only`: the ids of the parameters that are stepped.
     """
     n_bytes: dict[int, float] = defaultdict(float)
-    for parameter in _parameters(optimizer):
+    for parameter in parameters_in(optimizer):
         if not parameter.requires_grad or (only is not None and id(parameter) not in only):
             continue
         state = getattr(optimizer, "state", {}).get(parameter, {})
@@ -86,7 +82,7 @@ def shares_by_timing(
     """
     gradients = [
         (parameter, parameter.grad)
-        for parameter in _parameters(optimizer)
+        for parameter in parameters_in(optimizer)
         if parameter.grad is not None
     ]
     by_layer: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)

@@ -167,35 +167,39 @@ def measure_hook_overhead(
     """The hooks' overhead, on an empty module and on a chain of 200 tiny additions."""
     one, empty = torch.zeros(1), nn.Identity()
     probe = LayerProbe(empty, clock)
-    calls: dict[bool, list[float]] = {False: [], True: []}
-    backwards: dict[bool, list[float]] = {False: [], True: []}
-    inside = []
+
+    def call_s() -> float:
+        begin = clock.now()
+        for _ in range(100):
+            empty(one)
+        return (clock.now() - begin) / 100
+
+    plain, hooked, inside = [], [], []
     for _ in range(n_calls // 100):
-        for hooked, durations in calls.items():
-            if hooked:
-                probe.attach()
-            begin = clock.now()
-            for _ in range(100):
-                empty(one)
-            durations.append((clock.now() - begin) / 100)
-            probe.detach()
+        plain.append(call_s())
+        probe.attach()
+        hooked.append(call_s())
+        probe.detach()
         stamps = [event[1] for event in probe._events]
         inside += [leave - enter for enter, leave in zip(stamps[::2], stamps[1::2])]
         probe._events.clear()
     reached: list[Event] = []
+    hook = _reached(reached.append, clock.now, 0)
+
+    def backward_s(with_hooks: bool) -> float:
+        y = torch.zeros(1, requires_grad=True)
+        for _ in range(200):
+            y = y + 1.0
+            if with_hooks:
+                y.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
+        begin = clock.now()
+        torch.autograd.backward(y)
+        return clock.now() - begin
+
     with torch.enable_grad():
-        for _ in range(n_backwards):
-            for hooked, durations in backwards.items():
-                y = torch.zeros(1, requires_grad=True)
-                for _ in range(200):
-                    y = y + 1.0
-                    if hooked:
-                        y.grad_fn.register_prehook(_reached(reached.append, clock.now, 0))  # type: ignore[union-attr]
-                begin = clock.now()
-                torch.autograd.backward(y)
-                durations.append(clock.now() - begin)
-                reached.clear()
+        pairs = [(backward_s(False), backward_s(True)) for _ in range(n_backwards)]
+    plain_s, hooked_s = (median(taken) for taken in zip(*pairs))
     inside_s = max(0.0, median(inside))
-    outside_s = max(0.0, median(calls[True]) - median(calls[False]) - inside_s)
-    node_s = max(0.0, (median(backwards[True]) - median(backwards[False])) / 200)
+    outside_s = max(0.0, median(hooked) - median(plain) - inside_s)
+    node_s = max(0.0, (hooked_s - plain_s) / 200)
     return HookOverhead(inside_s, outside_s, node_s)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from dlperf.core import host
 from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type, describe, one_line
 from dlperf.core.trace import LOSS, Op, OptimizerInfo, Trace
-from dlperf.recorder.attribution import ModuleStack, optimizers_in
+from dlperf.recorder.attribution import ModuleStack, optimizers_in, parameters_in
 from dlperf.recorder.isolation import DeferredInterrupts, ExternalState, preserved_environment
 from dlperf.recorder.op_recorder import OpRecorder
 from dlperf.recorder.step_contents import ModuleCalls, StepTensors
@@ -126,9 +126,9 @@ def _eager() -> contextlib.AbstractContextManager[Any]:
 def _why(reason: BaseException | None) -> str:
     """Why fake tensors cannot represent the step, in words."""
     text = one_line(reason) if reason is not None else "it failed"
-    if isinstance(reason, getattr(fake_tensor, "DynamicOutputShapeException", ())):
+    if isinstance(reason, fake_tensor.DynamicOutputShapeException):
         return f"the shape of a result depends on data ({text})"
-    if isinstance(reason, getattr(fake_tensor, "DataDependentOutputException", ())):
+    if isinstance(reason, fake_tensor.DataDependentOutputException):
         return f"the step reads the value of a tensor ({text})"
     return str(reason) if isinstance(reason, NotFakeable) else f"it raises {text}"
 
@@ -160,7 +160,7 @@ class _Attempt:
                 for part in (built.model, built.loss, built.optimizer):
                     substitution.visit(part)
                 self.parameter_bytes = sum(
-                    parameter.numel() * parameter.element_size()
+                    parameter.nbytes
                     for parameter in built.model.parameters()
                     if not nn.parameter.is_lazy(parameter)
                 )
@@ -284,8 +284,7 @@ def _optimizer_info(optimizer: torch.optim.Optimizer | None, ops: tuple[Op, ...]
     trained = {
         id(parameter)
         for part in optimizers_in(optimizer)
-        for group in part.param_groups
-        for parameter in group["params"]
+        for parameter in parameters_in(part)
         if parameter.grad is not None
     }
     return OptimizerInfo(type(optimizer).__name__, implementation, len(trained))

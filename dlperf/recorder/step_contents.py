@@ -18,6 +18,7 @@ from dlperf.recorder.attribution import (
     OptimizerOwners,
     layer_names,
     optimizers_in,
+    parameters_in,
 )
 from dlperf.recorder.isolation import DeferredInterrupts
 from dlperf.recorder.op_recorder import OpRecorder
@@ -125,9 +126,7 @@ class StepTensors:
             prefix = "" if module is model else f"{layer}."
             sparse = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
             rows = []
-            for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 recorder.set_kind(parameter, "parameter")
                 spec = recorder.spec(parameter)
                 rows.append((name, spec))
@@ -140,22 +139,20 @@ class StepTensors:
                     )
                 self._owned.append((parameter, owner[id(parameter)]))
             self.rows[layer] = tuple(rows)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    recorder.set_kind(buffer, "buffer")
-                    if id(buffer) not in seen:
-                        seen.add(id(buffer))
-                        self.buffers.append((prefix + name, recorder.spec(buffer)))
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                recorder.set_kind(buffer, "buffer")
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self.buffers.append((prefix + name, recorder.spec(buffer)))
         for tensor in tensors_of(inputs):
             recorder.set_kind(tensor, "input")
         n_of_model = len(owner)
         for part in optimizers_in(optimizer):
-            for group in part.param_groups:
-                for trained in group["params"]:
-                    if id(trained) not in owner:
-                        owner[id(trained)] = LOSS
-                        recorder.set_kind(trained, "parameter")
-                        self._owned.append((trained, LOSS))
+            for trained in parameters_in(part):
+                if id(trained) not in owner:
+                    owner[id(trained)] = LOSS
+                    recorder.set_kind(trained, "parameter")
+                    self._owned.append((trained, LOSS))
             for trained, state in part.state.items():
                 for tensor in tensors_of(state):
                     layer = owner.get(id(trained), self._root)

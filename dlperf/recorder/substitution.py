@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.utils import _pytree as pytree
 
 
 class NotFakeable(RuntimeError):
@@ -67,19 +68,7 @@ class Substitution:
 
     def value(self, value: Any) -> Any:
         """A copy of nested tuples, lists and dicts with substitutes for tensors, for inputs."""
-        if isinstance(value, torch.Tensor):
-            return self.tensor(value)
-        if isinstance(value, tuple):
-            return _like(value, [self.value(item) for item in value])
-        if type(value) is list:
-            return [self.value(item) for item in value]
-        if type(value) in _DICTS:
-            copied = value.copy()
-            for key, item in value.items():
-                copied[key] = self.value(item)
-            return copied
-        self.visit(value)
-        return value
+        return pytree.tree_map(self.visit, value)
 
     def visit(self, value: Any) -> Any:
         """Exchange the tensors in `value` and what it references. Returns what replaces `value`."""

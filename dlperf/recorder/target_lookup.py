@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 from collections.abc import Iterator
@@ -71,27 +72,22 @@ def _decoded(name: str) -> str:
 
 
 def _attribute(spec: str, module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            names = [
-                known
-                for known in vars(module)
-                if not known.startswith("_") and callable(getattr(module, known, None))
-            ]
-            near = difflib.get_close_matches(name, names, 3) or names[:8]
-            hint = (
-                f"; did you mean {' or '.join(near)}?"
-                if near
-                else "; it defines nothing that can be called"
-            )
-            raise DlperfError(
-                f"target {spec}: {getattr(module, '__file__', None) or module.__name__} has no"
-                f" {name!r}{hint}"
-            ) from None
-    return found
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        names = [
+            known
+            for known in vars(module)
+            if not known.startswith("_") and callable(getattr(module, known, None))
+        ]
+        near = difflib.get_close_matches(name, names, 3) or names[:8]
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "it defines nothing that can be called"
+        )
+        where = getattr(module, "__file__", None) or module.__name__
+        raise DlperfError(f"target {spec}: {where} has no {name!r}; {hint}") from None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 
 from dlperf.core.errors import DlperfError, WorkFailed, describe
 from dlperf.core.files import schema_of
+from dlperf.recorder.attribution import parameters_in
 from dlperf.recorder.target_lookup import find_object
 from dlperf.recorder.tensors import tensors_of
 
@@ -62,6 +63,26 @@ class Built:
             self.optimizer.step()
 
 
+@contextlib.contextmanager
+def calling(what: str) -> Iterator[None]:
+    """User code that `what` describes runs inside; it prints to stderr.
+
+    Raises WorkFailed where it raises or exits, DlperfError where it asks for a GPU.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except DlperfError:
+        raise
+    except Exception as error:
+        text = f"{what} raises {describe(error)}"
+        if any(words in str(error).lower() for words in _NO_CUDA):
+            raise DlperfError(f"{text}; {CPU_ONLY}") from error
+        raise WorkFailed(text) from error
+    except SystemExit as error:
+        raise WorkFailed(f"{what} called sys.exit({error.code!r})") from error
+
+
 @dataclass(frozen=True)
 class Target:
     """A named network with its batch size. :meth:`build` makes a fresh one.
@@ -88,20 +109,8 @@ class Target:
 
         Raises DlperfError for a wrong result, WorkFailed where the builder raises.
         """
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                made = self._make(self.batch_size)
-        except DlperfError:
-            raise
-        except Exception as error:
-            text = f"target {self.spec}: its builder raises {describe(error)}"
-            if any(words in str(error).lower() for words in _NO_CUDA):
-                raise DlperfError(f"{text}; {CPU_ONLY}") from error
-            raise WorkFailed(text) from error
-        except SystemExit as error:
-            raise WorkFailed(
-                f"target {self.spec}: its builder called sys.exit({error.code!r})"
-            ) from error
+        with calling(f"target {self.spec}: its builder"):
+            made = self._make(self.batch_size)
         what = "expected (model, inputs, loss) or (model, inputs, loss, optimizer)"
         if not isinstance(made, (tuple, list)):
             raise DlperfError(f"target {self.spec}: returned {_kind(made)}; {what}")
@@ -235,11 +244,7 @@ def check_built(name: str, built: Built, inference: bool) -> None:
             f"{name}: the optimizer is {_kind(built.optimizer)}; expected a torch.optim.Optimizer"
         )
     own = set(map(id, parameters))
-    if not any(
-        id(parameter) in own
-        for group in built.optimizer.param_groups
-        for parameter in group["params"]
-    ):
+    if not any(id(parameter) in own for parameter in parameters_in(built.optimizer)):
         raise DlperfError(
             f"{name}: the optimizer {type(built.optimizer).__name__} holds none of the model's"
             " parameters; make it from model.parameters()"
