@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from dlperf.studies.accuracy.archive import Archive
     from dlperf.studies.accuracy.baselines import BaselineEstimate
     from dlperf.studies.accuracy.cases import Case
-    from dlperf.studies.accuracy.study import Provenance, Study
+    from dlperf.studies.accuracy.study import Study
+    from dlperf.studies.results import Provenance
 
 ALL = "all"
 """The word for every network of the checkout."""
@@ -162,7 +163,7 @@ def provenance_of(
     """Provenance of a study, with the doubts about its machine file, which go to stderr, too."""
     from dlperf.core import host
     from dlperf.report import machine_check
-    from dlperf.studies.accuracy.study import Provenance
+    from dlperf.studies.results import Provenance
 
     doubts = [*machine_check.find_problems(machine, host.this_cpu(), host.versions())]
     for doubt in doubts:

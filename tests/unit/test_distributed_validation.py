@@ -22,7 +22,6 @@ from dlperf.distributed.scaling import ScalingPoint as Forecast
 from dlperf.forecast.prediction import predict
 from dlperf.microbench.network.collectives import SIZES
 from dlperf.studies.accuracy.archive import Archive
-from dlperf.studies.accuracy.study import Provenance
 from dlperf.studies.distributed import page as distributed_page
 from dlperf.studies.distributed.cases import (
     CalibratedLink,
@@ -37,7 +36,7 @@ from dlperf.studies.distributed.runs import (
     StepRun,
 )
 from dlperf.studies.distributed.study import doubled, factor_of, run_study, step_rows
-from dlperf.studies.forecasts import Pair
+from dlperf.studies.results import Pair, Provenance
 
 PROVENANCE = Provenance(
     "Made-up CPU",

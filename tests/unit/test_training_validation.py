@@ -14,9 +14,8 @@ from dlperf.cli.validation import PARTS
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.records.conversion import convert
 from dlperf.studies.accuracy.archive import Archive
-from dlperf.studies.accuracy.study import Provenance
 from dlperf.studies.distributed import study as distributed_study
-from dlperf.studies.forecasts import Pair
+from dlperf.studies.results import Pair, Provenance
 from dlperf.studies.trainings import page as training_page
 from dlperf.studies.trainings.cases import (
     KINDS,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib.ticker
@@ -21,10 +22,9 @@ from dlperf.report.drawing import (
     PREDICTOR_COLORS,
     label_points,
     new_figure,
-    own_style,
     plain,
     seconds_axis,
-    to_png,
+    to_pngs,
 )
 from dlperf.report.drawing import PointLabel as Label
 from dlperf.studies.accuracy.cases import CaseScore
@@ -54,28 +54,23 @@ _LIMIT = 1.0
 """Errors beyond 100 % are drawn at the edge."""
 
 
-def pngs_of(study: Study, dpi: int = 130) -> dict[str, bytes]:
-    """The plots by name as PNG; one without anything to draw is left out."""
+def pngs_of(study: Study) -> dict[str, bytes]:
+    """The plots as PNG by file name; one without anything to draw is left out."""
     makers = {
         "steps": steps_figure,
         "cases": cases_figure,
         "layers": layers_figure,
         "ops": ops_figure,
     }
-    what = f"{study.provenance.machine}; {study.provenance.created}; {study.provenance.command}"
-    pngs = {}
-    for name, make in makers.items():
-        with own_style():
-            figure = make(study)
-        if figure is not None:
-            pngs[name] = to_png(figure, dpi, f"dlperf validate {name}: {what}")
-    return pngs
+    p = study.provenance
+    draw = {name: partial(make, study) for name, make in makers.items()}
+    return to_pngs(draw, f"dlperf validate; {p.machine}; {p.created}; {p.command}")
 
 
 def _whole(study: Study, predictor: str = MAIN) -> list[CaseScore]:
     own = [
         score
-        for score in study.scores
+        for score in study.own_scores
         if score.predicted_s is not None and score.step_error_frac is not None
     ]
     return [score for score in own if score.predictor == predictor] or own
@@ -173,11 +168,7 @@ def cases_figure(study: Study) -> Figure | None:
     """One line a case: the repeatability as a grey bar around 0, each predictor's error as a mark,
     the main predictor's interval as a line.
     """
-    spoken = [
-        score
-        for score in (*study.scores, *study.baseline_scores)
-        if score.step_error_frac is not None
-    ]
+    spoken = [score for score in study.scores if score.step_error_frac is not None]
     if not spoken:
         return None
     labels = list(dict.fromkeys(score.case.label for score in spoken))
@@ -228,15 +219,7 @@ def cases_figure(study: Study) -> Figure | None:
                     ax.plot(
                         ends, [place[score.case.label]] * 2, color=color, linewidth=1.1, zorder=2
                     )
-    ax.axvline(0, color=DIM, linewidth=0.8)
-    for off in (-0.2, -0.1, 0.1, 0.2):
-        ax.axvline(off, color=DIM, linewidth=0.6, linestyle=":" if abs(off) > 0.15 else "--")
-    ax.set_yticks(range(len(labels)), [plain(label, 42) for label in labels], fontsize=7.5)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.set_xlim(-1.05 * _LIMIT, 1.05 * _LIMIT)
-    ax.set_xlabel("predicted / measured step - 1")
-    ax.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
-    ax.tick_params(axis="y", length=0)
+    _error_axes(ax, [plain(label, 42) for label in labels], "predicted / measured step - 1")
     steps = f"{len(labels)} step{'s' * (len(labels) != 1)}"
     ax.set_title(
         f"{steps} (network@batch size, t:"
@@ -300,17 +283,17 @@ def ops_figure(study: Study) -> Figure | None:
 def _boxes(ax: Any, rows: Sequence[tuple[str, pd.Series[float], str]], label: str) -> None:
     for place, (_, errors, color) in enumerate(rows):
         _box(ax, errors.clip(-_LIMIT, _LIMIT), place, color)
+    names = [f"{plain(name, 40)} ({len(errors)})" for name, errors, _ in rows]
+    _error_axes(ax, names, label)
+
+
+def _error_axes(ax: Any, names: Sequence[str], label: str) -> None:
+    """Lines of named rows, the first at the top, over relative errors."""
     ax.axvline(0, color=DIM, linewidth=0.8)
     for off in (-0.2, -0.1, 0.1, 0.2):
         ax.axvline(off, color=DIM, linewidth=0.6, linestyle=":" if abs(off) > 0.15 else "--")
-    ax.set_yticks(
-        range(len(rows)),
-        [f"{plain(name, 40)} ({len(errors)})" for name, errors, _ in rows],
-        fontsize=7.5,
-    )
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.set_xlim(-1.05 * _LIMIT, 1.05 * _LIMIT)
-    ax.set_xlabel(label)
+    ax.set_yticks(range(len(names)), names, fontsize=7.5)
+    ax.set(ylim=(len(names) - 0.4, -0.6), xlim=(-1.05 * _LIMIT, 1.05 * _LIMIT), xlabel=label)
     ax.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
     ax.tick_params(axis="y", length=0)
 

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
-from dlperf.core.files import write_bytes, write_text
-from dlperf.core.text import fit, text_width
-from dlperf.report.document import Column, escape, format_table, table
-from dlperf.report.writing import check_folder, make_folder
-from dlperf.studies.accuracy.baselines import MEANINGS
+from dlperf.core.text import frame_to_csv
+from dlperf.report.document import Column, escape, format_error, format_time, table
+from dlperf.report.writing import write_files
+from dlperf.studies.accuracy.ablation import Ablation
+from dlperf.studies.accuracy.baselines import MEANINGS, problems
 from dlperf.studies.accuracy.cases import CaseScore
 from dlperf.studies.accuracy.figures import CAPTIONS, pngs_of
+from dlperf.studies.accuracy.scoring import Summary, summaries
 from dlperf.studies.accuracy.study import MAIN, WITH_EXACT, Study
-from dlperf.studies.accuracy.tables import (
-    ablation_columns,
-    baseline_columns,
-    case_columns,
-    cases_csv,
-    group_columns,
-    layers_csv,
-    op_columns,
-    ops_csv,
-    percent,
-    summary_columns,
-)
+from dlperf.studies.results import percent, tables_to_text
 
+Row = TypeVar("Row")
 NOTE = (
     "All in percent. Step: the median of several fresh processes against the prediction;"
     " repeatability: (slowest - fastest process) / median. Layers: mean absolute percentage error"
@@ -42,37 +34,27 @@ NOTE = (
 
 def study_to_text(study: Study, width: int | None = None) -> str:
     """Text page: cases by predictor, summaries, baseline tools, single ops, ablation."""
-    width = text_width() if width is None else width
-    blocks = []
-    for predictor in _predictors(study):
-        own = [score for score in study.scores if score.predictor == predictor]
-        blocks.append(f"{predictor}\n\n{format_table(case_columns(own), width)}")
-    if study.summaries:
-        blocks.append(f"summary, %\n\n{format_table(summary_columns(study.summaries), width)}")
-    if study.baseline_scores:
-        blocks.append(f"beside other tools, %\n\n{format_table(_comparison(study), width)}")
+    tables = [(name, case_columns(own)) for name, own in _by_predictor(study).items()]
+    if study.own_scores:
+        tables.append(("summary, %", summary_columns(summaries(study.own_scores))))
+    if _has_baselines(study):
+        tables.append(("beside other tools, %", _comparison(study)))
     if study.ablations:
-        blocks.append(
-            f"one term left out, %\n\n{format_table(ablation_columns(study.ablations), width)}"
-        )
+        tables.append(("one term left out, %", ablation_columns(study.ablations)))
     if len(study.op_groups):
-        blocks.append(
-            f"held-out single ops, %\n\n{format_table(op_columns(study.op_groups), width)}"
-        )
+        tables.append(("held-out single ops, %", op_columns(study.op_groups)))
     remarks = _remarks(study)
-    if remarks:
-        blocks.append("\n".join(remarks))
-    return fit("\n\n".join(blocks), width)
+    return tables_to_text(tables, after=["\n".join(remarks)] if remarks else [], width=width)
 
 
 def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
     """The whole study as Markdown; `images` are the names of the plots that lie beside it."""
     blocks = ["<!-- dlperf validate -->", "# How right the predictions are", _provenance(study)]
     blocks += _plots(images, "steps", "cases")
-    if study.summaries:
-        blocks += ["## Summary", table(summary_columns(study.summaries)), escape(NOTE)]
-        if study.intervals is not None:
-            found = study.intervals
+    if study.own_scores:
+        blocks += ["## Summary", table(summary_columns(summaries(study.own_scores))), escape(NOTE)]
+        found = study.intervals
+        if found is not None:
             blocks.append(
                 f"Intervals of `{MAIN}`: {percent(found.inside_frac)} % of {found.n_cases} cases"
                 f" lie in their 90 % interval, of median half width {percent(found.width_frac)} %."
@@ -80,39 +62,24 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
                 f" to hold as many; {found.needed_factor:.2f} times its own half width is what"
                 " holds 90 % of the cases."
             )
-    if study.baseline_scores:
-        names = [
-            name
-            for name in _all_names(study)
-            if name in {score.predictor for score in study.baseline_scores}
-            or name in _predictors(study)
-        ]
-        scores = (*study.scores, *study.baseline_scores)
-        blocks += ["## Beside other tools", table(_comparison(study))]
-        blocks.append(
-            "\n".join(
-                f"- **{escape(name)}**: {escape(meaning)}" for name, meaning in MEANINGS.items()
-            )
-        )
+    if _has_baselines(study):
         blocks += [
+            "## Beside other tools",
+            table(_comparison(study)),
+            _definitions(MEANINGS),
             "### Error of the step",
-            table(baseline_columns(scores, names, lambda s: s.step_error_frac)),
-        ]
-        blocks += [
+            table(baseline_columns(study, "step_error_frac")),
             "### Error of the forward",
-            table(baseline_columns(scores, names, lambda s: s.forward_error_frac)),
+            table(baseline_columns(study, "forward_error_frac")),
         ]
     if study.ablations:
         blocks += [
             "## What each term contributes",
             f"The cases of `{MAIN}` predicted with one term left out.",
             table(ablation_columns(study.ablations)),
+            _definitions({row.term: row.meaning for row in study.ablations}),
         ]
-        blocks.append(
-            "\n".join(f"- **{escape(row.term)}**: {escape(row.meaning)}" for row in study.ablations)
-        )
-    for predictor in _predictors(study):
-        own = [score for score in study.scores if score.predictor == predictor]
+    for predictor, own in _by_predictor(study).items():
         blocks += [f"## Cases, {escape(predictor)}", table(case_columns(own))]
         if predictor not in (MAIN, WITH_EXACT):
             continue
@@ -128,89 +95,53 @@ def study_to_markdown(study: Study, images: Sequence[str] = ()) -> str:
             "## Held-out single ops",
             _ops_note(study),
             table(op_columns(study.op_groups), set(np.flatnonzero(study.op_groups.kind == "all"))),
+            *_plots(images, "ops"),
         ]
-        blocks += _plots(images, "ops")
-    remarks = _remarks(study)
-    if remarks:
+    if remarks := _remarks(study):
         blocks += ["## Remarks", "\n".join(f"- {escape(remark)}" for remark in remarks)]
     return "\n\n".join(blocks) + "\n"
 
 
 def write_study(study: Study, folder: str | Path, force: bool = False) -> list[Path]:
-    """Write accuracy.md, cases.csv, layers.csv, ops.csv (what there is to say) and the plots into
+    """Write accuracy.md, cases.csv, layers.csv, ops.csv (those with content) and the plots into
     `folder`, made if missing.
 
     Raises DlperfError for a folder that cannot be made or holds foreign files (unless `force`);
     WorkFailed if the disk refuses.
     """
-    check_folder(folder, force)
-    folder = make_folder(folder)
     pngs = pngs_of(study)
-    texts = {"accuracy.md": study_to_markdown(study, [f"{name}.png" for name in pngs])}
-    if study.scores:
-        texts |= {"cases.csv": cases_csv(study), "layers.csv": layers_csv(study)}
-    if len(study.ops):
-        texts["ops.csv"] = ops_csv(study)
-    written = []
-    for name, text in texts.items():
-        write_text(folder / name, text)
-        written.append(folder / name)
-    for name, png in pngs.items():
-        write_bytes(folder / f"{name}.png", png)
-        written.append(folder / f"{name}.png")
-    return written
+    names = [*(["cases", "layers"] if study.scores else []), *(["ops"] if len(study.ops) else [])]
+    texts = {f"{name}.csv": _csv(study, name) for name in names}
+    page = study_to_markdown(study, list(pngs))
+    return write_files(folder, {"accuracy.md": page, **texts, **pngs}, force)
 
 
-def _predictors(study: Study) -> list[str]:
-    return list(dict.fromkeys(score.predictor for score in study.scores))
+def _by_predictor(study: Study) -> dict[str, list[CaseScore]]:
+    """The scores of each predictor, without baselines."""
+    found: dict[str, list[CaseScore]] = {}
+    for score in study.own_scores:
+        found.setdefault(score.predictor, []).append(score)
+    return found
 
 
-def _all_names(study: Study) -> list[str]:
-    return list(dict.fromkeys(score.predictor for score in (*study.scores, *study.baseline_scores)))
+def _has_baselines(study: Study) -> bool:
+    return len(study.own_scores) < len(study.scores)
 
 
-def _comparison(study: Study) -> list[Column]:
-    """One row a predictor or baseline: over the cases that it speaks of, abs(error) of step and
-    forward, and the median case's error of leaf modules.
-    """
-    names = _all_names(study)
-    own = {
-        name: [s for s in (*study.scores, *study.baseline_scores) if s.predictor == name]
-        for name in names
-    }
-
-    def middle(value: Callable[[CaseScore], float | None], worst: bool = False) -> tuple[str, ...]:
-        cells = []
-        for name in names:
-            values = [abs(found) for score in own[name] if (found := value(score)) is not None]
-            cells.append(percent((max if worst else median)(values) if values else None))
-        return tuple(cells)
-
-    return [
-        Column("predictor", tuple(names), align_left=True),
-        Column("cases", tuple(str(len(own[name])) for name in names)),
-        Column("median", middle(lambda s: s.step_error_frac), "step error"),
-        Column("worst", middle(lambda s: s.step_error_frac, worst=True), "step error"),
-        Column("median", middle(lambda s: s.forward_error_frac), "of forward"),
-        Column("worst", middle(lambda s: s.forward_error_frac, worst=True), "of forward"),
-        Column("forward", middle(lambda s: s.forward_mape_frac), "layer MAPE"),
-        Column("backward", middle(lambda s: s.backward_mape_frac), "layer MAPE"),
-    ]
+def _definitions(meanings: Mapping[str, str]) -> str:
+    return "\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in meanings.items())
 
 
 def _provenance(study: Study) -> str:
     p = study.provenance
+    versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
     lines = [
+        f"Measured on {escape(p.machine)}: {escape(versions)}; {p.created}.",
         (
-            f"Measured on {escape(p.machine)}:"
-            f" {escape(', '.join(f'{name} {version}' for name, version in p.versions.items()))};"
-            f" {p.created}."
-        )
+            f"Machine file: {p.machine_mode} calibration of"
+            f" {p.machine_created or 'unknown date'}. Made by `{p.command}`."
+        ),
     ]
-    lines.append(
-        f"Machine file: {p.machine_mode} calibration of {p.machine_created or 'unknown date'}. Made"
-        f" by `{p.command}`."
-    )
     if p.n_runs:
         runs = ", ".join(
             f"{runs} with {threads} thread{'s' if threads > 1 else ''}"
@@ -241,4 +172,194 @@ def _remarks(study: Study) -> list[str]:
         f"{failure.case.label} could not be measured: {failure.reason}"
         for failure in study.failures
     ]
-    return [*study.variation_remarks, *found, *study.baseline_problems, *study.provenance.remarks]
+    return [*study.variation_remarks, *found, *problems(study.estimates), *study.provenance.remarks]
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _columns(
+    rows: Sequence[Row], *columns: tuple[str, str, int, bool, Callable[[Row], str]]
+) -> list[Column]:
+    return [
+        Column(title, tuple(cell(row) for row in rows), group, rank, align_left=left)
+        for title, group, rank, left, cell in columns
+    ]
+
+
+def _inside(score: CaseScore) -> str:
+    return "-" if score.inside is None else "yes" if score.inside else "no"
+
+
+def case_columns(scores: Sequence[CaseScore]) -> list[Column]:
+    """One row a case: the step, its error and floor, the layers' errors and repeatabilities in
+    percent, the interval, where the price comes from.
+    """
+
+    def source(name: str) -> Callable[[CaseScore], str]:
+        return lambda s: "-" if s.sources is None else f"{100 * getattr(s.sources, name):.0f}"
+
+    return _columns(
+        scores,
+        ("case", "", 0, True, lambda s: s.case.label),
+        ("actual", "step", 0, False, lambda s: format_time(s.actual_s)),
+        ("predicted", "step", 0, False, lambda s: format_time(s.predicted_s)),
+        ("error", "step", 0, False, lambda s: format_error(s.step_error_frac)),
+        ("repeatability", "step", 0, False, lambda s: percent(s.repeatability_frac)),
+        ("MAPE", "forward", 0, False, lambda s: percent(s.forward_mape_frac)),
+        ("repeatability", "forward", 1, False, lambda s: percent(s.forward_repeatability_frac)),
+        ("MAPE", "backward", 0, False, lambda s: percent(s.backward_mape_frac)),
+        ("repeatability", "backward", 1, False, lambda s: percent(s.backward_repeatability_frac)),
+        ("seen", "backward", 3, False, lambda s: percent(s.seen_frac)),
+        ("weighted", "forward", 3, False, lambda s: percent(s.weighted_frac)),
+        ("width", "interval", 1, False, lambda s: percent(s.width_frac)),
+        ("in", "interval", 0, False, _inside),
+        ("forward", "error of", 2, False, lambda s: format_error(s.forward_error_frac)),
+        ("backward", "error of", 2, False, lambda s: format_error(s.backward_error_frac)),
+        ("optimizer", "error of", 2, False, lambda s: format_error(s.optimizer_error_frac)),
+        ("measured", "source", 2, False, source("measured")),
+        ("interp.", "source", 2, False, source("interpolated")),
+        ("extrap.", "source", 2, False, source("extrapolated")),
+        ("unpriced", "source", 2, False, source("unpriced")),
+        ("framework", "source", 2, False, source("framework")),
+        ("unpriced layers", "", 3, False, lambda s: percent(s.unpriced_frac)),
+    )
+
+
+def summary_columns(rows: Sequence[Summary]) -> list[Column]:
+    """One row a predictor and part of the cases, in percent."""
+    return _columns(
+        rows,
+        ("predictor", "", 0, True, lambda r: r.predictor),
+        ("cases", "", 0, True, lambda r: r.what),
+        ("number", "", 0, False, lambda r: str(r.n_cases)),
+        ("median", "step error", 0, False, lambda r: percent(r.step_median_frac)),
+        ("worst", "step error", 0, False, lambda r: percent(r.step_worst_frac)),
+        (
+            "beyond 2 x repeatability",
+            "step error",
+            1,
+            False,
+            lambda r: percent(r.step_worst_beyond_repeatability_frac),
+        ),
+        ("bias", "step error", 1, False, lambda r: format_error(r.step_bias_frac)),
+        ("repeatability", "step error", 0, False, lambda r: percent(r.step_repeatability_frac)),
+        ("MAPE", "layers", 0, False, lambda r: percent(r.layer_mape_frac)),
+        ("repeatability", "layers", 1, False, lambda r: percent(r.layer_repeatability_frac)),
+        ("unpriced, worst", "", 2, False, lambda r: percent(r.unpriced_worst_frac)),
+        ("inside", "interval", 0, False, lambda r: percent(r.inside_frac)),
+        ("half width", "interval", 0, False, lambda r: percent(r.width_median_frac)),
+    )
+
+
+def baseline_columns(study: Study, value: str) -> list[Column]:
+    """One row a case, one column a predictor or baseline: this error."""
+    labels = tuple(dict.fromkeys(score.case.label for score in study.scores))
+    found = {(score.case.label, score.predictor): getattr(score, value) for score in study.scores}
+    return [
+        Column("case", labels, align_left=True),
+        *(
+            Column(name, tuple(format_error(found.get((label, name))) for label in labels))
+            for name in study.predictors
+        ),
+    ]
+
+
+def group_columns(groups: pd.DataFrame) -> list[Column]:
+    """One row a kind of layer, in percent."""
+    return _columns(
+        list(groups.itertuples()),
+        ("layers", "", 0, True, lambda r: r.name),
+        ("phase", "", 0, True, lambda r: r.phase),
+        ("number", "", 0, False, lambda r: str(r.n_layers)),
+        ("mean", "abs(error)", 0, False, lambda r: percent(r.mape_frac)),
+        ("median", "abs(error)", 0, False, lambda r: percent(r.median_frac)),
+        ("90th", "abs(error)", 0, False, lambda r: percent(r.p90_frac)),
+        ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
+        ("repeatability", "", 0, False, lambda r: percent(r.repeatability_frac)),
+    )
+
+
+def op_columns(groups: pd.DataFrame) -> list[Column]:
+    """One row a family or kind of single ops, in percent."""
+    several = len(set(groups.threads)) > 1
+    return _columns(
+        list(groups.itertuples()),
+        (
+            "ops",
+            "",
+            0,
+            True,
+            lambda r: (
+                (r.family if r.kind == "all" else f"  {r.kind}")
+                + (f" t{r.threads}" if several else "")
+            ),
+        ),
+        ("number", "", 0, False, lambda r: str(r.n_ops)),
+        ("MAPE", "", 0, False, lambda r: percent(r.mape_frac)),
+        ("median", "", 0, False, lambda r: percent(r.median_frac)),
+        ("90th", "", 0, False, lambda r: percent(r.p90_frac)),
+        ("bias", "", 0, False, lambda r: format_error(r.bias_frac)),
+        ("repeatability", "", 0, False, lambda r: percent(r.repeatability_frac)),
+        ("unpriced", "", 1, False, lambda r: str(r.n_unpriced)),
+    )
+
+
+def ablation_columns(rows: Sequence[Ablation]) -> list[Column]:
+    """The whole predictor first, then one row a term left out, in percent."""
+    if not rows:
+        return []
+    table: list[tuple[str, float | None, Summary]] = [
+        ("nothing", None, rows[0].whole),
+        *((row.term, row.share_frac, row.without) for row in rows),
+    ]
+    return _columns(
+        table,
+        ("left out", "", 0, True, lambda r: r[0]),
+        ("share of the step", "", 0, False, lambda r: percent(r[1])),
+        ("median", "step error", 0, False, lambda r: percent(r[2].step_median_frac)),
+        ("worst", "step error", 0, False, lambda r: percent(r[2].step_worst_frac)),
+        ("bias", "step error", 0, False, lambda r: format_error(r[2].step_bias_frac)),
+        ("MAPE", "layers", 0, False, lambda r: percent(r[2].layer_mape_frac)),
+    )
+
+
+def _csv(study: Study, name: str) -> str:
+    """Every case, layer or op, with machine, versions and date in every row."""
+    rows: list[dict[str, Any]] = study.to_json()[name]
+    for row in rows:
+        shares = row.pop("sources", None) or {}
+        row.update((f"{source}_share_frac", share) for source, share in shares.items())
+    provenance = study.provenance
+    versions = "; ".join(
+        f"{name} {version}" for name, version in sorted(provenance.versions.items())
+    )
+    frame = pd.DataFrame(rows).assign(
+        machine=provenance.machine, versions=versions, created=provenance.created
+    )
+    return frame_to_csv(frame, "%.6g")
+
+
+def _comparison(study: Study) -> list[Column]:
+    """One row a predictor or baseline: over the cases that it supports, abs(error) of step and
+    forward, and the median case's error of leaf modules.
+    """
+    names = ["step_error_frac", "forward_error_frac", "forward_mape_frac", "backward_mape_frac"]
+    errors = pd.DataFrame(
+        [[getattr(score, name) for name in names] for score in study.scores],
+        columns=names,
+        index=[score.predictor for score in study.scores],
+        dtype=float,
+    )
+    groups = errors.abs().groupby(level=0, sort=False)
+    middle, worst = (frame.map(percent) for frame in (groups.median(), groups.max()))
+    return [
+        Column("predictor", tuple(middle.index), align_left=True),
+        Column("cases", tuple(map(str, groups.size()))),
+        Column("median", tuple(middle.step_error_frac), "step error"),
+        Column("worst", tuple(worst.step_error_frac), "step error"),
+        Column("median", tuple(middle.forward_error_frac), "of forward"),
+        Column("worst", tuple(worst.forward_error_frac), "of forward"),
+        Column("forward", tuple(middle.forward_mape_frac), "layer MAPE"),
+        Column("backward", tuple(middle.backward_mape_frac), "layer MAPE"),
+    ]

@@ -17,10 +17,9 @@ from dlperf.core.measurement import Measurement
 from dlperf.core.trace import Trace
 from dlperf.forecast.prediction import Prediction, predict
 from dlperf.studies.accuracy.ablation import Ablation, Intervals, ablate, intervals
-from dlperf.studies.accuracy.baselines import BaselineEstimate, problems, score_baseline
+from dlperf.studies.accuracy.baselines import MEANINGS, BaselineEstimate, problems, score_baseline
 from dlperf.studies.accuracy.cases import Case, CaseScore, Reference, join
 from dlperf.studies.accuracy.scoring import (
-    Summary,
     joined,
     layer_groups,
     records,
@@ -29,6 +28,7 @@ from dlperf.studies.accuracy.scoring import (
     variation_remark,
 )
 from dlperf.studies.accuracy.single_ops import OP_COLUMNS, op_groups
+from dlperf.studies.results import Provenance
 
 SCHEMA, SCHEMA_VERSION = "dlperf.validation", 2
 MAIN = "calibrated"
@@ -77,29 +77,9 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """Where a study comes from: the machine, its file, versions, the command, the date; `remarks`
-    say what a reader must know.
-    """
-
-    machine: str
-    machine_file: str
-    machine_mode: str
-    machine_created: str
-    versions: dict[str, str]
-    command: str
-    created: str
-    n_runs: tuple[tuple[int, int], ...] = ()
-    """(threads, runs) pairs."""
-    seconds: float = 0.0
-    seed: int | None = None
-    remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Study:
-    """What was found: a score a case and predictor, peers after the predictors; layers; single ops;
-    what the terms contribute.
+    """What was found: a score a case and predictor, baselines after the predictors; layers; single
+    ops; what the terms contribute.
     """
 
     provenance: Provenance
@@ -107,26 +87,24 @@ class Study:
     layers: pd.DataFrame = field(default_factory=lambda: joined(()))
     references: tuple[tuple[Case, Reference], ...] = ()
     estimates: tuple[tuple[Case, BaselineEstimate], ...] = ()
-    baseline_scores: tuple[CaseScore, ...] = ()
-    baseline_layers: pd.DataFrame = field(default_factory=lambda: joined(()))
     ablations: tuple[Ablation, ...] = ()
     failures: tuple[Failure, ...] = ()
     ops: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=OP_COLUMNS))
 
     @cached_property
-    def summaries(self) -> tuple[Summary, ...]:
-        """Each predictor's cases in one line, and parts of them."""
-        return summaries(self.scores)
+    def own_scores(self) -> tuple[CaseScore, ...]:
+        """The scores of predictors."""
+        return tuple(score for score in self.scores if score.predictor not in MEANINGS)
 
-    @cached_property
-    def baseline_summaries(self) -> tuple[Summary, ...]:
-        """Each baseline's cases in one line."""
-        return summaries(self.baseline_scores)
+    @property
+    def predictors(self) -> list[str]:
+        """The names of all predictors and baselines that have scores."""
+        return list(dict.fromkeys(score.predictor for score in self.scores))
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """Layers by source and by type."""
-        return layer_groups(self.layers)
+        """Layers by source and by type, under each predictor."""
+        return layer_groups(self.layers[~self.layers.predictor.isin(list(MEANINGS))])
 
     @cached_property
     def op_groups(self) -> pd.DataFrame:
@@ -136,16 +114,12 @@ class Study:
     @cached_property
     def intervals(self) -> Intervals | None:
         """What the main predictor's intervals are worth; None where it gave none."""
-        own = [
-            s
-            for s in self.scores
-            if s.predictor == MAIN
-            and s.predicted_s
-            and s.low_s is not None
-            and s.high_s is not None
-        ]
         return intervals(
-            [(s.actual_s, s.predicted_s or 0.0, s.low_s or 0.0, s.high_s or 0.0) for s in own]
+            [
+                (s.actual_s, s.predicted_s, s.low_s, s.high_s)
+                for s in self.scores
+                if s.predictor == MAIN and s.predicted_s and s.low_s and s.high_s
+            ]
         )
 
     @cached_property
@@ -170,11 +144,6 @@ class Study:
             self, provenance=replace(self.provenance, remarks=(*self.provenance.remarks, remark))
         )
 
-    @property
-    def baseline_problems(self) -> tuple[str, ...]:
-        """Where a baseline could not estimate, a line each."""
-        return problems(self.estimates)
-
     def to_json(self) -> dict[str, Any]:
         """The study as JSON data, schema ``dlperf.validation``; null where unknown."""
         provenance = asdict(self.provenance)
@@ -182,20 +151,18 @@ class Study:
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             **{key: list(v) if isinstance(v, tuple) else v for key, v in provenance.items()},
-            "cases": [_case_row(s) for s in (*self.scores, *self.baseline_scores)],
+            "cases": [_case_row(score) for score in self.scores],
             "references": [
                 {**asdict(case), **{k: v for k, v in asdict(reference).items() if k != "layers"}}
                 for case, reference in self.references
             ],
-            "summaries": [
-                asdict(summary) for summary in (*self.summaries, *self.baseline_summaries)
-            ],
+            "summaries": [asdict(summary) for summary in summaries(self.scores)],
             "layer_groups": records(self.groups),
-            "layers": records(joined((self.layers, self.baseline_layers))),
+            "layers": records(self.layers),
             "intervals": None if self.intervals is None else asdict(self.intervals),
             "ablation": [asdict(one) for one in self.ablations],
             "variation_remarks": list(self.variation_remarks),
-            "baseline_problems": list(self.baseline_problems),
+            "baseline_problems": list(problems(self.estimates)),
             "failures": [{**asdict(f.case), "reason": f.reason} for f in self.failures],
             "families": records(self.op_groups),
             "ops": records(self.ops),
@@ -241,10 +208,10 @@ def run_study(
     holds the machine's drift too. `n_runs` gives the number of runs for a thread count;
     `is_cross_machine` marks a machine file of another machine than this.
     """
-    traces: dict[tuple[str, int, bool], Trace] = {}
+    traces: dict[Case, Trace] = {}
     for case in cases:
-        if (key := (case.target, case.batch_size, case.inference)) not in traces:
-            traces[key] = record(case)
+        same = next((one for one in traces if replace(one, threads=case.threads) == case), None)
+        traces[case] = record(case) if same is None else traces[same]
     taken: dict[Case, list[Measurement]] = {case: [] for case in cases}
     failed: dict[Case, str] = {}
     for number in range(1, 1 + max((n_runs(case.threads) for case in cases), default=0)):
@@ -255,9 +222,7 @@ def run_study(
                     f" {case.label}"
                 )
                 try:
-                    taken[case].append(
-                        measure(case, traces[case.target, case.batch_size, case.inference], number)
-                    )
+                    taken[case].append(measure(case, traces[case], number))
                 except DlperfError as error:
                     failed[case] = str(error)
                     log(f"warning: {case.label} is left out: {error}")
@@ -268,7 +233,7 @@ def run_study(
     for variant in asked:
         for case, reference in references:
             prediction = predict(
-                traces[case.target, case.batch_size, case.inference],
+                traces[case],
                 variant.machine,
                 case.threads,
                 variant.predictor,
@@ -296,16 +261,15 @@ def run_study(
 
 def _with_baselines(
     study: Study,
-    traces: Mapping[tuple[str, int, bool], Trace],
+    traces: Mapping[Case, Trace],
     ask_baselines: Ask,
     log: Callable[[str], None],
 ) -> Study:
     estimates: list[tuple[Case, BaselineEstimate]] = []
-    scores: list[CaseScore] = []
-    layers: list[pd.DataFrame] = []
+    scores, layers = list(study.scores), [study.layers]
     for place, (case, reference) in enumerate(study.references, start=1):
         log(f"asking the baseline tools, case {place} of {len(study.references)}: {case.label}")
-        for estimate in ask_baselines(case, traces[case.target, case.batch_size, case.inference]):
+        for estimate in ask_baselines(case, traces[case]):
             estimates.append((case, estimate))
             if not estimate.problem:
                 found, rows = score_baseline(case, reference, estimate)
@@ -314,6 +278,6 @@ def _with_baselines(
     return replace(
         study,
         estimates=tuple(estimates),
-        baseline_scores=tuple(scores),
-        baseline_layers=joined(layers),
+        scores=tuple(scores),
+        layers=joined(layers),
     )

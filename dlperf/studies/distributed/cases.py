@@ -12,8 +12,7 @@ from typing import Any
 
 from dlperf.core.units import UNSHAPED
 from dlperf.studies.accuracy.cases import median_or_none
-from dlperf.studies.accuracy.study import Provenance
-from dlperf.studies.forecasts import MeasuredForecast, Pair
+from dlperf.studies.results import MeasuredForecast, Pair, Provenance
 
 SCHEMA, SCHEMA_VERSION = "dlperf.distributed_validation", 2
 LINK_BOUND_FRAC = 0.10

@@ -27,7 +27,6 @@ from dlperf.report.drawing import (
     to_pngs,
 )
 from dlperf.report.writing import write_files
-from dlperf.studies.accuracy.tables import percent
 from dlperf.studies.distributed.cases import (
     KINDS,
     LINK_BOUND_FRAC,
@@ -36,8 +35,9 @@ from dlperf.studies.distributed.cases import (
     ThresholdCheck,
 )
 from dlperf.studies.distributed.runs import ALL_REDUCE_BYTES
-from dlperf.studies.forecasts import (
+from dlperf.studies.results import (
     format_amount,
+    percent,
     runs_to_csv,
     tables_to_markdown,
     tables_to_text,

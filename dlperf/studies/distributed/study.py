@@ -24,7 +24,7 @@ from dlperf.distributed.scaling import Scaling
 from dlperf.distributed.scenario import WhatIf
 from dlperf.studies.distributed.cases import CalibratedLink, DistributedForecast
 from dlperf.studies.distributed.runs import DistributedCase, Piece, RankRunner, StepRun
-from dlperf.studies.forecasts import Pair
+from dlperf.studies.results import Pair
 
 PARTS = ("all-reduce", "steps", "bound", "replay")
 Found = TypeVar("Found")

@@ -15,8 +15,7 @@ from msgspec import Meta
 from dlperf.core.records.conversion import Name, Positive, Text
 from dlperf.models.threads import delta_frac
 from dlperf.studies.accuracy.cases import median_or_none
-from dlperf.studies.accuracy.study import Provenance
-from dlperf.studies.forecasts import MeasuredForecast, Pair
+from dlperf.studies.results import MeasuredForecast, Pair, Provenance
 
 SCHEMA, SCHEMA_VERSION = "dlperf.training_validation", 2
 

@@ -20,9 +20,9 @@ from dlperf.report.drawing import (
     to_pngs,
 )
 from dlperf.report.writing import write_files
-from dlperf.studies.accuracy.tables import percent
-from dlperf.studies.forecasts import (
+from dlperf.studies.results import (
     format_amount,
+    percent,
     runs_to_csv,
     tables_to_markdown,
     tables_to_text,

@@ -24,7 +24,7 @@ from dlperf.core.records.conversion import convert
 from dlperf.profiler import peak_memory
 from dlperf.report.writing import slug
 from dlperf.studies.accuracy.archive import Archive
-from dlperf.studies.forecasts import Pair
+from dlperf.studies.results import Pair
 from dlperf.studies.trainings.cases import TrainingForecast
 
 EPOCHS = 2

@@ -1,9 +1,8 @@
-"""Forecasts and the runs that they are of: errors, pages and CSV, which the studies of trainings
-and of several ranks share.
-"""
+"""Results of studies: provenance, forecasts and the runs that they are of, pages and CSV."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -16,11 +15,30 @@ from msgspec import Meta
 from dlperf.core.text import fit, frame_to_csv, text_width
 from dlperf.core.units import format_bytes, format_percent, format_seconds
 from dlperf.report.document import Column, escape, format_table, table
-from dlperf.studies.accuracy.study import Provenance
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 """Seconds, bytes, samples per second, or a fraction."""
 PositiveAmount = Annotated[float, Meta(ge=1e-9, le=1e18)]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a study comes from: the machine, its file, versions, the command, the date; `remarks`
+    say what a reader must know.
+    """
+
+    machine: str
+    machine_file: str
+    machine_mode: str
+    machine_created: str
+    versions: dict[str, str]
+    command: str
+    created: str
+    n_runs: tuple[tuple[int, int], ...] = ()
+    """(threads, runs) pairs."""
+    seconds: float = 0.0
+    seed: int | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,15 @@ class MeasuredForecast:
             return None
         low, high = self.measured_span
         return (high - low) / (self.measured if self.is_relative else 1.0)
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent with one decimal, without the sign.
+
+    >>> percent(0.0312), percent(None)
+    ('3.1', '-')
+    """
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
 def format_amount(value: float, unit: str) -> str:
