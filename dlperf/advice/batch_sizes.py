@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dlperf.advice.allocators import malloc_of
 from dlperf.advice.breakdown import step_s_of
-from dlperf.advice.variants import LEAST_GAIN_FRAC
+from dlperf.advice.variants import LEAST_GAIN_FRAC, malloc_of
 from dlperf.core.units import format_percent
 from dlperf.forecast.prediction import Prediction
 from dlperf.predictors.page_faults import BOUND as PAGE_FAULTS

@@ -18,7 +18,7 @@ from dlperf.advice.explanation import (
     parts_to_csv,
     suggestions_to_csv,
 )
-from dlperf.advice.tuning_page import rate_text
+from dlperf.advice.tuning import rate_text
 from dlperf.advice.variants import (
     DOES_NOT_APPLY,
     DOES_NOT_PAY,

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from dlperf.advice.breakdown import LayerParts
 from dlperf.advice.explanation import Explanation
 from dlperf.advice.grid import PREDICTED, ConfigurationForecast
-from dlperf.advice.tuning import Tuning
 from dlperf.core.units import MIB, format_bytes
 from dlperf.report.drawing import (
     ACTUAL_COLOR,
@@ -42,6 +41,9 @@ from dlperf.report.drawing import (
     seconds_text,
     to_png,
 )
+
+if TYPE_CHECKING:
+    from dlperf.advice.tuning import Tuning
 
 MOST_LAYERS = 24
 _LOOK = {
@@ -76,8 +78,8 @@ def pngs_of(explanation: Explanation, dpi: int = 130) -> dict[str, bytes]:
 def breakdown_figure(explanation: Explanation) -> Figure:
     """Stacked bars: the step in shares on top, below it the longest layers in seconds."""
     breakdown = explanation.breakdown
-    dear = sorted(breakdown.layers, key=lambda row: -row.total_s)[:MOST_LAYERS]
-    rows = [row for row in breakdown.layers if row in dear]
+    longest = sorted(breakdown.layers, key=lambda row: -row.total_s)[:MOST_LAYERS]
+    rows = [row for row in breakdown.layers if row in longest]
     n_left = len(breakdown.layers) - len(rows)
     figure = new_figure(8.6, 2.3 + 0.27 * len(rows))
     top, below = figure.subplots(2, 1, height_ratios=[1.0, max(1.0, 0.55 * len(rows))])
@@ -86,10 +88,8 @@ def breakdown_figure(explanation: Explanation) -> Figure:
         [LayerParts("step", "", breakdown.parts_s)],
         scale=100 / breakdown.total_s if breakdown.total_s else 0.0,
     )
-    top.set_xlim(0, 100)
-    top.set_xlabel("% of the step")
-    top.set_yticks([])
-    top.set_title(f"{_title(explanation)}: predicted {seconds_text(breakdown.total_s)} a step")
+    title = f"{_title(explanation)}: predicted {seconds_text(breakdown.total_s)} a step"
+    top.set(xlim=(0, 100), xlabel="% of the step", yticks=[], title=title)
     looks = [(part, *_LOOK[part]) for part, _ in breakdown.parts_s]
     handles = [
         Patch(facecolor=color, hatch=hatch, edgecolor=INK, linewidth=0.4)
@@ -98,21 +98,24 @@ def breakdown_figure(explanation: Explanation) -> Figure:
     labels = [f"{part} {100 * breakdown.share_frac(part):.0f} %" for part, _, _ in looks]
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     _stack(below, rows)
-    below.set_yticks(range(len(rows)), [plain(row.layer, 32) for row in rows])
     # of a bar too short to be seen the number is left
     ends = below.barh(range(len(rows)), [row.total_s for row in rows], alpha=0.0)
     texts = [seconds_text(row.total_s) for row in rows]
     below.bar_label(ends, texts, padding=4, fontsize=7.5)
     below.margins(x=0.12)
-    below.set_xlim(left=0)
-    below.invert_yaxis()
-    below.tick_params(axis="y", length=0)
+    left_out = f" ({n_left} shorter layers are left out)" if n_left else ""
+    below.set(xlim=(0, None), xlabel=f"time per step{left_out}")
     seconds_axis(below.xaxis)
-    below.grid(axis="x", color=GRID)
-    below.set_xlabel(
-        "time per step" + (f" ({n_left} shorter layers are left out)" if n_left else "")
-    )
+    _name_rows(below, [plain(row.layer, 32) for row in rows])
     return figure
+
+
+def _name_rows(ax: Any, names: list[str]) -> None:
+    """Horizontal bars from top to bottom, with a name each."""
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", color=GRID)
 
 
 def _stack(ax: Any, rows: list[LayerParts], scale: float = 1.0) -> None:
@@ -167,13 +170,9 @@ def gains_figure(explanation: Explanation) -> Figure:
             label="repeatability floor",
         )
     ax.axvline(0, color=INK, linewidth=0.8)
-    ax.set_yticks(rows, [plain(s.variant.name, 40) for s, _ in tried])
-    ax.invert_yaxis()
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color=GRID)
-    ax.set_xlabel("gain in samples per second, %")
+    ax.set(xlabel="gain in samples per second, %", title=_title(explanation))
+    _name_rows(ax, [plain(suggestion.variant.name, 40) for suggestion, _ in tried])
     figure.legend(loc="outside lower center", ncols=3)
-    ax.set_title(_title(explanation))
     return figure
 
 
@@ -246,20 +245,18 @@ def landscape_png(tuning: Tuning, dpi: int = 130) -> bytes:
                 fontsize=8,
             )
         sizes = sorted({row.configuration.batch_size for row in tuning.rows})
-        for ax, title in ((above, "samples per second"), (below, "memory, MiB")):
-            ax.set_xscale("log", base=2)
-            ax.set_ylabel(title)
-            ax.grid(axis="y", color=GRID)
+        above.set_xscale("log", base=2)  # of both, which share it
+        above.grid(axis="y", color=GRID)
+        below.grid(axis="y", color=GRID)
         above.margins(y=0.12)
-        above.set_ylim(bottom=0)
-        below.set_yscale("log")
-        below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        below.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        title = f"{plain(tuning.target)}: predicted on {plain(tuning.machine)}"
+        above.set(ylim=(0, None), ylabel="samples per second", title=title)
+        below.set(yscale="log", ylabel="memory, MiB", xlabel="batch size")
+        below.yaxis.set_major_formatter("{x:g}")
+        below.yaxis.set_minor_formatter("{x:g}")
         if len(sizes) <= 12:
             below.set_xticks(sizes, [str(size) for size in sizes])
             below.xaxis.set_minor_locator(NullLocator())
-        below.set_xlabel("batch size")
-        above.set_title(f"{plain(tuning.target)}: predicted on {plain(tuning.machine)}")
         if len(lines) > MOST_LINES:
             above.annotate(
                 f"the best {MOST_LINES} of {len(lines)} lines",

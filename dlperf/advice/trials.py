@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from dlperf.advice.allocators import environment_under, malloc_of
 from dlperf.advice.grid import Configuration
-from dlperf.advice.variants import BASELINE, Suggestion, Variant
+from dlperf.advice.variants import BASELINE, Suggestion, Variant, environment_under, malloc_of
 from dlperf.core import host
 from dlperf.core.child_process import Child
 from dlperf.core.errors import DlperfError, WorkFailed

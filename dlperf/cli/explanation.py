@@ -86,7 +86,8 @@ def _try(args: Namespace, found: Explanation, threads: int) -> ChangeTrials:
     """Measure everything that can be tried here, what is predicted to pay and what is not."""
     from dataclasses import replace
 
-    from dlperf.advice import allocators, trials
+    from dlperf.advice import trials
+    from dlperf.advice.variants import settings_in
 
     limit_s, n_runs = args.seconds or SECONDS, args.runs or RUNS
     batch_size = found.prediction.trace.batch_size
@@ -98,7 +99,7 @@ def _try(args: Namespace, found: Explanation, threads: int) -> ChangeTrials:
         elif suggestion.step_s is not None:
             notes.append(f"{suggestion.variant.name} was not tried: {reason}")
 
-    if ours := allocators.settings_in(os.environ):
+    if ours := settings_in(os.environ):
         notes.append(
             f"the baseline was run without {', '.join(ours)}, as it is predicted for the system's"
             " default malloc"

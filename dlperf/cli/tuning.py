@@ -73,7 +73,7 @@ def tune(args: Namespace) -> Answer:
         )
     from dataclasses import replace
 
-    from dlperf.advice import tuning, tuning_page
+    from dlperf.advice import tuning
     from dlperf.advice.rates import Forecaster
     from dlperf.core import host
     from dlperf.report.machine_check import find_mismatches, find_self_test_problem
@@ -122,10 +122,10 @@ def tune(args: Namespace) -> Answer:
     )
     for note in found.notes:
         warn(note)
-    write_folder(args, lambda to, force: tuning_page.write(found, to, force))
+    write_folder(args, lambda to, force: tuning.write(found, to, force))
     interrupted = found.trials is not None and found.trials.is_interrupted
     return Answer(
-        tuning_page.page(found),
+        tuning.page(found),
         tuning.tuning_to_json(found),
         status=130 if interrupted else 0,
     )

@@ -369,18 +369,18 @@ def _with_layers(
     layered = [times for _, times in pairs]
     factors = overhead_factors([(plain.seconds, times) for plain, times in pairs])
     shares = _optimizer_shares(stepper, 0.05 * seconds)
-    again = stepper.plain_steps(0.18 * seconds, 4)
-
+    again = [
+        (step.seconds["total"], step.disturbed) for step in stepper.plain_steps(0.18 * seconds, 4)
+    ]
     rows = layer_rows(probe.names, layered, found.step.get("optimizer"), shares.fractions, factors)
-    plain_faults = found.noise["page_faults_per_step"]
     layered_faults = float(median(plain.faults for plain, _ in pairs))
     totals = [step.seconds["total"] for step in timed]
     third = max(1, len(totals) // 3)
-    disturbed_frac = sum(step.disturbed for step in timed) / len(timed)
+    n_disturbed = sum(step.disturbed for step in timed)
     noise = {
         **found.noise,
         "layer_steps": float(len(layered)),
-        "disturbed_frac": disturbed_frac,
+        "disturbed_frac": n_disturbed / len(timed),
         **overhead.to_noise(factors),
         "drift_frac": _ratio(median(totals[-third:]), median(totals[:third])) - 1,
         "layer_sum_frac": layer_sum_frac(found, rows),
@@ -389,15 +389,14 @@ def _with_layers(
     notes = [] if shares.note is None else [shares.note]
     if not found.inference and any(times.backward is None for times in layered):
         notes.append(NO_BACKWARD)
-    if disturbed_frac > _BUSY_FRAC:
-        n_disturbed = sum(step.disturbed for step in timed)
+    if n_disturbed > _BUSY_FRAC * len(timed):
         notes.append(
             f"the machine was busy: {n_disturbed} of {len(timed)} steps lost their core to others"
         )
     if (note := sum_note(noise["layer_sum_frac"])) is not None:
-        notes.append(f"{note}: {_why_apart(layered_faults, plain_faults)}")
-    repeat = undisturbed([(step.seconds["total"], step.disturbed) for step in again])
-    return replace(found, layers=rows, repeat=repeat, noise=noise, notes=tuple(notes))
+        why = _why_apart(layered_faults, found.noise["page_faults_per_step"])
+        notes.append(f"{note}: {why}")
+    return replace(found, layers=rows, repeat=undisturbed(again), noise=noise, notes=tuple(notes))
 
 
 NO_BACKWARD = "the backward could not be attributed to layers"

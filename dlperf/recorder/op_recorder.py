@@ -87,7 +87,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.owners: OptimizerOwners | None = None
         self.error: Exception | None = None
         self._recording = False
-        self._ops: list[Op] = []
+        self.ops: list[Op] = []
         self._stack, self._external = stack, external
         self._storages: list[Storage] = []
         self._index: dict[int, int] = {}
@@ -136,7 +136,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, described: tuple[Any, Any], result: Any, node: Any, number: int
     ) -> None:
         args, kwargs = described
-        born = len(self._ops)
+        born = len(self.ops)
         outputs = tuple([self.spec(tensor, born) for tensor in tensors_of(result)])
         grad = number > self._number and torch.is_grad_enabled()
         self._number = number
@@ -151,7 +151,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             layer, shares = self.owners.attribute(operands, outputs)
         if grad:
             self._stack.mark(number - 1, layer)
-        self._ops.append(
+        self.ops.append(
             Op(_name(func), args, kwargs, outputs, self.phase, layer, place, grad, shares)
         )
 
@@ -215,7 +215,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def freed(watch: Any) -> None:  # the address is free for another storage
                 if self._watches.get(key) is watch:
                     del self._watches[key]
-                    self._change(self._index.pop(key), dies=len(self._ops))
+                    self._change(self._index.pop(key), dies=len(self.ops))
 
             self._watches[key] = weakref.ref(storage, freed)
         elif born >= 0 and n_bytes > self._storages[index].nbytes:
@@ -232,11 +232,6 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(index, kind=kind)
         return index
 
-    @property
-    def n_ops(self) -> int:
-        """The number of operations recorded so far."""
-        return len(self._ops)
-
     def start(self) -> None:
         """Begin to record; memory that is alive now existed before the step."""
         self._number = sequence_number()
@@ -250,4 +245,4 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack.forget()
         if self.error is not None:
             raise self.error
-        return tuple(self._ops), tuple(self._storages)
+        return tuple(self.ops), tuple(self._storages)

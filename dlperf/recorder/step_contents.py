@@ -182,7 +182,7 @@ class StepTensors:
         """Hooks on the parameters note the arrivals of gradients."""
 
         def noting(index: int) -> Any:
-            return lambda _: self.arrivals.append((index, self._recorder.n_ops))
+            return lambda _: self.arrivals.append((index, len(self._recorder.ops)))
 
         with contextlib.ExitStack() as undo:
             for index, parameter in self._trained:

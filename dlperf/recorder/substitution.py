@@ -8,6 +8,7 @@ gets its content back afterwards. The originals are never written to.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import operator
 import random
@@ -240,25 +241,13 @@ def fake_substitute(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tens
 
 def clone_substitute() -> Callable[[torch.Tensor], torch.Tensor]:
     """Makes real copies; views of one memory stay views of one memory."""
-    storages: dict[int, torch.UntypedStorage] = {}
+    memo: dict[int, Any] = {}
 
     def substitute(original: torch.Tensor) -> torch.Tensor:
         if isinstance(original, UninitializedTensorMixin):
             lazy: torch.Tensor = type(original)(requires_grad=original.requires_grad)
             return lazy
-        plain = original.detach()
-        if (
-            type(plain) is not torch.Tensor
-            or plain.layout is not torch.strided
-            or plain.is_quantized
-        ):
-            return _as_original(plain.clone(), original)
-        storage = plain.untyped_storage()
-        if storage._cdata not in storages:
-            storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
-        copy = torch.empty(0, dtype=plain.dtype, device=plain.device)
-        copy.set_(storages[storage._cdata], plain.storage_offset(), plain.shape, plain.stride())  # type: ignore[call-overload]
-        return _as_original(copy, original)
+        return _as_original(copy.deepcopy(original.detach(), memo), original)
 
     return substitute
 

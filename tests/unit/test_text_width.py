@@ -19,7 +19,7 @@ import test_validation as validation
 
 from dlperf.advice.explanation_page import explanation_page
 from dlperf.advice.grid import Axes, Objective
-from dlperf.advice.tuning_page import page as tuning_to_text
+from dlperf.advice.tuning import page as tuning_to_text
 from dlperf.core.clock import Samples
 from dlperf.core.cluster import Cluster, Collective, Link
 from dlperf.core.text import fit

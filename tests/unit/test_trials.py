@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dlperf.advice.allocators import AllocatorSetting, environment_under, settings_in
 from dlperf.advice.trials import ChangeRun, ChangeTrials, cannot_be_tried, run_change_trials
-from dlperf.advice.variants import DOES_NOT_APPLY, PAYS, Edit, Suggestion, Variant
+from dlperf.advice.variants import (
+    DOES_NOT_APPLY,
+    PAYS,
+    AllocatorSetting,
+    Edit,
+    Suggestion,
+    Variant,
+    environment_under,
+    settings_in,
+)
 from dlperf.core import host
 from dlperf.core.clock import Samples
 from dlperf.core.errors import WorkFailed

@@ -30,8 +30,15 @@ from dlperf.advice.trials import (
     ConfigurationTrials,
     run_configuration_trials,
 )
-from dlperf.advice.tuning import Tuning, tune, tuning_to_csv, tuning_to_json
-from dlperf.advice.tuning_page import page, tuning_page, write
+from dlperf.advice.tuning import (
+    Tuning,
+    page,
+    tune,
+    tuning_page,
+    tuning_to_csv,
+    tuning_to_json,
+    write,
+)
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.units import MIB
 from dlperf.report.document import to_markdown
