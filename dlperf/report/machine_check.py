@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.trace import Trace
 from dlperf.core.units import format_percent
-from dlperf.core.verification import SelfTest, has_failed
+from dlperf.core.verification import has_failed
 
 WORST_LEAVE_ONE_OUT_FRAC = 0.3
 """Mean leave-one-out error of a family's kernels above which its models are remarked on: other ops
@@ -47,22 +47,19 @@ def find_self_test_problem(machine: Machine, threads: int) -> str:
     name = machine.path or "the machine file"
     if not tests:
         return f"{name} contains no self-test; dlperf machine check runs it"
-    if not has_failed(tests):
-        return ""
-    worst = max(tests, key=lambda test: test.factor)
-    return (
-        f"{name} failed its self-test ({worst.describe()}); predictions may be as far off. dlperf"
-        " calibrate measures it anew"
+    worst = max(tests, key=lambda test: test.factor).describe()
+    problem = (
+        f"{name} failed its self-test ({worst}); predictions may be as far off. dlperf calibrate"
+        " measures it anew"
     )
+    return problem if has_failed(tests) else ""
 
 
 def self_test_lines(machine: Machine) -> list[str]:
     """The self-test of each thread count in lines, its result last."""
     found = []
     for threads in machine.threads:
-        tests: tuple[SelfTest, ...] = ()
-        if any(test.threads == threads for test in machine.self_tests):
-            tests = machine.self_tests_of(threads)
+        tests = [test for test in machine.self_tests if test.threads == threads]
         found += [f"self-test: {test.describe()}" for test in tests]
         factor = machine.interval_factor(threads)
         wider = (

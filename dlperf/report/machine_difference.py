@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -38,26 +39,21 @@ class Difference:
 
     def to_text(self) -> str:
         """A table; below 1 the second machine is faster."""
-        names = {"ratio": "ratio", "least": "low", "most": "high"}
         found = self.ratios
-        table = format_table(
-            [
-                Column("what", tuple(r.what for r in found), align_left=True),
-                Column("threads", tuple(str(r.threads) for r in found)),
-                *(
-                    Column(title, tuple(f"{getattr(r, name):.3f}" for r in found))
-                    for title, name in names.items()
-                ),
-                Column("points", tuple(str(r.n_shared) for r in found)),
-            ],
-            None,
-        )
+        columns = [
+            Column("what", tuple(r.what for r in found), align_left=True),
+            Column("threads", tuple(str(r.threads) for r in found)),
+            Column("ratio", tuple(f"{r.ratio:.3f}" for r in found)),
+            Column("least", tuple(f"{r.low:.3f}" for r in found)),
+            Column("most", tuple(f"{r.high:.3f}" for r in found)),
+            Column("points", tuple(str(r.n_shared) for r in found)),
+        ]
+        table = format_table(columns, None) if found else "nothing is in both"
         head = (
             f"time in {self.second.path or 'the second'} / time in"
             f" {self.first.path or 'the first'}; below 1 the second is faster"
         )
-        notes = (f"note: {note}" for note in self.notes)
-        return "\n".join([head, "", table if found else "nothing is in both", *notes])
+        return "\n".join([head, "", table, *(f"note: {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
         """The difference as JSON data."""
@@ -83,40 +79,30 @@ class Difference:
 
 def compare_machines(first: Machine, second: Machine) -> Difference:
     """Ratios of times by family, bandwidth level and cost, over what both files contain."""
-    ratios = []
-    theirs = {(k.op.signature, k.threads): k for k in second.kernels}
-    shared: dict[tuple[str, int], list[float]] = {}
-    for kernel in first.kernels:
-        if other := theirs.get((kernel.op.signature, kernel.threads)):
-            shared.setdefault((kernel.family, kernel.threads), []).append(
-                other.samples.median / kernel.samples.median
-            )
-    ratios += [_ratio(name, threads, values) for (name, threads), values in sorted(shared.items())]
+    ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
+    theirs = {(k.op.signature, k.threads): k.samples.median for k in second.kernels}
+    for kernel in sorted(first.kernels, key=lambda k: (k.family, k.threads)):
+        if other_s := theirs.get((kernel.op.signature, kernel.threads)):
+            ratios[kernel.family, kernel.threads].append(other_s / kernel.samples.median)
     for threads in sorted(set(first.threads) & set(second.threads)):
         ours, others = (
             {roof.level: roof for roof in roofs_of(machine, threads).bandwidths}
             for machine in (first, second)
         )
-        for level in LEVELS:
-            a, b = ours.get(level), others.get(level)
-            if (
-                a
-                and b
-                and (a.kernel in STREAM_BYTES_PER_ELEMENT) == (b.kernel in STREAM_BYTES_PER_ELEMENT)
-            ):
-                ratios.append(_ratio(f"memory {level}", threads, [a.bytes_per_s / b.bytes_per_s]))
+        for level in (level for level in LEVELS if level in ours and level in others):
+            a, b = ours[level], others[level]
+            if (a.kernel in STREAM_BYTES_PER_ELEMENT) == (b.kernel in STREAM_BYTES_PER_ELEMENT):
+                ratios[f"memory {level}", threads].append(a.bytes_per_s / b.bytes_per_s)
     costs = {(c.key, c.threads): c.samples.minimum for c in second.costs}
     for cost in sorted(first.costs, key=lambda c: (c.key, c.threads)):
         other_s = costs.get((cost.key, cost.threads))
         if other_s and cost.samples.median:
-            ratios.append(_ratio(f"cost {cost.key}", cost.threads, [other_s / cost.samples.median]))
-    return Difference(first, second, tuple(ratios), tuple(_only_in_one(first, second)))
-
-
-def _ratio(what: str, threads: int, values: Sequence[float]) -> Ratio:
-    return Ratio(
-        what, threads, math.exp(fmean(map(math.log, values))), min(values), max(values), len(values)
-    )
+            ratios[f"cost {cost.key}", cost.threads].append(other_s / cost.samples.median)
+    found = [
+        Ratio(*key, math.exp(fmean(map(math.log, values))), min(values), max(values), len(values))
+        for key, values in ratios.items()
+    ]
+    return Difference(first, second, tuple(found), tuple(_only_in_one(first, second)))
 
 
 def _only_in_one(first: Machine, second: Machine) -> Iterable[str]:

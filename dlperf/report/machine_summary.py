@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -36,14 +37,8 @@ Rates = tuple[tuple[str | CostKey, int, float], ...]
 """Values by name or cost and number of threads."""
 
 
-def _flops(value: float) -> str:
-    return format_si(value, "FLOP/s")
-
-
-def _rate(value: float) -> str:
-    return format_si(value, "B/s")
-
-
+_flops = partial(format_si, unit="FLOP/s")
+_rate = partial(format_si, unit="B/s")
 _TABLES: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
     "peaks": ("matrix product, best", "dtype", "flops_per_s", _flops),
     "no_fma": ("sums or products alone, best", "dtype", "flops_per_s", _flops),
@@ -100,27 +95,29 @@ class Summary:
     def _co_run_table(self) -> list[str]:
         """Co-run slowdown of each kind of work over the number of workers."""
         machine = self.machine
-        if not machine.co_runs:
-            return []
         workers = sorted({run.workers for run in machine.co_runs})
-        hardware = hardware_threads(machine.cpu)
-        rows = {"by the topology alone": [f"{hardware.shared_cpi(n):.2f}" for n in workers]}
-        for name in dict.fromkeys(run.work for run in machine.co_runs):
-            found = machine.co_runs_of(name)
-            if name == PREPARATION:
-                times = (
-                    format_seconds(found[n].samples.median) if n in found else "-" for n in workers
-                )
-                rows = {name: list(times), **rows}
-            else:
-                rows[name] = [
-                    f"{found[n].slowdown:.2f}" if n in found else "1.00" if n == 1 else "-"
+        found = {run.work: machine.co_runs_of(run.work) for run in machine.co_runs}
+        rows: list[list[str]] = []
+        if times := found.pop(PREPARATION, None):
+            cells = (
+                format_seconds(times[n].samples.median) if n in times else "-" for n in workers
+            )
+            rows.append([PREPARATION, *cells])
+        if workers:
+            cpi = (f"{hardware_threads(machine.cpu).shared_cpi(n):.2f}" for n in workers)
+            rows.append(["by the topology alone", *cpi])
+        rows += [
+            [
+                name,
+                *(
+                    f"{runs[n].slowdown:.2f}" if n in runs else "1.00" if n == 1 else "-"
                     for n in workers
-                ]
+                ),
+            ]
+            for name, runs in found.items()
+        ]
         titles = [f"{n} worker{'s' * (n != 1)}" for n in workers]
-        return _table(
-            ["co-run slowdown of workers at once", *titles], [[k, *v] for k, v in rows.items()]
-        )
+        return _table(["co-run slowdown of workers at once", *titles], rows)
 
     def to_text(self) -> str:
         """A page to read."""
@@ -261,6 +258,7 @@ def conclude(summary: Summary, seconds: float) -> str:
     """
     machine = summary.machine
     cpu, name = machine.cpu, machine.path or "machine file"
+    costs = {"boxed_call": "call of an operator", "page_fault": "page fault"}
     lines = [
         (
             f"{name}: {machine.mode} calibration of {cpu.model}, {cpu.n_cores}"
@@ -274,26 +272,17 @@ def conclude(summary: Summary, seconds: float) -> str:
             for family in summary.families
             if family.threads == threads
         )
-        lines += textwrap.wrap(points, 100, initial_indent="    ", subsequent_indent="    ")
-        rates = [
-            f"{dtype} product {format_si(rate, 'FLOP/s')}"
-            for dtype, t, rate in summary.peaks
-            if t == threads
+        named = [
+            *((t, f"{dtype} product {_flops(rate)}") for dtype, t, rate in summary.peaks),
+            *((t, f"{of} {_rate(rate)}") for of, t, rate in summary.roofs or summary.bandwidths),
+            *(
+                (t, f"{costs[cost.kind]} {format_seconds(value)}")
+                for cost, t, value in summary.costs
+                if isinstance(cost, CostKey) and cost.kind in costs
+            ),
         ]
-        rates += [
-            f"{level} {format_si(rate, 'B/s')}"
-            for level, t, rate in summary.roofs or summary.bandwidths
-            if t == threads
-        ]
-        costs = {"boxed_call": "call of an operator", "page_fault": "page fault"}
-        rates += [
-            f"{costs[cost.kind]} {format_seconds(value)}"
-            for cost, t, value in summary.costs
-            if t == threads and isinstance(cost, CostKey) and cost.kind in costs
-        ]
-        lines += textwrap.wrap(
-            ", ".join(rates), 100, initial_indent="    ", subsequent_indent="    "
-        )
+        for text in (points, ", ".join(rate for t, rate in named if t == threads)):
+            lines += textwrap.wrap(text, 100, initial_indent="    ", subsequent_indent="    ")
         if busy := busy_line(machine, threads):
             lines.append(f"  note: {busy}")
     lines += self_test_lines(machine)
