@@ -16,12 +16,14 @@ import signal
 import sys
 import tempfile
 from dataclasses import asdict
+from typing import Any
 
-from dlperf.core.child_process import INTERRUPTED, Child, end_with_parent, read_job
+from dlperf.core.child_process import INTERRUPTED, Child
 from dlperf.core.costs import CORE_SPEED
 from dlperf.core.errors import DlperfError, WorkFailed
 from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
+from dlperf.microbench.job import Say, do_job
 
 _BACK_OFF_S = 3.0
 """How long the sampling may wait, in all, for a core that others slow down."""
@@ -75,35 +77,23 @@ def _ended(status: int) -> str:
     return f"its process was ended by {name}"
 
 
-def main() -> int:
-    """Sample the loader of the job on stdin."""
-    end_with_parent()
-    job = read_job()
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a loader or a library prints is narration
+def sample(job: dict[str, Any], say: Say) -> None:
+    """Sample the loader of a job; `say` gets what was found, or why it could not be."""
+    import torch
+
+    from dlperf.core.clock import CoreSpeed
+    from dlperf.profiler.loader_sampling import load
+
+    torch.set_num_threads(job["threads"])
+    speed = CoreSpeed(best_s=job["best_s"] or math.inf, back_off_s=_BACK_OFF_S)
     try:
-        import torch
-
-        from dlperf.core.clock import CoreSpeed
-        from dlperf.profiler.loader_sampling import load
-
-        torch.set_num_threads(job["threads"])
-        speed = CoreSpeed(best_s=job["best_s"] or math.inf, back_off_s=_BACK_OFF_S)
-        try:
-            found = asdict(
-                load(job["spec"], job["batch_size"], job["loader_workers"], speed.clock())
-            )
-        except DlperfError as error:
-            found = {"error": str(error), "failed": isinstance(error, WorkFailed)}
-        json.dump(found, out, allow_nan=False)
-        out.flush()
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        found = load(job["spec"], job["batch_size"], job["loader_workers"], speed.clock())
+        say(asdict(found))
+    except DlperfError as error:
+        say({"error": str(error), "failed": isinstance(error, WorkFailed)})
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
+    status = do_job(sample)
     sys.stderr.flush()
     os._exit(status)  # a loader's threads and workers have nothing left to say

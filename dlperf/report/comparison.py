@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlperf.core.display import Displayed
 from dlperf.core.errors import DlperfError, check_type
-from dlperf.core.files import write_bytes, write_text
+from dlperf.core.files import write_bytes
 from dlperf.core.measurement import Measurement
 from dlperf.forecast.prediction import Prediction
 from dlperf.report.document import FILE_WIDTH, Image, to_markdown, to_text
@@ -24,7 +24,7 @@ from dlperf.report.step_comparison import (
     reports_to_json,
 )
 from dlperf.report.step_pages import MAX_LINES, overview_page, report_page
-from dlperf.report.writing import check_folder, make_folder, slug
+from dlperf.report.writing import check_folder, make_folder, slug, write_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -229,17 +229,20 @@ def write(
     for format in formats:
         if format not in FORMATS:
             raise _unknown(format)
-    check_folder(folder, force)
-    folder = make_folder(folder)
-    plots = [r.plot(folder, f"{name}-") for r, name in zip(reports, _names(reports))]
-    images = [[path.name for path in paths] for paths in plots]
-    written = []
-    for format in dict.fromkeys(formats):
-        path = folder / f"report.{SUFFIXES[format]}"
-        text = render(reports, format, images, FILE_WIDTH)
-        write_text(path, f"dlperf report\n\n{text}" if format == "text" else text)
-        written.append(path)
-    return [*written, *(path for paths in plots for path in paths)]
+    check_folder(folder, force)  # before the plots are drawn, which takes seconds
+    plots = [
+        {f"{name}-{plot}.png": png for plot, png in report.pngs.items()}
+        for report, name in zip(reports, _names(reports))
+    ]
+    files: dict[str, str | bytes] = {
+        f"report.{SUFFIXES[format]}": render(reports, format, [*map(list, plots)], FILE_WIDTH)
+        for format in dict.fromkeys(formats)
+    }
+    if "text" in formats:
+        files["report.txt"] = f"dlperf report\n\n{files['report.txt']!s}"
+    for own in plots:
+        files |= own
+    return write_files(folder, files, force)
 
 
 def _names(reports: Sequence[Report]) -> list[str]:

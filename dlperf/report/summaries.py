@@ -15,10 +15,17 @@ from dlperf.core.units import format_bytes, format_percent, format_seconds, form
 from dlperf.distributed.link_fits import fit_link
 from dlperf.forecast.epoch import Epoch
 from dlperf.forecast.prediction import Prediction
+from dlperf.ops.roofs import LEVELS
 from dlperf.report.document import format_error, shorten, to_text
 from dlperf.report.layer_comparison import root_of
 from dlperf.report.step_comparison import StepComparison
-from dlperf.report.step_pages import epoch_facts, measured_facts, prediction_to_text, report_page
+from dlperf.report.step_pages import (
+    epoch_facts,
+    interval_text,
+    measured_facts,
+    prediction_to_text,
+    report_page,
+)
 
 _LINES = 24
 """Lines of a layer table on a page; longer ones are folded."""
@@ -59,43 +66,45 @@ def _notes(notes: tuple[str, ...], where: str) -> list[str]:
     return lines
 
 
+def _where(path: str) -> str:
+    return f", {printable(path)}" if path else ""
+
+
 # -- machine ------------------------------------------------------------------------------
 
 
 @one_line.register
 def _(machine: Machine) -> str:
     threads = ", ".join(map(str, machine.threads)) or "no"
-    state = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
-    place = f", {printable(machine.path)}" if machine.path else ""
-    kernels = counted(len(machine.kernels), "kernel")
-    return f"<Machine {_name(machine.cpu.model)}: {state}, {kernels}, {threads} thread(s){place}>"
+    return (
+        f"<Machine {_name(machine.cpu.model)}: {_state(machine)},"
+        f" {counted(len(machine.kernels), 'kernel')}, {threads} thread(s){_where(machine.path)}>"
+    )
 
 
 @page.register
 def _(machine: Machine) -> str:
     cpu = machine.cpu
-    sizes = [
-        f"{name} {format_bytes(size)}"
-        for name, size in zip(("L1", "L2", "L3"), cpu.caches_bytes)
-        if size
-    ]
-    sizes += [f"memory {format_bytes(cpu.memory_bytes)}"] if cpu.memory_bytes else []
-    state = f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
+    named = [*zip(LEVELS, cpu.caches_bytes), ("memory", cpu.memory_bytes)]
+    sizes = [f"{name} {format_bytes(size)}" for name, size in named if size]
+    path, created = printable(machine.path or "machine"), machine.created or "some time"
     lines = [
-        f"{printable(machine.path or 'machine')}: {state}, made {machine.created or 'some time'}",
+        f"{path}: {_state(machine)}, made {created}",
         f"  {printable(cpu.model)}, {counted(cpu.n_cores, 'core')}",
         *([f"  {', '.join(sizes)}"] if sizes else []),
     ]
     for threads in machine.threads:
         families = Counter(kernel.family for kernel in machine.kernels if kernel.threads == threads)
         kernels = f"{counted(sum(families.values()), 'kernel')} of {len(families)} families"
-        dram = ""
-        if machine.bandwidths:
-            dram = f", DRAM {format_si(machine.dram_bytes_per_s(threads), 'B/s')}"
-        lines.append(f"  {counted(threads, 'thread')}: {kernels}{dram}")
+        rate = format_si(machine.dram_bytes_per_s(threads), "B/s") if machine.bandwidths else ""
+        lines.append(f"  {counted(threads, 'thread')}: {kernels}{rate and f', DRAM {rate}'}")
     notes = counted(len(machine.notes), "note")
     lines.append(f"  {counted(len(machine.costs), 'cost')}, {notes}; dlperf machine show has all")
     return fit("\n".join(lines))
+
+
+def _state(machine: Machine) -> str:
+    return f"{machine.mode} calibration, {'complete' if machine.complete else 'incomplete'}"
 
 
 # -- trace --------------------------------------------------------------------------------
@@ -108,11 +117,12 @@ def _(trace: Trace) -> str:
 
 @page.register
 def _(trace: Trace) -> str:
-    phases = Counter(op.phase for op in trace.ops)
-    kinds = Counter(layer.type for layer in trace.layers if layer.is_leaf)
-    packets = Counter(op.packet for op in trace.ops)
     lines = [f"{_what(trace)}, recorded on {trace.recorded_on}", f"  {_sizes(trace)}"]
-    for title, found in (("ops by phase", phases), ("leaf layers", kinds), ("ops", packets)):
+    for title, found in (
+        ("ops by phase", Counter(op.phase for op in trace.ops)),
+        ("leaf layers", Counter(layer.type for layer in trace.layers if layer.is_leaf)),
+        ("ops", Counter(op.packet for op in trace.ops)),
+    ):
         if found:
             shown = ", ".join(f"{printable(name)} x{n}" for name, n in found.most_common(8))
             more = f" and {len(found) - 8} other kinds" if len(found) > 8 else ""
@@ -128,9 +138,10 @@ def _what(trace: Trace) -> str:
 
 
 def _sizes(trace: Trace) -> str:
-    named = ((trace.layers, "layer"), (trace.ops, "op"))
-    parameters = counted(trace.n_parameters, "parameter")
-    return ", ".join([*(counted(len(part), noun) for part, noun in named), parameters])
+    return (
+        f"{counted(len(trace.layers), 'layer')}, {counted(len(trace.ops), 'op')},"
+        f" {counted(trace.n_parameters, 'parameter')}"
+    )
 
 
 # -- prediction, measurement, report ------------------------------------------------------
@@ -140,10 +151,11 @@ def _sizes(trace: Trace) -> str:
 def _(prediction: Prediction) -> str:
     step = prediction.step
     text = format_seconds(step.total_s) if step.total_s is not None else "no whole step"
-    if step.low_s is not None and step.high_s is not None:
-        text += f" (90 %: {format_seconds(step.low_s)} .. {format_seconds(step.high_s)})"
-    threads = counted(prediction.threads, "thread")
-    return f"<Prediction {_what(prediction.trace)}, {threads}, {prediction.predictor}: {text}>"
+    interval = interval_text(step)
+    return (
+        f"<Prediction {_what(prediction.trace)}, {counted(prediction.threads, 'thread')},"
+        f" {prediction.predictor}: {text}{interval and f' (90 %: {interval})'}>"
+    )
 
 
 @page.register
@@ -158,11 +170,11 @@ def _(measurement: Measurement) -> str:
 
 @page.register
 def _(measurement: Measurement) -> str:
-    facts = measured_facts(measurement)
-    lines = [_measured(measurement), *(f"  {name:<13} {value}" for name, value in facts)]
+    lines = [f"  {name:<13} {value}" for name, value in measured_facts(measurement)]
     if measurement.layers:
         lines.append(f"  {counted(len(measurement.layers), 'layer')} in .frame")
-    return fit("\n".join([*lines, *_notes(measurement.notes, ".notes")]))
+    notes = _notes(measurement.notes, ".notes")
+    return fit("\n".join([_measured(measurement), *lines, *notes]))
 
 
 def _measured(measurement: Measurement) -> str:
@@ -209,17 +221,17 @@ def _(epoch: Epoch) -> str:
 @one_line.register
 def _(cluster: Cluster) -> str:
     links = ", ".join(link.distance for link in cluster.links) or "no links"
-    place = f", {printable(cluster.path)}" if cluster.path else ""
-    return f"<Cluster {cluster.backend}: {_ranks(cluster)}, {links}{place}>"
+    return f"<Cluster {cluster.backend}: {_ranks(cluster)}, {links}{_where(cluster.path)}>"
 
 
 @page.register
 def _(cluster: Cluster) -> str:
     state = "written by hand" if cluster.mode == "hand-written" else f"{cluster.mode} measurement"
-    place = printable(cluster.path or "cluster")
-    lines = [f"{place}: {state}, backend {cluster.backend}, {_ranks(cluster)}"]
-    for link in cluster.links:
-        lines.append(f"  link, {link.distance}: {_link(link)}")
+    path = printable(cluster.path or "cluster")
+    lines = [
+        f"{path}: {state}, backend {cluster.backend}, {_ranks(cluster)}",
+        *(f"  link, {link.distance}: {_link(link)}" for link in cluster.links),
+    ]
     kinds = Counter(one.kind for one in cluster.collectives)
     if kinds:
         shown = ", ".join(f"{kind} x{n}" for kind, n in kinds.items())
