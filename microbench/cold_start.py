@@ -9,7 +9,6 @@ the core had learnt of their branches is forgotten.
 from __future__ import annotations
 
 import itertools
-import mmap
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,26 +17,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlperf.core.clock import LEAST_TURNS, Clock, Samples, take_single, undisturbed
-from dlperf.core.code_footprint import code_since, relative_footprint
-from dlperf.core.costs import CACHE_MISS, CODE_EVICTION, COLD_START, PAGE_EVICTION, Cost, CostKey
+from dlperf.core.costs import CACHE_MISS, COLD_START, PAGE_EVICTION, Cost, CostKey
 from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.microbench import operator_benchmark
+from dlperf.microbench.cold_work import Call, Work, passing_bytes, passing_code, steps
 
 COLD_BYTES = (2**20, 2**22, 2**24, 2**26)
 """How much memory passes by between two measured calls, so that the code and data of the call have
 left the nearer caches.
 """
-_WIDTH, _COLUMNS = 1024, 32
 _N_OPERANDS, _SMALL, _APART = 16, 256, 4096
 """Pairs of operands, and their elements; each begins so many elements after the one before, on a
 page of its own.
 """
-Call = Callable[[], object]
-_FEW, _N_PARAMETERS = 5, 8
+_FEW, _N_PARAMETERS, _N_SAMPLES = 5, 8, 5
 _TINY, _ROOMY = (8, 16), (512, 128)
 """Rows and columns of operands that cost next to nothing, and of some that, with what is made of
 them, about fill a core's own caches.
@@ -191,117 +186,6 @@ def _operators(images: int, side: int, n_rows: int, n_columns: int) -> tuple[Op,
     )
 
 
-class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that are called, and calls of them to be repeated."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
-        self.packets: dict[str, None] = {}
-        """Each once, in the order of their last calls; calls of phases among them, where they are
-        noted.
-        """
-
-    def note(self, name: str) -> None:
-        """`name` is what was called last."""
-        self.packets.pop(name, None)
-        self.packets[name] = None
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if not str(func).startswith("profiler."):
-            self.calls.append(lambda: func(*args, **(kwargs or {})))
-            self.note(str(func.overloadpacket))
-        return func(*args, **(kwargs or {}))
-
-
-def _unheard(_name: str) -> None:
-    """Notes nothing."""
-
-
-def _steps() -> tuple[Callable[[bool, Callable[[str], None]], None], ...]:
-    """Work of ever more code: elementwise operators, a forward pass, then small training steps, one
-    without convolutions, one without products; they leave out the optimizer's part unless asked for
-    the whole, and tell when a phase's call comes.
-    """
-    images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,))
-    flat: list[nn.Module] = [nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10)]
-    dense: list[nn.Module] = [
-        nn.Flatten(),
-        nn.Linear(192, 16),
-        nn.BatchNorm1d(16),
-        nn.ReLU(),
-        nn.Linear(16, 32),
-        nn.GELU(),
-        nn.Dropout(0.1),
-        nn.LayerNorm(32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    ]
-    convolutional: list[nn.Module] = [
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 10, 3, padding=1),
-        nn.GELU(),
-        nn.Dropout(0.1),
-        nn.LayerNorm(4),
-        nn.Tanh(),
-        nn.AvgPool2d(4),
-        nn.Flatten(),
-    ]
-    deep: list[nn.Module] = [
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.GELU(),
-        nn.Flatten(),
-        nn.Dropout(0.1),
-        nn.Linear(128, 32),
-        nn.LayerNorm(32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    ]
-
-    forward = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, 16),
-        nn.LayerNorm(16),
-        nn.GELU(),
-    )
-    row = torch.rand(4, 16, requires_grad=True)
-
-    def step(modules: list[nn.Module]) -> Callable[[bool, Callable[[str], None]], None]:
-        model = nn.Sequential(*modules)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-        def run(whole: bool, note: Callable[[str], None]) -> None:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), labels)
-            note("backward")
-            loss.backward()  # type: ignore[no-untyped-call]
-            if whole:
-                note("optimizer")
-                optimizer.step()
-
-        return run
-
-    def elementwise(_whole: bool, _note: Callable[[str], None]) -> None:
-        out = ((row + 1.0) * row - row).exp().div(row + 2.0).abs()
-        for name in (torch.neg, torch.sqrt, torch.cos, torch.square, torch.floor, torch.erf):
-            out = name(out)
-
-    def forward_pass(_whole: bool, _note: Callable[[str], None]) -> None:
-        forward(images)
-
-    return elementwise, forward_pass, step(flat), step(dense), step(convolutional), step(deep)
-
-
 def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     """Cold-start penalties: extra seconds of a call after other work, over the same call repeated.
     Cache-miss penalties: extra seconds per byte of the operands of an operator whose code is warm.
@@ -319,29 +203,14 @@ def measure(mode: str, clock: Clock) -> dict[CostKey, Samples]:
     finds the interpreter warm; its operators' penalties are subtracted. ``optimizer`` comes after a
     whole backward, ``zero_grad`` after a whole step.
     """
-    bench = _Bench(quick=mode == "quick", n_samples=5, clock=clock)
-    amounts, steps = COLD_BYTES[: -1 if bench.quick else None], _steps()
-    left = len(amounts) + len(steps)
-    for n_bytes in amounts:
-        bench.clock, left = clock.part(1 / left), left - 1
-        product = _product(n_bytes)
-        bench.take_all(_Work(COLD_START, n_bytes, product, product))
-        fresh: Call = lambda n_bytes=n_bytes: churn(n_bytes)  # type: ignore[misc]  # noqa: E731
-        bench.take_once_a_step(_Work(PAGE_EVICTION, n_bytes, fresh, fresh))
-    for step in steps:
-        bench.clock, left = clock.part(1 / left), left - 1
-        with Operators() as operators:
-            step(True, operators.note)
-        whole, unfinished = (partial(step, is_whole, _unheard) for is_whole in (True, False))
-        bench.take_all(
-            _Work(
-                CODE_EVICTION,
-                sum(map(relative_footprint, operators.packets)),
-                whole,
-                unfinished,
-                tuple(operators.packets),
-            )
-        )
+    bench = _Bench(mode == "quick", clock)
+    makes = [partial(passing_bytes, amount) for amount in COLD_BYTES[: -1 if bench.quick else None]]
+    makes += [partial(passing_code, step) for step in steps()]
+    for number, make in enumerate(makes):
+        bench.clock = clock.part(1 / (len(makes) - number))
+        # Of fresh pages, which come second, what comes once a step is measured alone.
+        for take, work in zip((bench.take_all, bench.take_once_a_step), make()):
+            take(work)
     return {name: Samples(tuple(values)) for name, values in bench.found.items()}
 
 
@@ -355,44 +224,19 @@ def joined(costs: Sequence[Cost], more: Mapping[CostKey, Samples]) -> list[Cost]
     ]
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What passes between two calls: of which kind, how many bytes or how much code, the `whole` of
-    it and without an optimizer; its operators, in the order of their last calls, where their code
-    is what counts.
-    """
-
-    kind: str
-    amount: int
-    whole: Call
-    unfinished: Call
-    packets: tuple[str, ...] = ()
-
-    def since(self, what: str) -> int:
-        """How much passes after the work itself last ran the code of `what`, if that is an
-        operator.
-        """
-        return (
-            code_since(what, self.packets)
-            if self.packets and what.startswith("aten.")
-            else self.amount
-        )
-
-
 @dataclass
 class _Bench:
     """Takes samples of calls after other work into `found`."""
 
     quick: bool
-    n_samples: int
     clock: Clock
     found: dict[CostKey, list[float]] = field(default_factory=dict)
 
-    def _add(self, work: _Work, what: str, values: Iterable[float]) -> None:
+    def _add(self, work: Work, what: str, values: Iterable[float]) -> None:
         if amount := work.since(what):
             self.found.setdefault(CostKey(work.kind, what, amount), []).extend(values)
 
-    def take_all(self, work: _Work) -> None:
+    def take_all(self, work: Work) -> None:
         """Operators, a module, operands, and what comes once a step."""
         leaf = torch.rand(4, 4, requires_grad=True)
         bare, other_module = nn.Dropout(0.0), nn.ReLU()
@@ -403,21 +247,13 @@ class _Bench:
         )
         for place, first in enumerate(operators):
             firsts, seconds = _after(
-                (first, operators[place - 1]), work.whole, self.n_samples, self.clock
+                (first, operators[place - 1]), work.whole, _N_SAMPLES, self.clock
             )
             self._add(work, "first", firsts)
             self._add(work, "next", seconds)
-        self._add(
-            work,
-            "module",
-            _after(
-                (lambda: other_module(leaf), lambda: bare(leaf)),
-                work.whole,
-                self.n_samples,
-                self.clock,
-            )[1],
-        )
-        n_samples = 1 + self.n_samples // 4
+        modules: tuple[Call, ...] = (lambda: other_module(leaf), lambda: bare(leaf))
+        self._add(work, "module", _after(modules, work.whole, _N_SAMPLES, self.clock)[1])
+        n_samples = 1 + _N_SAMPLES // 4
         first = _recorded(Op("aten.sigmoid.default", (T(4, 4),)))  # called as they are
         for what, tiny, roomy in self._operators(work.kind):
             calls = (first, _recorded(tiny), *((operator_benchmark.build(roomy),) if roomy else ()))
@@ -439,18 +275,15 @@ class _Bench:
         """
         bytes_pass = kind == COLD_START
         if bytes_pass:
-            yield from (
-                ("next", *pair)
-                for pair in zip(elementwise_operators(_TINY), elementwise_operators(_ROOMY))
-            )
-        pairs = (
-            (tiny.packet, tiny, roomy if bytes_pass else None)
-            for tiny, roomy in zip(tiny_operators(), roomy_operators())
-        )
-        yield from itertools.islice(pairs, _FEW if self.quick else None)
-        yield from () if self.quick else ((op.packet, op, None) for op in further_operators())
+            for tiny, roomy in zip(elementwise_operators(_TINY), elementwise_operators(_ROOMY)):
+                yield "next", tiny, roomy
+        pairs = zip(tiny_operators(), roomy_operators())
+        for tiny, roomy in itertools.islice(pairs, _FEW if self.quick else None):
+            yield tiny.packet, tiny, roomy if bytes_pass else None
+        for op in () if self.quick else further_operators():
+            yield op.packet, op, None
 
-    def take_once_a_step(self, work: _Work) -> None:
+    def take_once_a_step(self, work: Work) -> None:
         """``backward``, ``optimizer`` and ``zero_grad``."""
         leaf = torch.rand(4, 4, requires_grad=True)
         parameters = [torch.rand(4, requires_grad=True) for _ in range(_N_PARAMETERS)]
@@ -463,7 +296,7 @@ class _Bench:
         def root() -> torch.Tensor:
             return torch.relu(torch.tanh(leaf * 1.0)).sum()
 
-        def steps(optimizer: torch.optim.Optimizer, other: Call) -> Call:
+        def step(optimizer: torch.optim.Optimizer, other: Call) -> Call:
             with_gradients()
             optimizer.step()
             other()
@@ -489,8 +322,8 @@ class _Bench:
             ]
         )
         ways: tuple[tuple[str, Callable[[Call], Call], Call, float], ...] = (
-            ("optimizer", lambda other: steps(sgd, other), work.unfinished, 0.0),
-            ("optimizer", lambda other: steps(adam, other), work.unfinished, 0.0),
+            ("optimizer", partial(step, sgd), work.unfinished, 0.0),
+            ("optimizer", partial(step, adam), work.unfinished, 0.0),
             ("backward", backward, work.whole, nodes_s),
             ("zero_grad", zero_grad, work.whole, 0.0),
         )
@@ -527,7 +360,7 @@ class _Bench:
     def _extra_s(self, prepare: Callable[[Call], Call], other: Call) -> list[float]:
         """Seconds that what `prepare` makes takes more after other work than after none."""
         warm, taken = (
-            take_single(lambda: prepare(work), self.n_samples, self.clock)  # noqa: B023
+            take_single(lambda: prepare(work), _N_SAMPLES, self.clock)  # noqa: B023
             for work in (lambda: None, other)
         )
         return [max(0.0, value - warm.minimum) for value in taken.values]
@@ -537,46 +370,26 @@ def _after(calls: Sequence[Call], other: Call, n_samples: int, clock: Clock) -> 
     """Seconds that calls, one right after the other, take more after other work than without it,
     for each of them.
     """
-    taken: dict[bool, list[list[tuple[float, bool]]]] = {
-        cold: [[] for _ in calls] for cold in (False, True)
-    }
+    taken: tuple[list[list[tuple[float, bool]]], ...] = ([], [])  # warm and cold, by turn and call
     for turn in range(2 * n_samples):
         if turn >= LEAST_TURNS and clock.is_late:
             break
-        for cold, found in taken.items():
+        for is_cold, found in enumerate(taken):
             for call in reversed(
                 calls
             ):  # each then finds itself the warmer the sooner it is called
                 call()
             before = clock.switches()
-            if cold:
+            if is_cold:
                 other()
             times = [clock.now()]
             for call in calls:
                 call()
                 times.append(clock.now())
             disturbed = clock.switches() != before
-            for place, (begin, end) in enumerate(itertools.pairwise(times)):
-                found[place].append((end - begin, disturbed))
-    extra = []
-    for warm, cold_ones in zip(*taken.values()):
-        least_s = undisturbed(warm, least_frac=0.0).minimum
-        extra.append(
-            [max(0.0, value - least_s) for value in undisturbed(cold_ones, least_frac=0.0).values]
-        )
-    return extra
-
-
-def _product(n_bytes: int) -> Call:
-    """A product that passes over so many bytes and computes as it goes; a mere sweep leaves in a
-    shared cache much of what a layer's kernels drive out.
-    """
-    matrix, other = torch.zeros(n_bytes // (4 * _WIDTH), _WIDTH), torch.zeros(_WIDTH, _COLUMNS)
-    out = torch.empty(len(matrix), _COLUMNS)
-    return lambda: torch.mm(matrix, other, out=out)
-
-
-def churn(n_bytes: int) -> None:
-    """Write to fresh pages and give them back."""
-    with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
-        torch.frombuffer(region, dtype=torch.float32).fill_(1.0)
+            found.append([(end - begin, disturbed) for begin, end in itertools.pairwise(times)])
+    warm, cold = ([undisturbed(pairs, least_frac=0.0) for pairs in zip(*found)] for found in taken)
+    return [
+        [max(0.0, value - without.minimum) for value in after.values]
+        for without, after in zip(warm, cold)
+    ]

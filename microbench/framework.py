@@ -30,6 +30,7 @@ from dlperf.core.clock import (
 from dlperf.core.code_footprint import code_since, relative_footprint
 from dlperf.core.costs import CODE_EVICTION, OPTIMIZER_CALL, OPTIMIZER_TENSOR, Cost, CostKey
 from dlperf.microbench import cold_start
+from dlperf.microbench.cold_work import Call, Operators
 
 _FEW, _MANY = 8, 72
 _NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
@@ -37,7 +38,6 @@ _NODES_OF_ROUND, _LEAVES_OF_ROUND = 5, 2
 activation, and two that keep gradients.
 """
 _ROOTS = 2**16
-Call = Callable[[], object]
 
 
 def _slope(make: Callable[[int], Call], repeats: Repeats, clock: Clock) -> Samples:
@@ -144,7 +144,7 @@ def _backward(boxed_s: float, repeats: Repeats, clock: Clock) -> dict[CostKey, S
 
     def kernels(n: int) -> list[Call]:
         root = layers(n)
-        with cold_start.Operators() as operators:
+        with Operators() as operators:
             root.backward()  # type: ignore[no-untyped-call]
         calls: list[Call] = operators.calls
         return calls
@@ -292,7 +292,7 @@ def _in_steps(
         + n_lookups * known[CostKey("parameter_lookup")].minimum
     )
     # The first call of each operator comes after a whole step of others.
-    with cold_start.Operators() as operators:
+    with Operators() as operators:
         loss = model(x).sum()
         operators.note("backward")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -375,7 +375,7 @@ def _optimizers(mode: str, repeats: Repeats, clock: Clock) -> dict[CostKey, Samp
             optimizer = getattr(torch.optim, type_name)(with_gradients(n), **options)
             optimizer.step()
             made.append(optimizer)
-        with cold_start.Operators() as operators:
+        with Operators() as operators:
             made[0].step()
         few, many = sample_in_turns([made[0].step, made[1].step], repeats, clock)
         span = _MANY - _FEW

@@ -5,7 +5,6 @@ resource that bounds a step's items.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ import torch
 from dlperf.core.machine import Cpu
 from dlperf.core.trace import Trace
 from dlperf.microbench import ceilings
-from dlperf.microbench.cold_start import churn
+from dlperf.microbench.cold_work import Call, churn
 from dlperf.microbench.operator_benchmark import Unplayable, build
 from dlperf.microbench.stream import arrays, triad
 
-Call = Callable[[], object]
 _SIDE = 256
 """Matrices of 256 KiB: a product keeps within a core's own caches, and computes for long before it
 needs more.

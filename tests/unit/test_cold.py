@@ -14,6 +14,7 @@ from dlperf.core.costs import Cost, CostKey
 from dlperf.core.machine import Bandwidth, Machine
 from dlperf.core.trace import Op, TensorSpec
 from dlperf.microbench import cold_start, framework, stream, worker
+from dlperf.microbench.cold_work import Work
 from dlperf.microbench.operator_benchmark import build
 from dlperf.microbench.plan import Group, Point
 
@@ -92,17 +93,17 @@ def test_operators_with_code_of_their_own_are_what_others_are_priced_by() -> Non
 
 def test_what_passes_counts_since_the_work_itself_ran_the_code() -> None:
     packets = ("aten.convolution", "aten.addmm", "aten.relu", "aten.gelu")
-    work = cold_start._Work("varied", 33, lambda: None, lambda: None, packets)
+    work = Work("varied", 33, lambda: None, lambda: None, packets)
     assert [
         work.since(what)
         for what in ("aten.gelu", "aten.mm", "aten.addmm", "aten.convolution", "next")
     ] == [0, 8, 8, 13, 33]
-    whole = cold_start._Work("varied", 33, lambda: None, lambda: None, (*packets, "backward"))
+    whole = Work("varied", 33, lambda: None, lambda: None, (*packets, "backward"))
     assert [whole.since(what) for what in ("aten.gelu", "backward")] == [
         10,
         33,
     ]  # the engine's call counts; what comes once a step comes after all of it
-    assert cold_start._Work("cold", 2**20, lambda: None, lambda: None).since("aten.mm") == 2**20
+    assert Work("cold", 2**20, lambda: None, lambda: None).since("aten.mm") == 2**20
 
 
 @pytest.mark.parametrize(
