@@ -4,7 +4,11 @@ resource that bounds a step's items.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,21 +38,21 @@ def make(work: str, cpu: Cpu, n_most: int, last_caches: int = 4) -> Call:
     Those of ``DRAM`` are `last_caches` times as large as the last cache: 4 is STREAM's rule; fewer
     are made in less time, and take less memory.
     """
-    sizes = dict(zip(("L1", "L2", "L3"), cpu.caches_bytes))
-    if work == "compute":
-        return _product()
-    if work in ("L1", "L2"):
-        return ceilings.update(sizes[work] // 2)[0]
-    if work == "L3":  # between the cache before it and itself, as far from both: a step's operands
-        return ceilings.update(
-            round(math.sqrt(max(sizes["L2"], sizes["L1"], 2**15) * sizes["L3"]))
-        )[0]
-    if work == "DRAM":
-        room = cpu.memory_bytes // (4 * n_most) if cpu.memory_bytes else math.inf
-        return _stream(int(min(max(last_caches * max(cpu.caches_bytes), 2**26), room)))
-    if work == "page-faults":
-        return lambda: churn(_PAGES_BYTES)
-    return _small_step()
+    l1, l2, l3 = cpu.caches_bytes
+    room = cpu.memory_bytes // (4 * n_most) if cpu.memory_bytes else math.inf
+    dram = int(min(max(last_caches * max(cpu.caches_bytes), 2**26), room))
+    # Between the cache before it and itself, as far from both: a step's operands.
+    within_l3 = round(math.sqrt(max(l2, l1, 2**15) * l3))
+    makes: dict[str, Callable[[], Call]] = {
+        "compute": _product,
+        "L1": lambda: ceilings.update(l1 // 2)[0],
+        "L2": lambda: ceilings.update(l2 // 2)[0],
+        "L3": lambda: ceilings.update(within_l3)[0],
+        "DRAM": lambda: _stream(dram),
+        "page-faults": lambda: partial(churn, _PAGES_BYTES),
+        "overhead": _small_step,
+    }
+    return makes[work]()
 
 
 def _product() -> Call:
@@ -61,19 +65,14 @@ def _stream(set_bytes: int) -> Call:
     other.
     """
     n = max(_CHUNK, set_bytes // 12)
-    parts = [
-        tuple(array[begin : begin + _CHUNK] for array in whole)
-        for whole in (arrays(n),)
-        for begin in range(0, n - _CHUNK + 1, _CHUNK)
-    ]
-    place = 0
-
-    def call() -> None:
-        nonlocal place
-        triad(*parts[place])
-        place = (place + 1) % len(parts)
-
-    return call
+    whole = arrays(n)
+    parts = itertools.cycle(
+        [
+            tuple(array[begin : begin + _CHUNK] for array in whole)
+            for begin in range(0, n - _CHUNK + 1, _CHUNK)
+        ]
+    )
+    return lambda: triad(*next(parts))
 
 
 def _small_step() -> Call:
@@ -102,18 +101,12 @@ def make_operations(recorded: dict[str, Any]) -> Call:
 
     Raises Unplayable where none can.
     """
-    calls: list[Call] = []
-    built: dict[str, Call | None] = {}
     trace = Trace.from_json(recorded)
-    for op in trace.ops:
-        if op.signature not in built:
-            try:
-                built[op.signature] = build(op)
-            except Unplayable:
-                built[op.signature] = None
-        call = built[op.signature]
-        if call is not None:
-            calls.append(call)
+    built: dict[str, Call] = {}
+    for op in {op.signature: op for op in trace.ops}.values():
+        with contextlib.suppress(Unplayable):
+            built[op.signature] = build(op)
+    calls = [built[op.signature] for op in trace.ops if op.signature in built]
     if not calls:
         raise Unplayable(f"{trace.target}: none of its operations can be called on its own")
 

@@ -4,6 +4,7 @@ collective cost each other.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import fmean
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from dlperf.core.clock import Clock, Repeats, Samples, sample_in_turns
 from dlperf.core.cluster import KINDS, Collective, Interference, Reduction
 from dlperf.core.units import KIB, MIB
-from dlperf.microbench.network.links import grown_s, shares
+from dlperf.microbench.network.links import over_sizes
 from dlperf.microbench.network.passes import Passes
 from dlperf.microbench.network.team import Group, Team
 
@@ -73,27 +74,14 @@ def measure_collectives(
     plan = [(kind, team.group(ranks)) for ranks in groups_of(team.nodes()) for kind in kinds]
     n_passes = 1 if mode == "quick" else 2
     turns = plan * n_passes
-    for place, (kind, group) in enumerate(turns):
-        own = budget.part(_WEIGHTS[kind] / sum(_WEIGHTS[later] for later, _ in turns[place:]))
+    for number, (kind, group) in enumerate(turns):
+        own = budget.part(_WEIGHTS[kind] / sum(_WEIGHTS[later] for later, _ in turns[number:]))
         if team.rank in group.ranks:
-            expected_s, last = 0.0, 0
-            for size, share in shares(SIZES[mode]):
-                team.watch.begin(f"{kind} of {size} bytes over {len(group.ranks)} ranks")
-                lists = team.repeat(
-                    group,
-                    prepare(team, kind, size, group),
-                    own.left_s * share,
-                    grown_s(expected_s, last, size),
-                )
-                if not lists:
-                    break
-                times = [
-                    max(values) if kind == "broadcast" else fmean(values) for values in zip(*lists)
-                ]
-                passes.add(
-                    (kind, size, len(group.ranks), group.ranks_per_node), place // len(plan), times
-                )
-                expected_s, last = sorted(times)[len(times) // 2], size
+            make = partial(prepare, team, kind, group=group)
+            for size, _, lists in over_sizes(team, group, SIZES[mode], own, make):
+                joined = max if kind == "broadcast" else fmean
+                key = (kind, size, len(group.ranks), group.ranks_per_node)
+                passes.add(key, number // len(plan), map(joined, zip(*lists)))
         team.watch.begin(f"waiting for {kind} of other ranks")
         team.wait()
     return [Collective(*key, samples) for key, samples in passes.samples().items()]
@@ -104,6 +92,7 @@ def prepare(team: Team, kind: str, n_bytes: int, group: Group) -> Callable[[], f
     that every rank has an equal part.
     """
     n_ranks = len(group.ranks)
+    team.watch.begin(f"{kind} of {n_bytes} bytes over {n_ranks} ranks")
     part = -(-n_bytes // (4 * n_ranks))
     whole = torch.zeros(
         n_bytes // 4 if kind in ("all_reduce", "broadcast") else part * n_ranks, device=team.device
@@ -154,12 +143,11 @@ def kernels(device: torch.device) -> dict[str, Callable[[], object]]:
         torch.empty(_GEMM_SIZE, _GEMM_SIZE, device=device),
     )
     arrays = [torch.zeros(_STREAM_ELEMENTS, device=device).view(-1, _SLICE) for _ in range(3)]
-    place = 0
+    slices = itertools.cycle(zip(*arrays))
 
     def stream() -> None:
-        nonlocal place
-        place = (place + 1) % len(arrays[0])
-        torch.add(arrays[0][place], arrays[1][place], alpha=3.0, out=arrays[2][place])
+        a, b, out = next(slices)
+        torch.add(a, b, alpha=3.0, out=out)
 
     return {"gemm": lambda: torch.mm(square, square, out=product), "stream": stream}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median_high
 
 import torch
 import torch.distributed as dist
@@ -117,20 +118,14 @@ def _one_pass(
     number: int,
 ) -> None:
     if team.rank in group.ranks:
-        expected_s, last = 0.0, 0
-        for size, share in shares(SIZES[mode]):
+
+        def prepare(size: int) -> Callable[[], float]:
             team.watch.begin(f"ping-pong of {size} bytes, {distance}, {len(pairs)} pair(s)")
-            expected_s = grown_s(expected_s, last, size)
-            lists = team.repeat(
-                group, _ping_pong(team, pairs, size), budget.left_s * share, 2 * expected_s
-            )
-            if not lists:
-                break
-            trips = [
-                max(values) / 2 for values in zip(*(lists[2 * pair] for pair in range(len(pairs))))
-            ]
+            return _ping_pong(team, pairs, size)
+
+        for size, share, lists in over_sizes(team, group, SIZES[mode], budget, prepare):
+            trips = [max(values) / 2 for values in zip(*lists[::2])]  # of those who lead
             passes.add((distance, PING_PONG, size, len(pairs), 1), number, trips)
-            expected_s, last = sorted(trips)[len(trips) // 2], size
             if len(pairs) == 1 and size <= 64 * KIB and size > 0:
                 for n_messages in (1, _TRAIN_MESSAGES):
                     sends: list[float] = []
@@ -160,11 +155,25 @@ def shares(sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
         yield size, weights[place] / sum(weights[place:])
 
 
-def grown_s(seconds: float, n_bytes: int, to_bytes: int) -> float:
-    """What a larger message is expected to take: more in proportion where bytes decide, not where
+def over_sizes(
+    team: Team,
+    group: Group,
+    sizes: tuple[int, ...],
+    budget: Clock,
+    prepare: Callable[[int], Callable[[], float]],
+) -> Iterator[tuple[int, float, list[list[float]]]]:
+    """Each size that fits the budget, its share of the time left, and its samples by rank, in
+    seconds. A larger message is expected to take more in proportion where bytes decide, not where
     latency does.
     """
-    return seconds * max(to_bytes, _LATENCY_BYTES) / max(n_bytes, _LATENCY_BYTES)
+    expected_s, last = 0.0, 0
+    for size, share in shares(sizes):
+        expected_s *= max(size, _LATENCY_BYTES) / max(last, _LATENCY_BYTES)
+        lists = team.repeat(group, prepare(size), budget.left_s * share, expected_s)
+        if not lists:
+            return
+        expected_s, last = median_high(map(max, zip(*lists))), size
+        yield size, share, lists
 
 
 def _ping_pong(team: Team, pairs: tuple[tuple[int, int], ...], n_bytes: int) -> Callable[[], float]:
