@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +22,7 @@ MAX_ELEMENTS = 2**22
 
 T = TensorSpec.contiguous
 Random = np.random.Generator
+Choice = TypeVar("Choice")
 OpMaker = Callable[[Random], "Op | None"]
 
 
@@ -41,7 +44,7 @@ def size(random: Random, low: int, high: int) -> int:
     )
 
 
-def pick(random: Random, choices: Sequence[int]) -> int:
+def pick(random: Random, choices: Sequence[Choice]) -> Choice:
     """One of the choices."""
     return choices[int(random.integers(len(choices)))]
 
@@ -59,19 +62,14 @@ def _fits(m: int, n: int, k: int, batch: int = 1) -> bool:
     )
 
 
-def _product(orientation: str) -> OpMaker:
-    def make(random: Random) -> Op | None:
-        m, n, k = (size(random, 1, 4096) for _ in range(3))
-        a, b = _operand(m, k, orientation[0] == "T"), _operand(k, n, orientation[1] == "T")
-        if not _fits(m, n, k):
-            return None
-        return (
-            Op("aten.addmm.default", (T(n), a, b))
-            if orientation == "NT" and random.random() < 0.7
-            else Op("aten.mm.default", (a, b))
-        )
-
-    return make
+def _product(orientation: str, random: Random) -> Op | None:
+    m, n, k = (size(random, 1, 4096) for _ in range(3))
+    a, b = _operand(m, k, orientation[0] == "T"), _operand(k, n, orientation[1] == "T")
+    if not _fits(m, n, k):
+        return None
+    if orientation == "NT" and random.random() < 0.7:
+        return Op("aten.addmm.default", (T(n), a, b))
+    return Op("aten.mm.default", (a, b))
 
 
 def _one_row(random: Random) -> Op | None:
@@ -91,9 +89,9 @@ def _batched(random: Random) -> Op | None:
 
 
 PRODUCTS: tuple[tuple[str, OpMaker, int], ...] = (
-    ("NN", _product("NN"), 24),
-    ("NT", _product("NT"), 28),
-    ("TN", _product("TN"), 24),
+    ("NN", partial(_product, "NN"), 24),
+    ("NT", partial(_product, "NT"), 28),
+    ("TN", partial(_product, "TN"), 24),
     ("one row", _one_row, 10),
     ("batched", _batched, 14),
 )
@@ -147,43 +145,13 @@ class _Conv:
             <= 2 * MAX_ELEMENTS
         )
 
-    def forward(self) -> Op:
-        """``aten.convolution``."""
-        bias = T(self.c_out) if self.bias else None
-        return Op(
-            "aten.convolution.default",
-            (T(self.n, self.c_in, *self.size), self._weight, bias, *self._settings),
-        )
-
-    def backward(self, input_needed: bool) -> Op:
-        """``aten.convolution_backward``, the input's gradient included where it is needed."""
-        gradient, image = T(self.n, self.c_out, *self.out), T(self.n, self.c_in, *self.size)
-        mask = (input_needed, True, self.bias)
-        return Op(
-            "aten.convolution_backward.default",
-            (
-                gradient,
-                image,
-                self._weight,
-                (self.c_out,) if self.bias else None,
-                *self._settings,
-                mask,
-            ),
-        )
-
-    @property
-    def _weight(self) -> TensorSpec:
-        shape = (
-            (self.c_in, self.c_out // self.groups)
-            if self.transposed
-            else (self.c_out, self.c_in // self.groups)
-        )
-        return T(*shape, *self.kernel)
-
-    @property
-    def _settings(self) -> tuple[Argument, ...]:
+    def op(self, needs: tuple[bool, ...] = ()) -> Op:
+        """``aten.convolution``, or ``aten.convolution_backward`` with these gradients."""
+        image, result = T(self.n, self.c_in, *self.size), T(self.n, self.c_out, *self.out)
+        channels = (self.c_in, self.c_out) if self.transposed else (self.c_out, self.c_in)
+        weight = T(channels[0], channels[1] // self.groups, *self.kernel)
         d = len(self.size)
-        return (
+        settings: tuple[Argument, ...] = (
             (self.stride,) * d,
             (self.padding,) * d,
             (self.dilation,) * d,
@@ -191,13 +159,17 @@ class _Conv:
             (0,) * d,
             self.groups,
         )
+        if not needs:
+            bias = T(self.c_out) if self.bias else None
+            return Op("aten.convolution.default", (image, weight, bias, *settings))
+        bias_shape = (self.c_out,) if self.bias else None
+        return Op(
+            "aten.convolution_backward.default",
+            (result, image, weight, bias_shape, *settings, (*needs, self.bias)),
+        )
 
 
 ConvMaker = Callable[[Random], _Conv]
-
-
-def _images(random: Random) -> int:
-    return log_uniform(random, 1, 128)
 
 
 def _square(random: Random, low: int = 1) -> tuple[int, int]:
@@ -210,7 +182,7 @@ def _dense(random: Random) -> _Conv:
     padding = pick(random, (0, kernel // 2, kernel // 2))
     stride, dilation = pick(random, (1, 1, 1, 2)), pick(random, (1, 1, 1, 1, 2))
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         size(random, 5, 512),
         size(random, 1, 512),
         _square(random, 2),
@@ -224,7 +196,7 @@ def _dense(random: Random) -> _Conv:
 
 def _pointwise(random: Random) -> _Conv:
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         size(random, 1, 512),
         size(random, 1, 512),
         _square(random),
@@ -238,7 +210,7 @@ def _first(random: Random) -> _Conv:
     kernel = pick(random, (3, 3, 5, 7))
     channels = pick(random, (1, 1, 3, 3, 2, 4))
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         channels,
         size(random, 4, 128),
         _square(random, 8),
@@ -251,7 +223,7 @@ def _first(random: Random) -> _Conv:
 def _depthwise(random: Random) -> _Conv:
     kernel, channels = pick(random, (3, 3, 5, 7)), size(random, 4, 512)
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         channels,
         channels,
         _square(random, 4),
@@ -267,7 +239,7 @@ def _grouped(random: Random) -> _Conv:
     groups = pick(random, (2, 4, 8, 16, 32))
     c_in, c_out = groups * log_uniform(random, 2, 32), groups * log_uniform(random, 2, 32)
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         c_in,
         c_out,
         _square(random, 4),
@@ -283,7 +255,7 @@ def _one_dimension(random: Random) -> _Conv:
     kernel, dilation = pick(random, (1, 3, 3, 5, 7)), pick(random, (1, 1, 2, 4, 8))
     length = log_uniform(random, 8, 4096)
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         size(random, 1, 256),
         size(random, 4, 256),
         (length,),
@@ -308,9 +280,9 @@ def _three_dimensions(random: Random) -> _Conv:
 
 
 def _transposed(random: Random) -> _Conv:
-    kernel, padding = ((2, 0), (4, 1), (3, 1))[int(random.integers(3))]
+    kernel, padding = pick(random, ((2, 0), (4, 1), (3, 1)))
     return _Conv(
-        _images(random),
+        log_uniform(random, 1, 128),
         size(random, 2, 256),
         size(random, 1, 256),
         _square(random, 2),
@@ -321,21 +293,18 @@ def _transposed(random: Random) -> _Conv:
     )
 
 
-def _forward(make: ConvMaker) -> OpMaker:
-    def one(random: Random) -> Op | None:
-        found = make(random)
-        return found.forward() if found.fits else None
-
-    return one
+def _forward(make: ConvMaker, random: Random) -> Op | None:
+    found = make(random)
+    return found.op() if found.fits else None
 
 
-def _backward(make: ConvMaker) -> OpMaker:
-    def one(random: Random) -> Op | None:
-        found = make(random)
-        first = found.c_in <= 4  # mostly a network's own input, which needs no gradient
-        return found.backward(random.random() < (0.3 if first else 0.9)) if found.fits else None
-
-    return one
+def _backward(make: ConvMaker, random: Random) -> Op | None:
+    found = make(random)
+    if not found.fits:
+        return None
+    # few channels are mostly those of a network's own input, which needs no gradient
+    input_needed = random.random() < (0.3 if found.c_in <= 4 else 0.9)
+    return found.op(needs=(input_needed, True))
 
 
 _KINDS: tuple[tuple[str, ConvMaker, int], ...] = (
@@ -349,10 +318,10 @@ _KINDS: tuple[tuple[str, ConvMaker, int], ...] = (
     ("transposed", _transposed, 10),
 )
 CONVOLUTIONS: tuple[tuple[str, OpMaker, int], ...] = tuple(
-    (name, _forward(make), count) for name, make, count in _KINDS
+    (name, partial(_forward, make), count) for name, make, count in _KINDS
 )
 """Kinds of convolution, forward, each with how many of 100."""
 CONVOLUTION_BACKWARDS: tuple[tuple[str, OpMaker, int], ...] = tuple(
-    (name, _backward(make), count) for name, make, count in _KINDS
+    (name, partial(_backward, make), count) for name, make, count in _KINDS
 )
 """The same backward; with other shapes."""
