@@ -10,6 +10,7 @@ that is called again in the backward (checkpointing) gets that time as backward.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -56,8 +57,8 @@ class PhaseTimes:
     `overhead_s`: the part that the hooks took. `disturbed`: the core was lost meanwhile.
     """
 
-    seconds: dict[int, float] = field(default_factory=dict)
-    overhead_s: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    overhead_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     disturbed: bool = False
 
     def net_s(self, index: int, factor: float = 1.0) -> float:
@@ -92,16 +93,13 @@ def attribute(events: Sequence[Event], overhead: HookOverhead = HookOverhead()) 
     def current() -> int:
         return frames[-1][1] if frames else caller
 
-    def add(values: dict[int, float], owner: int, seconds: float) -> None:
-        values[owner] = values.get(owner, 0.0) + seconds
-
     for kind, at, key, number in events:
         phase = phases[bool(in_backward)]
         if running:
-            add(phase.seconds, current(), at - since)
+            phase.seconds[current()] += at - since
         since = at
         if kind == ENTER:
-            add(phase.overhead_s, current(), overhead.outside_s)
+            phase.overhead_s[current()] += overhead.outside_s
             caller = OUTSIDE
             frames.append((False, current() if key == FOREIGN else key, key))
             numbers.append(number)
@@ -110,7 +108,7 @@ def attribute(events: Sequence[Event], overhead: HookOverhead = HookOverhead()) 
             # a forward that raises exits, too; frames mismatch where an error was swallowed
             depth = _depth_of(frames, key)
             if depth is not None:
-                add(phase.overhead_s, current(), overhead.inside_s)
+                phase.overhead_s[current()] += overhead.inside_s
                 del frames[depth:]
                 numbers.append(number)
                 makers.append(current())
@@ -120,7 +118,7 @@ def attribute(events: Sequence[Event], overhead: HookOverhead = HookOverhead()) 
             if frames:
                 owner = makers[bisect_right(numbers, key) - 1]
                 frames[-1] = (True, owner, OUTSIDE)
-                add(phase.overhead_s, owner, overhead.node_s)
+                phase.overhead_s[owner] += overhead.node_s
                 nodes_seen += 1
         elif kind == START:
             running, began = True, number

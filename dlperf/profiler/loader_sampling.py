@@ -24,6 +24,7 @@ from dlperf.recorder.tensors import tensors_of
 _WARM_UP, _MOST_BATCHES = 2, 40
 LONGEST_S = 5.0
 LONGEST_BATCH_S = 30.0
+_END = object()
 _LEAST_WAITING_FRAC = 0.05  # less is the resolution of the clocks
 
 
@@ -74,9 +75,8 @@ def sample_loader(
     another size than `batch_size`.
     """
     pairs: list[tuple[float, bool]] = []
-    ended = False
     waited: list[float] = []
-    first: Any = None
+    first = batch = None
     try:
         with contextlib.redirect_stdout(sys.stderr), _limit(LONGEST_BATCH_S, name) as renew:
             iterator = iter(_in_process(loader))
@@ -86,10 +86,8 @@ def sample_loader(
             ):
                 renew()
                 before, used, begin = clock.switches(), processor_s(), clock.now()
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    ended = True
+                batch = next(iterator, _END)
+                if batch is _END:
                     break
                 end = clock.now()
                 waited.append(1.0 - (processor_s() - used) / (end - begin) if end > begin else 0.0)
@@ -114,11 +112,11 @@ def sample_loader(
             f"loader {name}: gives batches of {n_rows}, the target has {batch_size}; give it as"
             " --batch-size"
         )
-    what = f"has no length, and ended after {len(pairs)} batches" if ended else "has no length"
+    ended = f", and ended after {len(pairs)} batches" if batch is _END else ""
     notes = (
         ()
         if n_batches is not None
-        else (f"loader {name}: {what}; the samples that were asked for count",)
+        else (f"loader {name}: has no length{ended}; the samples that were asked for count",)
     )
     return SampledLoader(
         name,

@@ -118,9 +118,8 @@ class StepTensors:
         self.buffers: list[tuple[str, TensorSpec]] = []
         self.arrivals: list[tuple[int, int]] = []
         self._trained: list[tuple[int, torch.Tensor]] = []
-        self._owned: list[tuple[torch.Tensor, str]] = []
+        self._owned: dict[int, tuple[torch.Tensor, str]] = {}
         self._states: list[tuple[int, str]] = []
-        owner: dict[int, str] = {}
         seen: set[int] = set()
         for module, layer in layer_names(model).items():
             prefix = "" if module is model else f"{layer}."
@@ -130,14 +129,13 @@ class StepTensors:
                 recorder.set_kind(parameter, "parameter")
                 spec = recorder.spec(parameter)
                 rows.append((name, spec))
-                if id(parameter) not in owner:
-                    owner[id(parameter)] = layer
+                if id(parameter) not in self._owned:
+                    self._owned[id(parameter)] = (parameter, layer)
                     if parameter.requires_grad:
                         self._trained.append((len(self.parameters), parameter))
                     self.parameters.append(
                         Parameter(prefix + name, layer, spec, parameter.requires_grad, sparse)
                     )
-                self._owned.append((parameter, owner[id(parameter)]))
             self.rows[layer] = tuple(rows)
             for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
                 recorder.set_kind(buffer, "buffer")
@@ -146,30 +144,30 @@ class StepTensors:
                     self.buffers.append((prefix + name, recorder.spec(buffer)))
         for tensor in tensors_of(inputs):
             recorder.set_kind(tensor, "input")
-        n_of_model = len(owner)
+        n_of_model = len(self._owned)
         for part in optimizers_in(optimizer):
             for trained in parameters_in(part):
-                if id(trained) not in owner:
-                    owner[id(trained)] = LOSS
+                if id(trained) not in self._owned:
+                    self._owned[id(trained)] = (trained, LOSS)
                     recorder.set_kind(trained, "parameter")
-                    self._owned.append((trained, LOSS))
             for trained, state in part.state.items():
                 for tensor in tensors_of(state):
-                    layer = owner.get(id(trained), self._root)
+                    _, layer = self._owned.get(id(trained), (trained, self._root))
                     self._states.append((recorder.set_kind(tensor, "optimizer"), layer))
-        if len(owner) > n_of_model:
+        n_others = len(self._owned) - n_of_model
+        if n_others:
             self.notes.append(
-                f"{len(owner) - n_of_model} parameter(s) of the optimizer are not the model's; "
+                f"{n_others} parameter(s) of the optimizer are not the model's; "
                 f"their work stands under {LOSS}"
             )
-        for trained, _ in self._owned:
+        for trained, _ in self._owned.values():
             if trained.grad is not None:
                 recorder.set_kind(trained.grad, "gradient")
 
     def owners(self) -> OptimizerOwners:
         """The present owners of the memory that the optimizer works on."""
         owners = OptimizerOwners(self._root)
-        for parameter, layer in self._owned:
+        for parameter, layer in self._owned.values():
             owners.add(self._recorder.spec(parameter).storage, layer)
             if parameter.grad is not None:
                 owners.add(self._recorder.set_kind(parameter.grad, "gradient"), layer)

@@ -162,7 +162,7 @@ def resolve(
                 " 3,224,224 (the batch size is put in front)"
             )
         if isinstance(found, type):
-            _check_arguments(spec, found, (), f"{found.__name__}()")
+            _check_call(spec, found, (), f"{found.__name__}()")
 
         def make(size: int) -> tuple[Any, ...]:
             model = found() if isinstance(found, type) else found
@@ -174,8 +174,8 @@ def resolve(
             f"target {spec}: is no module but a {type(found).__name__}, which makes its own inputs;"
             " leave --input out"
         )
-    _check_callable(spec, found, "of the batch size, or an nn.Module")
-    _check_arguments(spec, found, (batch_size,), "CALLABLE(batch_size)")
+    wanted = "of the batch size, or an nn.Module"
+    _check_call(spec, found, (batch_size,), "CALLABLE(batch_size)", wanted)
     return Target(spec, batch_size, inference, found)
 
 
@@ -300,17 +300,14 @@ def check_loss(name: str, scalar: Any) -> None:
         )
 
 
-def _check_callable(spec: str, found: Any, wanted: str) -> None:
+def _check_call(
+    spec: str, found: Any, arguments: tuple[Any, ...], call: str, wanted: str = ""
+) -> None:
     if not callable(found):
         raise DlperfError(
             f"target {spec}: is a {type(found).__name__}, which cannot be called; name a function"
             f" {wanted}"
         )
-
-
-def _check_arguments(
-    spec: str, found: Callable[..., Any], arguments: tuple[Any, ...], call: str
-) -> None:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
@@ -331,6 +328,5 @@ def find_callable(spec: str, arguments: tuple[Any, ...], call: str) -> Callable[
     function, or it takes other arguments.
     """
     found = find_object(spec)
-    _check_callable(spec, found, call)
-    _check_arguments(spec, found, arguments, call)
+    _check_call(spec, found, arguments, call, wanted=call)
     return found  # type: ignore[no-any-return]
