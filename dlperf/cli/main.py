@@ -188,19 +188,11 @@ def _short_warnings(debug: bool) -> Iterator[None]:
     """Python's warnings as one line each; with --debug as they are."""
     import warnings
 
+    def one_line(message: Warning | str, category: type[Warning], *_: object) -> str:
+        return visible(f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n")
+
     before = warnings.formatwarning
-    if not debug:
-
-        def one_line(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            line: str | None = None,
-        ) -> str:
-            return visible(f"dlperf: warning: {_one_line(str(message))} ({category.__name__})\n")
-
-        warnings.formatwarning = one_line
+    warnings.formatwarning = before if debug else one_line  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -215,33 +207,25 @@ def _explain(error: BaseException, args: argparse.Namespace | None, interrupts: 
 
         traceback.print_exception(type(error), error, error.__traceback__)
     _drop_stdout(error)
-    status, line = FAILED, ""
+    status, line = FAILED, f"{name}: error: {error}"
     if interrupts.seen or isinstance(error, KeyboardInterrupt):
+        how = "ended by SIGTERM" if interrupts.terminated else "interrupted"
         kept = f"; {error}" if isinstance(error, Interrupted) and str(error) else ""
-        status, line = (
-            interrupts.status,
-            f"dlperf: {'ended by SIGTERM' if interrupts.terminated else 'interrupted'}{kept}",
-        )
+        status, line = interrupts.status, f"dlperf: {how}{kept}"
     elif isinstance(error, BrokenPipeError):  # the reader has seen enough
-        status = OK
+        return OK
     elif is_shortage(error):
-        told = "out of memory; a smaller --batch-size needs less"
-        line = f"{name}: error: {error if 'out of memory' in str(error) else told}"
+        if "out of memory" not in str(error):
+            line = f"{name}: error: out of memory; a smaller --batch-size needs less"
     elif isinstance(error, DlperfError):
-        status, line = (
-            (FAILED if isinstance(error, WorkFailed) else UNUSABLE),
-            f"{name}: error: {error}",
-        )
+        status = FAILED if isinstance(error, WorkFailed) else UNUSABLE
     elif isinstance(error, OSError):
-        line = (
-            f"{name}: error:"
-            f" {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
-        )
+        file = f"{error.filename}: " if error.filename else ""
+        line = f"{name}: error: {file}{error.strerror or error}"
     else:
         line = f"{name}: internal error: {type(error).__name__}: {error}; --debug shows where"
-    if line:
-        with contextlib.suppress(OSError):
-            streams.write_err(_one_line(line))
+    with contextlib.suppress(OSError):
+        streams.write_err(_one_line(line))
     return status
 
 

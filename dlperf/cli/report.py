@@ -52,21 +52,19 @@ def check(args: Namespace) -> None:
 
 def report(args: Namespace) -> Answer:
     """Predicted against actual for each target or measurement."""
-    from dlperf.report.comparison import FORMATS, render, write
+    from dlperf.report.comparison import FORMATS, compare, render, write
     from dlperf.report.step_comparison import reports_to_json
 
     use_threads(args.threads)
+    command = shlex.join(["dlperf", *sys.argv[1:]])
     reports: list[Report] = []
     status = 0
     try:
         for spec in args.targets:
-            if args.measured is not None:
-                reports.append(_report_measured(args, spec))
-            elif schema_of(spec) == "dlperf.measurement":
-                reports.append(_report_measurement(args, spec))
-            else:
-                for target, size in split_batch(spec):
-                    reports.append(_report_target(args, target, size))
+            file = args.measured or (spec if schema_of(spec) == "dlperf.measurement" else None)
+            for target, size in split_batch(spec) if file is None else ((spec, None),):
+                sides = _read(args, spec, file) if file else _measure(args, target, size)
+                reports.append(compare(*sides, command=command))
     except KeyboardInterrupt:
         if not reports:
             raise
@@ -78,7 +76,10 @@ def report(args: Namespace) -> Answer:
     return Answer(text, reports_to_json(reports), status)
 
 
-def _report_target(args: Namespace, spec: str, batch_size: int | None) -> Report:
+def _measure(
+    args: Namespace, spec: str, batch_size: int | None
+) -> tuple[list[Prediction], Measurement]:
+    """The predictions of a target, and its measurement of this moment."""
     refuse_trace(spec, "measure")
     recorded = read_or_record(args, spec, batch_size)  # first: an unusable target shows at once
     machine = load_or_make_machine(args, use_threads(None))
@@ -88,29 +89,31 @@ def _report_target(args: Namespace, spec: str, batch_size: int | None) -> Report
         f"measuring {spec} at batch size {recorded.batch_size}, {threads} thread(s), in a process"
         " of its own"
     )
-    return _compare(predictions, measure_apart(args, spec, recorded.batch_size, threads))
+    return predictions, measure_apart(args, spec, recorded.batch_size, threads)
 
 
-def _report_measurement(args: Namespace, path: str) -> Report:
-    """The report of a measurement file, predicted from its own trace. The target that it names is
-    not run.
+def _read(args: Namespace, spec: str, file: str) -> tuple[list[Prediction], Measurement]:
+    """The predictions of a target, or of a trace file, and the measurement of a file. Where `spec`
+    is that file, its own trace is predicted; the target that it names is not run.
     """
     from dlperf.core.measurement import Measurement
 
-    measurement = Measurement.load(path)
-    if measurement.trace is None:
+    measurement = Measurement.load(file)
+    if args.measured is not None:
+        recorded = _trace_of(args, spec, measurement)
+    elif measurement.trace is not None:
+        recorded = check_ops(file, measurement.trace, "trace.")
+    else:
         raise DlperfError(
-            f"{path}: contains no trace of its step, and its target is not run; name it yourself:"
-            f" dlperf report TARGET --measured {path}"
+            f"{file}: contains no trace of its step, and its target is not run; name it yourself:"
+            f" dlperf report TARGET --measured {file}"
         )
-    return _report_against(args, measurement, check_ops(path, measurement.trace, "trace."))
+    machine = load_or_make_machine(args, measurement.threads)
+    return _predict_all(args, recorded, machine, measurement.threads), measurement
 
 
-def _report_measured(args: Namespace, spec: str) -> Report:
-    """The report of a target, or a trace file, against the measurement of --measured."""
-    from dlperf.core.measurement import Measurement
-
-    measurement = Measurement.load(args.measured)
+def _trace_of(args: Namespace, spec: str, measurement: Measurement) -> Trace:
+    """The step of a target that the measurement of --measured is of."""
     ((target, asked),) = split_batch(spec)[:1]
     size = asked or args.batch_size
     if size not in (None, measurement.batch_size):
@@ -122,28 +125,14 @@ def _report_measured(args: Namespace, spec: str) -> Report:
         raise DlperfError(
             f"{args.measured}: is of a training step; leave --inference out, or measure again"
         )
-    recorded = read_or_record(
-        Namespace(**{**vars(args), "inference": measurement.inference}),
-        target,
-        measurement.batch_size,
-    )
+    same_kind = Namespace(**{**vars(args), "inference": measurement.inference})
+    recorded = read_or_record(same_kind, target, measurement.batch_size)
     if recorded.inference != measurement.inference:
         raise DlperfError(
             f"{spec}: is a forward pass and {args.measured} a training step; record the step with"
             " dlperf trace"
         )
-    return _report_against(args, measurement, recorded)
-
-
-def _report_against(args: Namespace, measurement: Measurement, recorded: Trace) -> Report:
-    machine = load_or_make_machine(args, measurement.threads)
-    return _compare(_predict_all(args, recorded, machine, measurement.threads), measurement)
-
-
-def _compare(predictions: list[Prediction], measurement: Measurement) -> Report:
-    from dlperf.report.comparison import compare
-
-    return compare(predictions, measurement, command=shlex.join(["dlperf", *sys.argv[1:]]))
+    return recorded
 
 
 def _predict_all(
