@@ -64,7 +64,7 @@ def check(args: Namespace) -> Answer:
 
 def diff(args: Namespace) -> Answer:
     """Differences of two machine files."""
-    from dlperf.report.machine_difference import compare_machines
+    from dlperf.report.machine_check import compare_machines
 
     machines = [load_machine(args, file) for file in args.files]
     with naming_unfit_kernels(*machines):

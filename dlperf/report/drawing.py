@@ -50,6 +50,17 @@ PREDICTOR_COLORS = (ORANGE, SKY, GREEN, PURPLE, YELLOW)
 """Lighter than the measured bars' dark; hatches tell them apart where colour does not."""
 PREDICTOR_HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\")
 
+SERIES = (
+    ("o", ACTUAL_COLOR),
+    ("s", ORANGE),
+    ("^", BLUE),
+    ("D", PURPLE),
+    ("v", GREEN),
+    ("P", VERMILLION),
+    ("X", SKY),
+)
+"""Marks and colours of series, in turn."""
+
 _SETTINGS: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -349,3 +360,55 @@ def log_seconds_axis(axis: Any) -> None:
     low, high = axis.get_view_interval()
     if high / low < 30:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+
+
+def draw_series(
+    ax: Any,
+    points: Sequence[Any],
+    names: Sequence[str],
+    scale: Callable[[Any], Any] = np.asarray,
+    **style: Any,
+) -> list[Any]:
+    """The marks of each `series` of points, in their order and joined by a line where it has a
+    name; the lines. Coordinates are the attributes `names`, as `scale` converts them; points
+    without a finite one are left out.
+    """
+    lines = []
+    for number, series in enumerate(dict.fromkeys(p.series for p in points)):
+        mark, color = SERIES[number % len(SERIES)]
+        places = [[getattr(p, name) for name in names] for p in points if p.series == series]
+        finite = np.array([place for place in places if np.isfinite(place).all()])
+        own: dict[str, Any] = {"marker": mark, "color": color, "label": plain(series)}
+        own["linewidth"] = 0.8 if series else 0.0
+        lines += ax.plot(*scale(finite.reshape(-1, len(names)).T), **{**own, **style})
+    return lines
+
+
+def draw_surface(
+    ax: Any,
+    x: Any,
+    y: Any,
+    height: Any,
+    heights: tuple[float, float] | None = None,
+    **style: Any,
+) -> None:
+    """The surface of a roofline over a grid of intensities; `height` is the logarithm of the rate,
+    in FLOP/s, `heights` the range of its axis.
+    """
+    style = {"rstride": 1, "cstride": 1, "linewidth": 0, "antialiased": False, **style}
+    ax.plot_surface(np.log10(x), np.log10(y), height, **style)
+    _powers(ax.xaxis, np.log10(x[0]), "{:g}".format)
+    _powers(ax.yaxis, np.log10(y[:, 0]), "{:g}".format)
+    _powers(ax.zaxis, heights or height, EngFormatter(sep=" "))
+    ax.set_box_aspect(None, zoom=0.95)
+
+
+def _powers(axis: Any, exponents: Any, text: Callable[[float], str]) -> None:
+    """Whole powers of ten as ticks of an axis of logarithms (3D axes have no logarithmic
+    scale).
+    """
+    low, high = np.min(exponents), np.max(exponents)
+    first, last = int(np.ceil(low)), int(np.floor(high))
+    step = max(1, (last - first + 5) // 6)
+    ticks = list(range(first, last + 1, step)) or [round((low + high) / 2)]
+    axis.set_ticks(ticks, [text(10.0**tick) for tick in ticks])

@@ -11,12 +11,12 @@ from dlperf.core.machine import Bandwidth, Cpu, Kernel, KernelModelFit, Machine
 from dlperf.core.trace import Op, TensorSpec, Trace
 from dlperf.core.verification import Coverage, Disturbance, SelfTest
 from dlperf.report.machine_check import (
+    compare_machines,
     find_mismatches,
     find_missing_dtypes,
     find_problems,
     find_remarks,
 )
-from dlperf.report.machine_difference import compare_machines
 from dlperf.report.machine_summary import summarize
 
 CPU = Cpu("Testor 9000", 2, (32 * 2**10, 2**20, 32 * 2**20), 8 * 2**30, ("avx2", "fma"), "test/1")

@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 from dlperf.cli.main import main
 from dlperf.models import ridgeline as model
 from dlperf.report import ridgeline as plane
-from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
 from dlperf.report.drawing import new_figure, own_style
+from dlperf.report.ridgeline import MeasuredPoint, System, pair_figure, surface_figure
 
 RATES = model.Rates(4.2e12, 105e9, 12e9)
 

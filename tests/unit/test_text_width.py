@@ -27,7 +27,7 @@ from dlperf.distributed.cluster_summary import ClusterSummary
 from dlperf.distributed.communication_replay import replay_communication
 from dlperf.report.comparison import compare
 from dlperf.report.document import to_text
-from dlperf.report.machine_difference import compare_machines
+from dlperf.report.machine_check import compare_machines
 from dlperf.report.machine_summary import summarize
 from dlperf.report.scaling_pages import scaling_to_text
 from dlperf.report.step_pages import measurement_to_text, prediction_to_text

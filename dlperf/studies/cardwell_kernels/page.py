@@ -13,9 +13,15 @@ from matplotlib.ticker import FuncFormatter
 
 from dlperf.core.units import format_seconds, format_si
 from dlperf.models import ridgeline
-from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
-from dlperf.report.drawing import new_figure, to_pngs
-from dlperf.report.ridgeline import SERIES, PlanePoint, ridgeline_figure
+from dlperf.report.drawing import SERIES, new_figure, to_pngs
+from dlperf.report.ridgeline import (
+    MeasuredPoint,
+    PlanePoint,
+    System,
+    pair_figure,
+    ridgeline_figure,
+    surface_figure,
+)
 from dlperf.report.writing import write_files
 from dlperf.studies.cardwell_kernels.findings import MODELS, Findings, Peaks, Run
 from dlperf.studies.papers.cardwell_parallel import TABLE_2_3, TABLE_2_6

@@ -12,13 +12,16 @@ from matplotlib.ticker import FuncFormatter
 
 from dlperf.models import ridgeline as model
 from dlperf.models.roofline import attainable_flops_per_s
-from dlperf.report.communication_roofline import MeasuredPoint, System, pair_figure, surface_figure
 from dlperf.report.drawing import DIM, INK, new_figure, seconds_axis, to_pngs
 from dlperf.report.ridgeline import (
+    MeasuredPoint,
     PlanePoint,
+    System,
+    pair_figure,
     plane_surface_figure,
     principle_figure,
     ridgeline_figure,
+    surface_figure,
 )
 from dlperf.report.writing import write_files
 from dlperf.studies.papers import cardwell_parallel, ridgeline
