@@ -258,19 +258,17 @@ def doubts_of_machine(machine: Machine, trace: Trace, threads: int) -> list[str]
     from dlperf.core import host
     from dlperf.report import machine_check
 
+    unfinished = f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it"
+    nearest = machine.nearest_threads(threads)
+    busy = f"{machine.path}: {machine_check.busy_line(machine, nearest)}"
     doubts = [
         *machine_check.find_mismatches(machine, host.this_cpu(), host.versions()),
         *machine_check.find_missing_dtypes(machine, trace),
+        unfinished if machine_check.is_unfinished(machine) else "",
+        machine_check.find_self_test_problem(machine, threads),
+        busy if machine_check.was_busy(machine, nearest) else "",
     ]
-    if machine_check.is_unfinished(machine):
-        doubts.append(
-            f"{machine.path}: the calibration did not finish; dlperf calibrate resumes it"
-        )
-    if problem := machine_check.find_self_test_problem(machine, threads):
-        doubts.append(problem)
-    if machine_check.was_busy(machine, nearest := machine.nearest_threads(threads)):
-        doubts.append(f"{machine.path}: {machine_check.busy_line(machine, nearest)}")
-    return doubts
+    return [doubt for doubt in doubts if doubt]
 
 
 def is_cross_machine(machine: Machine) -> bool:

@@ -113,37 +113,40 @@ def compare(
     predictions = tuple(prediction) if isinstance(prediction, (list, tuple)) else (prediction,)
     if not predictions:
         raise DlperfError("compare: no prediction given; pass one, or several in a list")
+    way_out = "dlperf.measure makes one, Measurement.load(path) reads one"
+    check_type("compare", "measurement", measurement, Measurement, way_out)
+    kinds = {True: "inference", False: "training"}
     warnings = []
     for p in predictions:
         check_type("compare", "prediction", p, Prediction, "dlperf.predict makes one")
-    check_type(
-        "compare",
-        "measurement",
-        measurement,
-        Measurement,
-        "dlperf.measure makes one, Measurement.load(path) reads one",
-    )
-    for p in predictions:
-        if p.trace.batch_size != measurement.batch_size:
-            raise DlperfError(
-                f"compare: the prediction is for batch size {p.trace.batch_size}, the measurement"
-                f" for {measurement.batch_size}; give both the same"
-            )
-        if p.trace.inference != measurement.inference:
-            kinds = {True: "inference", False: "training"}
-            sides = (
-                f"the prediction is of {kinds[p.trace.inference]}, the measurement of"
-                f" {kinds[measurement.inference]}"
-            )
-            raise DlperfError(f"compare: {sides}; give both the same")
-        if p.threads != measurement.threads:
-            raise DlperfError(
-                f"compare: the prediction is for {p.threads} thread(s), the measurement was taken"
-                f" with {measurement.threads}; give dlperf.predict or dlperf.measure the other's"
-                " threads"
-            )
-        if p.trace.target and measurement.target and p.trace.target != measurement.target:
-            warnings.append(f"predicted target {p.trace.target}, measured {measurement.target}")
+        target, both = measurement.target, "give both the same"
+        threads = "give dlperf.predict or dlperf.measure the other's threads"
+        for mine, theirs, sides, way_out in (
+            (
+                p.trace.batch_size,
+                measurement.batch_size,
+                "is for batch size {}, the measurement for {}",
+                both,
+            ),
+            (
+                kinds[p.trace.inference],
+                kinds[measurement.inference],
+                "is of {}, the measurement of {}",
+                both,
+            ),
+            (
+                p.threads,
+                measurement.threads,
+                "is for {} thread(s), the measurement was taken with {}",
+                threads,
+            ),
+        ):
+            if mine != theirs:
+                raise DlperfError(
+                    f"compare: the prediction {sides.format(mine, theirs)}; {way_out}"
+                )
+        if p.trace.target and target and p.trace.target != target:
+            warnings.append(f"predicted target {p.trace.target}, measured {target}")
     predictors: list[str] = []
     for p in predictions:
         n_before = sum(

@@ -49,18 +49,16 @@ class Times:
         >>> Times(1.5, 1.0).error_frac, Times(1.5, None).error_frac
         (0.5, None)
         """
-        predicted_s, actual_s = self.whole_predicted_s, self.whole_actual_s
+        predicted_s, actual_s = self.whole_s
         return predicted_s / actual_s - 1 if predicted_s is not None and actual_s else None
 
     @property
-    def whole_predicted_s(self) -> float | None:
-        """The predicted time; None for a sum that lacks a part."""
-        return None if self.predicted_is_part else self.predicted_s
-
-    @property
-    def whole_actual_s(self) -> float | None:
-        """The measured time; None for a sum that lacks a part."""
-        return None if self.actual_is_part else self.actual_s
+    def whole_s(self) -> tuple[float | None, float | None]:
+        """The predicted and the measured time; None for a sum that lacks a part."""
+        return (
+            None if self.predicted_is_part else self.predicted_s,
+            None if self.actual_is_part else self.actual_s,
+        )
 
 
 def add(parts: Iterable[Times]) -> Times:

@@ -216,6 +216,6 @@ def write(
         "scaling.txt": f"dlperf scale\n\n{scaling_to_text(found, FILE_WIDTH)}\n",
         "scaling.csv": found.to_csv(),
         "scaling.json": json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n",
-        **{f"{name}.png": png for name, png in pngs_of(found).items()},
+        **pngs_of(found),
     }
     return write_files(folder, files, force)

@@ -4,7 +4,9 @@ plane) and of a communication replay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from dlperf.distributed.scaling import CommunicationReplay, Scaling
-from dlperf.models.ridgeline import Rates
 from dlperf.report.drawing import (
     BLUE,
     DIM,
@@ -22,10 +23,9 @@ from dlperf.report.drawing import (
     ORANGE,
     YELLOW,
     new_figure,
-    own_style,
     plain,
     seconds_axis,
-    to_png,
+    to_pngs,
 )
 from dlperf.report.ridgeline import PlanePoint, ridgeline_figure
 
@@ -36,18 +36,17 @@ WAITING = "#8a8f98"
 
 
 def pngs_of(found: Scaling | CommunicationReplay, dpi: int = 130) -> dict[str, bytes]:
-    """The plots by name, drawn."""
-    with own_style():
-        if isinstance(found, CommunicationReplay):
-            figures = {"replay": replay_figure(found)}
-        else:
-            figures = {"step": step_figure(found), "communication": communication_figure(found)}
-            if found.rates is not None:
-                figures["ridgeline"] = plane_figure(found, found.rates)
-    return {
-        name: to_png(figure, dpi, f"dlperf scale {name}: {found.target}")
-        for name, figure in figures.items()
-    }
+    """The plots by file name, drawn."""
+    draw: dict[str, Callable[[], Figure | None]]
+    if isinstance(found, CommunicationReplay):
+        draw = {"replay": partial(replay_figure, found)}
+    else:
+        draw = {
+            "step": partial(step_figure, found),
+            "communication": partial(communication_figure, found),
+            "ridgeline": partial(plane_figure, found),
+        }
+    return to_pngs(draw, f"dlperf scale: {found.target}", dpi)
 
 
 def step_figure(found: Scaling) -> Figure:
@@ -125,19 +124,20 @@ def _frame(found: Scaling) -> pd.DataFrame:
     return frame.sort_values("ranks", ignore_index=True)
 
 
-def plane_figure(found: Scaling, rates: Rates) -> Figure:
+def plane_figure(found: Scaling) -> Figure | None:
     """The rows that send something on the Ridgeline plane, under the rates of the largest number of
-    ranks, each labelled with its number.
+    ranks, each labelled with its number; None without rates.
     """
-    rows = sorted(found.rows, key=lambda row: row.ranks)
+    if found.rates is None:
+        return None
     points = [
         PlanePoint(
             row.memory_intensity, row.arithmetic_intensity or 0.0, f"{row.ranks} ranks", "ranks"
         )
-        for row in rows
+        for row in sorted(found.rows, key=lambda row: row.ranks)
         if row.memory_intensity
     ]
-    return ridgeline_figure(points, rates, _title(found))
+    return ridgeline_figure(points, found.rates, _title(found))
 
 
 def _title(found: Scaling) -> str:

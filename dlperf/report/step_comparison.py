@@ -215,8 +215,7 @@ def _record(row: LayerComparison, inference: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"layer": row.layer, "type": row.type, "predictor": row.predictor}
     for phase in (*phases, "total"):
         times = row.phase(phase) or Times()
-        record[f"{phase}_predicted_s"] = times.whole_predicted_s
-        record[f"{phase}_actual_s"] = times.whole_actual_s
+        record[f"{phase}_predicted_s"], record[f"{phase}_actual_s"] = times.whole_s
         record[f"{phase}_error_frac"] = times.error_frac
     record |= {"bound": row.bound, "flops": row.flops, "bytes": row.bytes, "source": row.source}
     for phase in phases:

@@ -585,13 +585,13 @@ def test_every_row_has_its_place_on_the_ridgeline_plane() -> None:
     )
     text = scaling_to_text(found, 250)
     assert "Ridgeline" in text
-    assert set(pngs_of(found, 60)) == {"step", "communication", "ridgeline"}
+    assert set(pngs_of(found, 60)) == {"step.png", "communication.png", "ridgeline.png"}
     assert any(line.split()[-2:] == ["network", "DRAM"] for line in text.splitlines())
 
 
 def test_without_a_peak_there_is_no_plane_and_that_is_said() -> None:
     found = ask()
-    assert set(pngs_of(found, 60)) == {"step", "communication"}
+    assert set(pngs_of(found, 60)) == {"step.png", "communication.png"}
     assert found.rates is None
     assert found.to_json()["rates"] is None
     assert {row.ridgeline for row in found.rows} == {None}
