@@ -170,32 +170,31 @@ def merge_linears(built: Built, layers: Sequence[str]) -> Built:
     }
     if len(kinds) != 1:
         raise NotApplicable(f"{', '.join(layers)} differ in more than their number of outputs")
-    lead = _Merged(linears)
+    product = _Product(linears)
     replacements: dict[int, nn.Parameter | None] = {
         id(parameter): None for linear in linears for parameter in linear.parameters()
     }
     replacements.update(
-        (id(old), new) for old, new in zip(linears[0].parameters(), lead.merged.parameters())
+        (id(old), new) for old, new in zip(linears[0].parameters(), product.merged.parameters())
     )
     for index, name in enumerate(layers):
         parent, _, child = name.rpartition(".")
-        piece = lead if index == 0 else _Piece(lead, index)
-        setattr(built.model.get_submodule(parent), child, piece)
+        setattr(built.model.get_submodule(parent), child, _Output(product, index))
     replace_parameters(built.optimizer, replacements)
     return built
 
 
-class _Merged(nn.Module):
-    """Several linear layers in one; its own result is the first one's, the others' wait for
-    :class:`_Piece`.
-    """
+class _Product:
+    """Several linear layers as one, whose outputs wait until each layer is called."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        super().__init__()
         first = linears[0]
         self.sizes = [linear.out_features for linear in linears]
         self.merged = nn.Linear(
-            first.in_features, sum(self.sizes), first.bias is not None, dtype=first.weight.dtype
+            first.in_features,
+            sum(self.sizes),
+            bias=first.bias is not None,
+            dtype=first.weight.dtype,
         )
         with torch.no_grad():
             for own, *parts in zip(
@@ -205,31 +204,28 @@ class _Merged(nn.Module):
         self.read: torch.Tensor | None = None
         self.waiting: dict[int, torch.Tensor] = {}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The first layer's output; the others are kept until they are asked for."""
-        parts = self.merged(x).split(self.sizes, dim=-1)
-        self.read, self.waiting = x, dict(enumerate(parts))
-        return self.waiting.pop(0)
 
+class _Output(nn.Module):
+    """One of the layers that are one product now; the first owns and runs it."""
 
-class _Piece(nn.Module):
-    """Another output of a :class:`_Merged` that has run on the same tensor."""
-
-    def __init__(self, lead: _Merged, index: int) -> None:
+    def __init__(self, product: _Product, index: int) -> None:
         super().__init__()
-        self._index = index
-        self._lead = (lead,)  # in a tuple, so that the module is no child of two
+        self._product, self._index = product, index
+        self.merged = product.merged if index == 0 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The lead's output for this layer."""
-        (lead,) = self._lead
-        if lead.read is not x or self._index not in lead.waiting:
+        """This layer's output."""
+        product = self._product
+        if self.merged is not None:
+            product.read = x
+            product.waiting = dict(enumerate(self.merged(x).split(product.sizes, dim=-1)))
+        if product.read is not x or self._index not in product.waiting:
             raise NotApplicable(
                 "the layers are not called once each on the same tensor, the first of them first"
             )
-        part = lead.waiting.pop(self._index)
-        if not lead.waiting:
-            lead.read = None
+        part = product.waiting.pop(self._index)
+        if not product.waiting:
+            product.read = None
         return part
 
 

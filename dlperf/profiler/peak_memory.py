@@ -61,8 +61,12 @@ def _peak_memory(
     from dlperf.recorder.targets import resolve
 
     torch.set_num_threads(threads)
-    shape = None if input_shape is None else tuple(input_shape)
-    target = resolve(spec, batch_size, inference=inference, input_shape=shape)
+    target = resolve(
+        spec,
+        batch_size,
+        inference=inference,
+        input_shape=None if input_shape is None else tuple(input_shape),
+    )
     if not _STATUS.exists():
         raise DlperfError(
             "memory cannot be measured here: /proc/self/status is missing (Linux has it)"

@@ -27,6 +27,7 @@ from dlperf.core.errors import DlperfError, WorkFailed, check_count, check_type,
 from dlperf.core.host import usual_threads_of_file
 from dlperf.core.machine import default_path
 from dlperf.core.measurement import LayerTimes, Measurement
+from dlperf.core.trace import PHASES
 from dlperf.profiler.layer_times import (
     StepTimes,
     layer_rows,
@@ -90,29 +91,21 @@ class _Stepper:
         built, now, switches = self.built, self.clock.now, self.clock.switches
         optimizer: Any = built.optimizer
         faults, before = minor_faults(), switches()
-        t0 = now()
-        if built.loss is None:
-            output = built.forward()
-            t1 = now()
-            seconds = {"forward": t1 - t0, "total": t1 - t0}
-            del output
-        else:
+        stamps = [now()]
+        if built.loss is not None:
             optimizer.zero_grad()
-            t1 = now()
-            output = built.forward()
+            stamps.append(now())
+        output = built.forward()
+        if built.loss is not None:
             scalar = built.loss(output)
-            t2 = now()
+            stamps.append(now())
             scalar.backward()  # type: ignore[no-untyped-call]
-            t3 = now()
+            stamps.append(now())
             optimizer.step()
-            t4 = now()
-            seconds = {
-                "zero_grad": t1 - t0,
-                "forward": t2 - t1,
-                "backward": t3 - t2,
-                "optimizer": t4 - t3,
-                "total": t4 - t0,
-            }
+        stamps.append(now())
+        phases = ("forward",) if built.loss is None else PHASES
+        seconds = {name: end - begin for name, begin, end in zip(phases, stamps, stamps[1:])}
+        seconds["total"] = stamps[-1] - stamps[0]
         return _PlainStep(seconds, minor_faults() - faults, switches() != before)
 
     def layered(self, probe: LayerProbe) -> StepTimes:

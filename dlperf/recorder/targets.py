@@ -200,15 +200,10 @@ def first_batch_size(inputs: Any) -> int:
     return next((max(1, int(one.shape[0])) for one in tensors_of(inputs) if one.dim() > 0), 1)
 
 
-def check_device(name: str, model: nn.Module, inputs: Any) -> None:
-    """Raise DlperfError, with the way out, for a model or inputs on an accelerator."""
-    for tensor in (*model.parameters(), *model.buffers(), *tensors_of(inputs)):
-        if tensor.device.type not in CPU_DEVICES:
-            raise DlperfError(f"{name}: lies on {tensor.device}; {CPU_ONLY}")
-
-
 def check_built(name: str, built: Built, inference: bool) -> None:
-    """Raise DlperfError where a part of a step has the wrong type, or nothing can be trained."""
+    """Raise DlperfError where a part of a step has the wrong type or lies on an accelerator, or
+    nothing can be trained.
+    """
     if not isinstance(built.model, nn.Module):
         raise DlperfError(f"{name}: the model is {_kind(built.model)}; expected an nn.Module")
     if not isinstance(built.inputs, (tuple, dict)):
@@ -218,7 +213,9 @@ def check_built(name: str, built: Built, inference: bool) -> None:
         )
     if isinstance(built.inputs, dict) and not all(isinstance(key, str) for key in built.inputs):
         raise DlperfError(f"{name}: the inputs' keys must be the names of the model's arguments")
-    check_device(name, built.model, built.inputs)
+    for tensor in (*built.model.parameters(), *built.model.buffers(), *tensors_of(built.inputs)):
+        if tensor.device.type not in CPU_DEVICES:
+            raise DlperfError(f"{name}: lies on {tensor.device}; {CPU_ONLY}")
     if inference:
         return
     if not callable(built.loss):
