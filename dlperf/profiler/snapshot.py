@@ -11,8 +11,7 @@ attributes reference.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class Snapshot(Substitution):
         super().__init__(self._save_tensor)
         self._optimizer = optimizer
         self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._undo_versions: list[Callable[[], None]] = []
+        self._undo_versions = contextlib.ExitStack()
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._restore_random_states = save_random_states()
         for part in (model, optimizer, *others):
@@ -71,8 +70,7 @@ class Snapshot(Substitution):
         self.put_back()
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
-        for undo in self._undo_versions:
-            undo()
+        self._undo_versions.close()
         self._restore_random_states()
 
     def _save_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +83,7 @@ class Snapshot(Substitution):
         if is_writable and tensor.device.type != "meta":
             self._values.append((tensor, tensor.detach().clone()))
             if not tensor.is_inference():  # which has no version
-                self._undo_versions.append(functools.partial(_set_version, tensor, tensor._version))
+                self._undo_versions.callback(_set_version, tensor, tensor._version)
         if tensor.is_leaf:
             self._gradients.append((tensor, tensor.grad))
             flag = tensor.requires_grad
@@ -94,14 +92,14 @@ class Snapshot(Substitution):
                 if tensor.is_leaf and tensor.requires_grad != flag:
                     tensor.requires_grad_(flag)
 
-            self._undo.append(restore_flag)
+            self._undo.callback(restore_flag)
         return tensor
 
     def _save_state(self, value: Any) -> bool:
         if not is_numpy(value, "ndarray"):
             return super()._save_state(value)
         if value.flags.writeable:
-            self._undo.append(functools.partial(value.__setitem__, ..., value.copy()))
+            self._undo.callback(value.__setitem__, ..., value.copy())
         return True
 
 

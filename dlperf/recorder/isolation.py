@@ -33,9 +33,8 @@ class ExternalState:
 
     def __init__(self, real: bool) -> None:
         self.real = real
-        self._leaves: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self._contents: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        self._undo = contextlib.ExitStack()  # its arguments keep what was saved alive
+        self._saved: set[int] = set()
         self._own: dict[int, weakref.ref[Any]] = {}
         self._written: dict[Any, list[tuple[int | None, str]]] = {}
 
@@ -72,35 +71,33 @@ class ExternalState:
 
     def restore(self) -> None:
         """Put gradients, contents and generator states back."""
-        for tensor, grad in self._leaves.values():
-            tensor.grad = grad
-        for storage, content in self._contents.values():
-            storage.copy_(content)
-        for generator, state in self._generators.values():
-            generator.set_state(state)
+        self._undo.close()
 
     def _note(self, value: Any) -> None:
         kind = type(value)
         if kind is FakeTensor or kind is float or kind is int:
             return
         if isinstance(value, torch.Tensor):
-            is_new = value.requires_grad and value.is_leaf and id(value) not in self._leaves
+            is_new = value.requires_grad and value.is_leaf and id(value) not in self._saved
             if is_new and storage_key(value) not in self._own:
-                self._leaves[id(value)] = (value, value.grad)
+                self._saved.add(id(value))
+                self._undo.callback(setattr, value, "grad", value.grad)
         elif kind is list or kind is tuple:
             for item in value:
                 self._note(item)
-        elif isinstance(value, torch.Generator) and id(value) not in self._generators:
+        elif isinstance(value, torch.Generator) and id(value) not in self._saved:
+            self._saved.add(id(value))
             with no_dispatch():
-                self._generators[id(value)] = (value, value.get_state())
+                self._undo.callback(value.set_state, value.get_state())
 
     def _save(self, value: Any) -> None:
         for tensor in tensors_of(value):
             key = None if type(tensor) is FakeTensor else storage_key(tensor)
-            if key is not None and key not in self._own and key not in self._contents:
+            if key is not None and key not in self._own and key not in self._saved:
+                self._saved.add(key)
                 storage = tensor.untyped_storage()
                 with no_dispatch():
-                    self._contents[key] = (storage, storage.clone())  # type: ignore[no-untyped-call]
+                    self._undo.callback(storage.copy_, storage.clone())  # type: ignore[no-untyped-call]
 
 
 class DeferredInterrupts:

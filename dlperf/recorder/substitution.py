@@ -52,7 +52,7 @@ class Substitution:
     def __init__(self, substitute: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._substitute = substitute
         self._memo: dict[int, torch.Tensor] = {}
-        self._undo: list[Callable[[], object]] = []
+        self._undo = contextlib.ExitStack()
         self._seen: set[int] = set()
         self._alive: list[Any] = []  # an id is unique only while its object lives
 
@@ -104,18 +104,17 @@ class Substitution:
 
     def restore(self) -> None:
         """Put the content of every object back, last change first."""
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def _save_state(self, value: Any) -> bool:
         """Save the state of a random generator. Returns False for any other object."""
         if isinstance(value, random.Random):
-            self._undo.append(functools.partial(value.setstate, value.getstate()))
+            self._undo.callback(value.setstate, value.getstate())
         elif isinstance(value, torch.Generator) or is_numpy(value, "RandomState"):
-            self._undo.append(functools.partial(value.set_state, value.get_state()))
+            self._undo.callback(value.set_state, value.get_state())
         elif is_numpy(value, "Generator"):
             bits = value.bit_generator
-            self._undo.append(functools.partial(setattr, bits, "state", bits.state))
+            self._undo.callback(setattr, bits, "state", bits.state)
         else:
             return False
         return True
@@ -127,7 +126,7 @@ class Substitution:
             if type(value) is not kind:
                 value.__class__ = kind
 
-        self._undo.append(restore_class)
+        self._undo.callback(restore_class)
         self._seen.add(id(value.__dict__))
         self._alive.append(value.__dict__)
         self._visit_dict(value.__dict__)
@@ -146,7 +145,7 @@ class Substitution:
                 for key, item in items:
                     base.__setitem__(value, key, item)
 
-        self._undo.append(lambda: write(before))
+        self._undo.callback(write, before)
         write(
             [
                 (self.visit(key) if isinstance(key, torch.Tensor) else key, self.visit(item))
@@ -163,7 +162,7 @@ class Substitution:
                 base.clear(value)
                 (base.update if base is set else base.extend)(value, items)
 
-        self._undo.append(lambda: write(before))
+        self._undo.callback(write, before)
         if not isinstance(value, set):
             write([self.visit(item) for item in before])
 
@@ -172,7 +171,7 @@ class Substitution:
             before = cell.cell_contents
         except ValueError:  # empty
             return
-        self._undo.append(functools.partial(setattr, cell, "cell_contents", before))
+        self._undo.callback(setattr, cell, "cell_contents", before)
         after = before if _is_foreign(before) else self.visit(before)
         if after is not before:
             cell.cell_contents = after
