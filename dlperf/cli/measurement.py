@@ -74,10 +74,13 @@ def measure_apart(args: Namespace, spec: str, batch_size: int, threads: int) -> 
     """
     from dlperf.core.measurement import Measurement
 
-    command = ["measure", spec, "--no-trace", "--json", "-"]
-    command += ["--batch-size", str(batch_size), "--threads", str(threads)]
-    command += ["--seconds", str(args.seconds), *(["--inference"] if args.inference else [])]
-    command += ["--input", ",".join(map(str, args.input))] if args.input else []
+    command = [
+        *("measure", spec, "--no-trace", "--json", "-"),
+        *("--batch-size", str(batch_size), "--threads", str(threads)),
+        *("--seconds", str(args.seconds)),
+        *(("--inference",) if args.inference else ()),
+        *(("--input", ",".join(map(str, args.input))) if args.input else ()),
+    ]
     with child_process.Child("dlperf", *command) as process:
         out, err = process.communicate()
     if process.returncode:

@@ -51,18 +51,14 @@ def prepare(args: Namespace) -> Callable[[], int]:
     from pathlib import Path
 
     from dlperf.core.files import check_writable
+    from dlperf.report.writing import is_ours
 
     if os.environ.get("RANK", "0") == "0":  # other ranks write nothing
         for path in (args.json, args.communication):
             if path is not None:
                 check_writable(path, args.force)
         if args.output is not None:
-            force = args.force
-            if os.path.isfile(args.output):
-                from dlperf.report.writing import is_ours
-
-                force = force or is_ours(Path(args.output))
-            check_writable(args.output, force)
+            check_writable(args.output, args.force or is_ours(Path(args.output)))
     if args.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
     from dlperf.runner.wrapping import run_script

@@ -92,10 +92,10 @@ def own_style() -> Iterator[None]:
     afterwards.
     """
     with matplotlib.style.context(["default", _SETTINGS]), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes.
         warnings.filterwarnings(
-            "ignore", message=".*missing from font.*"
-        )  # a name in a script that the font lacks is drawn as boxes
-        warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
+            "ignore", message=".*(missing from font|constrained_layout not applied).*"
+        )
         yield
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import singledispatch
 from pathlib import Path
-from typing import Any
 
 from dlperf.core.text import printable
 from dlperf.core.units import format_bytes, format_percent, format_seconds
@@ -18,21 +16,12 @@ _MOST_BUCKETS = 8
 _MOST_ROWS = 16
 
 
-@singledispatch
-def one_line(found: Any) -> str:
+def one_line(found: Scaling | CommunicationReplay) -> str:
     """The target, the ranks, and the step or the throughput."""
-    raise TypeError(f"one_line: no words for {type(found).__name__}")
-
-
-@one_line.register
-def _(found: Scaling) -> str:
-    ranks = ", ".join(str(row.ranks) for row in found.rows)
-    best = f"best {found.best.samples_per_s:.4g} samples/s on {found.best.ranks}"
-    return f"<Scaling {printable(found.target)}, {found.scaling}, ranks {ranks}: {best}>"
-
-
-@one_line.register
-def _(found: CommunicationReplay) -> str:
+    if isinstance(found, Scaling):
+        ranks = ", ".join(str(row.ranks) for row in found.rows)
+        best = f"best {found.best.samples_per_s:.4g} samples/s on {found.best.ranks}"
+        return f"<Scaling {printable(found.target)}, {found.scaling}, ranks {ranks}: {best}>"
     times = (
         f"{format_seconds(found.recorded_step_s)} recorded, {format_seconds(found.replayed_step_s)}"
         " replayed"
@@ -41,15 +30,13 @@ def _(found: CommunicationReplay) -> str:
     return f"<CommunicationReplay {printable(found.target)}, {ranks}: step {times}>"
 
 
-def page(found: Scaling | CommunicationReplay) -> str:
-    """The step and its parts over the number of ranks, as wide as the terminal."""
-    return scaling_to_text(found)
-
-
 def scaling_to_text(found: Scaling | CommunicationReplay, width: int | None = None) -> str:
     """The forecast or the replay as plain text (default: as wide as the terminal)."""
     blocks = _scaling_page(found) if isinstance(found, Scaling) else _replay_page(found)
     return to_text(blocks, width).rstrip("\n")
+
+
+page = scaling_to_text
 
 
 def _plural(n: int, noun: str) -> str:

@@ -140,16 +140,16 @@ class StepComparison:
         """One-sided layers, unpriced ops, what predictors do not support, warnings, notes."""
         found = [f"warning: {text}" for text in self.warnings]
         for rows, prediction, label in zip(self.rows, self.predictions, self.predictors):
-            own = [f"warning: {label}: {text}" for text in prediction.warnings]
+            found += [f"warning: {label}: {text}" for text in prediction.warnings]
             if names := names_of(rows, MEASURED):
-                own.append(
+                found.append(
                     f"{label}: {len(names)} measured layers have no predicted row and count as a"
                     f" prediction of 0: {_first_names(names)}"
                 )
-            own += coverage_remarks(prediction, f"{label}: ")
+            found += coverage_remarks(prediction, f"{label}: ")
             if prediction.page_faults is not None:
-                own.append(f"{label}: page faults are {prediction.page_faults.sentence()}")
-            found += [*own, *(f"{label}: {note}" for note in prediction.prices.notes)]
+                found.append(f"{label}: page faults are {prediction.page_faults.sentence()}")
+            found += [f"{label}: {note}" for note in prediction.prices.notes]
         if self.unmeasured:
             found.append(
                 f"{len(self.unmeasured)} predicted layers were not measured:"
@@ -322,10 +322,11 @@ def report_to_json(report: StepComparison) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     """The same data with null for NaN and infinities, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    match value:
+        case dict():
+            return {key: _finite(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_finite(entry) for entry in value]
+        case float() if not math.isfinite(value):
+            return None
     return value

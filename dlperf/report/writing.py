@@ -22,17 +22,12 @@ def check_folder(folder: str | Path, force: bool = False) -> None:
     exists = folder.exists()
     if exists and not folder.is_dir():
         raise DlperfError(f"{folder}: is a file; name a folder for the report")
-    if not exists:
-        parent = next((p for p in folder.absolute().parents if p.exists()), None)
-        if parent is None or not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise DlperfError(f"{folder}: cannot be made; choose another place")
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        raise DlperfError(f"{folder}: cannot be written; choose another place")
     try:
         try_folder(folder)
     except OSError as error:
+        verb = "written" if os.path.lexists(folder) else "made"
         raise DlperfError(
-            f"{folder}: cannot be written ({error.strerror or error}); choose another place"
+            f"{folder}: cannot be {verb} ({error.strerror or error}); choose another place"
         ) from error
     if not exists or force:
         return
