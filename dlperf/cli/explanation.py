@@ -24,13 +24,13 @@ from dlperf.cli.options import (
     MODEL,
     TARGET,
     Command,
+    Problems,
     common,
     given,
     option,
     output,
 )
 from dlperf.core.argument_types import count, seconds
-from dlperf.core.errors import DlperfError
 from dlperf.core.streams import log
 from dlperf.core.version import VERSION
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 RUNS, SECONDS = 3, 2.0
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options of --try without it."""
-    if not args.trial and (option := given(args, ("runs", "seconds"))):
-        raise DlperfError(f"{option} is for the measuring of --try")
+def check(args: Namespace) -> Problems:
+    """Options of --try without it."""
+    option = given(args, ("runs", "seconds"))
+    return ((not args.trial and option, f"{option} is for the measuring of --try"),)
 
 
 def explain(args: Namespace) -> Answer:

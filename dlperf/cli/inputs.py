@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlperf.cli.options import Problems
 from dlperf.core.errors import DlperfError
 from dlperf.core.files import check_writable, default_path, kind_of, schema_of
 from dlperf.core.streams import log, warn
@@ -113,14 +114,14 @@ def refuse_trace(spec: str, work: str) -> None:
         )
 
 
-def check_file(args: Namespace) -> None:
-    """Raise DlperfError where a command names no file to write, or none that it may write."""
-    if args.output is None and args.json is None:
-        raise DlperfError("names no file to write; give -o FILE (or --json -)")
+def check_file(args: Namespace) -> Problems:
+    """Whether a command names a file to write. Raises DlperfError for one that it may not write."""
     if args.output == "-":
         args.output, args.json = None, "-"
     if args.output is not None:
         check_writable(args.output, args.force)
+    nowhere = args.output is None and args.json is None
+    return ((nowhere, "names no file to write; give -o FILE (or --json -)"),)
 
 
 def write_folder(args: Namespace, write: Callable[[str, bool], Sequence[Path]]) -> None:

@@ -84,8 +84,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _check(args: argparse.Namespace) -> None:
     """Raise DlperfError for options that exclude one another and outputs that cannot be written."""
     command: Command = args.command_data
-    if command.check is not None:
-        command.check(args)
+    for holds, problem in command.check(args):
+        if holds:
+            raise DlperfError(problem)
     if command.folder_answer and args.output == "-":
         raise DlperfError(
             f"-o - is no folder; without -o the {command.folder_answer} goes to stdout"

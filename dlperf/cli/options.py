@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dlperf.core.argument_types import count, loader, shape
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dlperf.cli.inputs import Answer
 
 UNUSABLE = 2
+Problems = Iterable[tuple[object, str]]
+"""Conditions of options that exclude one another, and what to say of the first that holds."""
 TARGET_HELP = (
     "FILE.py:CALLABLE, MODULE:CALLABLE, a trace file or, in a checkout, a short name such as lenet"
 )
@@ -44,16 +46,16 @@ class Option(NamedTuple):
 class Command(NamedTuple):
     """A command: its options, and the function that does its `work`.
 
-    `check` raises DlperfError for options that exclude one another. With ``-o`` a folder is
-    written; without it the `folder_answer` goes to stdout. A command with `actions` has no work of
-    its own.
+    `check` returns what its options may not be; the first problem that holds ends it. With ``-o`` a
+    folder is written; without it the `folder_answer` goes to stdout. A command with `actions` has
+    no work of its own.
     """
 
     name: str
     text: str
     options: tuple[Option, ...] = ()
     work: Callable[[Namespace], Answer] | None = None
-    check: Callable[[Namespace], None] | None = None
+    check: Callable[[Namespace], Problems] = lambda args: ()
     folder_answer: str = ""
     defaults: Mapping[str, Any] = {}
     usage: str | None = None

@@ -21,13 +21,13 @@ from dlperf.cli.options import (
     MODEL,
     TARGET,
     Command,
+    Problems,
     common,
     flag,
     given,
     option,
 )
 from dlperf.core.argument_types import count, count_or_none
-from dlperf.core.errors import DlperfError
 from dlperf.core.streams import warn
 
 if TYPE_CHECKING:
@@ -49,20 +49,25 @@ _EPOCH = (
 )
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options that exclude one another."""
-    if args.workers:
-        if args.threads not in (None, 1):
-            raise DlperfError(f"--workers have one thread each; leave --threads {args.threads} out")
-        if args.samples is not None and args.workers > args.samples:
-            raise DlperfError(
-                f"--workers {args.workers} are more than the {args.samples} samples; give each at"
-                " least one"
-            )
-    if args.inference and (option := given(args, _TRAINING)):
-        raise DlperfError(f"{option} belongs to training; leave it or --inference out")
-    if args.samples is None and (option := given(args, _EPOCH)):
-        raise DlperfError(f"{option} forecasts an epoch and needs --samples N")
+def check(args: Namespace) -> Problems:
+    """Options that exclude one another."""
+    workers, samples = args.workers or 0, args.samples
+    of_training, of_epoch = given(args, _TRAINING), given(args, _EPOCH)
+    return (
+        (
+            workers and args.threads not in (None, 1),
+            f"--workers have one thread each; leave --threads {args.threads} out",
+        ),
+        (
+            samples is not None and workers > samples,
+            f"--workers {workers} are more than the {samples} samples; give each at least one",
+        ),
+        (
+            args.inference and of_training,
+            f"{of_training} belongs to training; leave it or --inference out",
+        ),
+        (samples is None and of_epoch, f"{of_epoch} forecasts an epoch and needs --samples N"),
+    )
 
 
 def predict(args: Namespace) -> Answer:

@@ -25,6 +25,7 @@ from dlperf.cli.options import (
     MODEL,
     TARGET_HELP,
     Command,
+    Problems,
     common,
     option,
     output,
@@ -42,12 +43,10 @@ if TYPE_CHECKING:
     from dlperf.report.comparison import Report
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options that exclude one another."""
-    if args.measured is not None and len(args.targets) > 1:
-        raise DlperfError(
-            f"--measured {args.measured} is of one target, not of {len(args.targets)}; name one"
-        )
+def check(args: Namespace) -> Problems:
+    """Options that exclude one another."""
+    several = f"--measured {args.measured} is of one target, not of {len(args.targets)}; name one"
+    return ((args.measured is not None and len(args.targets) > 1, several),)
 
 
 def report(args: Namespace) -> Answer:

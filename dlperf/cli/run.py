@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from dlperf.cli.options import (
     Command,
+    Problems,
     common,
     option,
     output,
 )
 from dlperf.core.argument_types import count
-from dlperf.core.errors import DlperfError
 
 _WITH_VALUE = frozenset(
     "-o --output --machine --threads --json --epochs --cluster --communication".split()
@@ -38,12 +38,12 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     return [word for word in argv[:place] if word != "--"], argv[place:]
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options that exclude one another."""
-    if not args.script:
-        raise DlperfError("names no script; dlperf run --help shows how")
-    if args.communication == "-":
-        raise DlperfError("--communication - is no file; name one")
+def check(args: Namespace) -> Problems:
+    """What is missing or excludes one another."""
+    return (
+        (not args.script, "names no script; dlperf run --help shows how"),
+        (args.communication == "-", "--communication - is no file; name one"),
+    )
 
 
 def prepare(args: Namespace) -> Callable[[], int]:
@@ -58,7 +58,8 @@ def prepare(args: Namespace) -> Callable[[], int]:
             if path is not None:
                 check_writable(path, args.force)
         if args.output is not None:
-            check_writable(args.output, args.force or is_ours(Path(args.output)))
+            ours = os.path.isfile(args.output) and is_ours(Path(args.output))
+            check_writable(args.output, args.force or ours)
     if args.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
     from dlperf.runner.wrapping import run_script

@@ -21,6 +21,7 @@ from dlperf.cli.options import (
     INPUT,
     TARGET_HELP,
     Command,
+    Problems,
     common,
     given,
     option,
@@ -63,33 +64,43 @@ _TARGET_OPTIONS = (
 )
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options that exclude one another."""
-    if args.trace is None:
-        if args.target is None:
-            problem = (
-                "names no target; give one, or --trace FILE to replay a trace of communication"
-            )
-        elif args.ranks is None:
-            problem = "names no --ranks; give numbers of ranks, such as --ranks 1,2,4,8"
-        elif args.recorded_on is not None:
-            problem = "--recorded-on is for a --trace; give both"
-        else:
-            return
-    elif args.target is not None:
-        problem = f"names {args.target} and --trace {args.trace}; give one of them"
-    elif args.cluster is None:
-        problem = "--trace replays over the links of a cluster file; give it with --cluster"
-    elif option := given(args, _TARGET_OPTIONS):
-        problem = f"{option} is for a target; what --trace recorded stays as it is"
-    elif other := {"flops", "memory_bandwidth"} & dict(args.what_if).keys():
-        problem = (
-            f"--what-if {min(other)}: a trace does not contain what bounds its computing; it"
-            " supports link_bandwidth and link_latency"
-        )
-    else:
-        return
-    raise DlperfError(problem)
+def check(args: Namespace) -> Problems:
+    """Options that exclude one another."""
+    replays, option = args.trace is not None, given(args, _TARGET_OPTIONS)
+    computing = sorted({"flops", "memory_bandwidth"} & dict(args.what_if).keys())
+    return (
+        (
+            not replays and args.target is None,
+            "names no target; give one, or --trace FILE to replay a trace of communication",
+        ),
+        (
+            not replays and args.ranks is None,
+            "names no --ranks; give numbers of ranks, such as --ranks 1,2,4,8",
+        ),
+        (
+            not replays and args.recorded_on is not None,
+            "--recorded-on is for a --trace; give both",
+        ),
+        (
+            replays and args.target is not None,
+            f"names {args.target} and --trace {args.trace}; give one of them",
+        ),
+        (
+            replays and args.cluster is None,
+            "--trace replays over the links of a cluster file; give it with --cluster",
+        ),
+        (
+            replays and option,
+            f"{option} is for a target; what --trace recorded stays as it is",
+        ),
+        (
+            replays and computing,
+            (
+                f"--what-if {', '.join(computing[:1])}: a trace does not contain what bounds its"
+                " computing; it supports link_bandwidth and link_latency"
+            ),
+        ),
+    )
 
 
 def scale(args: Namespace) -> Answer:

@@ -20,6 +20,7 @@ from dlperf.cli.options import (
     MODEL,
     TARGET,
     Command,
+    Problems,
     common,
     given,
     option,
@@ -43,12 +44,13 @@ BEST, RUNS, SECONDS = 3, 3, 3.0
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options that exclude one another."""
-    if args.batch_sizes and args.batch_size:
-        raise DlperfError("give one of --batch-size and --batch-sizes")
-    if not args.trial and (option := given(args, ("runs", "seconds", "best"))):
-        raise DlperfError(f"{option} is for the measuring of --try")
+def check(args: Namespace) -> Problems:
+    """Options that exclude one another."""
+    option = given(args, ("runs", "seconds", "best"))
+    return (
+        (args.batch_sizes and args.batch_size, "give one of --batch-size and --batch-sizes"),
+        (not args.trial and option, f"{option} is for the measuring of --try"),
+    )
 
 
 def tune(args: Namespace) -> Answer:

@@ -8,13 +8,14 @@ from dlperf.cli.inputs import Answer
 from dlperf.cli.options import (
     MODEL,
     Command,
+    Problems,
     common,
     flag,
+    given,
     option,
     output,
 )
 from dlperf.core.argument_types import count, count_or_none, counts, names, rates, seconds
-from dlperf.core.errors import DlperfError
 
 MOST_OPS = 2000
 _ACCURACY_OPTIONS = ("held_out_ops", "peers", "ablation", "predictor", "threads")
@@ -26,40 +27,53 @@ PARTS = {
 """Parts of these studies: kinds of forecasts."""
 
 
-def check(args: Namespace) -> None:
-    """Raise DlperfError for options that exclude one another."""
-    if args.held_out_ops and not args.targets:
-        for name in ("peers", "ablation"):
-            if getattr(args, name):
-                raise DlperfError(f"--{name} needs targets; name some, or all")
-    if args.batch_sizes and args.batch_size:
-        raise DlperfError("give one of --batch-size and --batch-sizes")
-    if args.training and args.distributed:
-        raise DlperfError("--training and --distributed are two studies; ask for one at a time")
+def check(args: Namespace) -> Problems:
+    """Options that exclude one another."""
     study = "--training" if args.training else "--distributed" if args.distributed else ""
-    if study and any(getattr(args, name) for name in _ACCURACY_OPTIONS):
-        raise DlperfError(
-            f"{study} has no --held-out-ops, --peers, --ablation, --predictor or --threads"
-        )
-    if args.parts and not study:
-        raise DlperfError("--parts are those of --training and of --distributed")
-    for part in args.parts or ():
-        if part not in PARTS[study]:
-            raise DlperfError(f"--parts {part}: is unknown; known are {', '.join(PARTS[study])}")
-    for name in ("rates", "ranks", "quick_links"):
-        if getattr(args, name) and not args.distributed:
-            raise DlperfError(f"--{name.replace('_', '-')} is for --distributed")
-    if args.distributed and args.inference:
-        raise DlperfError("--distributed trains; leave --inference out")
-    if args.distributed and min(args.ranks or (2,)) < 2:
-        raise DlperfError("--ranks 1: one rank has no link; name numbers from 2 on")
-    for name, what in (("seed", "chooses random ops"), ("ops", "is the number of random ops")):
-        if getattr(args, name) is not None and not args.held_out_ops:
-            raise DlperfError(f"--{name} {what} and needs --held-out-ops")
-    if (args.ops or 0) > MOST_OPS:
-        raise DlperfError(
-            f"--ops {args.ops} is more than {MOST_OPS} of a family, which would take hours"
-        )
+    chosen = [name for name in _ACCURACY_OPTIONS if getattr(args, name)]
+    known = PARTS.get(study, ())
+    for_ranks = given(args, ("rates", "ranks", "quick_links"))
+    random = {"seed": "chooses random ops", "ops": "is the number of random ops"}
+    return (
+        *(
+            (
+                args.held_out_ops and not args.targets and getattr(args, name),
+                f"--{name} needs targets; name some, or all",
+            )
+            for name in ("peers", "ablation")
+        ),
+        (args.batch_sizes and args.batch_size, "give one of --batch-size and --batch-sizes"),
+        (
+            args.training and args.distributed,
+            "--training and --distributed are two studies; ask for one at a time",
+        ),
+        (
+            study and chosen,
+            f"{study} has no --held-out-ops, --peers, --ablation, --predictor or --threads",
+        ),
+        (args.parts and not study, "--parts are those of --training and of --distributed"),
+        *(
+            (part not in known, f"--parts {part}: is unknown; known are {', '.join(known)}")
+            for part in args.parts or ()
+        ),
+        (not args.distributed and for_ranks, f"{for_ranks} is for --distributed"),
+        (args.distributed and args.inference, "--distributed trains; leave --inference out"),
+        (
+            args.distributed and min(args.ranks or (2,)) < 2,
+            "--ranks 1: one rank has no link; name numbers from 2 on",
+        ),
+        *(
+            (
+                getattr(args, name) is not None and not args.held_out_ops,
+                f"--{name} {what} and needs --held-out-ops",
+            )
+            for name, what in random.items()
+        ),
+        (
+            (args.ops or 0) > MOST_OPS,
+            f"--ops {args.ops} is more than {MOST_OPS} of a family, which would take hours",
+        ),
+    )
 
 
 def validate(args: Namespace) -> Answer:
