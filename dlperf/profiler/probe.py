@@ -53,9 +53,10 @@ def graph_nodes(roots: Iterable[Any]) -> list[Any]:
 class LayerProbe:
     """Times the layers of a model, one step at a time.
 
-    ``with probe:`` sets the hooks. :meth:`start` begins a step, :meth:`stop` ends it,
-    :meth:`finish` returns its :class:`StepTimes`. Between them the model is called, and the
-    backward runs through ``torch.autograd.backward`` (which ``Tensor.backward`` calls).
+    ``with probe:`` sets the hooks. :meth:`start` begins a step, :meth:`resume` and :meth:`stop`
+    enclose each of its passes, :meth:`finish` returns its :class:`StepTimes`. In a pass the model
+    is called, and the backward runs through ``torch.autograd.backward`` (which ``Tensor.backward``
+    calls).
     """
 
     def __init__(
@@ -136,15 +137,22 @@ class LayerProbe:
 
     # -- a step ------------------------------------------------------------------------------------
 
-    def start(self, inside_root: bool = False) -> None:
-        """Begin a step. `inside_root`: the root's forward hook has run already."""
+    def start(self) -> None:
+        """Begin a step; its time runs from :meth:`resume` on."""
         if len(self._events) > _MOST_EVENTS:
             self._events.clear()
         self._first = len(self._events)
+
+    def resume(self, inside: nn.Module | None = None) -> None:
+        """A pass begins. `inside`: the root whose forward hook has run already."""
+        if inside is not None and self._events:
+            self._events.pop()
+            self._first = min(self._first, len(self._events))
         switches = self._clock.switches()
         self._events.append((START, self._clock.now(), 0, switches))
-        if inside_root:
-            self._events.append((ENTER, self._clock.now(), 0, sequence_number()))
+        if inside is not None:
+            own = self._index[id(inside)]
+            self._events.append((ENTER, self._clock.now(), own, sequence_number()))
 
     def stop(self) -> None:
         """End the backward (the forward, without one); what follows belongs to no layer."""

@@ -115,6 +115,7 @@ class _Stepper:
         if built.loss is not None:
             optimizer.zero_grad()
         probe.start()
+        probe.resume()
         output = built.forward()
         if built.loss is not None:
             scalar = built.loss(output)

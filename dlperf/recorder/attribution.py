@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlperf.core.trace import LOSS, TensorSpec
+from dlperf.core.trace import LOSS, TensorSpec, tensors_in
 
 _UNNUMBERED = 2**63
 """AccumulateGrad nodes carry the largest unsigned number; they have no place in the sequence."""
@@ -37,13 +37,15 @@ class ModuleStack:
     """The modules whose forward runs, and the intervals of autograd numbers that they made.
 
     A module that is not part of the model does not count: its work belongs to its caller.
+    `outside`: the layer of work that no module's forward does, by default the root.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, outside: str = "") -> None:
         self.root = type(model).__name__
+        self._outside = outside or self.root
         self._stack: list[str] = []
         self._starts: list[int] = [0]
-        self._layers: list[str] = [self.root]
+        self._layers: list[str] = [self._outside]
         self._previous = self.root
         self._last_node: Any = None
         self._n_nodes = 0
@@ -56,8 +58,8 @@ class ModuleStack:
 
     @property
     def top(self) -> str:
-        """The layer whose forward runs; the root where none does."""
-        return self.caller or self.root
+        """The layer whose forward runs."""
+        return self.caller or self._outside
 
     def enter(self, name: str) -> None:
         """The forward of `name` begins."""
@@ -121,9 +123,10 @@ class ModuleStack:
         self._last_node = None
 
 
-def optimizers_in(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.optim.Optimizer]:
-    """The optimizer and those that it wraps."""
-    waiting, seen = [optimizer] if optimizer is not None else [], set()
+def optimizers_in(optimizers: Any) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer, or those of a sequence, and those that they wrap; none for None."""
+    waiting = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+    waiting, seen = [one for one in waiting if one is not None], set()
     while waiting:
         part = waiting.pop()
         if id(part) in seen:
@@ -157,6 +160,10 @@ class OptimizerOwners:
             self._last = layer
         if storage >= 0:
             self._by_storage.setdefault(storage, layer)
+
+    def own_any(self, operands: Sequence[Any]) -> bool:
+        """Whether one of the operands has an owner."""
+        return any(spec.storage in self._by_storage for spec in tensors_in(tuple(operands)))
 
     def attribute(
         self, operands: Sequence[Any], outputs: Iterable[TensorSpec]

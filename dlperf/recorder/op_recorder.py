@@ -75,18 +75,21 @@ def _shortcut(func: Any, args: tuple[Any, ...]) -> Any:
 class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records operations; it is pushed above the fake-tensor mode.
 
-    Until :meth:`start` it only lets `external` save what the operations could change.
+    Until :meth:`start` it only lets `external` save what the operations could change (None: they
+    are the program's own, and may change it). `is_owned_only`: in the optimizer's phase it records
+    no operation but those on parameters, gradients and state, and on results of such operations.
 
     No error may leave :meth:`__torch_dispatch__`: torch queries fake tensors from code that cannot
     raise. The first error is kept, and :meth:`stop` raises it.
     """
 
-    def __init__(self, stack: ModuleStack, external: ExternalState) -> None:
+    def __init__(self, stack: ModuleStack, external: ExternalState | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.owners: OptimizerOwners | None = None
         self.error: Exception | None = None
-        self._recording = False
+        self.is_owned_only = False
+        self.is_recording = False
         self.ops: list[Op] = []
         self._stack, self._external = stack, external
         self._storages: list[Storage] = []
@@ -110,8 +113,9 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         described = node = None
         number = 0
         try:
-            self._external.before(func, args, kwargs)
-            if self._recording:
+            if self._external is not None:
+                self._external.before(func, args, kwargs)
+            if self.is_recording:
                 node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
                 number = sequence_number()
                 argument = self._argument
@@ -124,7 +128,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase != "optimizer" or (result := _shortcut(func, args)) is None:
             result = func(*args, **kwargs)
         try:
-            if self._external.real:
+            if self._external is not None and self._external.real:
                 self._external.after(args, kwargs, result)
             if described is not None:
                 self._record(func, described, result, node, number)
@@ -148,6 +152,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             layer, place = self._stack.backward_layer(node), self._stack.ordinal(node)
         elif self.owners is not None:
             operands = args + tuple([value for _, value in kwargs])
+            if self.is_owned_only and not self.owners.own_any(operands):
+                return
             layer, shares = self.owners.attribute(operands, outputs)
         if grad:
             self._stack.mark(number - 1, layer)
@@ -191,14 +197,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotFakeable(
                 f"it makes {str(tensor.layout)[6:]} tensors, whose size depends on data"
             )
-        recording, self._recording = self._recording, False  # reading the values is an operation
+        # reading the values is an operation
+        was_recording, self.is_recording = self.is_recording, False
         try:
             values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
             return self.spec(values, born)
         except Exception:  # opaque and blocked layouts tell no more than their number of elements
             return TensorSpec.contiguous(tensor.numel(), dtype=str(tensor.dtype)[6:])
         finally:
-            self._recording = recording
+            self.is_recording = was_recording
 
     def _storage(self, tensor: torch.Tensor, born: int) -> int:
         """The number of a tensor's storage; -1 where it has none."""
@@ -233,13 +240,17 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return index
 
     def start(self) -> None:
-        """Begin to record; memory that is alive now existed before the step."""
+        """Begin to record, or go on; memory that is alive and unknown existed before the step."""
         self._number = sequence_number()
-        self._recording = True
+        self.is_recording = True
+
+    def pause(self) -> None:
+        """Let operations pass unrecorded until :meth:`start`; the memory is watched on."""
+        self.is_recording = False
 
     def stop(self) -> tuple[tuple[Op, ...], tuple[Storage, ...]]:
         """End the recording. Returns operations and storages; raises the first error kept."""
-        self._recording = False
+        self.is_recording = False
         self._index.clear()
         self._watches.clear()
         self._stack.forget()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -206,7 +206,7 @@ class _Attempt:
             layers=calls.layers(existing.rows),
             ops=ops,
             storages=storages,
-            optimizer=None if target.inference else _optimizer_info(built.optimizer, ops),
+            optimizer=None if target.inference else optimizer_info([built.optimizer], ops),
             inference=target.inference,
             recorded_on="real tensors" if external.real else "fake tensors",
             notes=tuple(self._notes + existing.notes),
@@ -271,7 +271,8 @@ def _all_tensors(built: Built) -> Iterator[torch.Tensor]:
         yield from tensors_of((part.param_groups, list(part.state.values())))
 
 
-def _optimizer_info(optimizer: torch.optim.Optimizer | None, ops: tuple[Op, ...]) -> OptimizerInfo:
+def optimizer_info(optimizers: Sequence[Any], ops: tuple[Op, ...]) -> OptimizerInfo:
+    """The optimizers as one: its type is that of the one with the most parameters."""
     names = [op.name for op in ops if op.phase == "optimizer"]
     implementation = next(
         (
@@ -281,10 +282,15 @@ def _optimizer_info(optimizer: torch.optim.Optimizer | None, ops: tuple[Op, ...]
         ),
         "for-loop",
     )
-    trained = {
-        id(parameter)
-        for part in optimizers_in(optimizer)
-        for parameter in parameters_in(part)
-        if parameter.grad is not None
-    }
-    return OptimizerInfo(type(optimizer).__name__, implementation, len(trained))
+    trained = [
+        {
+            id(parameter)
+            for part in optimizers_in(optimizer)
+            for parameter in parameters_in(part)
+            if parameter.grad is not None
+        }
+        for optimizer in optimizers
+    ]
+    kinds = [type(optimizer).__name__ for optimizer in optimizers]
+    kind = max(zip(map(len, trained), kinds))[1]
+    return OptimizerInfo(kind, implementation, len(set().union(*trained)))

@@ -35,8 +35,13 @@ class ModuleCalls:
         self._shapes: dict[str, list[tuple[TensorSpec, ...]]] = {}
 
     @contextlib.contextmanager
-    def watching(self, interrupts: DeferredInterrupts) -> Iterator[None]:
-        """Global hooks follow every module call of this thread; the modules stay untouched."""
+    def watching(
+        self, interrupts: DeferredInterrupts, inside: nn.Module | None = None
+    ) -> Iterator[None]:
+        """Global hooks follow every module call of this thread; the modules stay untouched.
+
+        `inside`: the module whose call has begun.
+        """
         stack, recorder, thread = self._stack, self._recorder, threading.get_ident()
         names = {id(module): name for name, module in self._modules.items()}
 
@@ -48,8 +53,6 @@ class ModuleCalls:
             if name is None:
                 return
             interrupts.check()
-            if recorder.phase == "forward":
-                self._callers[name][stack.caller] += 1
             stack.enter(name)
             self._shapes.setdefault(name, [])
 
@@ -59,6 +62,8 @@ class ModuleCalls:
             if name is None:
                 return
             stack.leave(name)
+            if recorder.phase == "forward" and recorder.is_recording:
+                self._callers[name][stack.caller] += 1
             shapes = self._shapes.get(name)
             if shapes is None or any(shapes):
                 return
@@ -74,6 +79,8 @@ class ModuleCalls:
             undo.callback(register_module_forward_pre_hook(before).remove)
             hook = register_module_forward_hook(after, with_kwargs=True, always_call=True)
             undo.callback(hook.remove)
+            if inside is not None:
+                before(inside, ())
             yield
 
     def layers(
@@ -107,7 +114,7 @@ class StepTensors:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Any,
         inputs: Any,
         recorder: OpRecorder,
     ) -> None:
@@ -145,7 +152,7 @@ class StepTensors:
         for tensor in tensors_of(inputs):
             recorder.set_kind(tensor, "input")
         n_of_model = len(self._owned)
-        for part in optimizers_in(optimizer):
+        for part in optimizers_in(optimizers):
             for trained in parameters_in(part):
                 if id(trained) not in self._owned:
                     self._owned[id(trained)] = (trained, LOSS)

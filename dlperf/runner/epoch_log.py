@@ -6,11 +6,12 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
 
@@ -57,9 +58,9 @@ class EpochLog:
     """Passes of data loaders, and optimizer steps.
 
     Its overhead is a call per epoch, a clock reading and an addition per step. A pass without an
-    optimizer step (validation) makes no epoch and does not end the one that it interrupts. Once
-    `optimizer` is set, only its steps count. `on_pass` is called with each pass that begins, and
-    the frame that began it; it may not raise.
+    optimizer step (validation) makes no epoch and does not end the one that it interrupts.
+    Until :meth:`follow` every optimizer's steps count. `on_pass` is called with each pass that
+    begins, and the frame that began it; it may not raise.
     """
 
     def __init__(self, clock: Clock = Clock()) -> None:
@@ -72,7 +73,8 @@ class EpochLog:
         self._due = math.inf
         self._then: Callable[[float], None] | None = None
         self.on_pass: Callable[[EpochTimes, FrameType], None] | None = None
-        self.optimizer: Any = None
+        self._last: Any = None
+        self._every, self._turn = 1, 0
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.n_steps = 0
@@ -102,8 +104,25 @@ class EpochLog:
         return iterator
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self.optimizer is None or self.optimizer is optimizer:
+        if self._last is None or self._last is optimizer:
+            self._turn = (self._turn + 1) % self._every
+            if not self._turn:
+                self.count(self._clock.now())
+
+    def follow(self, optimizers: Sequence[Any]) -> None:
+        """From now on, count periods: `optimizers` step in one, in this order; none: by hand."""
+        self._last = optimizers[-1] if optimizers else ()
+        self._every, self._turn = max(1, sum(one is self._last for one in optimizers)), 0
+
+    def count_backwards(self) -> None:
+        """From now on, every backward is a step."""
+
+        def counted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             self.count(self._clock.now())
+            return result
+
+        self._undo.append(wrap_attribute(torch.autograd, "backward", counted))
 
     def call_at(self, at: float, then: Callable[[float], None] | None) -> None:
         """The first step that ends at `at` or later calls ``then(now)``, which may not raise."""

@@ -27,10 +27,11 @@ from dlperf.profiler.optimizer_shares import (
 )
 from dlperf.profiler.snapshot import Snapshot
 from dlperf.profiler.step_profiler import NO_BACKWARD, layer_sum_frac, sum_note
+from dlperf.recorder.attribution import parameters_in
 from dlperf.recorder.targets import first_batch_size
 from dlperf.report.machine_check import find_mismatches, find_self_test_problem
 from dlperf.runner.step_rate import typical_s
-from dlperf.runner.training_search import is_sharded
+from dlperf.runner.training_search import BY_HAND_BACKWARDS, is_sharded
 from dlperf.runner.watched_training import FEWEST, WatchedStep
 from dlperf.runner.watcher import Watcher
 
@@ -109,26 +110,26 @@ class Findings:
 
     # -- measured ----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def batch_size(self) -> int:
         """Samples of one forward pass."""
+        if self.watched.recording is not None:
+            return self.watched.recording.batch_size
         return 1 if self.watched.inputs is None else first_batch_size(self.watched.inputs)
 
     @cached_property
     def n_passes(self) -> int:
-        """Forward and backward passes of one optimizer step; gradient accumulation has several."""
+        """Forward and backward passes of one step."""
         return self.watched.n_passes
 
     @cached_property
     def measurement(self) -> Measurement:
-        """The watched steps. With gradient accumulation: one pass and one optimizer step."""
+        """The watched steps."""
         watched, n = self.watched, self.n_passes
         notes = list(self.notes)
         if n > 1:
-            notes.append(
-                f"{n} passes accumulate gradients for one optimizer step: the times are of one pass"
-                " and one optimizer step"
-            )
+            batches = f"{watched.n_batches} batch{'es' if watched.n_batches > 1 else ''}"
+            notes.append(f"a step has {n} forward and backward passes over {batches}")
         phases = [(_seconds_by_phase(step), step.disturbed) for step in watched.plain]
         step = {
             name: undisturbed([(seconds[name], disturbed) for seconds, disturbed in phases])
@@ -159,6 +160,7 @@ class Findings:
         factors = overhead_factors([(medians, times) for times in watched.layered])
         fractions, optimizer = self._shares.fractions, found.step["optimizer"]
         rows = layer_rows(probe.names, watched.layered, optimizer, fractions, factors)
+        rows = tuple(sorted(rows, key=lambda row: row.layer != probe.names[0][0]))
         notes = [] if self._shares.note is None else [self._shares.note]
         if any(times.backward is None for times in watched.layered):
             notes.append(NO_BACKWARD)
@@ -169,9 +171,24 @@ class Findings:
 
     @cached_property
     def _shares(self) -> OptimizerShares:
-        """Shares of the optimizer's step, found after the training; everything is restored."""
-        model, optimizer = self.watched.root, self.watched.optimizer
-        owners, only = parameter_owners(model), set(self.watched.with_gradient)
+        """Shares of the optimizers' steps, found after the training; everything is restored."""
+        optimizers = list({id(one): one for one in self.watched.optimizers}.values())
+        found = [self._shares_of(optimizer) for optimizer in optimizers]
+        weights = [
+            statistics.median(step.by_optimizer.get(id(one), 0.0) for step in self.watched.plain)
+            for one in optimizers
+        ]
+        fractions: dict[int, float] = {}
+        for shares, weight in zip(found, weights):
+            for index, fraction in shares.fractions.items():
+                part = fraction * weight / (sum(weights) or 1.0)
+                fractions[index] = fractions.get(index, 0.0) + part
+        notes = [shares.note for shares in found if shares.note is not None]
+        return OptimizerShares(fractions, notes[0] if notes else None)
+
+    def _shares_of(self, optimizer: Any) -> OptimizerShares:
+        model, only = self.watched.model, set(self.watched.with_gradient)
+        owners = parameter_owners(model)
         is_one_of_several = (
             self.ranks is not None
             or is_sharded(model)
@@ -187,10 +204,9 @@ class Findings:
             return shares_by_bytes(optimizer, owners, only)
         snapshot = Snapshot(model, optimizer)
         try:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if id(parameter) in only:
-                        parameter.grad = torch.zeros_like(parameter)
+            for parameter in parameters_in(optimizer):
+                if id(parameter) in only:
+                    parameter.grad = torch.zeros_like(parameter)
             return shares_by_timing(optimizer, owners, seconds=0.2)
         except Exception:
             return shares_by_bytes(optimizer, owners, only)
@@ -201,56 +217,46 @@ class Findings:
 
     @cached_property
     def trace(self) -> Trace | None:
-        """The step, recorded with the inputs and the loss that were seen.
-
-        None, and a note, where that fails.
-        """
-        watched, model = self.watched, self.watched.root
-        if watched.inputs is None:
-            self.notes.append("no prediction: the model's inputs were not seen")
-            return None
-        if is_sharded(model):
+        """The recorded step; None, and a note, where that failed."""
+        watched = self.watched
+        if is_sharded(watched.model):
             self.notes.append(
                 "no prediction: the model is sharded, and no rank can take a step alone"
             )
             return None
-        from dlperf.recorder.recording import record
-
-        if watched.loss is None:
-            self.notes.append(
-                "the loss could not be followed from the model's output; the prediction takes the"
-                " mean of the output instead"
-            )
-        flags = {module: module.training for module in model.modules()}
-        size = self.batch_size
         try:
-            inputs = inputs_of(model, watched.inputs)
-            _set_flags(watched.flags or {})
-            for loss in (watched.loss, None) if watched.loss is not None else (None,):
-                try:
-                    trace = record(
-                        model,
-                        inputs,
-                        loss=loss,
-                        optimizer=watched.optimizer,
-                        target=self.name,
-                        batch_size=size,
-                    )
-                except Exception:
-                    if loss is None:
-                        raise
-                    continue
-                if loss is not watched.loss:
-                    self.notes.append(
-                        "the loss could not be repeated; the prediction takes the mean of the"
-                        " output instead"
-                    )
-                return trace
+            if watched.recording is not None:
+                return watched.recording.trace(self.name)
+            if watched.is_compiled and watched.inputs is None:
+                self.notes.append("no prediction: the model's inputs were not seen")
+            elif watched.is_compiled:
+                return self._recorded_afterwards()
         except Exception as error:
             self.notes.append(f"no prediction: the step could not be recorded ({one_line(error)})")
+        return None
+
+    def _recorded_afterwards(self) -> Trace:
+        """The step of a compiled model, run eagerly with the inputs that were seen."""
+        from dlperf.recorder.recording import record
+
+        watched, model = self.watched, self.watched.model
+        if watched.loss is None:
+            self.notes.append(
+                "the model returns no loss; the prediction takes the mean of the output instead"
+            )
+        flags = {module: module.training for module in model.modules()}
+        try:
+            _set_flags(watched.flags or {})
+            return record(
+                model,
+                inputs_of(model, watched.inputs),
+                loss=watched.loss,
+                optimizer=watched.optimizers[0],
+                target=self.name,
+                batch_size=self.batch_size,
+            )
         finally:
             _set_flags(flags)
-        return None
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -295,7 +301,6 @@ class Findings:
             self.prediction,
             self.watched.reducer,
             self.batch_size,
-            self.n_passes,
             self._cluster,
         )
         self.notes += [] if found is None else found.notes
@@ -333,6 +338,7 @@ class Findings:
         if batches is not None:
             per_step = self.watched.n_batches
             n_steps, least = max(1, math.ceil(batches / per_step)), batches // per_step
+            least -= 0 if self.watched.optimizers else BY_HAND_BACKWARDS + 1  # nobody counted them
             measured_s = tuple(epoch.seconds for epoch in epochs if epoch.n_steps >= least)
         elif is_epoch:
             n_steps, measured_s = epochs[0].n_steps, tuple(epoch.seconds for epoch in epochs)
@@ -342,24 +348,14 @@ class Findings:
             measured_s = (whole_s,) if whole_s > 0 else ()
         predicted_s, step = None, None if self.prediction is None else self.prediction.step
         if step is not None and step.total_s is not None:
-            once_s = (step.zero_grad_s or 0.0) + (step.optimizer_s or 0.0)
-            total_s = once_s + self.n_passes * ((step.forward_s or 0.0) + (step.backward_s or 0.0))
             own_s = statistics.median(one.own_s for one in self.watched.plain)
-            predicted_s = n_steps * (total_s + max(0.0, interval_s - own_s))
+            predicted_s = n_steps * (step.total_s + max(0.0, interval_s - own_s))
         return EpochForecast(n_steps, n_steps * interval_s, predicted_s, measured_s, is_epoch)
 
 
 def _seconds_by_phase(step: WatchedStep) -> dict[str, float]:
-    forward_s, backward_s = step.forward_s / step.n_passes, step.backward_s / step.n_passes
-    if step.is_whole:
-        return {"optimizer": step.optimizer_s, "total": step.own_s}
-    return {
-        "zero_grad": step.zero_grad_s,
-        "forward": forward_s,
-        "backward": backward_s,
-        "optimizer": step.optimizer_s,
-        "total": step.zero_grad_s + forward_s + backward_s + step.optimizer_s,
-    }
+    names = ("optimizer",) if step.is_whole else ("zero_grad", "forward", "backward", "optimizer")
+    return {name: getattr(step, f"{name}_s") for name in names} | {"total": step.own_s}
 
 
 def _set_flags(flags: Mapping[nn.Module, bool]) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from dlperf.core import patching
 from dlperf.core.errors import DlperfError
 
+_OPERATORS = os.path.join("torch", "_ops.py")
 _RUNNERS = (
     str(Path(__file__).resolve().parent) + os.sep,
-    str(Path(patching.__file__).parents[1] / "profiler" / "probe.py"),
+    *(str(Path(patching.__file__).parents[1] / room) + os.sep for room in ("profiler", "recorder")),
     patching.__file__,
     "<frozen runpy>",
     runpy.__file__,
@@ -87,12 +88,13 @@ def _status(run: Callable[[], object]) -> int:
 
 
 def own_frames_removed(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the frames of dlperf and runpy."""
-    kept, links = None, []
+    """The traceback without the frames of dlperf, of what it calls an operator with, and runpy."""
+    kept, links, is_own = None, [], False
     while traceback is not None:
-        links.append(traceback)
+        name = traceback.tb_frame.f_code.co_filename
+        is_own = name.startswith(_RUNNERS) or (is_own and name.endswith(_OPERATORS))
+        links += [] if is_own else [traceback]
         traceback = traceback.tb_next
     for link in reversed(links):
-        if not link.tb_frame.f_code.co_filename.startswith(_RUNNERS):
-            kept = types.TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        kept = types.TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept

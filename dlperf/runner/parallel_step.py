@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core import units
@@ -63,12 +63,12 @@ def compare_step(
     prediction: Prediction | None,
     options: ReducerOptions | None,
     batch_size: int,
-    n_passes: int,
     cluster: Cluster | None,
 ) -> ParallelStep | None:
     """The ranks' step and its forecast; None where the ranks' own steps were not seen.
 
-    `prediction`: of one rank's step alone.
+    `prediction`: of one rank's step alone, all its passes included. All but the last are taken to
+    run under ``no_sync``.
     """
     times = ranks.step_times
     if not times:
@@ -90,24 +90,18 @@ def compare_step(
     from dlperf.distributed.scenario import ScalingScenario, hosts_per_system_of
 
     hosts = ranks.trace.hosts
-    notes = []
-    if n_passes > 1:
-        notes.append(
-            f"{n_passes} passes make a step: the distributed step is predicted as if all but the"
-            " last ran under no_sync"
-        )
     try:
         question = ScalingScenario(
             (ranks.n_ranks,),
             batch_size,
             ranks_per_node=max(hosts.count(name) for name in hosts),
             hosts_per_system=hosts_per_system_of(cluster),
-            options=replace(options, accumulate=n_passes),
+            options=options,
         )
         found = forecast(lambda _: prediction, cluster, question)
     except DlperfError as error:
         return unpredicted(str(error))
     (row,) = found.rows
     return ParallelStep(
-        actual, (row.step_s, row.compute_s, row.exposed_communication_s), (*notes, *found.notes)
+        actual, (row.step_s, row.compute_s, row.exposed_communication_s), found.notes
     )

@@ -1,7 +1,8 @@
-"""Search for the training in a program: its model and optimizer, from the calls that it makes."""
+"""Search for the training in a program: its rhythm, its optimizers and the models they train."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,108 +10,179 @@ import torch
 from torch import nn
 
 from dlperf.models.buckets import ReducerOptions
+from dlperf.recorder.attribution import parameters_in
 
+MOST_OPTIMIZER_STEPS = 16
+"""Optimizer steps in the longest period that is searched for."""
+BY_HAND_BACKWARDS = 8
+"""Backwards without a step of an optimizer, after which the program is taken to update by hand."""
 _MOST_STEPS = 50  # without a module whose parameters they step
+_IRREGULAR_STEPS = 4 * MOST_OPTIMIZER_STEPS  # without a period
 
 
 @dataclass(frozen=True)
 class FoundTraining:
-    """A training. `called`: the module that the program calls. `root`: the model in wrappers."""
+    """A training.
 
-    called: nn.Module
-    root: nn.Module
-    optimizer: Any
-    notes: tuple[str, ...] = ()
+    `called`: the modules that the program calls, in the order of their first call. `optimizers`:
+    those that step in one period, in their order, each as often as it steps; empty for parameters
+    that are updated by hand. `is_regular`: False where they step in no recognizable order: then a
+    period ends with a step of the only one named. `roots`: the models, inside of wrappers.
+    """
 
-
-@dataclass(frozen=True)
-class _Candidate:
-    n_parameters: int
-    module: nn.Module
-    optimizer: Any
-    beside: tuple[str, ...]
+    called: tuple[nn.Module, ...]
+    roots: tuple[nn.Module, ...]
+    optimizers: tuple[Any, ...]
+    is_regular: bool = True
 
 
 class TrainingSearch:
-    """The search, from module calls and optimizer steps, until :meth:`stepped` returns a training.
+    """The search, from module calls, batches, backwards and optimizer steps.
 
-    The model is an outermost module that is called in training mode with gradients enabled, and
-    whose parameters the optimizer steps. At the second step of an optimizer every model has had its
-    turn, and the largest is chosen. `wanted`: the only model that counts.
+    A period is the smallest number of optimizer steps after which the optimizers repeat, all that
+    stepped lately among them. It begins with the first step before which a loader returned a batch.
+    The models are the outermost modules that are called in training mode with gradients enabled,
+    and whose parameters these optimizers step. `wanted`: the model that has to be among them.
     """
 
     def __init__(self, wanted: nn.Module | None = None) -> None:
         self._wanted = None if wanted is None else inner(wanted)
-        self._outermost: list[nn.Module] = []
         self._inside: nn.Module | None = None
-        self._candidates: dict[int, _Candidate] = {}
-        self._n_steps = 0
+        self._called: dict[int, tuple[nn.Module, int]] = {}
+        self._optimizers: dict[int, Any] = {}
+        self._ids: list[int] = []
+        self._with_batch: list[bool] = []
+        self._has_batch = False
+        self._n_backwards = 0
 
     @property
     def is_exhausted(self) -> bool:
         """Whether many steps belonged to no module that was called."""
-        return self._n_steps >= _MOST_STEPS
+        return len(self._ids) >= _MOST_STEPS and not self._trained(self._optimizers.values())
 
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
         if self._inside is None:
             self._inside = module
-            if (
-                module.training
-                and torch.is_grad_enabled()
-                and not any(module is known for known in self._outermost)
-            ):
-                self._outermost.append(module)
+            if module.training and torch.is_grad_enabled():
+                self._called[id(module)] = (module, len(self._ids) + self._n_backwards)
 
     def leave(self, module: nn.Module) -> None:
         """Its call is over."""
         if module is self._inside:
             self._inside = None
 
-    def stepped(self, optimizer: Any) -> FoundTraining | None:
-        """An optimizer has stepped. Returns the training, once it is known."""
-        self._n_steps += 1
+    def load(self) -> None:
+        """A loader returned a batch."""
+        self._has_batch = True
+
+    def note(self, optimizer: Any) -> None:
+        """An optimizer has stepped, in a training that is known."""
         self._inside = None
-        again = id(optimizer) in self._candidates
-        candidate = self._candidate(optimizer)
-        if candidate is not None:
-            self._candidates[id(optimizer)] = candidate
-        self._outermost = []
-        return self._choice() if again else None
+        self._optimizers[id(optimizer)] = optimizer
+        self._ids.append(id(optimizer))
+        self._with_batch.append(self._has_batch)
+        self._has_batch = False
 
-    def _candidate(self, optimizer: Any) -> _Candidate | None:
-        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        stepped = {
-            module: n
-            for module in self._outermost
-            if (n := sum(p.numel() for p in module.parameters() if id(p) in ids))
-            and (self._wanted is None or contains(module, self._wanted))
-        }
-        if not stepped:
+    def stepped(self, optimizer: Any) -> FoundTraining | None:
+        """An optimizer has stepped. Returns the training where a period ends that is known."""
+        self.note(optimizer)
+        length = find_period(self._ids)
+        if length is None:
+            is_lasting = len(self._ids) >= _IRREGULAR_STEPS
+            return self._irregular(optimizer) if is_lasting else None
+        if not self._ends_here(length):
             return None
-        chosen = max(stepped, key=lambda module: stepped[module])
-        beside = {type(module).__name__ for module in stepped if not contains(chosen, module)}
-        return _Candidate(stepped[chosen], chosen, optimizer, tuple(sorted(beside)))
+        optimizers = tuple(self._optimizers[one] for one in self._ids[-length:])
+        return self._found(self._trained(optimizers), optimizers)
 
-    def _choice(self) -> FoundTraining:
-        chosen = max(self._candidates.values(), key=lambda candidate: candidate.n_parameters)
-        root = self._wanted if self._wanted is not None else inner(chosen.module)
-        name, notes = type(root).__name__, []
-        others = [
-            one.module for one in self._candidates.values() if one.module is not chosen.module
+    def backward_ended(self) -> FoundTraining | None:
+        """A backward has ended. Returns the training where parameters are updated by hand."""
+        self._n_backwards += 1
+        if self._ids or self._n_backwards < BY_HAND_BACKWARDS:
+            return None
+        called = self._chosen(
+            {
+                id(parameter)
+                for module, _ in self._called.values()
+                for parameter in module.parameters()
+                if parameter.grad is not None
+            }
+        )
+        return self._found(called, ())
+
+    def _ends_here(self, length: int) -> bool:
+        """Whether a period of `length` steps ends with the last one."""
+        ids = self._ids
+        start = len(ids) - length
+        while start > 0 and ids[start - 1] == ids[start - 1 + length]:
+            start -= 1
+        firsts = [start + shift for shift in range(length)]
+        first = next((one for one in firsts if self._with_batch[one + length]), start)
+        return (len(ids) - first) % length == 0
+
+    def _irregular(self, optimizer: Any) -> FoundTraining | None:
+        """A training without a period, of which every step of the largest optimizer ends one."""
+        largest = max(
+            self._optimizers.values(), key=lambda one: sum(p.numel() for p in parameters_in(one))
+        )
+        if optimizer is not largest:
+            return None
+        return self._found(self._trained(self._optimizers.values()), (largest,), is_regular=False)
+
+    def _found(
+        self, called: tuple[nn.Module, ...], optimizers: tuple[Any, ...], is_regular: bool = True
+    ) -> FoundTraining | None:
+        wanted = self._wanted
+        roots = tuple(
+            wanted if wanted is not None and contains(module, wanted) else inner(module)
+            for module in called
+        )
+        return FoundTraining(called, roots, optimizers, is_regular) if called else None
+
+    def _trained(self, optimizers: Any) -> tuple[nn.Module, ...]:
+        return self._chosen(
+            {id(one) for optimizer in optimizers for one in parameters_in(optimizer)}
+        )
+
+    def _chosen(self, trained: set[int]) -> tuple[nn.Module, ...]:
+        """The outermost modules that were called lately and own one of the parameters."""
+        latest = len(self._ids) + self._n_backwards - 2 * MOST_OPTIMIZER_STEPS
+        found = [
+            module
+            for module, at in self._called.values()
+            if at >= latest and any(id(parameter) in trained for parameter in module.parameters())
         ]
-        rivals = sorted({type(inner(module)).__name__ for module in others})
-        if rivals:
-            notes.append(
-                f"several models are trained: {name}, the largest, is watched;"
-                f" {', '.join(rivals)} not"
-            )
-        if chosen.beside:
-            notes.append(
-                f"the same optimizer also steps {', '.join(chosen.beside)}, called beside {name}:"
-                " that work stands under the loss"
-            )
-        return FoundTraining(chosen.module, root, chosen.optimizer, tuple(notes))
+        outer = [
+            module
+            for module in found
+            if not any(module is not other and contains(other, module) for other in found)
+        ]
+        if self._wanted is not None and not any(contains(one, self._wanted) for one in outer):
+            return ()
+        return tuple(outer)
+
+
+def find_period(ids: Sequence[int]) -> int | None:
+    """The smallest number of steps after which the optimizers `ids` repeat; None if unknown.
+
+    It contains all that stepped lately: five steps of one and one of the other are a period of six.
+
+    >>> find_period([1, 1]), find_period([1, 2, 1]), find_period([1, 2, 1, 2])
+    (1, None, 2)
+    >>> find_period([1, 1, 2, 1, 1]), find_period([1, 1, 2, 1, 1, 2])
+    (None, 3)
+    """
+    recent = set(ids[-2 * MOST_OPTIMIZER_STEPS :])
+    for length in range(1, min(MOST_OPTIMIZER_STEPS, len(ids) // 2) + 1):
+        last = ids[-length:]
+        if last == ids[-2 * length : -length] and set(last) == recent:
+            return length
+    return None
+
+
+def _n_elements(optimizer: Any) -> int:
+    return sum(parameter.numel() for parameter in parameters_in(optimizer))
 
 
 def inner(module: nn.Module) -> nn.Module:

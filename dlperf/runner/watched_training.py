@@ -1,9 +1,9 @@
-"""The watched steps of a training, and the inputs and loss to record a step afterwards."""
+"""The watched steps of a training, and the recording of one."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.layer_times import StepTimes
 from dlperf.profiler.probe import LayerProbe
+from dlperf.recorder.live_recording import LiveRecording
 from dlperf.runner.epoch_log import LoaderProgress
 
 FEWEST = 2
@@ -20,7 +21,7 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class WatchPlan:
-    """Numbers of watched optimizer steps.
+    """Numbers of watched periods, which are single optimizer steps in most trainings.
 
     After `warm` ones follow `plain` ones, with time stamps alone, and `layered` ones, with the
     probe.
@@ -43,13 +44,14 @@ class WatchPlan:
 
 @dataclass
 class WatchedStep:
-    """One optimizer step of the program, in seconds; forward and backward summed over its passes.
+    """One period of the program, in seconds by phase, each without the phases inside it.
 
-    `interval_s`: from the end of the optimizer step before to the end of this one; None where
-    something else than training lay between. `n_batches`: those that loaders returned.
+    `interval_s`: from the end of the period before to the end of this one; None where something
+    else than training lay between. `outside_s`: the rest. `by_optimizer`: seconds of each one, by
+    its id. `n_passes`: forwards with a backward. `n_batches`: those that loaders returned.
     `processor_s`: processor time in it. `speed_sample_s`: see
     :class:`dlperf.runner.core_speed.SpeedSamples`. `began`: the first call of
-    the model for it. `is_whole`: only interval, loading and the optimizer were timed.
+    a model for it. `is_whole`: only interval, loading and the optimizer were timed.
     """
 
     forward_s: float = 0.0
@@ -57,6 +59,8 @@ class WatchedStep:
     optimizer_s: float = 0.0
     zero_grad_s: float = 0.0
     loading_s: float = 0.0
+    outside_s: float = 0.0
+    by_optimizer: dict[int, float] = field(default_factory=dict)
     interval_s: float | None = None
     n_passes: int = 0
     n_batches: int = 0
@@ -67,6 +71,11 @@ class WatchedStep:
     began: float | None = None
     is_whole: bool = False
 
+    def add(self, phase: str, seconds: float) -> None:
+        """Add to a phase's time."""
+        name = f"{phase}_s"
+        setattr(self, name, getattr(self, name) + seconds)
+
     @property
     def own_s(self) -> float:
         """The step itself, without loading, moving data, logging (a whole one: with these two)."""
@@ -75,23 +84,42 @@ class WatchedStep:
         return self.zero_grad_s + self.forward_s + self.backward_s + self.optimizer_s
 
 
+class Models(nn.Module):
+    """Several models that are trained together; it is never called."""
+
+
+def together(models: Sequence[nn.Module]) -> nn.Module:
+    """One model as it is; several as parts of one, under the names of their types."""
+    if len(models) == 1:
+        return models[0]
+    names: dict[str, nn.Module] = {}
+    for model in models:
+        name = type(model).__name__
+        n_alike = sum(type(other) is type(model) for other in names.values())
+        names[f"{name}{n_alike + 1}" if n_alike else name] = model
+    whole = Models()
+    for name, model in names.items():
+        whole.add_module(name, model)
+    return whole
+
+
 @dataclass
 class WatchedTraining:
-    """A training: model and optimizer, the steps by kind, and the parts to record a step.
+    """A training: models and optimizers, the steps by kind, and the recording of one.
 
-    Model and optimizer are referenced here, since most scripts drop them before they end.
-    `reducer`: the options of the DistributedDataParallel around the model. `flags`: the modules'
-    training flags. `with_gradient`: ids of the parameters that have a gradient.
+    They are referenced here, since most scripts drop them before they end. `optimizers`: those of
+    one period, in their order. `reducer`: the options of the DistributedDataParallel around the
+    model. `inputs`, `loss`, `flags` (the modules' training flags): what is needed to record a step
+    afterwards, of a compiled model. `with_gradient`: ids of the parameters that have a gradient.
     """
 
-    root: nn.Module
-    optimizer: Any
-    root_type: str
-    optimizer_type: str
+    roots: tuple[nn.Module, ...]
+    optimizers: tuple[Any, ...]
     plain: list[WatchedStep] = field(default_factory=list)
     probed: list[WatchedStep] = field(default_factory=list)
     layered: list[StepTimes] = field(default_factory=list)
     probe: LayerProbe | None = None
+    recording: LiveRecording | None = None
     inputs: Any = None
     loss: Callable[[Any], Any] | None = None
     flags: Mapping[nn.Module, bool] | None = None
@@ -101,14 +129,28 @@ class WatchedTraining:
     notes: list[str] = field(default_factory=list)
     is_compiled: bool = False
 
+    def __post_init__(self) -> None:
+        self.model = together(self.roots)
+
+    @property
+    def root_type(self) -> str:
+        """The models' types."""
+        return " and ".join(type(root).__name__ for root in self.roots)
+
+    @property
+    def optimizer_type(self) -> str:
+        """The optimizers' types, each once."""
+        kinds = dict.fromkeys(type(one).__name__ for one in self.optimizers)
+        return " and ".join(kinds) or "updates by hand"
+
     @property
     def n_passes(self) -> int:
-        """Forward and backward passes of one optimizer step."""
+        """Forward and backward passes of one period."""
         return round(statistics.median(step.n_passes for step in self.plain))
 
     @property
     def n_batches(self) -> int:
-        """Batches of one optimizer step: those seen; as many as passes, where none were seen.
+        """Batches of one period: those seen; as many as passes, where none were seen.
 
         Two passes over one batch (a GAN's losses, SAM) are no gradient accumulation.
         """

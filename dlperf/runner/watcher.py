@@ -1,10 +1,12 @@
 """Watches some steps of a training in a program that knows nothing of dlperf.
 
-Nothing is registered on the program's objects. Global hooks find the training
-(:mod:`dlperf.runner.training_search`). After warm-up some steps are timed with time stamps alone
-(one hook call per forward), some more with :class:`dlperf.profiler.probe.LayerProbe`. Then all
-hooks are removed but the two of :class:`dlperf.runner.epoch_log.EpochLog`. A failure inside a hook
-is kept, removes all hooks, and never reaches the program.
+Global hooks find the training (:mod:`dlperf.runner.training_search`): a step is one period of the
+program's rhythm, with any number of models, optimizers, backwards and batches. The last warm step
+is recorded while it runs (:mod:`dlperf.recorder.live_recording`). Then some steps are timed with
+time stamps alone (one hook call per forward), some more with
+:class:`dlperf.profiler.probe.LayerProbe`. At the end all hooks are removed but the two of
+:class:`dlperf.runner.epoch_log.EpochLog`. A failure inside a hook is kept, removes all hooks, and
+never reaches the program.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.core.clock import Clock
+from dlperf.core.errors import one_line
 from dlperf.core.patching import wrap_attribute
 from dlperf.profiler.layer_times import HookOverhead
 from dlperf.profiler.probe import LayerProbe, measure_hook_overhead
+from dlperf.recorder.attribution import parameters_in
+from dlperf.recorder.live_recording import OUTSIDE, LiveRecording
 from dlperf.recorder.targets import CPU_DEVICES, CPU_ONLY
 from dlperf.runner.communication_recording import StepMark
 from dlperf.runner.compilation import (
@@ -42,8 +47,11 @@ from dlperf.runner.compilation import (
 )
 from dlperf.runner.core_speed import SpeedSamples
 from dlperf.runner.epoch_log import EpochLog
-from dlperf.runner.recomputed_loss import LossRecorder
-from dlperf.runner.training_search import FoundTraining, TrainingSearch, reducer_options
+from dlperf.runner.training_search import (
+    FoundTraining,
+    TrainingSearch,
+    reducer_options,
+)
 from dlperf.runner.watched_training import WatchedStep, WatchedTraining, WatchPlan
 
 if TYPE_CHECKING:
@@ -84,23 +92,23 @@ class Watcher:
         )
         self._is_compiled = False
         self._undo_hooks: list[Callable[[], object]] = []
-        # the step that is running
-        self._root: nn.Module | None = None
-        self._optimizer: Any = None
+        # the period that is running
+        self._found: FoundTraining | None = None
+        self._turn = 0
         self._step = WatchedStep()
         self._count = 0
-        self._pass_began: float | None = None
-        self._after_backward = False
-        self._stepping: float | None = None
+        self._phase, self._since = OUTSIDE, 0.0
+        self._after_pass = OUTSIDE
+        self._in_pass = self._had_backward = False
+        self._stepper: Any = None
+        self._stepper_s = 0.0
         self._last_end: float | None = None
         self._used = 0.0
         self._switches = self._depth = 0
         self._spoilt = False
         self._probe: LayerProbe | None = None
         self._overhead = HookOverhead()
-        self._loss_recorder: LossRecorder | None = None
-        self._output: Any = None
-        self._is_recording_due = True
+        self._recording: LiveRecording | None = None
 
     # -- setting and removing ----------------------------------------------------------------------
 
@@ -111,15 +119,11 @@ class Watcher:
             register_optimizer_step_pre_hook(safely(self._before_step)).remove,
             register_optimizer_step_post_hook(safely(self._after_step)).remove,
         ]
-        enter, leave = safely(self._search_enter), safely(self._search_leave)
-        self._undo_search = [
-            register_module_forward_pre_hook(enter).remove,
-            register_module_forward_hook(leave, always_call=True).remove,
-        ]
+        self._seek()
         self._undo_hooks = [
             wrap_attribute(torch.autograd, "backward", self._timed_backward),
-            wrap_attribute(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad_s")),
-            wrap_attribute(nn.Module, "zero_grad", self._timed("zero_grad_s")),
+            wrap_attribute(torch.optim.Optimizer, "zero_grad", self._timed("zero_grad")),
+            wrap_attribute(nn.Module, "zero_grad", self._timed("zero_grad")),
         ]
         self._undo.append(self._compilations.install())
         iterator = getattr(data.dataloader, "_BaseDataLoaderIter", None)
@@ -136,15 +140,15 @@ class Watcher:
         if self._is_compiled or self.stage == DONE:
             return
         self._is_compiled = True
-        self._stop_recording_loss()
+        self._stop_recording()
         self._undo_root_hook()
         if self._probe is not None:
             self._probe.detach()
         self._undo_all("_undo_search")
         self._undo_all("_undo_hooks")
         self.plan = replace(self.plan, layered=0)
-        self.stage, self.watched, self._probe, self._last_end = SEEK, None, None, None
-        self._search, self._step = TrainingSearch(self._wanted), WatchedStep()
+        self._search = TrainingSearch(self._wanted)
+        self._seek()
 
     def follow(self, recorder: CollectiveRecorder) -> None:
         """Tell a recorder every step, and remove it when the watching ends."""
@@ -178,7 +182,7 @@ class Watcher:
         self._undo_step.append(register_module_forward_pre_hook(leave).remove)
 
     def _stop_watching(self) -> None:
-        self._stop_recording_loss()
+        self._stop_recording()
         self._undo_root_hook()
         if self._probe is not None:
             self._probe.detach()
@@ -208,7 +212,7 @@ class Watcher:
         except Exception:  # it may not reach the program
             self._undo = []
 
-    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+    def _guarded(self, hook: Callable[..., object]) -> Callable[..., None]:
         """The hook in this thread, until the watching ends; its failure ends the watching."""
 
         def guarded(*args: Any) -> None:
@@ -222,6 +226,19 @@ class Watcher:
         return guarded
 
     # -- finding the training ----------------------------------------------------------------------
+
+    def _seek(self) -> None:
+        """Search for a training, anew where the program's rhythm has changed."""
+        self.stage, self.watched, self._found = SEEK, None, None
+        self._probe = self._last_end = self._stepper = None
+        self._step, self._in_pass = WatchedStep(), False
+        if self._is_compiled or self._undo_search:
+            return
+        enter, leave = self._guarded(self._search_enter), self._guarded(self._search_leave)
+        self._undo_search = [
+            register_module_forward_pre_hook(enter).remove,
+            register_module_forward_hook(leave, always_call=True).remove,
+        ]
 
     def _search_enter(self, module: nn.Module, _args: Any) -> None:
         self._search.enter(module)
@@ -243,26 +260,26 @@ class Watcher:
             )
 
     def _begin(self, found: FoundTraining) -> None:
-        """Watch the training that was found."""
-        for parameter in found.root.parameters():
-            if parameter.device.type not in CPU_DEVICES:
-                name = type(found.root).__name__
-                return self.give_up(f"{name} lies on {parameter.device}; {CPU_ONLY}")
-        self._root, self._optimizer = found.called, found.optimizer
-        self.epochs.optimizer = found.optimizer
+        """Watch the training that was found, from the end of one of its periods on."""
+        for root in found.roots:
+            for parameter in root.parameters():
+                if parameter.device.type not in CPU_DEVICES:
+                    name = type(root).__name__
+                    return self.give_up(f"{name} lies on {parameter.device}; {CPU_ONLY}")
+        self._found, self._turn = found, 0
+        self.epochs.follow(found.optimizers)
         self.watched = WatchedTraining(
-            found.root,
-            found.optimizer,
-            type(found.root).__name__,
-            type(found.optimizer).__name__,
+            found.roots,
+            found.optimizers,
             threads=torch.get_num_threads(),
-            reducer=reducer_options(found.called),
-            notes=[COMPILED] * self._is_compiled + list(found.notes),
+            reducer=reducer_options(found.called[0]),
+            notes=[COMPILED] * self._is_compiled + _notes(found),
             is_compiled=self._is_compiled,
         )
-        self._search = TrainingSearch()
         self._undo_all("_undo_search")
         self.stage, self._count = WARM, 0
+        self._after_pass = OUTSIDE if found.optimizers else "optimizer"
+        self._phase, self._since = OUTSIDE, self.clock.now()
         self._await_root()
         if self._is_compiled:
             self._note_compiled_call()
@@ -273,19 +290,51 @@ class Watcher:
         def seen(args: Any, kwargs: Any, output: Any) -> None:
             if self.watched is not None:
                 self.watched.inputs = pytree.tree_map(_detached, (args, kwargs))
-                root = self.watched.root
-                self.watched.flags = {module: module.training for module in root.modules()}
+                model = self.watched.model
+                self.watched.flags = {module: module.training for module in model.modules()}
                 self.watched.loss = None if scalar_of(output) is None else scalar_of
 
-        if self.watched is not None and self._compilations.module is self.watched.root:
+        if self.watched is not None and self._compilations.module is self.watched.model:
             undo = self._compilations.watch_call(self._guarded(seen))
             if undo is not None:
                 self._undo.append(undo)
 
-    # -- one step of the program -------------------------------------------------------------------
+    # -- phases of a period ------------------------------------------------------------------------
+
+    def _enter(self, phase: str) -> str:
+        """A phase begins; returns the one that it interrupts or follows."""
+        now, before = self.clock.now(), self._phase
+        self._step.add(before, now - self._since)
+        self._phase, self._since = phase, now
+        if self._recording is not None:
+            self._recording.enter(OUTSIDE if phase == "loading" else phase)
+        return before
+
+    def _timed(self, phase: str) -> Callable[..., Any]:
+        """A wrapper of a function that is a phase of its own."""
+
+        def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread or self._phase == phase:
+                return original(*args, **kwargs)
+            before = self._phase
+            self._guarded(self._enter)(phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._guarded(self._enter)(before)
+
+        return timed
+
+    def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._phase == "optimizer" and self._stepper is None:  # updates by hand are over
+            self._guarded(self._enter)(OUTSIDE)
+        batch = self._timed("loading")(original, *args, **kwargs)
+        self._step.n_batches += 1
+        self._search.load()
+        return batch
 
     def _await_root(self) -> None:
-        """Set one global hook until the next call of the root; the forward runs without it."""
+        """Set one global hook until the next call of a model; the forward runs without it."""
         if (
             not self._is_compiled
             and self._undo_root is None
@@ -300,91 +349,114 @@ class Watcher:
             self._undo_root = None
 
     def _root_enter(self, module: nn.Module, _args: Any) -> None:
-        if module is not self._root:
+        found, watched = self._found, self.watched
+        if found is None or watched is None or not any(module is one for one in found.called):
             return
         if not (module.training and torch.is_grad_enabled()):
-            self._spoilt = True  # an evaluation pass: this interval is no training step's
+            self._spoilt |= not module.training  # an evaluation: this is no training step's time
             return
-        if self._stepping is not None:
-            return self.give_up(
-                f"{type(self._optimizer).__name__} calls the model from within its step (a"
-                " closure); such training is not watched"
-            )
         self._undo_root_hook()
-        if self._pass_began is not None and not self._after_backward:
+        if self._in_pass and not self._had_backward:
             return  # called again before the backward: the same pass
-        self._close_pass()
-        if self.stage == WARM and self._count == self.plan.warm - 1 and self._is_recording_due:
-            self._record_loss()
-        if self._probe is not None and self.watched is not None:
-            # the root's own hook has run already; the inner module of a wrapper (DDP) follows
-            self._probe.start(inside_root=module is self.watched.root)
-        self._after_backward = False
+        # the root's own hook has run already; the inner module of a wrapper (DDP) follows
+        inside = module if any(module is root for root in watched.roots) else None
+        if self._had_backward and not found.optimizers:
+            self._enter(OUTSIDE)
+            self._end_period(None, inside)
+            self._undo_root_hook()
+            if self.stage == DONE:
+                return
+        self._end_pass()
+        self._after_pass = self._phase if found.optimizers else "optimizer"
+        if self._probe is not None:
+            self._probe.resume(inside)
+        self._in_pass, self._had_backward = True, False
         self._step.n_passes += 1
-        self._pass_began = self.clock.now()
+        self._enter("forward")
         if self._step.began is None:
-            self._step.began = self._pass_began
+            self._step.began = self._since
 
     def _timed_backward(
         self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
     ) -> Any:
         is_own_thread = threading.get_ident() == self._thread
-        if self._depth or not is_own_thread or self._pass_began is None:
+        if self._depth or not is_own_thread or not (self._in_pass or self.stage == SEEK):
             return original(tensors, *args, **kwargs)
-        self._guarded(self._backward_begins)(tensors, self.clock.now())
         self._depth += 1
-        began = self.clock.now()
+        self._guarded(self._enter)("backward")
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            ended = self.clock.now()
             self._depth -= 1
-            self._guarded(self._backward_ended)(ended - began, ended)
+            self._guarded(self._backward_ended)()
 
-    def _backward_begins(self, tensors: Any, at: float) -> None:
-        if self._pass_began is not None:
-            self._step.forward_s += at - self._pass_began
-        recorder = self._loss_recorder
-        if recorder is not None and recorder.is_open and isinstance(tensors, torch.Tensor):
-            assert self.watched is not None
-            self.watched.loss = recorder.close(self._output, tensors)
-
-    def _backward_ended(self, seconds: float, at: float) -> None:
-        self._step.backward_s += seconds
-        self._pass_began, self._after_backward = at, True
-        self._await_root()
-
-    def _close_pass(self) -> None:
-        """The pass before is over: keep its layers' times."""
-        if self._after_backward and self._probe is not None and self.watched is not None:
+    def _backward_ended(self) -> None:
+        self._had_backward = True
+        self._enter(self._after_pass)
+        if self._probe is not None:
             self._probe.stop()
-            self.watched.layered.append(self._probe.finish())
-        self._pass_began, self._after_backward = None, False
+        if self.stage == SEEK:
+            found = self._search.backward_ended()
+            if found is not None:
+                self._begin(found)
+        else:
+            self._await_root()
+
+    def _end_pass(self) -> None:
+        self._in_pass = self._had_backward = False
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self.stage != SEEK and optimizer is self._optimizer and self._stepping is None:
-            self._stop_recording_loss()
-            self._close_pass()
-            self._stepping = self.clock.now()
-            self._await_root()  # to notice a closure
+        if self._stepper is not None and self._stepper is not optimizer:
+            return  # inside of another one's step
+        self._stepper = optimizer
+        if self.stage != SEEK:
+            self._end_pass()
+            self._enter("optimizer")
+            self._stepper_s = self._step.optimizer_s
+            self._await_root()  # a closure may call the models
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        now = self.clock.now()
+        if optimizer is not self._stepper:
+            return
+        self._stepper = None
+        if self.stage != SEEK:
+            self._end_pass()
+            self._enter(OUTSIDE)
+            taken = self._step.by_optimizer
+            own_s = self._step.optimizer_s - self._stepper_s
+            taken[id(optimizer)] = taken.get(id(optimizer), 0.0) + own_s
+            if self._is_period_over(optimizer):
+                self._end_period(optimizer)
+                return
         if self.stage == SEEK:
+            now = self.clock.now()
             self._search_step(optimizer)
             self._last_end = None
             self._tell(StepMark(id(optimizer), now, self.clock.now()), is_watched=False)
-            return
-        if optimizer is not self._optimizer:
-            # another model's turn: what the root did for it is none of its own training
-            self._close_pass()
-            self._step.n_passes, self._step.forward_s, self._step.backward_s = 0, 0.0, 0.0
-            return
-        if self._stepping is None:
-            return
+
+    def _is_period_over(self, optimizer: Any) -> bool:
+        """Whether this step is the period's last. One out of turn begins a new search."""
+        found = self._found
+        assert found is not None
+        if not found.is_regular:
+            return optimizer is found.optimizers[-1]
+        if not found.optimizers or optimizer is not found.optimizers[self._turn]:
+            self._stop_recording()
+            self._undo_root_hook()
+            if self._probe is not None:
+                self._probe.detach()
+            self._seek()
+            return False
+        self._search.note(optimizer)  # a new search knows what was seen
+        self._turn = (self._turn + 1) % len(found.optimizers)
+        return self._turn == 0
+
+    def _end_period(self, optimizer: Any, inside: nn.Module | None = None) -> None:
+        """A period is over; `inside`: the model whose call begins the next one."""
+        now = self.clock.now()
+        if optimizer is None:
+            self.epochs.count(now)
         step, is_plain = self._step, self.stage == PLAIN
-        step.optimizer_s = now - self._stepping
-        self._stepping = None
         step.disturbed = self.clock.switches() != self._switches
         if self._last_end is not None and not self._spoilt:
             step.interval_s = now - self._last_end
@@ -396,13 +468,14 @@ class Watcher:
             step.loaded = self.epochs.loaded
         if step.n_passes:
             step.speed_sample_s = self.speed_samples.take()
-            self._keep(step)
+            self._keep(step, inside)
         self._step, self._spoilt, self._switches = WatchedStep(), False, self.clock.switches()
         self._await_root()
         is_plain = is_plain and step.interval_s is not None and step.n_passes > 0
         mark = StepMark(id(optimizer), now, self.clock.now(), is_plain, step.began, step.own_s)
         self._tell(mark, is_watched=True)
         self._last_end, self._used = self.clock.now(), time.process_time()
+        self._since = self._last_end
 
     def _tell(self, mark: StepMark, is_watched: bool) -> None:
         if self.recorder is not None:
@@ -410,12 +483,11 @@ class Watcher:
             if self.stage in (LAYERED, DONE):
                 self.recorder.remove()
 
-    def _keep(self, step: WatchedStep) -> None:
+    def _keep(self, step: WatchedStep, inside: nn.Module | None) -> None:
         assert self.watched is not None
         self._count += 1
-        if self.stage == WARM and self._count >= self.plan.warm:
-            self._overhead = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
-            self.stage, self._count = PLAIN, 0
+        if self.stage == WARM:
+            self._warm(inside)
         elif self.stage == PLAIN:
             if step.is_whole and step.interval_s is None:
                 self._count -= 1
@@ -424,75 +496,90 @@ class Watcher:
             if self._count >= self.plan.plain:
                 self._begin_layers() if self.plan.layered else self._finish()
         elif self.stage == LAYERED:
+            assert self._probe is not None
             self.watched.probed.append(step)
+            self.watched.layered.append(self._probe.finish())
             if self._count >= self.plan.layered:
                 self._finish()
+            else:
+                self._probe.start()
+
+    def _warm(self, inside: nn.Module | None) -> None:
+        """The last warm period is recorded."""
+        assert self.watched is not None
+        if self._count == self.plan.warm - 1 and not self._is_compiled:
+            self._start_recording(inside)
+        elif self._count >= self.plan.warm and self._stop_recording():
+            self._overhead = measure_hook_overhead(self.clock, n_calls=300, n_backwards=3)
+            self.stage, self._count = PLAIN, 0
 
     def _begin_layers(self) -> None:
         assert self.watched is not None
-        self.watched.probe = self._probe = LayerProbe(self.watched.root, self.clock, self._overhead)
+        self._undo_root_hook()  # it has to follow the probe's
+        self._probe = LayerProbe(self.watched.model, self.clock, self._overhead)
+        self.watched.probe = self._probe
         self._probe.attach()
+        self._probe.start()
         self.stage, self._count = LAYERED, 0
 
     def _finish(self) -> None:
         assert self.watched is not None
         self.watched.with_gradient = frozenset(
             id(parameter)
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
+            for optimizer in self.watched.optimizers
+            for parameter in parameters_in(optimizer)
             if parameter.grad is not None
         )
         self._stop_watching()
-        self._root = self._optimizer = None
+        if not self.watched.optimizers:
+            self.epochs.count_backwards()
+        self._found = None
+        self._search = TrainingSearch()
         if self.on_watched is not None:
             self.on_watched(self)
 
-    # -- the loss ----------------------------------------------------------------------------------
+    # -- the recording -----------------------------------------------------------------------------
 
-    def _record_loss(self) -> None:
-        """In one warm step: keep the root's inputs, and record the loss from its output on."""
+    def _start_recording(self, inside: nn.Module | None) -> None:
         assert self.watched is not None
-        self._is_recording_due, watched = False, self.watched
+        watched = self.watched
+        optimizers = list({id(one): one for one in watched.optimizers}.values())
+        recording = LiveRecording(watched.model, optimizers, by_hand=not optimizers)
+        try:
+            recording.start(inside)
+        except Exception as error:
+            watched.notes.append(f"no prediction: the step was not recorded ({one_line(error)})")
+            return
+        self._recording = watched.recording = recording
+        recording.enter(OUTSIDE)
 
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            is_own_thread = threading.get_ident() == self._thread
-            if module is not watched.root or self._output is not None or not is_own_thread:
-                return
-            undo()
-            self._guarded(start)(args, kwargs, output)
+    def _stop_recording(self) -> bool:
+        """End the recording, if one runs; False where that has to wait."""
+        if self._recording is None or self._recording.stop():
+            self._recording = None
+            return True
+        return False
 
-        def start(args: Any, kwargs: Any, output: Any) -> None:
-            watched.inputs = pytree.tree_map(_detached, (args, kwargs))
-            watched.flags = {module: module.training for module in watched.root.modules()}
-            self._output, self._loss_recorder = output, LossRecorder()
-            self._loss_recorder.__enter__()  # type: ignore[no-untyped-call]
 
-        undo = register_module_forward_hook(leave, with_kwargs=True).remove
-        self._undo.append(undo)
-
-    def _stop_recording_loss(self) -> None:
-        recorder, self._loss_recorder, self._output = self._loss_recorder, None, None
-        if recorder is not None:
-            recorder.is_open = False
-            recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        batch = self._timed("loading_s")(original, *args, **kwargs)
-        self._step.n_batches += 1
-        return batch
-
-    def _timed(self, name: str) -> Callable[..., Any]:
-        """A wrapper that adds a method's time to a field of the running step."""
-
-        def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            began = self.clock.now()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                step = self._step
-                setattr(step, name, getattr(step, name) + self.clock.now() - began)
-
-        return timed
+def _notes(found: FoundTraining) -> list[str]:
+    notes = []
+    if len(found.roots) > 1:
+        names = ", ".join(type(root).__name__ for root in found.roots)
+        notes.append(f"{len(found.roots)} models are trained together: {names}")
+    if len(found.optimizers) > 1:
+        notes.append(f"a step is one period of the loop: {len(found.optimizers)} optimizer steps")
+    if not found.is_regular:
+        kind = type(found.optimizers[0]).__name__
+        notes.append(
+            f"the optimizers step in no regular order: a step ends with one of {kind}, and contains"
+            " what the others did meanwhile"
+        )
+    if not found.optimizers:
+        notes.append(
+            "no optimizer of torch.optim steps: work on parameters and gradients between a backward"
+            " and the next forward is the update"
+        )
+    return notes
 
 
 def _detached(leaf: Any) -> Any:

@@ -228,9 +228,10 @@ def agree(expected: list[str], actual: list[str], measured: bool) -> bool:
 
 
 def words_of(line: str) -> str:
-    """A line without its numbers, units and gaps, which a measurement changes."""
+    """A line without what a measurement or another computer changes."""
     line = re.sub(r"\b(inside|outside)\b|[-+.,:()=<>]|-{2,}", " ", _QUANTITY.sub(" ", line))
     line = re.sub(r"\b(compute|L[123]|DRAM|overhead|page faults|page-faults)\b", " ", line)
+    line = re.sub(r"\b(measured|interpolated|extrapolated)$|\bon (AMD|Intel)\b.*", " ", line)
     return " ".join(line.split())
 
 

@@ -75,7 +75,7 @@ CLUSTER = Cluster(
 
 
 def test_predicted_stands_beside_actual() -> None:
-    found = compare_step(team(), prediction(), ReducerOptions(), 4, 1, CLUSTER)
+    found = compare_step(team(), prediction(), ReducerOptions(), 4, CLUSTER)
     assert found is not None
     assert found.actual == (6.0, 5.0, 1.0)
     assert found.predicted is not None
@@ -88,7 +88,7 @@ def test_predicted_stands_beside_actual() -> None:
 
 
 def test_ranks_of_one_host_use_no_wire() -> None:
-    found = compare_step(team(("a", "a")), prediction(), ReducerOptions(), 4, 1, CLUSTER)
+    found = compare_step(team(("a", "a")), prediction(), ReducerOptions(), 4, CLUSTER)
     assert found is not None
     assert found.predicted is not None
     assert found.predicted[2] == pytest.approx(0.0, abs=0.01)
@@ -96,21 +96,13 @@ def test_ranks_of_one_host_use_no_wire() -> None:
 
 def test_what_the_cluster_file_lacks_is_a_note() -> None:
     inside = Cluster((Link("socket", latency_s=0.0, bandwidth_bytes_per_s=1e15),))
-    found = compare_step(team(), prediction(), ReducerOptions(), 4, 1, inside)
+    found = compare_step(team(), prediction(), ReducerOptions(), 4, inside)
     assert found is not None
     assert (found.predicted, len(found.notes)) == (None, 1)
     assert "contains no link between nodes" in found.notes[0]
-    uneven = compare_step(team(("a", "a", "b")), prediction(), ReducerOptions(), 4, 1, CLUSTER)
+    uneven = compare_step(team(("a", "a", "b")), prediction(), ReducerOptions(), 4, CLUSTER)
     assert uneven is not None
     assert "3 ranks do not fill nodes of 2" in uneven.notes[0]
-
-
-def test_accumulation_is_noted() -> None:
-    found = compare_step(team(), prediction(), ReducerOptions(), 4, 3, CLUSTER)
-    assert found is not None
-    assert found.predicted is not None
-    assert found.predicted[0] > 10.0  # three forwards and backwards, one optimizer step
-    assert "as if all but the last ran under no_sync" in found.notes[0]
 
 
 def test_what_wraps_a_model_is_read_from_it() -> None:

@@ -493,6 +493,7 @@ def test_an_error_in_the_forward_under_hooks_leaves_none(monkeypatch: pytest.Mon
     probe = LayerProbe(model)
     model[0].fail = True
     probe.start()
+    probe.resume()
     with pytest.raises(ValueError, match="no"), probe:
         model(torch.ones(1, 2))
     assert not nn.modules.module._global_forward_hooks
