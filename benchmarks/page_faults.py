@@ -10,7 +10,7 @@ to the resident memory. Printed beside it: the replay's faults with a tenth and 
 steps, and its peak together with what torch takes for itself; of faults those of the forward after
 a stroke. At the end, for each policy, the sum of errors / sum of faults of the step and of its
 forward, the floor (what the processes of a network differ from their median by), the share of
-processes between the tenths, and the error of the memory. By these allocator.steps.USUAL was
+processes between the tenths, and the error of the memory. By these allocator.simulation.USUAL was
 chosen, on other seeds. Counts, not times: a busy machine does not change them.
 """
 

@@ -194,7 +194,7 @@ def _run(
     archive: Archive,
     provenance: Provenance,
 ) -> Study:
-    from dlperf.predictors.gemm_points import peak_flops_per_s
+    from dlperf.predictors.gemm_table import peak_flops_per_s
     from dlperf.studies.accuracy.baselines import ask_baselines
     from dlperf.studies.accuracy.study import run_study, variants
 

@@ -86,7 +86,8 @@ def predict(args: Namespace) -> Answer:
         from dlperf.forecast.worker_processes import predict_co_run
 
         prediction = predict_co_run(prediction, args.workers)
-    return Answer(prediction_to_text(prediction, epoch), prediction.to_json(epoch))
+    data = prediction.to_json(epoch, prediction.page_faults)
+    return Answer(prediction_to_text(prediction, epoch), data)
 
 
 def _forecast_epoch(args: Namespace, prediction: Prediction) -> Epoch:

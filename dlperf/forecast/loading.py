@@ -217,18 +217,11 @@ class LoaderCosts:
 
     def __post_init__(self) -> None:
         if not has_costs(self.machine):
+            where = f" -o {self.machine.path}" if self.machine.path else ""
             raise DlperfError(
-                f"{self._file}: holds no costs of loading data; dlperf calibrate{self._where} adds"
-                " them"
+                f"{self.machine.path or 'machine'}: holds no costs of loading data; dlperf"
+                f" calibrate{where} adds them"
             )
-
-    @property
-    def _file(self) -> str:
-        return self.machine.path or "machine"
-
-    @property
-    def _where(self) -> str:
-        return f" -o {self.machine.path}" if self.machine.path else ""
 
     def _cost_s(self, name: str) -> float:
         return self.factor * self.machine.cost_value(f"loader_{name}", self.threads)
@@ -237,23 +230,13 @@ class LoaderCosts:
         """Seconds for each byte of a sample of `row_bytes`, from where it lies into the batch;
         between two measured sizes linear in the logarithm.
         """
-        at = {
-            cost.key.at: cost.value
-            for cost in self.machine.costs_of(LOADER_BYTE, threads=self._threads)
-        }
-        sizes = sorted(at)
-        return self.factor * float(
-            np.interp(
-                math.log2(max(row_bytes, 1.0)),
-                [math.log2(size) for size in sizes],
-                [at[size] for size in sizes],
-            )
-        )
-
-    @property
-    def _threads(self) -> int:
-        found = {cost.threads for cost in self.machine.costs_of(LOADER_BYTE)}
-        return min(found, key=lambda t: (abs(math.log(t / self.threads)), t))
+        costs = self.machine.costs_of(LOADER_BYTE)
+        counts = {cost.threads for cost in costs}
+        nearest = min(counts, key=lambda t: (abs(math.log(t / self.threads)), t))
+        points = sorted((cost.key.at, cost.value) for cost in costs if cost.threads == nearest)
+        sizes, seconds = np.array(points).T
+        wanted = math.log2(max(row_bytes, 1.0))
+        return self.factor * float(np.interp(wanted, np.log2(sizes), seconds))
 
     def fetch_s(self, batch_size: int, sample_bytes: tuple[int, ...], shuffled: bool) -> float:
         """Seconds for a batch of samples in memory, each of tensors of `sample_bytes`, by torch's
@@ -320,8 +303,8 @@ class LoaderCosts:
     def _check_workers(self) -> None:
         if not all(self.machine.costs_of(f"loader_{name}") for name in _NEEDED_BY_WORKERS):
             raise DlperfError(
-                f"{self._file}: holds no costs of loading workers, which this system refused while"
-                " it was calibrated; ask for 0 of them"
+                f"{self.machine.path or 'machine'}: holds no costs of loading workers, which this"
+                " system refused while it was calibrated; ask for 0 of them"
             )
 
 

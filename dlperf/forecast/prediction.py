@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,17 @@ from dlperf.core.loader_sample import SampledLoader
 from dlperf.core.machine import Machine
 from dlperf.core.prediction import PHASES, PredictedStep
 from dlperf.core.trace import LOSS, Trace
-from dlperf.forecast.allocator_recommendations import PageFaults, recommend_allocators
+from dlperf.core.units import format_seconds
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loop import Loop
 from dlperf.forecast.published_strategies import forecast_published
-from dlperf.forecast.worker_processes import forecast_workers
+from dlperf.forecast.worker_processes import forecast_workers, predict_co_run
 from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
 from dlperf.predictors.allocator.simulation import POLICIES, policy_of
 from dlperf.predictors.layer_traffic import LayerTraffic, layer_traffic
+from dlperf.predictors.page_faults import BOUND
 
 if TYPE_CHECKING:
     from dlperf.core.measurement import Measurement
@@ -36,6 +37,71 @@ if TYPE_CHECKING:
 SCHEMA, SCHEMA_VERSION = "dlperf.prediction", 1
 _SECONDS = tuple(f"{phase}_s" for phase in PHASES)
 _LEVELS = tuple(f"{level}_bytes" for level in measured_roofs.LEVELS)
+
+
+WORTH_FRAC = 0.05
+"""Least share of page faults in the step for which recommendations are looked for."""
+
+
+@dataclass(frozen=True)
+class AllocatorRecommendation:
+    """An allocator policy, the settings that start a process with it, and the seconds that it takes
+    off the predicted step.
+    """
+
+    malloc: str
+    settings: str
+    saved_s: float
+
+
+@dataclass(frozen=True)
+class PageFaults:
+    """Seconds of a predicted step (`step_s`) for touching fresh pages and giving them back; the
+    recommendations by what they save, the best first.
+    """
+
+    seconds: float
+    step_s: float
+    recommendations: tuple[AllocatorRecommendation, ...]
+
+    def sentence(self) -> str:
+        """The cost, and the best recommendation that needs nothing installed.
+
+        >>> best = AllocatorRecommendation("tuned", "MALLOC_MMAP_MAX_=0", 0.0101)
+        >>> PageFaults(0.0123, 0.0807, (best,)).sentence()
+        '12.3 ms of 80.7 ms; MALLOC_MMAP_MAX_=0 would save about 10.1 ms'
+        """
+        text = f"{format_seconds(self.seconds)} of {format_seconds(self.step_s)}"
+        for one in self.recommendations:
+            if "{" not in one.settings:
+                return f"{text}; {one.settings} would save about {format_seconds(one.saved_s)}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """The cost and the recommendations as JSON data."""
+        return {"seconds": self.seconds, "recommendations": [*map(asdict, self.recommendations)]}
+
+
+def recommend_allocators(prediction: PredictedStep) -> PageFaults | None:
+    """Cost of page faults where it is at least WORTH_FRAC of the step; else None.
+
+    Each other policy's step is predicted anew, since memory that is kept is also colder than pages
+    just zeroed. A policy that saves nothing is left out.
+    """
+    step_s = prediction.step.total_s
+    seconds = math.fsum(item.seconds for item in prediction.prices.items if item.bound == BOUND)
+    if not step_s or seconds < WORTH_FRAC * step_s:
+        return None
+    price = registry.get(prediction.predictor).price
+    found = []
+    for name, policy in POLICIES.items():
+        if name not in ("default", prediction.malloc):
+            prices = price(prediction.trace, prediction.machine, prediction.threads, name)
+            alone = replace(prediction, prices=prices, workers=1)
+            other = predict_co_run(alone, prediction.workers).step.total_s
+            if other is not None and other < step_s:
+                found.append(AllocatorRecommendation(name, policy.settings, step_s - other))
+    return PageFaults(seconds, step_s, tuple(sorted(found, key=lambda one: -one.saved_s)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,9 +257,13 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
             return forecast(self, *run, *around)
         return forecast_workers(self, workers, *run, *around)
 
-    def to_json(self, epoch: Epoch | None = None) -> dict[str, Any]:
-        """The prediction as JSON data."""
-        trace, faults = self.trace, self.page_faults
+    def to_json(
+        self, epoch: Epoch | None = None, page_faults: PageFaults | None = None
+    ) -> dict[str, Any]:
+        """The prediction as JSON data; nothing is predicted for it: `page_faults` are null unless
+        given, for example as :attr:`page_faults`.
+        """
+        trace = self.trace
         layers = self.layers.astype(object)
         return {
             "schema": SCHEMA,
@@ -214,15 +284,15 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
                 "unpriced": [{"op": op, "count": count} for op, count in self.unpriced.items()],
                 "unsupported": list(self.prices.unsupported),
             },
-            "page_faults": None if faults is None else faults.to_json(),
+            "page_faults": None if page_faults is None else page_faults.to_json(),
             "warnings": list(self.warnings),
             "notes": [*trace.notes, *self.prices.notes],
             "versions": {**trace.versions, "machine": self.machine.cpu.model},
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the prediction as JSON, whole or not at all."""
-        write_json(path, self.to_json())
+        """Write the prediction with its page faults as JSON, whole or not at all."""
+        write_json(path, self.to_json(page_faults=self.page_faults))
 
 
 def _largest(shares: dict[tuple[str, str], float], key: int) -> str:

@@ -55,18 +55,6 @@ def hardware_threads(cpu: Cpu) -> HardwareThreads:
     )
 
 
-def cpi(machine: Machine, workers: int) -> tuple[float, float | None]:
-    """CPI(p) by the topology, and as measured (the slowdown of computing in a core's own caches);
-    None where p was not measured.
-
-    Raises DlperfError for p below 1.
-    """
-    measured = 1.0 if workers == 1 else None
-    if workers in (found := machine.co_runs_of("compute")):
-        measured = found[workers].slowdown
-    return hardware_threads(machine.cpu).shared_cpi(workers), measured
-
-
 def slowdown(machine: Machine, work: str, workers: int) -> float:
     """Slowdown of one call of a kind of work (:class:`dlperf.core.co_run.CoRun`) while p workers do
     it.

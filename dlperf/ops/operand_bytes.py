@@ -46,7 +46,9 @@ def op_bytes(op: Op) -> int:
     >>> op_bytes(Op("aten.relu.default", (x,), outputs=(x,)))
     800
     """
-    if is_view(op) or (op.packet in MAYBE_VIEWS and _is_alias(op)):
+    held = {spec.storage for spec in op.inputs if spec.storage >= 0}
+    is_alias = op.packet in MAYBE_VIEWS and all(spec.storage in held for spec in op.outputs)
+    if is_view(op) or is_alias:
         return 0
     return (find(BYTES, op.packet) or _once_each)(op)
 
@@ -67,11 +69,6 @@ def bytes_read(op: Op, moved: int) -> list[tuple[TensorSpec, int]]:
     [144, 16]
     """
     return [(spec, min(spec.nbytes, moved)) for spec in _read(op)]
-
-
-def _is_alias(op: Op) -> bool:
-    held = {spec.storage for spec in op.inputs if spec.storage >= 0}
-    return all(spec.storage in held for spec in op.outputs)
 
 
 def _sum(specs: Iterable[TensorSpec]) -> int:
@@ -126,21 +123,22 @@ def gather(op: Op) -> int:
     return 2 * sum(map(_packed, op.outputs)) + sum(spec.nbytes for spec in op.inputs[1:])
 
 
+def _rows(op: Op) -> int:
+    """Bytes of the rows that are looked up in the first argument."""
+    weight, indices = tensor(op, 0), tensor(op, 1)
+    return indices.numel * weight.shape[-1] * weight.item_bytes
+
+
 @byte_formula("aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.embedding_bag")
 def embedding_bag(op: Op) -> int:
     """The rows looked up, the indices and offsets, the outputs."""
-    weight, indices = tensor(op, 0), tensor(op, 1)
-    rows = indices.numel * weight.shape[-1] * weight.item_bytes
-    return (
-        rows + sum(spec.nbytes for spec in op.inputs[1:]) + sum(spec.nbytes for spec in op.outputs)
-    )
+    return _rows(op) + sum(spec.nbytes for spec in (*op.inputs[1:], *op.outputs))
 
 
 @byte_formula("aten.embedding_renorm")
 def embedding_renorm(op: Op) -> int:
     """The rows looked up, read and written, and the indices."""
-    weight, indices = tensor(op, 0), tensor(op, 1)
-    return 2 * indices.numel * weight.shape[-1] * weight.item_bytes + indices.nbytes
+    return 2 * _rows(op) + tensor(op, 1).nbytes
 
 
 @byte_formula(
@@ -153,13 +151,9 @@ def embedding_backward(op: Op) -> int:
     """The table's gradient is written (zeros), the touched rows read and written again, gradient
     and indices read.
     """
-    gradient, indices = tensor(op, 0), tensor(op, 1)
-    touched = indices.numel * gradient.shape[-1] * gradient.item_bytes if gradient.shape else 0
-    return (
-        sum(spec.nbytes for spec in op.inputs)
-        + sum(spec.nbytes for spec in op.outputs)
-        + 2 * min(touched, sum(map(_packed, op.outputs)))
-    )
+    touched = _rows(op) if tensor(op, 0).shape else 0
+    moved = sum(spec.nbytes for spec in (*op.inputs, *op.outputs))
+    return moved + 2 * min(touched, sum(map(_packed, op.outputs)))
 
 
 def _scatter(op: Op, n_values: int, moved: int, accumulates: bool) -> int:
@@ -190,22 +184,17 @@ def index_put(op: Op) -> int:
 
 
 @byte_formula("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
-def scatter(op: Op) -> int:
-    """Indices and source read, the places written (and read in sums)."""
-    index, source = tensor(op, 2), argument(op, 3, "src")
-    moved = index.nbytes + (
-        index.numel * source.item_bytes if isinstance(source, TensorSpec) else 0
-    )
-    return _scatter(op, index.numel, moved, op.packet.rstrip("_") != "aten.scatter")
-
-
 @byte_formula("aten.index_add", "aten.index_copy", "aten.index_reduce")
-def index_rows(op: Op) -> int:
-    """Indices and source rows read, the rows written (and read in sums)."""
-    index, source = tensor(op, 2), tensor(op, 3)
-    return _scatter(
-        op, source.numel, index.nbytes + source.nbytes, op.packet.rstrip("_") != "aten.index_copy"
-    )
+def scatter(op: Op) -> int:
+    """Indices and source (elements or rows) read, the places written (and read in sums)."""
+    index, source = tensor(op, 2), argument(op, 3, "src")
+    by_rows = "index" in op.packet
+    source_bytes = 0
+    if isinstance(source, TensorSpec):
+        source_bytes = source.nbytes if by_rows else index.numel * source.item_bytes
+    n_values = tensor(op, 3).numel if by_rows else index.numel
+    accumulates = op.packet.rstrip("_") not in ("aten.scatter", "aten.index_copy")
+    return _scatter(op, n_values, index.nbytes + source_bytes, accumulates)
 
 
 @byte_formula("aten.index_fill")

@@ -4,7 +4,7 @@ precision with and without multiply-adds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlperf.core.costs import ARITHMETIC
 from dlperf.core.machine import STREAM_BYTES_PER_ELEMENT, Machine
@@ -14,9 +14,6 @@ LEVELS = ("L1", "L2", "L3", "DRAM")
 CACHE_KERNELS = ("sum", "bag", "update")
 """Memory kernels that go over a working set many times in one call
 (:mod:`dlperf.microbench.ceilings`).
-"""
-"""Begins the names of the costs that are seconds per FLOP: ``ceiling/add/float32``,
-``ceiling/mul/float32``.
 """
 
 
@@ -103,13 +100,10 @@ def _bandwidths(machine: Machine, threads: int) -> list[Roof]:
             if (rate := machine.level_bytes_per_s(level, threads, name))
         ]
         if rates:
-            best = Roof(level, *max(rates))
-            outer = found[-1] if found else best
-            found.append(
-                best
-                if best.bytes_per_s >= outer.bytes_per_s
-                else Roof(level, outer.bytes_per_s, outer.kernel)
-            )
+            best, outer = Roof(level, *max(rates)), found[-1] if found else None
+            if outer is not None and outer.bytes_per_s > best.bytes_per_s:
+                best = replace(outer, level=level)
+            found.append(best)
     return found[::-1]
 
 
@@ -130,6 +124,5 @@ def _ceilings(machine: Machine, threads: int) -> list[Ceiling]:
             for cost in machine.costs_of(ARITHMETIC, threads=nearest)
             if cost.key.variant == dtype and cost.value
         ]
-        rate, source = max(measured) if measured else (peak / 2, _HALF)
-        found.append(Ceiling(dtype, peak, rate, source))
+        found.append(Ceiling(dtype, peak, *max(measured, default=(peak / 2, _HALF))))
     return found

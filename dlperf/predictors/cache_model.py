@@ -73,12 +73,8 @@ class CacheModel:
 
     def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
         """Indices in LEVELS of the innermost level that holds `n_bytes` (n,)."""
-        sizes = self.machine.cpu.caches_bytes
-        number = np.full(len(n_bytes), len(LEVELS) - 1)
-        for index in reversed(range(len(sizes))):
-            if sizes[index]:
-                number[n_bytes <= sizes[index]] = index
-        return number
+        fits = [n_bytes <= (size or -1) for size in self.machine.cpu.caches_bytes]
+        return np.asarray(np.argmax([*fits, np.ones(len(n_bytes), dtype=bool)], axis=0))
 
     @cached_property
     def _sweep(self) -> tuple[Array, Array]:
@@ -96,8 +92,7 @@ class CacheModel:
         """Seconds per byte at working sets `n_bytes` (n,), by the STREAM triad sweep, linear in the
         logarithm.
         """
-        found: Array = np.interp(_log2(n_bytes), *self._sweep)
-        return found
+        return np.interp(_log2(n_bytes), *self._sweep)
 
     @property
     def private_bytes(self) -> float:
@@ -107,18 +102,17 @@ class CacheModel:
     @cached_property
     def _penalties(self) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
         """Coordinates and penalties in seconds, by kind and code, non-decreasing."""
-        found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         for cost in self.machine.costs_of(*COLD_STARTS, CACHE_MISS, threads=self.threads):
             kind, code, amount, _ = cost.key
-            found[kind, code].append((_penalty_coordinate(kind, float(amount)), cost.value))
+            points[kind, code].append((_penalty_coordinate(kind, float(amount)), cost.value))
         curves = {}
-        for name, points in found.items():
-            coordinates, seconds = zip(*sorted(points))
+        for name, measured in points.items():
+            coordinates, seconds = np.array(sorted(measured)).T
             # A quarter of the smallest measured amount of bytes evicts nothing of a call's own
             # code; neither does no other operator.
             origin = 0.0 if name[0] == CODE_EVICTION else coordinates[0] - 2.0
-            rising = _rising(np.array(seconds)).tolist()
-            curves[name] = [origin, *coordinates], [0.0, *rising]
+            curves[name] = [origin, *coordinates], [0.0, *_rising(seconds)]
         return curves
 
     def miss_s_per_byte(self, packet: str, n_bytes: Array, seconds: Array | float = 0.0) -> Array:
@@ -134,13 +128,9 @@ class CacheModel:
         if curve is None:
             return np.zeros(len(n_bytes))
         found = np.interp(_log2(n_bytes), *curve)
-        evicted = np.where(
-            n_bytes > self.private_bytes,
-            self._evicted_frac(np.broadcast_to(seconds, len(n_bytes))),
-            0.0,
-        )
-        farther: Array = found + evicted * (curve[1][-1] - found)
-        return farther
+        evicted = self._evicted_frac(np.broadcast_to(seconds, len(n_bytes)))
+        evicted = np.where(n_bytes > self.private_bytes, evicted, 0.0)
+        return np.asarray(found + evicted * (curve[1][-1] - found))
 
     def operator_cold_start_s(self, packet: str, since: ReuseDistance) -> float:
         """Cold-start penalty of an operator's own code, in seconds; that of an elementwise operator
@@ -172,32 +162,27 @@ class CacheModel:
             largest = max(largest, found)
         return largest
 
-    def _residency(self, name: str) -> tuple[Array, Array]:
-        """Pauses in milliseconds and slowdowns after them, both rising; 1 without measurements."""
-        found = sorted(
-            (float(cost.key.at), cost.value)
-            for cost in self.machine.costs_of(name, threads=self.threads)
-        )
-        pauses, slowdowns = np.array([(0.0, 1.0), *found]).T
-        return pauses, _rising(slowdowns)
-
     @cached_property
-    def _page_residency(self) -> tuple[Array, Array]:
-        return self._residency(PAGE_RESIDENCY)
-
-    @cached_property
-    def _data_residency(self) -> tuple[Array, Array]:
-        return self._residency(CACHE_RESIDENCY)
+    def _residency(self) -> dict[str, tuple[Array, Array]]:
+        """Of pages and of data, pauses in milliseconds and slowdowns after them, both rising; 1
+        without measurements.
+        """
+        found = {}
+        for kind in (PAGE_RESIDENCY, CACHE_RESIDENCY):
+            costs = self.machine.costs_of(kind, threads=self.threads)
+            points = sorted((float(cost.key.at), cost.value) for cost in costs)
+            pauses, slowdowns = np.array([(0.0, 1.0), *points]).T
+            found[kind] = pauses, _rising(slowdowns)
+        return found
 
     def page_slowdown(self, seconds: float) -> float:
         """Slowdown of the first touch of a page that was given back `seconds` ago."""
-        return float(np.interp(1e3 * seconds, *self._page_residency))
+        return float(np.interp(1e3 * seconds, *self._residency[PAGE_RESIDENCY]))
 
     def _evicted_frac(self, seconds: Array) -> Array:
         """Fraction of data in the shared cache that co-tenants evict within `seconds` (n,)."""
-        slowdown = np.interp(1e3 * seconds, *self._data_residency)
-        found: Array = np.minimum(1.0, self._evicted_frac_at_2 * (slowdown - 1.0))
-        return found
+        slowdown = np.interp(1e3 * seconds, *self._residency[CACHE_RESIDENCY])
+        return np.minimum(1.0, self._evicted_frac_at_2 * (slowdown - 1.0))
 
     @cached_property
     def _evicted_frac_at_2(self) -> float:
@@ -210,8 +195,7 @@ class CacheModel:
 
 
 def _log2(n_bytes: Array) -> Array:
-    found: Array = np.log2(np.clip(n_bytes, 1.0, 2.0**60))
-    return found
+    return np.asarray(np.log2(np.clip(n_bytes, 1.0, 2.0**60)))
 
 
 def _rising(values: Array) -> Array:
@@ -221,8 +205,8 @@ def _rising(values: Array) -> Array:
     >>> [float(value) for value in _rising(np.array([1.0, 4.0, 2.0, 8.0]))]
     [1.0, 3.0, 3.0, 8.0]
     """
-    halfway: Array = (np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]) / 2
-    return halfway
+    upper, lower = np.maximum.accumulate(values), np.minimum.accumulate(values[::-1])[::-1]
+    return np.asarray((upper + lower) / 2)
 
 
 def _penalty_coordinate(kind: str, amount: float) -> float:

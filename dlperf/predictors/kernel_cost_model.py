@@ -8,10 +8,11 @@ example, is split into sub-kernels; each has a description
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -45,6 +46,10 @@ _NEAR = 8.0
 """Ratio to the measured work up to which a variant without such a range is used."""
 _MAX_CALL_RATIO = 4.0
 """Upper bound of a call's time, in usual calls of its family, without such a range."""
+
+
+_UNKNOWN_ERROR = 1.0
+"""Standard deviation of ln t of a variant with fewer than three points; these come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class KernelCostModel:
         The first of its variant and fallbacks with enough points and work near the described one or
         over a wide range; else the one with the most points.
         """
+        work = sum(description.terms[1:])
         measured = [
             variant
             for variant in (description.variant, *description.fallbacks)
@@ -112,7 +118,8 @@ class KernelCostModel:
         usable = [
             variant
             for variant in measured
-            if self._has_wide_range(variant) or self._is_near(variant, description)
+            if self._has_wide_range(variant)
+            or self._work_range[variant][0] / _NEAR <= work <= _NEAR * self._work_range[variant][1]
         ] or measured
         most = max(usable, key=lambda variant: len(self.kernels[variant]), default=None)
         enough = (one for one in usable if len(self.kernels[one]) >= _ENOUGH_POINTS)
@@ -130,10 +137,6 @@ class KernelCostModel:
     def _has_wide_range(self, variant: Variant) -> bool:
         least, most = self._work_range[variant]
         return most >= _WIDE_RANGE * least
-
-    def _is_near(self, variant: Variant, description: KernelDescription) -> bool:
-        least, most = self._work_range[variant]
-        return least / _NEAR <= sum(description.terms[1:]) <= _NEAR * most
 
     def kernel_model(self, variant: Variant) -> KernelModel:
         """Fitted model of a measured variant."""
@@ -268,9 +271,7 @@ def _descriptions(machine: Machine, is_team: bool) -> dict[str, KernelDescriptio
     }
 
 
-@cached_by_identity
-def _cost_model(machine: Machine, threads: int) -> KernelCostModel:
-    return KernelCostModel(machine, threads)
+_cost_model = cached_by_identity(KernelCostModel)
 
 
 def cost_model_of(machine: Machine, threads: int) -> KernelCostModel:
@@ -306,3 +307,49 @@ def fit_kernel_models(machine: Machine) -> Machine:
                 )
             )
     return replace(machine, kernel_models=tuple(fits))
+
+
+@one_blas_thread
+def least_certain(
+    machine: Machine, threads: int, pool: Mapping[str, Sequence[Op]], n_ops: int
+) -> dict[str, list[int]]:
+    """Indices, by group, of the `n_ops` operations of a `pool` with the largest expected errors.
+
+    Active learning by variance (MacKay 1992, sec. 3): the posterior standard deviation of each
+    kernel model, times its interval calibration factor.
+
+    >>> from dlperf.core.machine import Cpu
+    >>> least_certain(Machine(Cpu("", 1)), 1, {"one": ()}, 5)
+    {}
+    """
+    cost_model = KernelCostModel(replace(machine, kernel_models=()), threads)
+    members: dict[tuple[str, ...], list[tuple[str, int, KernelDescription]]] = defaultdict(list)
+    for name, ops in pool.items():
+        for index, op in enumerate(ops):
+            if (description := describe(op, threads)) is not None:
+                members[description.variant].append((name, index, description))
+    scored = [
+        (score, name, index)
+        for variant, rows in members.items()
+        for score, (name, index, _) in zip(
+            _errors(cost_model, variant, [description for _, _, description in rows]), rows
+        )
+    ]
+    found: dict[str, list[int]] = defaultdict(list)
+    for _, name, index in heapq.nlargest(n_ops, scored):
+        found[name].append(index)
+    return {name: sorted(indices) for name, indices in found.items()}
+
+
+def _errors(
+    cost_model: KernelCostModel, variant: tuple[str, ...], descriptions: Sequence[KernelDescription]
+) -> list[float]:
+    """Standard deviations of ln t at descriptions of one variant."""
+    if variant not in cost_model.kernels:
+        return [_UNKNOWN_ERROR] * len(descriptions)
+    kernel_model = cost_model.refit(variant)
+    if not len(kernel_model.leave_one_out):
+        return [_UNKNOWN_ERROR] * len(descriptions)
+    return [
+        float(value) for value in np.sqrt(np.diag(kernel_model.covariance(*stacked(descriptions))))
+    ]

@@ -68,8 +68,7 @@ class Hyperparameters:
         a, b = a / np.array(self.length_scales), b / np.array(self.length_scales)
         squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
         distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
-        found: Array = _LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance)
-        return found
+        return np.asarray(_LEVEL + self.signal**2 * (1.0 + distance) * np.exp(-distance))
 
 
 @dataclass(frozen=True)
@@ -161,21 +160,10 @@ class KernelModel:
             return np.full((len(features), len(features)), _UNKNOWN**2)
         features = _with_length(features, terms, self.weights)
         across = self.hyperparameters.covariance(features, self.features)
-        found: Array = self.hyperparameters.covariance(features, features) - across @ cho_solve(
-            self.factor, across.T
-        )
-        return self.interval_calibration**2 * (
-            found + self.hyperparameters.noise**2 * np.eye(len(features))
-        )
-
-    @property
-    def leave_one_out_error(self) -> float:
-        """Median |t / t_measured - 1| of the leave-one-out predictions; NaN without any."""
-        return (
-            float(np.median(np.abs(np.expm1(self.leave_one_out))))
-            if len(self.leave_one_out)
-            else float("nan")
-        )
+        prior = self.hyperparameters.covariance(features, features)
+        noise = self.hyperparameters.noise**2 * np.eye(len(features))
+        posterior = prior - across @ cho_solve(self.factor, across.T)
+        return np.asarray(self.interval_calibration**2 * (posterior + noise))
 
     def fits(self, description: KernelDescription) -> bool:
         """Whether a description has the model's number of features and terms."""
@@ -188,21 +176,12 @@ class KernelModel:
         the measured range.
         """
         base = terms @ self.weights
-        correction = (
-            self.hyperparameters.covariance(
-                _with_length(features, terms, self.weights), self.features
-            )
-            @ self.coefficients
-        )
-        times = np.where(
-            base > 0, base * np.exp(np.minimum(correction, self.max_correction)), self.least_s
-        )
-        measured = self.features[:, :-1]
-        inside: npt.NDArray[np.bool_] = np.all(
-            (features >= measured.min(axis=0) - REACH) & (features <= measured.max(axis=0) + REACH),
-            axis=1,
-        )
-        return times, inside
+        wanted = _with_length(features, terms, self.weights)
+        correction = self.hyperparameters.covariance(wanted, self.features) @ self.coefficients
+        corrected = base * np.exp(np.minimum(correction, self.max_correction))
+        least, most = self.features.min(axis=0)[:-1] - REACH, self.features.max(axis=0)[:-1] + REACH
+        inside = np.all((features >= least) & (features <= most), axis=1)
+        return np.where(base > 0, corrected, self.least_s), inside
 
 
 def _with_length(features: Array, terms: Array, weights: Array) -> Array:
@@ -274,17 +253,12 @@ def fit_hyperparameters(
             *((None, noise) for noise in _NOISES),
         ]
         for axis, value in changes:
-            if axis is None:
-                tried = replace(best, noise=value)
-            else:
-                tried = replace(
-                    best,
-                    length_scales=(
-                        *best.length_scales[:axis],
-                        value,
-                        *best.length_scales[axis + 1 :],
-                    ),
-                )
+            scales = tuple(
+                value if number == axis else scale
+                for number, scale in enumerate(best.length_scales)
+            )
+            noise = value if axis is None else best.noise
+            tried = replace(best, length_scales=scales, noise=noise)
             if (found := error(tried)) < 0.99 * least:
                 best, least = tried, found
     return best

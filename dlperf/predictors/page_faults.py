@@ -58,8 +58,6 @@ def cold_faults(
 
 Seconds = Mapping[tuple[str, str], float]
 """By layer and phase."""
-Steps = npt.NDArray[np.float64]
-"""A row for each step."""
 
 
 def page_items(
@@ -111,7 +109,7 @@ def page_items(
 
 def _seconds(
     simulated: AllocatorSimulation, faults: Sequence[float], cost_s: Callable[[str], float]
-) -> tuple[Steps, Steps, float]:
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
     """Seconds of first touches by step and op, of giving back by step and op (a column more, for
     the step's end), and of giving back late.
     """
@@ -135,7 +133,7 @@ def _seconds(
 
 
 def _by_layer(
-    trace: Trace, seconds: Steps, owners: Iterable[int]
+    trace: Trace, seconds: npt.NDArray[np.float64], owners: Iterable[int]
 ) -> dict[tuple[str, str], npt.NDArray[np.float64]]:
     """Rows of `seconds` are steps, columns those of the ops in `owners`, -1 for what comes before
     the first: sums by layer and phase.

@@ -17,7 +17,7 @@ from dlperf.core.trace import Trace
 from dlperf.models.roofline import time_s
 from dlperf.ops import counts
 from dlperf.predictors.base import op_items, register
-from dlperf.predictors.gemm_points import peak_flops_per_s
+from dlperf.predictors.gemm_table import peak_flops_per_s
 
 FALLBACK_DTYPE = "float32"
 

@@ -75,13 +75,11 @@ def _pass_on(op: Op, kernel: str, shares: dict[int, float]) -> None:
         else [lane[0] if lane else None for lane in lanes]
     )
     for lane, result in zip(lanes, results):
-        if not isinstance(result, TensorSpec) or result.storage < 0:
-            continue
-        share = _share(kernel, lane, shares)
-        if share is None:
+        if isinstance(result, TensorSpec) and result.storage >= 0:
+            share = _share(kernel, lane, shares)
             shares.pop(result.storage, None)
-        else:
-            shares[result.storage] = share
+            if share is not None:
+                shares[result.storage] = share
 
 
 def _share(kernel: str, lane: tuple[Argument, ...], shares: dict[int, float]) -> float | None:

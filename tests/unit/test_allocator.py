@@ -16,18 +16,19 @@ import pytest
 
 from dlperf.core.errors import DlperfError
 from dlperf.core.trace import Op, Storage, TensorSpec, Trace
-from dlperf.predictors.allocator import steps as steps_module
+from dlperf.predictors.allocator import simulation as simulation_module
 from dlperf.predictors.allocator.heap import NONE, SmallBlocks
 from dlperf.predictors.allocator.simulation import (
+    N_COUNTED,
     N_PROCESSES,
     PAGE_BYTES,
     POLICIES,
     Heap,
+    Script,
     allocator_of,
     policy_of,
     simulate,
 )
-from dlperf.predictors.allocator.steps import N_COUNTED, Script
 
 KIB, MIB = 2**10, 2**20
 EVERYWHERE = SmallBlocks(taken=1.0, freed_with_the_block=0.0, lasting=0.0)
@@ -288,7 +289,7 @@ def test_large_activations_fault_in_every_step_where_they_are_born() -> None:
 def test_small_activations_settle_where_no_small_blocks_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steps_module.Script.run, "__defaults__", (0, NONE))
+    monkeypatch.setattr(simulation_module.Script.run, "__defaults__", (0, NONE))
     found = simulate(step(Storage(MIB, 0, 1), Storage(MIB, 1, 2), n_ops=2), no_scratch)
     assert found.faults == (0, 0)
     assert (

@@ -26,7 +26,6 @@ from dlperf.forecast.loading import _NEEDED, _NEEDED_BY_WORKERS
 from dlperf.forecast.prediction import Prediction
 from dlperf.forecast.worker_processes import (
     averaging_s,
-    cpi,
     hardware_threads,
     memory_contention_s,
     own_slowdown,
@@ -126,8 +125,6 @@ def test_siblings_share_a_core() -> None:
     assert [hardware_threads(SIBLINGS).shared_cpi(p) for p in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
     assert [hardware_threads(TWO_CORES).shared_cpi(p) for p in (1, 2, 4)] == [1, 1, 2]
     file = machine(SIBLINGS, compute={4: 1.4})
-    assert cpi(file, 4) == (2.0, pytest.approx(1.4))
-    assert cpi(file, 2) == (1.0, None)
     # excess 1 at one worker, 1.4 / 2 = 0.7 at four: the line stays there beyond, and 8 workers take
     # turns on 4 threads
     assert slowdown(file, "compute", 8) == pytest.approx(4 * 0.7)

@@ -21,8 +21,7 @@ from dlperf.core.trace import Op, Storage, TensorSpec, Trace
 from dlperf.ops.blocking import Product, bound_bytes, products_of
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.kernel_cost_model import cost_model_of
-from dlperf.predictors.layer_traffic import layer_traffic
-from dlperf.predictors.traffic import register_bytes, trace_traffic
+from dlperf.predictors.layer_traffic import layer_traffic, register_bytes, trace_traffic
 
 CPU = Cpu("Made-up CPU", 4, (32 * KIB, MIB, 32 * MIB), flags=("avx2",))
 LINE_BYTES = 64

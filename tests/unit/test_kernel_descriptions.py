@@ -23,7 +23,7 @@ from dlperf.microbench.plan import MODES
 from dlperf.microbench.worker import planned_groups
 from dlperf.predictors.kernels.catalog import describe, known
 from dlperf.predictors.kernels.description import KernelDescription, kernel_features
-from dlperf.predictors.kernels.onednn import convolution_call, takes_onednn
+from dlperf.predictors.kernels.onednn import convolution_call
 from dlperf.predictors.kernels.sub_kernels import scratch, sub_kernels
 from dlperf.recorder.recording import record
 
@@ -455,9 +455,11 @@ def test_torch_chooses_onednn_where_we_say(
     # The enumerators of transposed convolutions in oneDNN are not bound to Python in every version
     # and print as "???".
     theirs = str(chosen).rsplit(".", 1)[-1].startswith(("Mkldnn", "???"))
-    assert (
-        takes_onednn(spec(image), spec(weight), arguments[0], arguments[2], arguments[5]) == theirs
+    call = convolution_call(
+        Op("aten.convolution.default", (spec(image), spec(weight), None, *arguments))
     )
+    assert call is not None
+    assert call.takes_onednn() == theirs
 
 
 @settings(deadline=None, max_examples=100)

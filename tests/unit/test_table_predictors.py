@@ -12,7 +12,7 @@ from dlperf.core.clock import Samples
 from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Bandwidth, Cpu, Kernel
 from dlperf.core.trace import LOSS, Layer, Op, TensorSpec
-from dlperf.predictors.gemm_points import gemm_size
+from dlperf.predictors.gemm_table import gemm_size
 
 STREAM = Bandwidth("triad", 1, 10**9, 10**9, Samples((0.1,)))  # 10 GB/s
 

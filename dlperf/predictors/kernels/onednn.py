@@ -209,40 +209,6 @@ def input_implementation(c_in: int, c_out: int, groups: int, window: Window) -> 
     return "blocked" if own else "gemm"
 
 
-def takes_onednn(
-    image: TensorSpec,
-    weight: TensorSpec,
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    threads: int = 1,
-) -> bool:
-    """Whether a convolution, transposed or not, goes to oneDNN (ConvParams::use_mkldnn,
-    ATen/native/Convolution.cpp).
-
-    In bfloat16 and float16 all do, where the processor has instructions for them (assumed); in
-    float64 and complex numbers none. In float32 torch looks at the last two sides of the kernel,
-    and at the first four of the image; a 1d convolution counts as a 2d one of height 1.
-
-    >>> one = TensorSpec.contiguous(1, 16, 8, 8); small = TensorSpec.contiguous(8, 16, 1, 1)
-    >>> takes_onednn(one, small, (1, 1), (1, 1), 1)
-    False
-    """
-    if image.dtype != "float32":
-        return image.dtype in ("bfloat16", "float16")
-    sides = (1, *weight.shape[2:])[-2:]
-    size = image.numel if len(image.shape) < 5 else math.prod(image.shape[:4])
-    moved = (
-        max(stride) > 1
-        or max(dilation) > 1
-        or image.shape[0] >= 16
-        or any(side != 1 for side in sides)
-        or threads > 1
-    )
-    large = groups > 1 or all(side > 3 for side in sides) or image.shape[0] > 1 or size > 20480
-    return moved and large
-
-
 def _blocked(spec: TensorSpec) -> int:
     """Bytes of an activation in blocked layout."""
     n, c = spec.shape[:2]
@@ -341,10 +307,32 @@ class ConvolutionCall:
     ways: tuple[str, ...]
 
     def takes_onednn(self, threads: int = 1) -> bool:
-        """Whether it goes to oneDNN (:func:`takes_onednn`)."""
-        window = self.convolution.window
-        moves = window.stride, window.dilation, self.convolution.groups
-        return takes_onednn(self.image, self.weight, *moves, threads)
+        """Whether it goes to oneDNN (ConvParams::use_mkldnn, ATen/native/Convolution.cpp).
+
+        In bfloat16 and float16 all do, where the processor has instructions for them (assumed); in
+        float64 and complex numbers none. In float32 torch looks at the last two sides of the
+        kernel, and at the first four of the image; a 1d convolution counts as a 2d one of height 1.
+
+        >>> one = TensorSpec.contiguous(1, 16, 8, 8); small = TensorSpec.contiguous(8, 16, 1, 1)
+        >>> settings = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+        >>> call = convolution_call(Op("aten.convolution.default", (one, small, None, *settings)))
+        >>> call.takes_onednn()
+        False
+        """
+        image, window, groups = self.image, self.convolution.window, self.convolution.groups
+        if image.dtype != "float32":
+            return image.dtype in ("bfloat16", "float16")
+        sides = (1, *self.weight.shape[2:])[-2:]
+        size = image.numel if len(image.shape) < 5 else math.prod(image.shape[:4])
+        moved = (
+            window.is_strided
+            or window.is_dilated
+            or image.shape[0] >= 16
+            or any(side != 1 for side in sides)
+            or threads > 1
+        )
+        large = groups > 1 or all(side > 3 for side in sides) or image.shape[0] > 1 or size > 20480
+        return moved and large
 
 
 def convolution_call(op: Op) -> ConvolutionCall | None:

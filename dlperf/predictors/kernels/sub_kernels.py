@@ -8,33 +8,33 @@ from dlperf.core.trace import Op, Symbol, TensorSpec
 from dlperf.predictors.kernels import onednn
 
 _ROWS = {
-    "native_layer_norm": (0,),
-    "native_layer_norm_backward": (0, 1),
-    "_softmax": (0,),
-    "_log_softmax": (0,),
-    "_softmax_backward_data": (0, 1),
-    "_log_softmax_backward_data": (0, 1),
-    "embedding_dense_backward": (0,),
+    "native_layer_norm": 1,
+    "native_layer_norm_backward": 2,
+    "_softmax": 1,
+    "_log_softmax": 1,
+    "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2,
+    "embedding_dense_backward": 1,
 }
-"""Operators that need row-major operands, and which these are (aten/src/ATen/native:
+"""Operators that need row-major operands, and how many of the first ones (aten/src/ATen/native:
 layer_norm.cpp, SoftMax.cpp, Embedding.cpp).
 """
 _IMAGES = {
-    "native_batch_norm": (0,),
-    "native_batch_norm_backward": (0, 1),
-    "max_pool2d_with_indices": (0,),
-    "max_pool2d_with_indices_backward": (0, 1),
-    "avg_pool2d": (0,),
-    "avg_pool2d_backward": (0, 1),
-    "_adaptive_avg_pool2d": (0,),
-    "_adaptive_avg_pool2d_backward": (0, 1),
+    "native_batch_norm": 1,
+    "native_batch_norm_backward": 2,
+    "max_pool2d_with_indices": 1,
+    "max_pool2d_with_indices_backward": 2,
+    "avg_pool2d": 1,
+    "avg_pool2d_backward": 2,
+    "_adaptive_avg_pool2d": 1,
+    "_adaptive_avg_pool2d_backward": 2,
 }
 """Operators that need images with their channels first or last (batch_norm.cpp, MaxPoolKernel.cpp,
 AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp).
 """
-_CONVOLUTIONS = {"convolution": (0,), "convolution_backward": (0, 1)}
-"""Operators whose operands must lie as their image or weight suggests; the last place is the
-image's (Convolution.cpp).
+_CONVOLUTIONS = {"convolution": 1, "convolution_backward": 2}
+"""Operators whose operands must lie as their image, the last one, or the weight after it suggests
+(Convolution.cpp).
 """
 _MASK = 10
 """The place of ``output_mask`` among the arguments of ``aten.convolution_backward``."""
@@ -99,25 +99,16 @@ def _passes(op: Op) -> tuple[Op, ...]:
 def _copied(op: Op) -> tuple[TensorSpec, ...]:
     """The operands that an op copies before it computes."""
     name = op.packet.removeprefix("aten.")
-    if name in _CONVOLUTIONS:
-        places = _CONVOLUTIONS[name]
-        specs = [spec for spec in op.args[: places[-1] + 2] if isinstance(spec, TensorSpec)]
-        last = any(_channels_last(spec) and not spec.is_contiguous for spec in specs[-2:])
-        return tuple(
-            spec
-            for spec in specs[: len(places)]
-            if not (_channels_last(spec) if last else spec.is_contiguous)
-        )
-    places = _ROWS.get(name, ()) + _IMAGES.get(name, ())
-    specs = [
-        spec
-        for place in places
-        if place < len(op.args) and isinstance(spec := op.args[place], TensorSpec)
-    ]
+    n = (_ROWS | _IMAGES | _CONVOLUTIONS).get(name, 0)
+    specs = [spec for spec in op.args[: n + 1] if isinstance(spec, TensorSpec)]
+    if name in _CONVOLUTIONS and any(
+        _channels_last(spec) and not spec.is_contiguous for spec in specs[-2:]
+    ):
+        return tuple(spec for spec in specs[:n] if not _channels_last(spec))
     return tuple(
         spec
-        for spec in specs
-        if not spec.is_contiguous and not (name in _IMAGES and _channels_last(spec))
+        for spec in specs[:n]
+        if not (spec.is_contiguous or (name in _IMAGES and _channels_last(spec)))
     )
 
 
