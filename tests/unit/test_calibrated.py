@@ -528,8 +528,12 @@ def test_what_a_step_leaves_alone_for_long_leaves_a_shared_cache() -> None:
 
 def test_one_busy_moment_of_a_curve_raises_no_other_point_as_far() -> None:
     plain = machine()
-    on = cost_model_of(replace(plain, costs=residency({1: 1.0, 2: 3.0, 4: 1.2, 8: 2.0})), 1)
-    assert on.caches._data_residency[1].tolist() == pytest.approx([1.0, 1.0, 2.1, 2.1, 2.5])
+    slowdowns = {1: 1.0, 2: 3.0, 4: 1.2, 8: 2.0}
+    costs = [cost(CostKey("page_residency", at=ms), value) for ms, value in slowdowns.items()]
+    caches = cost_model_of(replace(plain, costs=tuple(costs)), 1).caches
+    assert [caches.page_slowdown(1e-3 * ms) for ms in (0, *slowdowns)] == pytest.approx(
+        [1.0, 1.0, 2.1, 2.1, 2.5]
+    )
     small, *others = plain.bandwidths
     slow = replace(
         plain, bandwidths=(replace(small, samples=Samples((100 * small.samples.minimum,))), *others)
