@@ -71,11 +71,11 @@ class PageFaults:
         >>> PageFaults(0.0123, 0.0807, (best,)).sentence()
         '12.3 ms of 80.7 ms; MALLOC_MMAP_MAX_=0 would save about 10.1 ms'
         """
-        text = f"{format_seconds(self.seconds)} of {format_seconds(self.step_s)}"
-        for one in self.recommendations:
-            if "{" not in one.settings:
-                return f"{text}; {one.settings} would save about {format_seconds(one.saved_s)}"
-        return text
+        best = next((one for one in self.recommendations if "{" not in one.settings), None)
+        way_out = (
+            f"; {best.settings} would save about {format_seconds(best.saved_s)}" if best else ""
+        )
+        return f"{format_seconds(self.seconds)} of {format_seconds(self.step_s)}{way_out}"
 
     def to_json(self) -> dict[str, Any]:
         """The cost and the recommendations as JSON data."""

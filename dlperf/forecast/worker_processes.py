@@ -122,11 +122,8 @@ def preparation_s(machine: Machine, workers: int) -> float:
     data. Raises DlperfError for p below 1, and for a machine file without such times.
     """
     check_workers(workers)
-    alone = [
-        value
-        for co_run in machine.co_runs_of(PREPARATION).values()
-        for value in co_run.alone.values
-    ]
+    co_runs = machine.co_runs_of(PREPARATION).values()
+    alone = [value for co_run in co_runs for value in co_run.alone.values]
     if not alone:
         raise _lacking(machine, "no preparation of workers")
     return statistics.median(alone) * slowdown(machine, PREPARATION, workers)
@@ -155,6 +152,7 @@ def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
         )
     machine, bounds = prediction.machine, {item.bound for item in prediction.prices.items}
     own = own_slowdown(machine, prediction.trace, workers)
+    python = slowdown(machine, "overhead", workers)
     general = {
         bound: 1.0 if bound == _NETWORK else slowdown(machine, bound, workers) for bound in bounds
     }
@@ -162,6 +160,12 @@ def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
     def slowed(item: Item) -> Item:
         factor = own if own is not None and item.what == KERNEL else general[item.bound]
         return replace(item, seconds=item.seconds * factor)
+
+    def slowed_cost(cost: Cost) -> Cost:
+        if not cost.key.kind.startswith(_LOOP_COSTS):
+            return cost
+        values = tuple(python * value for value in cost.samples.values)
+        return replace(cost, samples=Samples(values, cost.samples.n_disturbed))
 
     source = "its own operations" if own is not None else "its kinds of work"
     note = f"one of {workers} workers that run at once, with the measured slowdown of {source}"
@@ -172,23 +176,9 @@ def predict_co_run(prediction: Predicted, workers: int) -> Predicted:
     return replace(
         prediction,
         prices=replace(prices, notes=(*prices.notes, note)),
-        machine=_slow_loop(machine, slowdown(machine, "overhead", workers)),
+        machine=replace(machine, costs=tuple(map(slowed_cost, machine.costs))),
         workers=workers,
     )
-
-
-def _slow_loop(machine: Machine, factor: float) -> Machine:
-    """The machine with the costs of loading and of the training loop, mostly Python's, times
-    `factor`.
-    """
-
-    def slowed(cost: Cost) -> Cost:
-        if not cost.key.kind.startswith(_LOOP_COSTS):
-            return cost
-        values = tuple(factor * value for value in cost.samples.values)
-        return replace(cost, samples=Samples(values, cost.samples.n_disturbed))
-
-    return replace(machine, costs=tuple(map(slowed, machine.costs)))
 
 
 def own_slowdown(machine: Machine, trace: Trace, workers: int) -> float | None:

@@ -105,8 +105,14 @@ def products_of(op: Op) -> tuple[Product, ...]:
     """The matrix products that an op is made of; () where it is none, or a contraction whose shape
     is not spelled out here.
     """
-    if op.packet in _MATRICES:
-        return _matrix_product(op)
+    if (matrices := matrices_of(op)) is not None:
+        left, right = matrices
+        k, n = left.shape[-1], right.shape[0 if op.packet == "aten.linear" else -1]
+        n_products = left.shape[0] if len(right.shape) == 3 else 1
+        m = left.numel // max(k * n_products, 1)
+        out_bytes = n_products * m * n * left.item_bytes
+        sizes = left.nbytes, right.nbytes, out_bytes, left.item_bytes
+        return (Product(n_products, m, n, k, *sizes),)
     if op.packet in ("aten.convolution", "aten._convolution") and op.outputs:
         transposed, groups = argument(op, 6, "transposed", False), argument(op, 8, "groups", 1)
         result = "filtered" if transposed else "pixels"
@@ -128,35 +134,16 @@ _MATRICES = {
     "aten._addmm_activation": 1,
     "aten.linear": 0,
 }
-"""The place of the left matrix."""
+"""Index of the left matrix among the tensors."""
 
 
-def _matrix_product(op: Op) -> tuple[Product, ...]:
-    first = _MATRICES[op.packet]
-    left, right = op.args[first], op.args[first + 1]
-    if not (
-        isinstance(left, TensorSpec)
-        and isinstance(right, TensorSpec)
-        and left.shape
-        and right.shape
-    ):
-        return ()
-    k = left.shape[-1]
-    n_products = left.shape[0] if len(right.shape) == 3 else 1
-    n = right.shape[0] if op.packet == "aten.linear" else right.shape[-1]
-    m = left.numel // max(k * n_products, 1)
-    return (
-        Product(
-            n_products,
-            m,
-            n,
-            k,
-            left.nbytes,
-            right.nbytes,
-            n_products * m * n * left.item_bytes,
-            left.item_bytes,
-        ),
-    )
+def matrices_of(op: Op) -> tuple[TensorSpec, TensorSpec] | None:
+    """Left and right matrix of a product, or of each of a batch; None for other operators."""
+    first = _MATRICES.get(op.packet)
+    if first is None or len(op.inputs) < first + 2:
+        return None
+    left, right = op.inputs[first : first + 2]
+    return (left, right) if left.shape and right.shape else None
 
 
 def _convolution(

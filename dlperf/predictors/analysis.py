@@ -1,6 +1,4 @@
-"""What a trace says of itself, whatever the machine: descriptions of its ops, how far away their
-operands are, what malloc does.
-"""
+"""Properties of a trace on any machine: reuse distances of operands and code, what malloc does."""
 
 from __future__ import annotations
 
@@ -10,13 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dlperf.core.caching import cached_by_identity
-from dlperf.core.trace import Op, Trace
+from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
-from dlperf.predictors.kernels.catalog import describe
-from dlperf.predictors.kernels.description import KernelDescription
 from dlperf.predictors.kernels.onednn import workspace_bytes
-from dlperf.predictors.kernels.sub_kernels import scratch, sub_kernels
+from dlperf.predictors.kernels.sub_kernels import scratch
 from dlperf.predictors.reuse_distance import ReuseDistances, reuse_distances
 from dlperf.predictors.zeros import roots_of_zero
 
@@ -31,7 +27,6 @@ class Analysis(ReuseDistances):
     `roots_of_zero` as :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
     """
 
-    ops: tuple[Op, ...]
     flops: npt.NDArray[np.float64]
     n_bytes: npt.NDArray[np.float64]
     first_of_node: tuple[bool, ...]
@@ -40,14 +35,6 @@ class Analysis(ReuseDistances):
     bytes_before: tuple[float, ...]
     allocator: simulation.AllocatorSimulation
     roots_of_zero: dict[int, float]
-
-    def descriptions(self, threads: int) -> tuple[tuple[KernelDescription | None, ...], ...]:
-        """Descriptions of the ops' sub-kernels on `threads`; None for an unknown operator."""
-        shared: dict[str, tuple[KernelDescription | None, ...]] = {}
-        for op in self.ops:
-            if op.signature not in shared:
-                shared[op.signature] = tuple(describe(one, threads) for one in sub_kernels(op))
-        return tuple(shared[op.signature] for op in self.ops)
 
 
 @cached_by_identity
@@ -65,7 +52,6 @@ def analyse(trace: Trace, malloc: str = "default") -> Analysis:
     np.maximum.at(farthest, far.operand_op, far.operand_distance)
     return Analysis(
         **vars(far),
-        ops=trace.ops,
         flops=np.array(flops, dtype=float),
         n_bytes=np.array(n_bytes, dtype=float),
         first_of_node=tuple(

@@ -23,18 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlperf.core.errors import DlperfError
-from dlperf.core.machine import Kernel, Machine
+from dlperf.core.machine import Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.core.trace import ITEM_BYTES, Op, TensorSpec, Trace
 from dlperf.models.roofline import activation_s, operational_intensity, parameterised_flops_per_s
 from dlperf.ops import counts
+from dlperf.ops.blocking import matrices_of
 from dlperf.ops.roofs import roofs_of
 from dlperf.predictors.base import register
-
-_FIRST_MATRIX = {"aten.mm": 0, "aten.addmm": 1, "aten._addmm_activation": 1, "aten.linear": 0}
-"""Operators that are one matrix product of a fully connected layer, with the index of its left
-matrix among the tensors.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +67,15 @@ def gemm_size(op: Op) -> GemmSize | None:
 
     A linear layer on more than two dimensions contracts the last one; the others together are m.
     """
-    first, is_linear = _FIRST_MATRIX.get(op.packet), op.packet == "aten.linear"
-    if first is None or len(op.inputs) < first + 2:
+    matrices, is_linear = matrices_of(op), op.packet == "aten.linear"
+    if matrices is None:
         return None
-    left, right = op.inputs[first : first + 2]
-    if len(right.shape) != 2 or not left.shape or not (is_linear or len(left.shape) == 2):
+    left, right = matrices
+    if len(right.shape) != 2 or not (is_linear or len(left.shape) == 2):
         return None
     k, n = left.shape[-1], right.shape[0 if is_linear else 1]
     orientation = "NT" if is_linear else _letter(left) + _letter(right)
     return GemmSize(left.numel // max(k, 1), k, n, left.dtype, orientation)
-
-
-def measured_gemms(machine: Machine, threads: int) -> tuple[tuple[GemmSize, Kernel], ...]:
-    """The measured matrix products at the thread count nearest to `threads` (the lower one of two).
-
-    Raises DlperfError where the machine file holds none at all.
-    """
-    counts = {kernel.threads for kernel in machine.kernels if kernel.family == "gemm"}
-    if not counts:
-        raise _no_products(machine)
-    nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
-    return tuple(
-        (size, kernel)
-        for kernel in machine.family("gemm", nearest)
-        if (size := gemm_size(kernel.op)) is not None and size.flops
-    )
 
 
 def peak_flops_per_s(machine: Machine, threads: int) -> dict[str, float]:
@@ -222,9 +202,15 @@ class GemmRates:
     """
 
     def __init__(self, machine: Machine, threads: int) -> None:
+        counts = {kernel.threads for kernel in machine.kernels if kernel.family == "gemm"}
+        if not counts:
+            raise _no_products(machine)
+        # The lower one of two counts as near.
+        nearest = min(counts, key=lambda count: (abs(math.log(count / threads)), count))
         self._points = [
             (size, size.flops / kernel.samples.minimum)
-            for size, kernel in measured_gemms(machine, threads)
+            for kernel in machine.family("gemm", nearest)
+            if (size := gemm_size(kernel.op)) is not None and size.flops
         ]
         self.dtypes = {size.dtype for size, _ in self._points}
         self.fallback = "float32" if "float32" in self.dtypes else min(self.dtypes)

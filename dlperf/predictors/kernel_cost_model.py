@@ -12,7 +12,7 @@ import heapq
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -199,8 +199,14 @@ class KernelCostModel:
         exact = self.machine.exact(op.signature, self.threads)
         if exact is not None:
             return exact.samples.minimum, "measured"
-        (found,) = self.kernels_s([tuple(describe(one, self.threads) for one in sub_kernels(op))])
+        (found,) = self.modelled([op])
         return (found.seconds, found.source) if found is not None else None
+
+    def modelled(self, ops: Iterable[Op]) -> list[PricedKernel | None]:
+        """Modelled times of ops; None for an op without a model."""
+        return self.kernels_s(
+            [tuple(describe(one, self.threads) for one in sub_kernels(op)) for op in ops]
+        )
 
     def kernels_s(
         self, ops: Sequence[Sequence[KernelDescription | None]]

@@ -4,6 +4,7 @@ distances (Mattson et al. 1970), in bytes of tensors and in sizes of code.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -15,8 +16,6 @@ from dlperf.core.code_footprint import CALLED, code_of, code_since, codes_of, re
 from dlperf.core.trace import Trace
 from dlperf.ops import counts
 from dlperf.predictors.allocator import simulation
-
-_BLOCK = 256
 
 
 class LruStack:
@@ -32,9 +31,8 @@ class LruStack:
     """
 
     def __init__(self) -> None:
-        self._sizes: list[float] = []  # one a touch; 0 where a later touch took its place
-        self._blocks: list[float] = []
-        self._place: dict[Hashable, int] = {}
+        self._sizes = array("d")  # one a touch; 0 where a later touch took its place
+        self._index: dict[Hashable, int] = {}
 
     @property
     def now(self) -> int:
@@ -44,23 +42,17 @@ class LruStack:
     def touch(self, name: Hashable, n_bytes: float) -> None:
         """`name` is what was touched last, `n_bytes` of it."""
         self.forget(name)
-        self._place[name] = len(self._sizes)
-        if not len(self._sizes) % _BLOCK:
-            self._blocks.append(0.0)
+        self._index[name] = len(self._sizes)
         self._sizes.append(n_bytes)
-        self._blocks[-1] += n_bytes
 
     def forget(self, name: Hashable) -> None:
         """`name` is no more."""
-        place = self._place.pop(name, None)
-        if place is not None:
-            self._blocks[place // _BLOCK] -= self._sizes[place]
-            self._sizes[place] = 0.0
+        if name in self._index:
+            self._sizes[self._index.pop(name)] = 0.0
 
     def since(self, moment: int) -> float:
         """Bytes of all that was touched after a moment, what was touched twice counted once."""
-        block = moment // _BLOCK + 1
-        return float(sum(self._sizes[moment : block * _BLOCK]) + sum(self._blocks[block:]))
+        return float(np.array(self._sizes[moment:]).sum())
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,8 @@ class StepItems:
         self.notes: set[str] = set()
         self.exact: set[int] = set()
         self.optimizer = None if trace.optimizer is None else optimizer_costs(trace, cost_model)
-        descriptions = analysis.descriptions(cost_model.threads)
-        distinct = {op.signature: found for op, found in zip(trace.ops, descriptions)}
-        priced = dict(zip(distinct, cost_model.kernels_s(list(distinct.values()))))
+        distinct = {op.signature: op for op in trace.ops}
+        priced = dict(zip(distinct, cost_model.modelled(distinct.values())))
         self.priced = [priced[op.signature] for op in trace.ops]
         """Modelled time of each op."""
         self.kernel_s: list[float] = []

@@ -78,7 +78,8 @@ class ViebkeA:
             prices = Prices((), peak_memory_bytes=_peak(trace, machine, malloc))
             point_s, phases = _whole(self.point, trace)
             ratio, source, fitted_to = _scale(self.point, trace, threads, "interpolated")
-        weights = [_weight(op.phase, ratio) if op.phase in phases else 0.0 for op in trace.ops]
+        scales = {phase: ratio if phase in IMAGE_PHASES else 1.0 for phase in phases}
+        weights = [scales.get(op.phase, 0.0) for op in trace.ops]
         each_s = seconds_per_operation(
             point_s,
             math.fsum(count * weight for count, weight in zip(flops, weights)),
@@ -141,7 +142,7 @@ class ViebkeB:
             Item(
                 layer,
                 phase,
-                seconds / _weight(phase, ratio),
+                seconds / (ratio if phase in IMAGE_PHASES else 1.0),
                 bounds.get((layer, phase), "overhead"),
                 source,
                 what=phase,
@@ -193,10 +194,6 @@ def _scale(point: Measurement, trace: Trace, threads: int, source: str) -> tuple
         and point.inference == trace.inference
     )
     return point.batch_size / trace.batch_size, source if at_home else "extrapolated", words
-
-
-def _weight(phase: str, ratio: float) -> float:
-    return ratio if phase in IMAGE_PHASES else 1.0
 
 
 def _layer_times(

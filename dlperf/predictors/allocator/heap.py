@@ -30,6 +30,9 @@ _SLAB_BYTES = 16 * KIB
 class _Counting:
     """Blocks in use, and what has happened so far: first touches of pages of 2 MiB, and pages of 4
     KiB given back.
+
+    A block has its size, and the bytes touched of a mapping of its own (glibc) or its resident
+    pages (jemalloc).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -119,7 +122,6 @@ class Heap(_Counting):
         self, policy: Policy = POLICIES["default"], small: SmallBlocks = NONE, seed: int = 0
     ) -> None:
         super().__init__(policy)
-        # address -> (size of the chunk, bytes touched of a mapping of its own or 0)
         self.mmap_threshold, self.trim_threshold = policy.mapping_bytes, policy.trim_bytes
         self._free = _Extents()
         self._small, self._dice = small, random.Random(seed)
@@ -308,30 +310,29 @@ class Jemalloc(_Counting):
 
     def allocate(self, n_bytes: int) -> tuple[int, int]:
         """(address, page faults at first touch) of a new block; 0 faults below 16 KiB."""
-        pages = math.ceil(n_bytes / PAGE_BYTES) + 1
+        pages = n_faults = math.ceil(n_bytes / PAGE_BYTES) + 1
         size = size_class(n_bytes)
         if n_bytes < _SLAB_BYTES:
-            size = pages = 0
+            size = pages = n_faults = 0
             address = self._next_small = self._next_small + PAGE_BYTES
         elif size >= self._policy.mapping_bytes:
             address = self._next_oversize
             self._next_oversize += size + PAGE_BYTES
         else:
             size += PAGE_BYTES
-            found = self._dirty.take_fitting(size, lowest=True)
-            extents = self._purged if found is None else self._dirty
-            found = found or self._purged.take_fitting(size, lowest=True)
+            extents, found = self._dirty, self._dirty.take_fitting(size, lowest=True)
+            if found is not None:
+                pages, n_faults = size // PAGE_BYTES, 0
+            else:
+                extents, found = self._purged, self._purged.take_fitting(size, lowest=True)
             if found is None:
                 found = self._end, size
                 self._end += size
             address, room = found
             if room > size:
                 extents.put(address + size, room - size)
-            if extents is self._dirty:
-                self._used[address] = (size, size // PAGE_BYTES)
-                return address, 0
         self._used[address] = (size, pages)
-        return address, pages
+        return address, n_faults
 
     def free(self, address: int) -> None:
         """Give a block back: kept dirty, or purged where its free extent is large."""

@@ -76,11 +76,6 @@ class Window:
         )
 
     @property
-    def is_short(self) -> bool:
-        """Whether the kernel is longer than the image along any axis."""
-        return any(size < side for size, side in zip(self.image, self.kernel))
-
-    @property
     def fits_stride(self) -> bool:
         """Whether the kernel is a multiple of the stride along every axis."""
         return all(side % step == 0 for side, step in zip(self.kernel, self.stride))
@@ -183,9 +178,9 @@ def weight_implementation(c_in: int, c_out: int, groups: int, window: Window) ->
         return "gemm"
     if (whole or plain) and not far and not dilated_far:
         return "first" if plain else "blocked"
-    halves = (
-        groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)
-    ) and not window.is_short
+    halves = (groups == 1 or (c_in % _HALF_BLOCK == 0 and c_out % _HALF_BLOCK == 0)) and all(
+        size >= side for size, side in zip(window.image, window.kernel)
+    )
     return (
         "half"
         if halves and not window.is_dilated and (d < 3 or max(window.padding) == 0)
