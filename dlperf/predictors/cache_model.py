@@ -66,11 +66,6 @@ class CacheModel:
             outer = found[level] = measured.get(level, outer)
         return found
 
-    @cached_property
-    def level_rates(self) -> Array:
-        """Bandwidths in bytes per second, in the order of LEVELS."""
-        return np.array([self.bytes_per_s[level] for level in LEVELS])
-
     def level_numbers(self, n_bytes: Array) -> npt.NDArray[np.int64]:
         """Indices in LEVELS of the innermost level that holds `n_bytes` (n,)."""
         fits = [n_bytes <= (size or -1) for size in self.machine.cpu.caches_bytes]

@@ -192,7 +192,8 @@ class StepItems:
         """Bound of each op: overhead, a level of the memory, or compute."""
         analysis, cost_model = self.analysis, self.cost_model
         levels = cost_model.caches.level_numbers(np.maximum(analysis.n_bytes, analysis.farthest))
-        memory_s = analysis.n_bytes / cost_model.caches.level_rates[levels]
+        rates = np.array([self.caches.bytes_per_s[level] for level in LEVELS])
+        memory_s = analysis.n_bytes / rates[levels]
         peaks = cost_model.peak_flops_per_s
         highest = max(peaks.values(), default=math.inf)
         compute_s = analysis.flops / np.array(
@@ -237,7 +238,14 @@ class StepItems:
         call_s, body_s, lookup_s, accumulate_s = map(self.cost_s, names)
         worked = {op.layer for op in trace.ops if op.phase == "backward"}
         root = trace.layers[0].name if trace.layers else ""
-        last = self._code_of_layers()
+        # Smallest reuse distance of a forward operator's code, by layer: the last one entered.
+        distances = [
+            (op.layer, self._since(index))
+            for index, op in reversed([*enumerate(trace.ops)])
+            if op.phase == "forward"
+        ]
+        distances.sort(key=lambda one: (one[1].n_bytes, one[1].seconds), reverse=True)
+        last = defaultdict(ReuseDistance, distances)
         if is_training:
             penalty_s = self.caches.cold_start_s("module", last[LOSS])
             yield self._call(LOSS, "forward", body_s + penalty_s, "module body")
@@ -272,16 +280,3 @@ class StepItems:
         for name, count in owned.items():
             seconds, source = optimizer_s * count / sum(owned.values()), self.optimizer.source
             yield self._call(name, "optimizer", seconds, "optimizer loop", source)
-
-    def _code_of_layers(self) -> dict[str, ReuseDistance]:
-        """Smallest reuse distance of a forward operator's code, by layer."""
-        found: dict[str, ReuseDistance] = defaultdict(ReuseDistance)
-        for index, op in enumerate(self.trace.ops):
-            if op.phase == "forward":
-                since = self._since(index)
-                found[op.layer] = min(
-                    found.get(op.layer, since),
-                    since,
-                    key=lambda distance: (distance.n_bytes, distance.seconds),
-                )
-        return found

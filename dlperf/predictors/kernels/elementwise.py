@@ -123,11 +123,6 @@ def _repeats_inside(spec: TensorSpec) -> bool:
     )
 
 
-def _is_one_element(spec: TensorSpec) -> bool:
-    """Whether a tensor repeats one element, as the gradient of a sum does."""
-    return spec.numel > 1 and not any(spec.strides)
-
-
 _OTHERWISE = {0.0: "fill", 0.5: "sqrt", -0.5: "rsqrt", 1.0: "clone"}
 """Powers that are computed as another operator (aten/src/ATen/native/Pow.cpp, cpu/PowKernel.cpp).
 """
@@ -166,7 +161,8 @@ def elementwise(op: Op) -> KernelDescription:
         largest = TensorSpec.contiguous(math.prod(ints(op.args[0])) if op.args else 1)
     numel, shape, dtype = largest.numel, largest.shape, largest.dtype
     whole = [spec for spec in tensors if spec.numel == numel and spec.dtype != "bool"]
-    full = [spec for spec in whole if not _is_one_element(spec)]
+    # Without those that repeat one element, as the gradient of a sum does.
+    full = [spec for spec in whole if spec.numel <= 1 or any(spec.strides)]
     # A column that was expanded is read like one that was not.
     apart = [spec for spec in full if not _repeats_inside(spec)]
     is_column = 0 < len(apart) < len(full)

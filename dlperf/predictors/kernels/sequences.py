@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dlperf.core.trace import Op
 from dlperf.ops.registry import argument
@@ -29,22 +28,13 @@ def _query_rows(n_queries: int) -> int:
     return 256 if n_queries >= 768 else 64 if n_queries >= 192 else 32
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Some queries against some keys: two products and a softmax between them. `unused` of the
-    results lie behind a causal mask: computed, then filled in.
-    """
-
-    queries: int
-    keys: int
-    unused: int
-
-
-def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[_Block]:
-    """The blocks of one head. A causal mask spares whole blocks of keys alone.
+def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[tuple[int, int, int]]:
+    """The blocks of one head, some queries against some keys each: two products and a softmax
+    between them. The third number are the results behind a causal mask: computed, then filled in.
+    A causal mask spares whole blocks of keys alone.
 
     >>> list(_blocks(40, 40, causal=True))
-    [_Block(queries=32, keys=40, unused=752), _Block(queries=8, keys=40, unused=28)]
+    [(32, 40, 752), (8, 40, 28)]
     """
     rows = _query_rows(n_queries)
     for first in range(0, n_queries, rows):
@@ -57,7 +47,7 @@ def _blocks(n_queries: int, n_keys: int, causal: bool) -> Iterator[_Block]:
                 if causal and reached - start <= _KEYS
                 else 0
             )
-            yield _Block(queries, keys, unused)
+            yield queries, keys, unused
 
 
 @kernel_features(
@@ -71,7 +61,7 @@ def _attention(op: Op) -> KernelDescription:
     causal = argument(op, 7 if way else 4, "is_causal", False) is True
     masked = dict(op.kwargs).get("attn_mask") is not None
     blocks = list(_blocks(n_queries, n_keys, causal))
-    scores = sum(block.queries * block.keys for block in blocks)
+    scores = sum(queries * keys for queries, keys, _ in blocks)
     per_head = (
         1,
         len(blocks),
@@ -81,15 +71,15 @@ def _attention(op: Op) -> KernelDescription:
         n_keys * width,
         # Products: whole tiles, and the parts that what is left over is cut into. Softmax: what is
         # left over of vectors goes one by one.
-        sum(block.queries * padded(block.keys) * width for block in blocks),
-        sum(padded(block.queries) * block.keys * width for block in blocks),
-        sum(block.queries * remainders(block.keys) * width for block in blocks),
-        sum(remainders(block.queries) * block.keys * width for block in blocks),
+        sum(queries * padded(keys) * width for queries, keys, _ in blocks),
+        sum(padded(queries) * keys * width for queries, keys, _ in blocks),
+        sum(queries * remainders(keys) * width for queries, keys, _ in blocks),
+        sum(remainders(queries) * keys * width for queries, keys, _ in blocks),
         scores * padded(width),
         scores * remainders(width),
-        sum(block.queries * (block.keys % BLOCK) for block in blocks),
-        sum(block.queries for block in blocks if block.unused),
-        sum(block.unused for block in blocks),
+        sum(queries * (keys % BLOCK) for queries, keys, _ in blocks),
+        sum(queries for queries, _, unused in blocks if unused),
+        sum(unused for _, _, unused in blocks),
         scores * masked,
     )
     features = (
