@@ -57,8 +57,7 @@ class StepItems:
 
     def _source(self, source: str) -> str:
         """The source of a time from the measured thread count."""
-        is_known = self.measured_threads or source == "unpriced"
-        return source if is_known else "extrapolated"
+        return source if self.measured_threads or source == "unpriced" else "extrapolated"
 
     def stand_still(self, seconds: float) -> None:
         """Set the pause between backward and optimizer: begin and end of each kernel over two

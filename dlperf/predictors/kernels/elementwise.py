@@ -189,37 +189,37 @@ def elementwise(op: Op) -> KernelDescription:
         name = _OTHERWISE[exponent]  # type: ignore[index]
     kind = f"cast {tensors[0].dtype}" if name == "_to_copy" and tensors else dtype
     arity = str(len(full))
-    variants = [(name, arity, kind, pattern), (name, arity, kind, "flat")]
     twin = name.rstrip("_") if name.endswith("_") else name + "_"
-    variants += [
-        (twin, arity, kind, pattern),
-        (twin, arity, kind, "flat"),
-        (name, str(len(whole)), kind, "flat"),
-    ]
-    if dict(op.kwargs).get("approximate") == "tanh":  # of gelu: falls back to the error function's
-        variants[:0] = [
-            (f"{name} tanh", arity, kind, pattern),
-            (f"{name} tanh", arity, kind, "flat"),
-        ]
-    if name in _COMPARISONS:
-        variants += [("eq", arity, dtype, "flat"), ("eq", "1", dtype, "flat")]
+    # Of gelu: falls back to the error function's.
+    is_tanh = dict(op.kwargs).get("approximate") == "tanh"
+    names = (f"{name} tanh", name) if is_tanh else (name,)
+    own = [(one, arity, kind, p) for one in names for p in (pattern, "flat")]
+    nearest: list[tuple[str, ...]] = []
     if pattern in ("runs", "strided", "broadcast"):
-        variants.insert(1, ("clone", "1", dtype, pattern))
-    if pattern in ("row", "column"):
-        variants[1:1] = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
+        nearest = [("clone", "1", dtype, pattern)]
+    elif pattern in ("row", "column"):
+        nearest = [("add", arity, dtype, pattern), ("mul", arity, dtype, pattern)]
+    compared = [("eq", n, dtype, "flat") for n in (arity, "1") if name in _COMPARISONS]
     if name.rstrip("_") in _CHEAP:
         proxy = (_PROXIES.get(arity, "addcmul"), arity)
     else:
         proxy = ("sigmoid", "1") if len(full) < 2 else ("sigmoid_backward", "2")
-    for precision in (dtype, "float32"):
-        variants += [
-            (name, arity, precision, "flat"),
-            (twin, arity, precision, "flat"),
-            (*proxy, precision, "flat"),
-            (proxy[0], "1", precision, "flat"),
-        ]
-    variants += [("add", "2", "float32", "flat"), ("clone", "1", "float32", "flat")]
-    return described(variants, *amounts)
+    flat = ((name, arity), (twin, arity), proxy, (proxy[0], "1"))
+    return described(
+        (
+            own[0],
+            *nearest,
+            *own[1:],
+            (twin, arity, kind, pattern),
+            (twin, arity, kind, "flat"),
+            (name, str(len(whole)), kind, "flat"),
+            *compared,
+            *((*one, precision, "flat") for precision in (dtype, "float32") for one in flat),
+            ("add", "2", "float32", "flat"),
+            ("clone", "1", "float32", "flat"),
+        ),
+        *amounts,
+    )
 
 
 @kernel_features("aten.repeat")
