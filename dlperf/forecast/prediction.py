@@ -22,8 +22,11 @@ from dlperf.core.trace import LOSS, Trace
 from dlperf.core.units import format_seconds
 from dlperf.forecast.epoch import Epoch, forecast
 from dlperf.forecast.loop import Loop
-from dlperf.forecast.published_strategies import forecast_published
-from dlperf.forecast.worker_processes import forecast_workers, predict_co_run
+from dlperf.forecast.worker_processes import (
+    forecast_published,
+    forecast_workers,
+    predict_co_run,
+)
 from dlperf.ops import counts
 from dlperf.ops import roofs as measured_roofs
 from dlperf.predictors import registry
@@ -242,7 +245,7 @@ class Prediction(PredictedStep, Displayed, by="dlperf.report.summaries"):
         `workers`, so many processes train on a share each
         (:func:`dlperf.forecast.worker_processes.forecast_workers`). The predictors of published
         strategies have an equation of their own
-        (:func:`dlperf.forecast.published_strategies.forecast_published`).
+        (:func:`dlperf.forecast.worker_processes.forecast_published`).
         """
         known = [field.name for field in fields(Loop)]
         if unknown := set(loop) - set(known):

@@ -22,8 +22,8 @@ class Analysis(ReuseDistances):
     """Reuse distances and arrays per op, aligned with ``trace.ops``.
 
     Per op i: `flops`, `n_bytes`, whether it is the `first_of_node` of its autograd node,
-    `working_bytes` of all its operands, the `farthest` reuse distance among them in bytes,
-    `bytes_before`, the working bytes of op i - 1. `allocator` is the allocator simulation,
+    `working_bytes` of all its operands, the `farthest` reuse distance among them in bytes.
+    `allocator` is the allocator simulation,
     `roots_of_zero` as :func:`~dlperf.predictors.zeros.roots_of_zero` gives.
     """
 
@@ -32,7 +32,6 @@ class Analysis(ReuseDistances):
     first_of_node: tuple[bool, ...]
     working_bytes: npt.NDArray[np.float64]
     farthest: npt.NDArray[np.float64]
-    bytes_before: tuple[float, ...]
     allocator: simulation.AllocatorSimulation
     roots_of_zero: dict[int, float]
 
@@ -59,7 +58,6 @@ def analyse(trace: Trace, malloc: str = "default") -> Analysis:
         ),
         working_bytes=working,
         farthest=farthest,
-        bytes_before=(0.0, *working.tolist()[:-1]),
         allocator=allocator,
         roots_of_zero=roots_of_zero(trace),
     )

@@ -15,7 +15,7 @@ from dlperf.core.errors import DlperfError
 from dlperf.core.machine import Cpu, Machine
 from dlperf.core.prediction import Item, Prices
 from dlperf.forecast.prediction import Prediction
-from dlperf.forecast.published_strategies import forecast_published
+from dlperf.forecast.worker_processes import forecast_published
 
 CPU = Cpu("Made-up CPU", 2, (2**15, 2**20, 2**25), n_physical_cores=2)
 
