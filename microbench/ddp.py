@@ -22,7 +22,10 @@ from dlperf.core.costs import Cost, CostKey
 
 _FEW, _MANY = 8, 72
 _ELEMENTS = 4
-_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+_LOOPBACK = {
+    "linux": {"GLOO_SOCKET_IFNAME": "lo"},
+    "darwin": {"GLOO_SOCKET_IFNAME": "lo0"},
+}
 Call = Callable[[], object]
 
 
@@ -43,20 +46,14 @@ class _Sum(nn.Module):
 @contextlib.contextmanager
 def _group_of_one() -> Iterator[None]:
     """A default process group of this process alone, on the loopback device."""
-    name = "GLOO_SOCKET_IFNAME"
-    before = os.environ.get(name)
-    if sys.platform in _LOOPBACK:
-        os.environ[name] = _LOOPBACK[sys.platform]
-    try:
+    before = dict(os.environ)
+    os.environ.update(_LOOPBACK.get(sys.platform, {}))
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.environ.update, before)
+        stack.callback(os.environ.pop, "GLOO_SOCKET_IFNAME", None)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        stack.callback(dist.destroy_process_group)
+        yield
 
 
 def _steps(n: int) -> tuple[Call, Call, Call]:
@@ -107,11 +104,7 @@ def measure(threads: int, mode: str, clock: Clock = Clock()) -> list[Cost]:
         return []
     with _group_of_one():
         few, many = _steps(_FEW), _steps(_MANY)
-        grad, view, vector = (
-            torch.zeros(_ELEMENTS),
-            torch.zeros(_ELEMENTS),
-            torch.zeros(_FEW * _ELEMENTS),
-        )
+        grad, view, vector = map(torch.zeros, (_ELEMENTS, _ELEMENTS, _FEW * _ELEMENTS))
         ops = torch.ops.aten
         calls: dict[str, Call] = {
             "bare": few[0],

@@ -12,7 +12,7 @@ import gc
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from dlperf.core.clock import (
     quantile,
     sample_in_turns,
     take_single,
+    timed,
 )
 from dlperf.core.costs import LOADER_BYTE, Cost, CostKey
 
@@ -46,36 +47,37 @@ def ignore_interrupts(_worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class Endless:
-    """A sampler of every index in turn, for ever."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.cycle(range(self.n))
-
-    def __len__(self) -> int:
-        return 2**40
-
-
-class _Stamped:
+def _stamped(rows: list[Any]) -> tuple[Any, float]:
     """The default collation, and how much time of a processor the process that does it has used so
     far.
     """
-
-    def __call__(self, rows: list[Any]) -> tuple[Any, float]:
-        return default_collate(rows), time.process_time()
+    return default_collate(rows), time.process_time()
 
 
 def _dataset(n_tensors: int, row_bytes: int, n_rows: int = _ROWS) -> TensorDataset:
     return TensorDataset(*(torch.zeros(n_rows, row_bytes // 4) for _ in range(n_tensors)))
 
 
+def _loader(
+    dataset: TensorDataset, batch_size: int = 1, num_workers: int = 1, **options: Any
+) -> DataLoader[Any]:
+    """A loader with worker processes."""
+    return DataLoader(
+        dataset,
+        batch_size,
+        num_workers=num_workers,
+        worker_init_fn=ignore_interrupts,
+        timeout=_LONGEST_WAIT_S,
+        **options,
+    )
+
+
 def _next_of(dataset: TensorDataset, batch_size: int, shuffled: bool) -> Call:
     n_rows = len(dataset)
     sampler: Any = (
-        RandomSampler(dataset, num_samples=2**20 * n_rows) if shuffled else Endless(n_rows)
+        RandomSampler(dataset, num_samples=2**20 * n_rows)
+        if shuffled
+        else itertools.cycle(range(n_rows))
     )
     iterator = iter(DataLoader(dataset, batch_size=batch_size, sampler=sampler))
     return lambda: next(iterator)
@@ -163,16 +165,8 @@ def _handed_over(
     disturbed.
     """
     dataset = _dataset(n_tensors, row_bytes, 256)
-    loader = DataLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=Endless(len(dataset)),
-        num_workers=1,
-        collate_fn=_Stamped(),
-        worker_init_fn=ignore_interrupts,  # type: ignore[arg-type]
-        timeout=_LONGEST_WAIT_S,
-    )
-    iterator = iter(loader)
+    endless: Any = itertools.cycle(range(len(dataset)))
+    iterator = iter(_loader(dataset, batch_size, sampler=endless, collate_fn=_stamped))
     try:
         for _ in range(4):
             next(iterator)
@@ -185,7 +179,7 @@ def _handed_over(
         spent = [after - before for before, after in itertools.pairwise(stamps)]
         return taken, quantile(spent, 0.1)
     finally:
-        del iterator, loader
+        del iterator
         gc.collect()
 
 
@@ -236,14 +230,7 @@ def _lives(n_workers: int, persistent: bool, clock: Clock) -> tuple[float, float
     starting the next epoch with the same workers.
     """
     dataset = _dataset(1, 4, n_workers)
-    loader = DataLoader(
-        dataset,
-        batch_size=1,
-        num_workers=n_workers,
-        persistent_workers=persistent,
-        worker_init_fn=ignore_interrupts,
-        timeout=_LONGEST_WAIT_S,
-    )
+    loader = _loader(dataset, num_workers=n_workers, persistent_workers=persistent)
     begin = clock.now()
     iterator = iter(loader)
     for _ in range(n_workers):
@@ -285,34 +272,20 @@ def starts(mode: str, clock: Clock) -> dict[CostKey, Samples]:
         }
         for name, value in values.items():
             found.setdefault(CostKey(f"loader_{name}"), []).append(value)
-    found[CostKey("loader_fork_byte")] = [_fork_byte_s(2**25 if mode == "quick" else 2**27, clock)]
-    while len(found[CostKey("loader_fork_byte")]) < times and not clock.is_late:
-        found[CostKey("loader_fork_byte")].append(
-            _fork_byte_s(2**25 if mode == "quick" else 2**27, clock)
-        )
+    forks = found.setdefault(CostKey("loader_fork_byte"), [])
+    while not forks or (len(forks) < times and not clock.is_late):
+        forks.append(_fork_byte_s(2**25 if mode == "quick" else 2**27, clock))
     return {name: Samples(tuple(values)) for name, values in found.items()}
 
 
 def _fork_byte_s(n_bytes: int, clock: Clock) -> float:
     memory = torch.zeros(n_bytes // 4)
-    dataset = _dataset(1, 4, 8)
-    loader = DataLoader(
-        dataset,
-        batch_size=1,
-        num_workers=1,
-        worker_init_fn=ignore_interrupts,
-        timeout=_LONGEST_WAIT_S,
-    )
     memory.fill_(1.0)
-    begin = clock.now()
-    memory.fill_(2.0)
-    warm_s = clock.now() - begin
-    iterator = iter(loader)
+    warm_s, _ = timed(lambda: memory.fill_(2.0), clock)
+    iterator = iter(_loader(_dataset(1, 4, 8)))
     next(iterator)
-    begin = clock.now()
-    memory.fill_(3.0)
-    shared_s = clock.now() - begin
-    del iterator, loader
+    shared_s, _ = timed(lambda: memory.fill_(3.0), clock)
+    del iterator
     gc.collect()
     return max(0.0, shared_s - warm_s) / n_bytes
 

@@ -164,15 +164,9 @@ def measure_footprints() -> list[Footprint]:
     """
     if not os.path.exists("/proc/self/status"):
         return []
-    done = subprocess.run(
-        [sys.executable, "-m", "dlperf.microbench.first_steps"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-m", "dlperf.microbench.first_steps"]
+    sizes = subprocess.check_output(command, text=True).split()
     return [
         Footprint(name, max(0, int(size)))
-        for name, size in zip(
-            ("forward", "training", "convolution", "operator"), done.stdout.split()
-        )
+        for name, size in zip(("forward", "training", "convolution", "operator"), sizes)
     ]

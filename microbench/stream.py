@@ -177,13 +177,8 @@ def measure_residency(
             compute_for(pause_ms)
             took_s, disturbed = timed(sweep, clock)
             pairs.append((took_s / usual_s, disturbed))
-        found.append(
-            Cost(
-                CostKey(CACHE_RESIDENCY, at=pause_ms),
-                threads,
-                undisturbed(pairs[1:], least_frac=0.0),
-            )
-        )
+        samples = undisturbed(pairs[1:], least_frac=0.0)
+        found.append(Cost(CostKey(CACHE_RESIDENCY, at=pause_ms), threads, samples))
     return found
 
 

@@ -98,7 +98,7 @@ def _without(taken: _Taken, slowed: Sequence[tuple[float, float]]) -> Samples:
 
 @dataclass
 class Timing:
-    """A group of kernels being timed: :meth:`take` places until none is :attr:`lacking`, then read
+    """A group of kernels being timed: :meth:`take` points until none is :attr:`lacking`, then read
     the :meth:`result`.
 
     Interference lasts from parts of a second to minutes, and the placement of operands in the
@@ -112,67 +112,65 @@ class Timing:
     _taken: dict[int, _Taken] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _n_passes: int = 0
-    _n_planned: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._n_planned = len(self.group.points)
+    _n_further: int = 0
 
     def extend(self, points: Sequence[Point]) -> None:
         """Add points for the passes to come, which do not count as left out."""
         self.group = replace(self.group, points=(*self.group.points, *points))
+        self._n_further += len(points)
 
     def unsampled(self, most_rank: float = math.inf) -> list[int]:
-        """Places of the points without any sample, of those of a rank up to `most_rank`."""
-        points = enumerate(self.group.points)
+        """Indices of the points without any sample, of those of a rank up to `most_rank`."""
+        known = self._taken.keys() | self._refused.keys()
         return [
-            place
-            for place, point in points
-            if point.rank <= most_rank and place not in self._taken and place not in self._refused
+            index
+            for index, point in enumerate(self.group.points)
+            if point.rank <= most_rank and index not in known
         ]
 
     @property
     def lacking(self) -> list[int]:
-        """Places of the points without any sample, and of those that want more."""
+        """Indices of the points without any sample, and of those that want more."""
         if self._n_passes >= _MOST_TIMES * self.group.repeats.n_samples:
             return []  # what there is no memory for any more would be wanted for ever
         return self.unsampled() + [
-            place
-            for place, taken in self._taken.items()
+            index
+            for index, taken in self._taken.items()
             if taken.wants(self.group.repeats.n_samples)
         ]
 
     def take(
-        self, places: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf
+        self, indices: Sequence[int], progress: Callable[[int], None], allowance_s: float = math.inf
     ) -> None:
         """A sample of each of these points, in about `allowance_s` at most. `progress` is told of
         each that is done.
         """
-        order = list(places)  # those without an undisturbed sample first
+
+        def urgency(index: int) -> tuple[int, int]:
+            n_clean = len(self._taken[index].clean) if index in self._taken else 0
+            return n_clean, self.group.points[index].rank
+
+        order = list(indices)
         random.Random(self._n_passes).shuffle(order)  # any part of a rank covers its space
-        order.sort(
-            key=lambda place: (
-                len(self._taken[place].clean) if place in self._taken else 0,
-                self.group.points[place].rank,
-            )
-        )
+        order.sort(key=urgency)  # those without an undisturbed sample first
         self._n_passes += 1
         begin = self.clock.now()
-        for place in order:
+        for index in order:
             if len(self._taken) >= _LEAST_POINTS and self.clock.now() - begin > allowance_s:
                 return
-            self._sample(place)
+            self._sample(index)
             progress(1)
 
-    def _sample(self, place: int) -> None:
+    def _sample(self, index: int) -> None:
         from dlperf.microbench.operator_benchmark import Unplayable, build
 
         try:
-            call = build(self.group.points[place].op)
+            call = build(self.group.points[index].op)
         except (Unplayable, MemoryError) as error:
-            if place not in self._taken:
-                self._refused[place] = str(error)
+            if index not in self._taken:
+                self._refused[index] = str(error)
             return
-        taken = self._taken.setdefault(place, _Taken())
+        taken = self._taken.setdefault(index, _Taken())
         begin = self.clock.now()
         # in every pass: the memory is new, and what a library made for this shape and kept may be
         # gone since
@@ -197,21 +195,21 @@ class Timing:
         """What the passes so far found: the undisturbed samples of each kernel, or what
         :func:`_without` makes of one that has none.
         """
-        kernels, n_unsteady = [], 0
         slowed = [pair for taken in self._taken.values() if (pair := taken.slowed) is not None]
-        for place, taken in sorted(self._taken.items()):
-            point = self.group.points[place]
+        kernels = []
+        for index, taken in sorted(self._taken.items()):
+            point = self.group.points[index]
             samples = (
                 undisturbed(taken.pairs, least_frac=0.0) if taken.clean else _without(taken, slowed)
             )
             kernels.append(Kernel(point.op, point.family, self.threads, samples))
-            n_unsteady += not taken.clean
-        n_left_out = self._n_planned - sum(
-            place < self._n_planned for place in {*self._taken, *self._refused}
-        )
-        wholes_s = tuple(tuple(self._taken[place].wholes) for place in sorted(self._taken))
+        n_planned = len(self.group.points) - self._n_further
         return Timed(
-            tuple(kernels), tuple(self._refused.values()), n_unsteady, n_left_out, wholes_s
+            tuple(kernels),
+            tuple(self._refused.values()),
+            sum(not taken.clean for taken in self._taken.values()),
+            sum(index < n_planned for index in self.unsampled()),
+            tuple(tuple(self._taken[index].wholes) for index in sorted(self._taken)),
         )
 
 
@@ -221,6 +219,6 @@ def time_group(
     """All passes over a group, one after the other."""
     timing = Timing(group, threads, clock)
     timing.take(timing.lacking, progress)
-    while places := timing.lacking:
-        timing.take(places, lambda _: None)
+    while indices := timing.lacking:
+        timing.take(indices, lambda _: None)
     return timing.result()

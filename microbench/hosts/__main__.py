@@ -30,12 +30,8 @@ def _rate(text: str) -> str | None:
 _rate.__name__ = "rate (such as 300mbit, 1gbit, or none)"
 
 
-class _Terminated(KeyboardInterrupt):
-    pass
-
-
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+    raise KeyboardInterrupt(TERMINATED)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             run_ranks(places, options.command, limit_s=options.limit, quiet=False)
     except KeyboardInterrupt as error:
         _say("interrupted")
-        return TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
+        return error.args[0] if error.args else INTERRUPTED
     except RankFailed as error:
         _say(f"error: {error}")
         return error.status
