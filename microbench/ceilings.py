@@ -21,8 +21,9 @@ sums convert and add in float32, which is what they show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -119,21 +120,20 @@ def measure(
     by dtype.
     """
     repeats = repeats_of(mode, 0, 9)
+    often = replace(repeats, n_samples=2 * repeats.n_samples)
     bandwidths = []
     sets = working_sets(mode, caches_bytes)
     for place, set_bytes in enumerate(sets):
         own = clock.part(1 / (len(sets) - place + 1))  # the arithmetic below counts as one set
-        for name, make, moved in _memory_kernels(set_bytes, threads):
+        kernels = {  # with the bytes moved for an element
+            "sum": (8, partial(reduction, "sum", set_bytes, torch.float64, threads)),
+            "bag": (4, partial(bag, set_bytes, threads)),
+            "update": (12, partial(update, set_bytes)),
+        }
+        for name, (moved, make) in kernels.items():
             call, n_elements = make()
-            bandwidths.append(
-                Bandwidth(
-                    name,
-                    threads,
-                    set_bytes,
-                    moved * n_elements,
-                    sample_in_turns([call], repeats_of(mode, set_bytes, 9), own)[0],
-                )
-            )
+            (samples,) = sample_in_turns([call], repeats_of(mode, set_bytes, 9), own)
+            bandwidths.append(Bandwidth(name, threads, set_bytes, moved * n_elements, samples))
     costs = []
     half_bytes = (caches_bytes[0] or _DEFAULT_L1_BYTES) // 2
     for dtype in DTYPES:
@@ -141,30 +141,9 @@ def measure(
         adders = [reduction("sum", half_bytes, kind, threads, dim) for dim in (0, 1)] + (
             [bag(half_bytes, threads)] if dtype == "float32" else []
         )
-        for name, kernels in (
-            ("add", adders),
-            ("mul", [reduction("prod", half_bytes, kind, threads)]),
-        ):
-            each = [
-                sample_in_turns([call], replace(repeats, n_samples=2 * repeats.n_samples), clock)[
-                    0
-                ].minus(0.0, n)
-                for call, n in kernels
-            ]
-            costs.append(
-                Cost(
-                    CostKey(ARITHMETIC, name, variant=dtype),
-                    threads,
-                    min(each, key=lambda samples: samples.minimum),
-                )
-            )
+        products = [reduction("prod", half_bytes, kind, threads)]
+        for name, calls in (("add", adders), ("mul", products)):
+            each = [sample_in_turns([call], often, clock)[0].minus(0.0, n) for call, n in calls]
+            best = min(each, key=lambda samples: samples.minimum)
+            costs.append(Cost(CostKey(ARITHMETIC, name, variant=dtype), threads, best))
     return bandwidths, costs
-
-
-def _memory_kernels(
-    set_bytes: int, threads: int
-) -> Iterator[tuple[str, Callable[[], tuple[Callable[[], object], int]], int]]:
-    """(name, what makes it, bytes moved an element)"""
-    yield "sum", lambda: reduction("sum", set_bytes, torch.float64, threads), 8
-    yield "bag", lambda: bag(set_bytes, threads), 4
-    yield "update", lambda: update(set_bytes), 12

@@ -143,13 +143,8 @@ def measure_residency(threads: int, mode: str, clock: Clock = Clock()) -> list[C
                     )
                 )
         if ratios:
-            found.append(
-                Cost(
-                    CostKey(PAGE_RESIDENCY, at=pause_ms),
-                    threads,
-                    undisturbed(ratios, least_frac=0.0),
-                )
-            )
+            samples = undisturbed(ratios, least_frac=0.0)
+            found.append(Cost(CostKey(PAGE_RESIDENCY, at=pause_ms), threads, samples))
     return found
 
 
