@@ -92,12 +92,12 @@ def update(set_bytes: int) -> tuple[Callable[[], object], int]:
     """
     n = max(1, set_bytes // 8)
     n_rows = _n_repeats(set_bytes, 1)
-    c, a, places = (
+    c, a, rows = (
         torch.zeros(1, n),
         torch.rand(n).expand(n_rows, n),
         torch.zeros(n_rows, dtype=torch.int64),
     )
-    return lambda: c.index_add_(0, places, a, alpha=0.5), n * n_rows
+    return lambda: c.index_add_(0, rows, a, alpha=0.5), n * n_rows
 
 
 def working_sets(mode: str, caches_bytes: tuple[int, int, int]) -> list[int]:
@@ -123,8 +123,8 @@ def measure(
     often = replace(repeats, n_samples=2 * repeats.n_samples)
     bandwidths = []
     sets = working_sets(mode, caches_bytes)
-    for place, set_bytes in enumerate(sets):
-        own = clock.part(1 / (len(sets) - place + 1))  # the arithmetic below counts as one set
+    for number, set_bytes in enumerate(sets):
+        own = clock.part(1 / (len(sets) - number + 1))  # the arithmetic below counts as one set
         kernels = {  # with the bytes moved for an element
             "sum": (8, partial(reduction, "sum", set_bytes, torch.float64, threads)),
             "bag": (4, partial(bag, set_bytes, threads)),

@@ -245,9 +245,9 @@ class _Bench:
             lambda: torch.tanh(leaf),
             lambda: torch.sigmoid(leaf),
         )
-        for place, first in enumerate(operators):
+        for number, first in enumerate(operators):
             firsts, seconds = _after(
-                (first, operators[place - 1]), work.whole, _N_SAMPLES, self.clock
+                (first, operators[number - 1]), work.whole, _N_SAMPLES, self.clock
             )
             self._add(work, "first", firsts)
             self._add(work, "next", seconds)

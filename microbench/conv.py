@@ -132,7 +132,7 @@ def corrupts(op: Op) -> bool:
     if op.packet != "aten.convolution_backward":
         return False
     arguments: Any = op.args
-    image, weight, stride, mask = (arguments[place] for place in (1, 2, 4, 10))
+    image, weight, stride, mask = (arguments[index] for index in (1, 2, 4, 10))
     is_strided_point = math.prod(weight.shape[2:]) == 1 and any(step != 1 for step in stride)
     return (
         bool(mask[1])

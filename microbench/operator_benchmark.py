@@ -69,7 +69,7 @@ def build(op: Op, grad: bool = False) -> Callable[[], object]:
     function = _resolve(op.name)
     generator = torch.Generator().manual_seed(0)
     mutated = _mutated(function)
-    args = [_materialise(a, generator, place in mutated) for place, a in enumerate(op.args)]
+    args = [_materialise(a, generator, position in mutated) for position, a in enumerate(op.args)]
     kwargs = {name: _materialise(a, generator, name in mutated) for name, a in op.kwargs}
     try:
         with torch.no_grad():
@@ -120,11 +120,11 @@ def _resolve(name: str) -> Any:
 
 
 def _mutated(function: Any) -> set[int | str]:
-    """Places and names of the arguments that the operator writes to."""
+    """Positions and names of the arguments that the operator writes to."""
     found: set[int | str] = set()
-    for place, argument in enumerate(function._schema.arguments):
+    for position, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found |= {place, argument.name}
+            found |= {position, argument.name}
     return found
 
 
@@ -229,15 +229,15 @@ def _embedding_bag(op: Op, args: list[Any]) -> None:
 @prepare("aten._ctc_loss", "aten._ctc_loss_backward")
 def _ctc(op: Op, args: list[Any]) -> None:
     """Whole lengths, labels that are no blanks; the backward's losses are the forward's."""
-    place = int(op.packet.endswith("backward"))
-    scores, targets = args[place].log_softmax(-1), args[place + 1]
-    args[place] = scores
-    args[place + 1] = 1 + _indices(targets, scores.shape[-1] - 1)
-    args[place + 2], args[place + 3] = (
-        torch.full_like(args[place + 2], len(scores)),
-        torch.full_like(args[place + 3], targets.shape[-1]),
+    position = int(op.packet.endswith("backward"))
+    scores, targets = args[position].log_softmax(-1), args[position + 1]
+    args[position] = scores
+    args[position + 1] = 1 + _indices(targets, scores.shape[-1] - 1)
+    args[position + 2], args[position + 3] = (
+        torch.full_like(args[position + 2], len(scores)),
+        torch.full_like(args[position + 3], targets.shape[-1]),
     )
-    if place:
+    if position:
         args[5], args[6] = torch.ops.aten._ctc_loss.Tensor(*args[1:5])
 
 

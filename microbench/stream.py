@@ -63,7 +63,7 @@ machine's part of a last cache of 480 MiB is far smaller.
 
 def arrays(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Three arrays of n float32 elements that do not alias."""
-    a, b, c = (torch.ones(n + 3 * _STAGGER)[place * _STAGGER :][:n] for place in range(3))
+    a, b, c = (torch.ones(n + 3 * _STAGGER)[number * _STAGGER :][:n] for number in range(3))
     return a, b, c
 
 

@@ -105,9 +105,7 @@ class Team:
     def go_on(self, more: bool) -> bool:
         """Whether all go on waiting: rank 0's answer, which also tells the others that it lives."""
         self.watch.begin(self.watch.step)
-        answer = torch.tensor([int(more)])
-        dist.broadcast(answer, 0)
-        return bool(answer)
+        return bool(self.decide(self.everyone, int(more)))
 
     def shared(self, text: str) -> str:
         """Rank 0's text, for all."""
