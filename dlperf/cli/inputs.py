@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlperf.cli.options import Problems
-from dlperf.core.errors import DlperfError
+from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import check_writable, default_path, kind_of, schema_of
 from dlperf.core.streams import log, warn
 
@@ -144,20 +144,24 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
 
     trace = check_ops(spec, Trace.load(spec))
     asked = batch_size or args.batch_size
-    if asked not in (None, trace.batch_size):
-        raise DlperfError(
-            f"{spec}: was recorded at batch size {trace.batch_size}, not {asked}; record it anew"
-            f" with dlperf trace --batch-size {asked}"
-        )
-    if args.inference and not trace.inference:
-        raise DlperfError(
-            f"{spec}: is a training step; record the forward pass with dlperf trace --inference"
-        )
-    if args.input:
-        raise DlperfError(
-            f"{spec}: --input {','.join(map(str, args.input))} is for a bare nn.Module; a trace"
-            " file has its shapes"
-        )
+    shape = ",".join(map(str, args.input or ()))
+    refuse(
+        (
+            asked not in (None, trace.batch_size),
+            (
+                f"{spec}: was recorded at batch size {trace.batch_size}, not {asked}; record it anew"
+                f" with dlperf trace --batch-size {asked}"
+            ),
+        ),
+        (
+            args.inference and not trace.inference,
+            f"{spec}: is a training step; record the forward pass with dlperf trace --inference",
+        ),
+        (
+            args.input,
+            f"{spec}: --input {shape} is for a bare nn.Module; a trace file has its shapes",
+        ),
+    )
     return trace
 
 

@@ -35,7 +35,7 @@ from dlperf.cli import (
 )
 from dlperf.cli.options import UNUSABLE, Command, Parser, add_commands
 from dlperf.core import streams
-from dlperf.core.errors import DlperfError, Interrupted, WorkFailed, check_room, is_shortage
+from dlperf.core.errors import DlperfError, Interrupted, WorkFailed, check_room, is_shortage, refuse
 from dlperf.core.files import check_writable, write_json
 from dlperf.core.text import visible
 from dlperf.core.version import VERSION
@@ -84,9 +84,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _check(args: argparse.Namespace) -> None:
     """Raise DlperfError for options that exclude one another and outputs that cannot be written."""
     command: Command = args.command_data
-    for holds, problem in command.check(args):
-        if holds:
-            raise DlperfError(problem)
+    refuse(*command.check(args))
     if command.folder_answer and args.output == "-":
         raise DlperfError(
             f"-o - is no folder; without -o the {command.folder_answer} goes to stdout"

@@ -31,7 +31,7 @@ from dlperf.cli.options import (
     output,
 )
 from dlperf.core.argument_types import formats, names, seconds
-from dlperf.core.errors import DlperfError
+from dlperf.core.errors import DlperfError, refuse
 from dlperf.core.files import schema_of
 from dlperf.core.streams import log
 
@@ -115,15 +115,19 @@ def _trace_of(args: Namespace, spec: str, measurement: Measurement) -> Trace:
     """The step of a target that the measurement of --measured is of."""
     ((target, asked),) = split_batch(spec)[:1]
     size = asked or args.batch_size
-    if size not in (None, measurement.batch_size):
-        raise DlperfError(
-            f"{args.measured}: was measured at batch size {measurement.batch_size}, not {size};"
-            " leave the batch size out, or measure again"
-        )
-    if args.inference and not measurement.inference:
-        raise DlperfError(
-            f"{args.measured}: is of a training step; leave --inference out, or measure again"
-        )
+    refuse(
+        (
+            size not in (None, measurement.batch_size),
+            (
+                f"{args.measured}: was measured at batch size {measurement.batch_size}, not {size};"
+                " leave the batch size out, or measure again"
+            ),
+        ),
+        (
+            args.inference and not measurement.inference,
+            f"{args.measured}: is of a training step; leave --inference out, or measure again",
+        ),
+    )
     same_kind = Namespace(**{**vars(args), "inference": measurement.inference})
     recorded = read_or_record(same_kind, target, measurement.batch_size)
     if recorded.inference != measurement.inference:

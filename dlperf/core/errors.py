@@ -28,6 +28,13 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
+def refuse(*problems: tuple[object, str]) -> None:
+    """Raise DlperfError for the first problem whose condition holds."""
+    for holds, problem in problems:
+        if holds:
+            raise DlperfError(problem)
+
+
 def check_type(
     call: str, name: str, value: object, kind: type | tuple[type, ...], way_out: str
 ) -> None:

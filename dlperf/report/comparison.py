@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlperf.core.display import Displayed
-from dlperf.core.errors import DlperfError, check_type
+from dlperf.core.errors import DlperfError, check_type, refuse
 from dlperf.core.files import write_bytes
 from dlperf.core.measurement import Measurement
 from dlperf.forecast.prediction import Prediction
@@ -119,32 +119,33 @@ def compare(
     warnings = []
     for p in predictions:
         check_type("compare", "prediction", p, Prediction, "dlperf.predict makes one")
-        target, both = measurement.target, "give both the same"
-        threads = "give dlperf.predict or dlperf.measure the other's threads"
-        for mine, theirs, sides, way_out in (
+        sizes = p.trace.batch_size, measurement.batch_size
+        sides = kinds[p.trace.inference], kinds[measurement.inference]
+        refuse(
             (
-                p.trace.batch_size,
-                measurement.batch_size,
-                "is for batch size {}, the measurement for {}",
-                both,
+                sizes[0] != sizes[1],
+                (
+                    f"compare: the prediction is for batch size {sizes[0]}, the measurement for"
+                    f" {sizes[1]}; give both the same"
+                ),
             ),
             (
-                kinds[p.trace.inference],
-                kinds[measurement.inference],
-                "is of {}, the measurement of {}",
-                both,
+                sides[0] != sides[1],
+                (
+                    f"compare: the prediction is of {sides[0]}, the measurement of {sides[1]}; give"
+                    " both the same"
+                ),
             ),
             (
-                p.threads,
-                measurement.threads,
-                "is for {} thread(s), the measurement was taken with {}",
-                threads,
+                p.threads != measurement.threads,
+                (
+                    f"compare: the prediction is for {p.threads} thread(s), the measurement was taken"
+                    f" with {measurement.threads}; give dlperf.predict or dlperf.measure the other's"
+                    " threads"
+                ),
             ),
-        ):
-            if mine != theirs:
-                raise DlperfError(
-                    f"compare: the prediction {sides.format(mine, theirs)}; {way_out}"
-                )
+        )
+        target = measurement.target
         if p.trace.target and target and p.trace.target != target:
             warnings.append(f"predicted target {p.trace.target}, measured {target}")
     predictors: list[str] = []
