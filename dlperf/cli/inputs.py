@@ -149,8 +149,8 @@ def read_or_record(args: Namespace, spec: str, batch_size: int | None = None) ->
         (
             asked not in (None, trace.batch_size),
             (
-                f"{spec}: was recorded at batch size {trace.batch_size}, not {asked}; record it anew"
-                f" with dlperf trace --batch-size {asked}"
+                f"{spec}: was recorded at batch size {trace.batch_size}, not {asked}; record it"
+                f" anew with dlperf trace --batch-size {asked}"
             ),
         ),
         (

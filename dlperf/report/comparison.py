@@ -113,12 +113,13 @@ def compare(
     predictions = tuple(prediction) if isinstance(prediction, (list, tuple)) else (prediction,)
     if not predictions:
         raise DlperfError("compare: no prediction given; pass one, or several in a list")
+    for p in predictions:
+        check_type("compare", "prediction", p, Prediction, "dlperf.predict makes one")
     way_out = "dlperf.measure makes one, Measurement.load(path) reads one"
     check_type("compare", "measurement", measurement, Measurement, way_out)
     kinds = {True: "inference", False: "training"}
     warnings = []
     for p in predictions:
-        check_type("compare", "prediction", p, Prediction, "dlperf.predict makes one")
         sizes = p.trace.batch_size, measurement.batch_size
         sides = kinds[p.trace.inference], kinds[measurement.inference]
         refuse(
@@ -139,9 +140,9 @@ def compare(
             (
                 p.threads != measurement.threads,
                 (
-                    f"compare: the prediction is for {p.threads} thread(s), the measurement was taken"
-                    f" with {measurement.threads}; give dlperf.predict or dlperf.measure the other's"
-                    " threads"
+                    f"compare: the prediction is for {p.threads} thread(s), the measurement was"
+                    f" taken with {measurement.threads}; give dlperf.predict or dlperf.measure the"
+                    " other's threads"
                 ),
             ),
         )
