@@ -12,7 +12,7 @@ import json
 import pytest
 
 from dlperf import predict
-from dlperf.studies.papers import cardwell, cardwell_parallel
+from dlperf.studies.papers import cardwell
 from dlperf.studies.papers.reproduction import PAPERS, reproduce
 
 TABLE_3_6 = """
@@ -104,7 +104,7 @@ def test_ridge_points() -> None:
     # network traffic
     found = {
         row.keys[0]: [entry.recomputed for entry in row.entries]
-        for row in cardwell_parallel.ridge_points().rows
+        for row in cardwell.ridge_points().rows
     }
     assert [f"{found[name][0]:.3f}" for name in ("Big Red II", "Karst", "Jetstream")] == [
         "1.097",
@@ -119,7 +119,7 @@ def test_ridge_points() -> None:
 
 
 def test_table_2_4_at_the_sizes_of_table_2_5() -> None:
-    found = {row.keys[:2]: row for row in cardwell_parallel.intensities().rows}
+    found = {row.keys[:2]: row for row in cardwell.intensities().rows}
     ddot = found[
         "DDOT", "1,073,741,824"
     ]  # 2^23 elements each: (2^24 - 1) / (2^27 + 8) and (2^24 - 1) / (8 x 7)
@@ -137,17 +137,17 @@ def test_table_2_4_at_the_sizes_of_table_2_5() -> None:
 def test_the_method_of_table_2_6() -> None:
     # errors 100 % and 300 % against 0 % and 100 %: MAPE 200 and 50, improved by 75 %
     original, new = (
-        cardwell_parallel.mape_percent([1.0, 1.0], [2.0, 4.0]),
-        cardwell_parallel.mape_percent([1.0, 1.0], [1.0, 2.0]),
+        cardwell.mape_percent([1.0, 1.0], [2.0, 4.0]),
+        cardwell.mape_percent([1.0, 1.0], [1.0, 2.0]),
     )
-    assert (original, new, cardwell_parallel.percentage_change(original, new)) == (
+    assert (original, new, cardwell.percentage_change(original, new)) == (
         200.0,
         50.0,
         75.0,
     )
     ratios = {
         row.keys[0]: [entry.recomputed for entry in row.entries]
-        for row in cardwell_parallel.improvements().rows
+        for row in cardwell.improvements().rows
     }
     assert f"{ratios['SUMMA'][0]:.2f}" == "2.42"  # 100 / (100 - 58.6)
     assert f"{ratios['DGEMV'][0]:.2f}" == "0.89"  # 100 / 112.9: worse

@@ -59,13 +59,13 @@ def test_sixty_percent_of_fma_make_eighty_percent_of_the_peak() -> None:
 
 def test_the_data_sheet_exceeds_the_measured_roofs_by_about_ten_percent() -> None:
     found = values(yang.data_sheet())
-    assert yang.V100.fp64_flops_per_s == pytest.approx(
-        7.8336e12
+    assert (
+        pytest.approx(7.8336e12) == yang.V100_FP64_FLOPS_PER_S
     )  # 80 x 32 x 2 x 1.53e9; the data sheet says 7.8 TFLOP/s
     for name in ("FP64 peak over measured, %", "HBM peak over measured, %"):
         assert 8 < found[name][0] < 12
-    assert yang.V100.tensor_flops_per_s == pytest.approx(
-        125.3e12, rel=1e-3
+    assert (
+        pytest.approx(125.3e12, rel=1e-3) == yang.V100_TENSOR_FLOPS_PER_S
     )  # 80 x 8 cores x 64 multiply-adds x 2 x 1.53e9
 
 

@@ -17,10 +17,16 @@ import pytest
 
 from dlperf.core.rank_program import GRACE_S, Watch
 from dlperf.models import parallel_algorithms as counts
-from dlperf.studies.cardwell_kernels.findings import Comparison, Findings, Peaks, Run
-from dlperf.studies.cardwell_kernels.page import to_markdown, write_findings
+from dlperf.studies.cardwell_kernels.algorithms import Meter, Wire
+from dlperf.studies.cardwell_kernels.findings import (
+    Comparison,
+    Findings,
+    Peaks,
+    Run,
+    to_markdown,
+    write_findings,
+)
 from dlperf.studies.cardwell_kernels.study import KernelCase, time_case
-from dlperf.studies.cardwell_kernels.wire import Meter, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
 PEAKS = Peaks(20.0, 10.0, "triad", 4.0, 1024, 0.5)
@@ -162,7 +168,7 @@ def port() -> int:
 GLOO = """
 import sys, os, torch, torch.distributed as dist
 from dlperf.studies.cardwell_kernels import algorithms
-from dlperf.studies.cardwell_kernels.wire import Meter, Wire
+from dlperf.studies.cardwell_kernels.algorithms import Meter, Wire
 dist.init_process_group("gloo")
 rank, meter = dist.get_rank(), Meter()
 wire = Wire(range(2), dist.group.WORLD, rank, meter)

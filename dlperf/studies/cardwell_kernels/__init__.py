@@ -2,7 +2,7 @@
 roofline with communication on the ranks at hand.
 
 ``torchrun --nproc-per-node 2 -m dlperf.studies.cardwell_kernels -o DIR``:
-`wire.py` is what they talk through, `algorithms.py` are the algorithms, `study.py` measures the
-three rates and times everything, `findings.py` holds it as data and compares the rooflines,
-`page.py` writes it.
+`algorithms.py` are the algorithms and the wire that they talk through, `study.py` measures the
+three rates and times everything, `findings.py` holds it as data, compares the rooflines and writes
+it.
 """

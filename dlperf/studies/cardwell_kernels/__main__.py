@@ -83,7 +83,7 @@ def _measure(options: argparse.Namespace, rank: int) -> int:
     try:
         findings = run_study(watch, options.seconds, say=say)
         if rank == 0:
-            from dlperf.studies.cardwell_kernels.page import write_findings
+            from dlperf.studies.cardwell_kernels.findings import write_findings
 
             watch.begin("writing")
             for path in write_findings(findings, options.output):

@@ -18,10 +18,9 @@ from dlperf.core.rank_program import Watch
 from dlperf.core.units import KIB, MIB
 from dlperf.models import parallel_algorithms as counts
 from dlperf.studies.cardwell_kernels import algorithms
-from dlperf.studies.cardwell_kernels.algorithms import share
+from dlperf.studies.cardwell_kernels.algorithms import Meter, Wire, share
 from dlperf.studies.cardwell_kernels.findings import Findings, Peaks, Run
-from dlperf.studies.cardwell_kernels.wire import Meter, Wire
-from dlperf.studies.papers.cardwell_parallel import EDGES_PER_VERTEX
+from dlperf.studies.papers.cardwell import EDGES_PER_VERTEX
 
 MOST_SAMPLES, LEAST_SAMPLES = 30, 3
 PEAKS_SHARE = 0.25

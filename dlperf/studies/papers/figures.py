@@ -24,7 +24,7 @@ from dlperf.report.ridgeline import (
     surface_figure,
 )
 from dlperf.report.writing import write_files
-from dlperf.studies.papers import cardwell_parallel, ridgeline
+from dlperf.studies.papers import cardwell, ridgeline
 from dlperf.studies.papers.tables import Table
 
 _FILE_WIDTH = 1000
@@ -40,7 +40,7 @@ def cardwell_figures() -> dict[str, Draw]:
     """Figures 2.2 and 2.12 (three systems), 2.3 and 2.13 (SUMMA); the measured points were not
     published, so those of the last two lie on their bound.
     """
-    systems = [System(system.name, system.rates) for system in cardwell_parallel.TABLE_2_3]
+    systems = [System(system.name, system.rates) for system in cardwell.TABLE_2_3]
     found: dict[str, Draw] = {
         "figure-2.2-rooflines": partial(
             pair_figure,
@@ -71,7 +71,7 @@ def cardwell_figures() -> dict[str, Draw]:
 
 def _summa_point(size: int, rates: model.Rates) -> MeasuredPoint:
     """SUMMA on its bound."""
-    work = cardwell_parallel.ALGORITHMS[0].work(size)
+    work = cardwell.ALGORITHMS[0].work(size)
     seconds = model.projected_s(work.flops, work.memory_bytes, work.network_bytes, rates)
     return MeasuredPoint(
         float(work.operational_intensity),

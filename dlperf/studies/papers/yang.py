@@ -14,7 +14,7 @@ The paper prints few numbers and draws many. What is recomputed, and from what:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,36 +30,16 @@ FMA_GFLOPS_PER_S, NO_FMA_GFLOPS_PER_S = "7068.86", "3535.79"
 """FP64, as printed in the authors' example."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataSheet:
-    """What a vendor says of its processor; `n_units` multiprocessors, each with so many
-    multiply-adds and so many bytes of L1 a cycle.
-    """
-
-    name: str
-    n_units: int
-    boost_hz: float
-    fp64_fma_per_cycle: int
-    tensor_fma_per_cycle: int
-    l1_bytes_per_cycle: int
-    hbm_bytes_per_s: float
-
-    @property
-    def fp64_flops_per_s(self) -> float:
-        """Units x multiply-adds a cycle x 2 FLOP x boost clock."""
-        return 2.0 * self.n_units * self.fp64_fma_per_cycle * self.boost_hz
-
-    @property
-    def tensor_flops_per_s(self) -> float:
-        """The same with the tensor cores' multiply-adds."""
-        return 2.0 * self.n_units * self.tensor_fma_per_cycle * self.boost_hz
+V100_UNITS, V100_BOOST_HZ = 80, 1.53 * GIGA
+"""Multiprocessors and boost clock of the Tesla V100 SXM2, by its data sheet."""
+V100_L1_BYTES_PER_CYCLE, V100_HBM_BYTES_PER_S = 128, 900 * GIGA
+V100_FP64_FLOPS_PER_S = 2.0 * V100_UNITS * 32 * V100_BOOST_HZ
+"""Units x multiply-adds a cycle x 2 FLOP x boost clock."""
+V100_TENSOR_FLOPS_PER_S = 2.0 * V100_UNITS * 512 * V100_BOOST_HZ
+"""The same with the tensor cores' multiply-adds."""
 
 
-V100 = DataSheet("Tesla V100 SXM2", 80, 1.53 * GIGA, 32, 512, 128, 900 * GIGA)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A GPP run: its intensity at each level (L1, L2, HBM) in FLOP per byte and its rate in
     GFLOP/s, as the example prints them.
     """
@@ -108,23 +88,23 @@ def data_sheet() -> Table:
     """
     fma, no_fma = float(FMA_GFLOPS_PER_S), float(NO_FMA_GFLOPS_PER_S)
     l1_gb_per_s, _, hbm_gb_per_s = map(float, LEVEL_GB_PER_S)
-    l1_ghz = l1_gb_per_s / (V100.n_units * V100.l1_bytes_per_cycle)
+    l1_ghz = l1_gb_per_s / (V100_UNITS * V100_L1_BYTES_PER_CYCLE)
     return Table(
         PAPER,
         "section II, measured and data sheet",
         ("quantity", "says"),
         ("value",),
         (
-            row(("tensor cores, TFLOP/s", "II.B"), Entry("125", V100.tensor_flops_per_s / TERA)),
+            row(("tensor cores, TFLOP/s", "II.B"), Entry("125", V100_TENSOR_FLOPS_PER_S / TERA)),
             row(("no FMA / FMA, measured", "II.A: half"), Entry("0.5", no_fma / fma)),
             row(
                 ("FP64 peak over measured, %", "II.A: about 10 %"),
-                100 * (V100.fp64_flops_per_s / GIGA / fma - 1),
+                100 * (V100_FP64_FLOPS_PER_S / GIGA / fma - 1),
             ),
             row(("clock behind the L1 roof, GHz", "II.A: theoretical"), l1_ghz),
             row(
                 ("HBM peak over measured, %", "II.A: about 10 %"),
-                100 * (V100.hbm_bytes_per_s / GIGA / hbm_gb_per_s - 1),
+                100 * (V100_HBM_BYTES_PER_S / GIGA / hbm_gb_per_s - 1),
             ),
         ),
         (
