@@ -29,7 +29,7 @@ class Board:
 
 
 class ThreadWire:
-    """See :class:`dlperf.studies.cardwell_kernels.wire.Wire`."""
+    """See :class:`dlperf.studies.cardwell_kernels.algorithms.Wire`."""
 
     def __init__(self, rank: int, n_ranks: int, board: Board) -> None:
         self.rank, self.n_ranks, self._board = rank, n_ranks, board
