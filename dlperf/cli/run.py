@@ -16,7 +16,7 @@ from dlperf.cli.options import (
 from dlperf.core.argument_types import count
 
 _WITH_VALUE = frozenset(
-    "-o --output --machine --threads --json --epochs --cluster --communication".split()
+    "-o --output --machine --threads --json --epochs --steps --cluster --communication".split()
 )
 
 
@@ -42,6 +42,7 @@ def check(args: Namespace) -> Problems:
     """What is missing or excludes one another."""
     return (
         (not args.script, "names no script; dlperf run --help shows how"),
+        (args.steps and args.epochs, "--steps and --epochs exclude one another"),
         (args.communication == "-", "--communication - is no file; name one"),
     )
 
@@ -73,6 +74,7 @@ def prepare(args: Namespace) -> Callable[[], int]:
         json_path=args.json,
         debug=args.debug,
         n_epochs=args.epochs,
+        n_steps=args.steps,
         cluster_path=args.cluster,
         communication=args.communication,
     )
@@ -88,6 +90,12 @@ COMMAND = Command(
             type=count,
             metavar="E",
             help="epochs of the whole run, for its forecast (default: those of the script's loops)",
+        ),
+        option(
+            "--steps",
+            type=count,
+            metavar="N",
+            help="steps of the whole run, for loops that count steps (default: those of the loops)",
         ),
         option(
             "--cluster",

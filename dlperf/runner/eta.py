@@ -139,7 +139,11 @@ def describe(eta: Eta, is_epoch: bool = True) -> str:
     """The ETA in one line. `is_epoch`: a loader tells the length of an epoch."""
     rate = f"{1 / eta.step_s:.3g} steps/s" if eta.step_s else "no time per step"
     if eta.epoch_s is None or eta.steps is None:
-        why = "the loader has no length" if is_epoch else "no loader or loop tells their number"
+        why = (
+            "the loader has no length"
+            if is_epoch
+            else "no loader or loop tells their number (dlperf run --steps N)"
+        )
         return f"{eta.after_steps} steps, {rate}, {format_seconds(eta.step_s)} each; {why}"
     first = not is_epoch  # a run's forecast begins after its first step
     step = f"step {eta.n_running + first} of {math.ceil(eta.steps) + first}, {rate}"

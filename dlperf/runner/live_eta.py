@@ -74,7 +74,8 @@ class StderrLine:
 class LiveEta:
     """The ETA of one run, from an :class:`EpochLog`.
 
-    `n_epochs`: the user's number of epochs; None: that of the program's loops. `line` shows the ETA
+    `n_epochs`, `n_steps`: the user's numbers of epochs or steps of the run; None: those of the
+    program's loops. `line` shows the ETA
     (None: nothing is shown).
     """
 
@@ -84,6 +85,7 @@ class LiveEta:
         clock: Clock = Clock(),
         line: StderrLine | None = None,
         n_epochs: int | None = None,
+        n_steps: int | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.first: Eta | None = None
@@ -97,6 +99,7 @@ class LiveEta:
         self._log, self._clock, self._line = log, clock, line
         self._n_epochs, self._epochs_before = n_epochs, 0
         self._is_users_number = n_epochs is not None
+        self._n_steps = n_steps
         self._loops_of: dict[int, tuple[RunningLoop, ...]] = {}
         self._rate: Rate | None = None
         self._passes, self._name, self._n_first = 1, "", 0
@@ -167,8 +170,11 @@ class LiveEta:
         current = epochs[-1]
         loops = self._loops_of.get(id(current), ())
         self._log.on_pass, self._loops_of = None, {}
-        self.is_epoch = current.n_batches is not None or bool(self._log.epochs)
-        if self.is_epoch:
+        has_loader = current.n_batches is not None or bool(self._log.epochs)
+        self.is_epoch = has_loader and self._n_steps is None
+        if self._n_steps is not None:
+            self._steps_of_run = float(self._n_steps)
+        elif self.is_epoch:
             self._count_epochs(loops, len(epochs) - 1)
         else:
             self._count_steps(enclosing_loops(sys._getframe()), innermost_length(sys._getframe()))
@@ -201,7 +207,7 @@ class LiveEta:
     def _epochs(self) -> list[EpochTimes]:
         """Passes that trained; without a loader the whole run, from its first step on."""
         log = self._log
-        if log.epochs:
+        if log.epochs and self._n_steps is None:
             return log.epochs
         first, last = log.first_step or 0.0, log.last_step or 0.0
         return [EpochTimes(None, first, last, max(0, log.n_steps - 1), first)]

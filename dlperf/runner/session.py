@@ -26,20 +26,23 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One watched run. Ranks other than 0 time no layers and show no ETA."""
+    """One watched run. Ranks other than 0 time no layers and show no ETA.
+
+    `length`: the user's numbers of epochs and steps.
+    """
 
     def __init__(
         self,
         threads: int | None,
         machine: Machine | None,
-        n_epochs: int | None,
+        length: tuple[int | None, int | None],
         rendezvous: Rendezvous,
     ) -> None:
         self.watcher: Watcher | None = None
         self.live: LiveEta | None = None
         self.recorder: CollectiveRecorder | None = None
         self.error: BaseException | None = None
-        self._threads, self._machine, self._n_epochs = threads, machine, n_epochs
+        self._threads, self._machine, self._length = threads, machine, length
         self._rendezvous = rendezvous
         self._speed_samples = SpeedSamples()
         self._speed_samples.take()
@@ -69,7 +72,7 @@ class Session:
             plan = WatchPlan(layered=0) if world.rank else WatchPlan()
             watcher = Watcher(speed_samples=self._speed_samples, plan=plan)
             if not world.rank:
-                self.live = LiveEta(watcher.epochs, watcher.clock, StderrLine(), self._n_epochs)
+                self.live = LiveEta(watcher.epochs, watcher.clock, StderrLine(), *self._length)
                 watcher.on_watched = self._begin_eta
             watcher.install()
             self.watcher = watcher

@@ -49,6 +49,7 @@ def run_script(
     json_path: str | None = None,
     debug: bool = False,
     n_epochs: int | None = None,
+    n_steps: int | None = None,
     cluster_path: str | Path | None = None,
     communication: str | Path | None = None,
 ) -> int:
@@ -58,8 +59,8 @@ def run_script(
     `machine_path` is the machine file, by default this machine's; where there is none a quick one
     is made. The report is written to `output` (``.html``, ``.md``, else text), by default to stdout
     after the script's own output; `json_path` is for JSON (``-``: stdout, and nothing else of
-    dlperf). All else goes to stderr, the ETA of the run included; `n_epochs` is its number of
-    epochs, where the script's loops do not tell it.
+    dlperf). All else goes to stderr, the ETA of the run included; `n_epochs` or
+    `n_steps` is its length, where the script's loops do not tell it.
 
     Under torchrun every rank is watched, with its calls on process groups, and rank 0 reports for
     all. The trace of these calls is written to `communication`. With the cluster file at
@@ -86,7 +87,7 @@ def run_script(
             "one rank sends nothing: --cluster and --communication are for several, started with"
             " torchrun"
         )
-    run.session = Session(threads, machine, n_epochs, run.rendezvous)
+    run.session = Session(threads, machine, (n_epochs, n_steps), run.rendezvous)
     with streams.stdout_to_stderr() if json == "-" else contextlib.nullcontext():
         if not run.execute():
             return run.status
@@ -130,7 +131,7 @@ class _ScriptRun:
 
     def as_other_rank(self, threads: int | None) -> int:
         """Watch a rank other than 0; its findings go to rank 0, and nothing is printed."""
-        self.session = Session(threads, None, None, self.rendezvous)
+        self.session = Session(threads, None, (None, None), self.rendezvous)
         if not self.execute():
             return self.status
         try:

@@ -63,12 +63,14 @@ class Pass:
 class Run:
     """A training whose time passes as the test says."""
 
-    def __init__(self, n_epochs: int | None = None, line: Line | None = None) -> None:
+    def __init__(
+        self, n_epochs: int | None = None, line: Line | None = None, n_steps: int | None = None
+    ) -> None:
         self.now = 100.0
         self.line = line or Line()
         clock = Clock(now=lambda: self.now)
         self.log = EpochLog(clock)
-        self.live = LiveEta(self.log, clock, self.line, n_epochs)  # type: ignore[arg-type]
+        self.live = LiveEta(self.log, clock, self.line, n_epochs, n_steps)  # type: ignore[arg-type]
         self.iterator = Pass()
 
     def loader(self, loader: Loader) -> None:
@@ -545,3 +547,17 @@ def test_the_frames_objects_are_not_kept(tmp_path: Any) -> None:
     found = []
     assert train(lambda: found.append(enclosing_loops(sys._getframe(1)))) is None
     assert found[0][0].length == 3
+
+
+@pytest.mark.parametrize("has_loader", [False, True])
+def test_the_user_may_tell_the_number_of_steps(has_loader: bool) -> None:
+    """200 steps of 2 s, of which 11 slow ones and 8 watched ones are over."""
+    run = Run(n_steps=200)
+    if has_loader:  # which says nothing: the loop takes batches from it again and again
+        run.loader(Loader(30))
+    run.watch([ObservedStep(2.0, 0.0)] * 8)
+    first = run.live.first
+    assert first is not None
+    assert first.left_s == pytest.approx((200 - 19) * 2.0, rel=0.02)
+    assert "step 19 of 200" in run.line.shown[-1]
+    assert "run " in run.line.shown[-1]
