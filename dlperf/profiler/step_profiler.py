@@ -69,8 +69,8 @@ _APART_FRAC = 0.15
 
 
 @dataclass(frozen=True)
-class _PlainStep:
-    """One step without hooks: seconds by phase, page faults, and whether the core was lost."""
+class _TimedStep:
+    """One step: seconds by phase, page faults, and whether the core was lost."""
 
     seconds: Mapping[str, float]
     faults: int
@@ -86,8 +86,10 @@ class _Stepper:
     snapshot: Snapshot
     name: str
 
-    def plain(self) -> _PlainStep:
-        """A step with time stamps between its phases."""
+    def step(self, probe: LayerProbe | None = None) -> _TimedStep:
+        """A step with time stamps between its phases; forward and backward run under the hooks of
+        a probe.
+        """
         built, now, switches = self.built, self.clock.now, self.clock.switches
         optimizer: Any = built.optimizer
         faults, before = minor_faults(), switches()
@@ -95,36 +97,24 @@ class _Stepper:
         if built.loss is not None:
             optimizer.zero_grad()
             stamps.append(now())
+        if probe is not None:
+            probe.start()
+            probe.resume()
         output = built.forward()
         if built.loss is not None:
             scalar = built.loss(output)
             stamps.append(now())
             scalar.backward()  # type: ignore[no-untyped-call]
             stamps.append(now())
+        if probe is not None:
+            probe.stop()
+        if built.loss is not None:
             optimizer.step()
         stamps.append(now())
         phases = ("forward",) if built.loss is None else PHASES
         seconds = {name: end - begin for name, begin, end in zip(phases, stamps, stamps[1:])}
         seconds["total"] = stamps[-1] - stamps[0]
-        return _PlainStep(seconds, minor_faults() - faults, switches() != before)
-
-    def layered(self, probe: LayerProbe) -> StepTimes:
-        """A step whose forward and backward run under the probe's hooks."""
-        built = self.built
-        optimizer: Any = built.optimizer
-        if built.loss is not None:
-            optimizer.zero_grad()
-        probe.start()
-        probe.resume()
-        output = built.forward()
-        if built.loss is not None:
-            scalar = built.loss(output)
-            scalar.backward()  # type: ignore[no-untyped-call]
-        probe.stop()
-        if built.loss is not None:
-            optimizer.step()
-        # tensors are freed in the order of plain(), else malloc's heap is in another state
-        return probe.finish()
+        return _TimedStep(seconds, minor_faults() - faults, switches() != before)
 
     def warm_up(self, seconds: float) -> None:
         """First steps, which make gradients and optimizer state. Raises as :func:`check_loss`."""
@@ -133,15 +123,15 @@ class _Stepper:
             check_loss(self.name, self.built.loss(output))
         del output
         for _ in range(3):
-            self.plain()
+            self.step()
         self.snapshot.settle()
-        self.repeat(self.plain, seconds, 3)
+        self.repeat(self.step, seconds, 3)
 
-    def plain_steps(self, seconds: float, least: int) -> list[_PlainStep]:
+    def plain_steps(self, seconds: float, least: int) -> list[_TimedStep]:
         """Steps without hooks, from the initial state on, the first one left out."""
         self.snapshot.put_back()
-        self.plain()
-        return self.repeat(self.plain, seconds, least)
+        self.step()
+        return self.repeat(self.step, seconds, least)
 
     def repeat(self, once: Callable[[], Any], seconds: float, least: int) -> list[Any]:
         """The results of at least `least` calls, and as many as begin within `seconds`."""
@@ -342,18 +332,19 @@ def _measure(stepper: _Stepper, seconds: float, batch_size: int, with_layers: bo
 
 
 def _with_layers(
-    found: Measurement, stepper: _Stepper, timed: Sequence[_PlainStep], seconds: float
+    found: Measurement, stepper: _Stepper, timed: Sequence[_TimedStep], seconds: float
 ) -> Measurement:
     """The measurement with the layers' times, and the whole step once more."""
     clock, snapshot = stepper.clock, stepper.snapshot
     overhead = measure_hook_overhead(clock)
     probe = LayerProbe(stepper.built.model, clock, overhead)
 
-    def pair() -> tuple[_PlainStep, StepTimes]:
+    def pair() -> tuple[_TimedStep, StepTimes]:
         # side by side: the difference is the hooks' overhead in this very step
-        plain = stepper.plain()
+        plain = stepper.step()
         with probe:
-            return plain, stepper.layered(probe)
+            stepper.step(probe)
+        return plain, probe.finish()
 
     snapshot.put_back()
     gc.collect()
@@ -444,7 +435,7 @@ def _optimizer_shares(stepper: _Stepper, seconds: float) -> OptimizerShares:
             " under no layer",
         )
     stepper.snapshot.put_back()
-    stepper.plain()  # leaves gradients behind
+    stepper.step()  # leaves gradients behind
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # the step may contain collectives, which all ranks would have to join
         return shares_by_bytes(optimizer, parameter_owners(model))

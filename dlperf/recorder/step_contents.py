@@ -94,11 +94,16 @@ class ModuleCalls:
         layers = []
         for name in dict.fromkeys(names):
             module, (inputs, outputs) = self._modules[name], self._shapes.get(name) or ((), ())
-            is_leaf = not any(child is not None for child in module._modules.values())
-            callers = tuple(self._callers[name].items())
-            own = parameters.get(name, ())
             layers.append(
-                Layer(name, type(module).__name__, is_leaf, callers, inputs, outputs, own)
+                Layer(
+                    name,
+                    type(module).__name__,
+                    next(module.children(), None) is None,
+                    tuple(self._callers[name].items()),
+                    inputs,
+                    outputs,
+                    parameters.get(name, ()),
+                )
             )
         return tuple(layers)
 
