@@ -22,7 +22,7 @@ from dlperf.core.streams import warn
 from dlperf.core.units import format_percent
 
 if TYPE_CHECKING:
-    from dlperf.report.step_difference import StepTimes
+    from dlperf.report.step_times import StepTimes
 
 
 def compare(args: Namespace) -> Answer:
@@ -51,7 +51,7 @@ def compare(args: Namespace) -> Answer:
 
 def _steps_of(args: Namespace, spec: str, warn: Callable[[str], None]) -> list[StepTimes]:
     """The steps of a file; a trace or a target is predicted."""
-    from dlperf.report.step_difference import step_of_prediction, steps_of_file
+    from dlperf.report.step_times import step_of_prediction, steps_of_file
 
     schema = schema_of(spec)
     if schema not in (None, "dlperf.trace"):

@@ -35,6 +35,30 @@ class FoundTraining:
     optimizers: tuple[Any, ...]
     is_regular: bool = True
 
+    @property
+    def notes(self) -> list[str]:
+        """What a report says about it."""
+        notes = []
+        if len(self.roots) > 1:
+            names = ", ".join(type(root).__name__ for root in self.roots)
+            notes.append(f"{len(self.roots)} models are trained together: {names}")
+        if len(self.optimizers) > 1:
+            notes.append(
+                f"a step is one period of the loop: {len(self.optimizers)} optimizer steps"
+            )
+        if not self.is_regular:
+            kind = type(self.optimizers[0]).__name__
+            notes.append(
+                f"the optimizers step in no regular order: a step ends with one of {kind}, and"
+                " contains what the others did meanwhile"
+            )
+        if not self.optimizers:
+            notes.append(
+                "no optimizer of torch.optim steps: work on parameters and gradients between a"
+                " backward and the next forward is the update"
+            )
+        return notes
+
 
 class TrainingSearch:
     """The search, from module calls, batches, backwards and optimizer steps.

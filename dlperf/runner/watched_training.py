@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from dlperf.models.buckets import ReducerOptions
 from dlperf.profiler.layer_times import StepTimes
 from dlperf.profiler.probe import LayerProbe
 from dlperf.recorder.live_recording import LiveRecording
+from dlperf.runner.compilation import scalar_of
 from dlperf.runner.epoch_log import LoaderProgress
 
 FEWEST = 2
@@ -132,6 +135,12 @@ class WatchedTraining:
     def __post_init__(self) -> None:
         self.model = together(self.roots)
 
+    def note_call(self, args: Any, kwargs: Any, output: Any) -> None:
+        """Keep what is needed to record the step afterwards, from a call of a compiled model."""
+        self.inputs = pytree.tree_map(_detached, (args, kwargs))
+        self.flags = {module: module.training for module in self.model.modules()}
+        self.loss = None if scalar_of(output) is None else scalar_of
+
     @property
     def root_type(self) -> str:
         """The models' types."""
@@ -156,3 +165,8 @@ class WatchedTraining:
         """
         seen = round(statistics.median(step.n_batches for step in self.plain))
         return seen or self.n_passes
+
+
+def _detached(leaf: Any) -> Any:
+    is_result = isinstance(leaf, torch.Tensor) and not leaf.is_leaf
+    return leaf.detach() if is_result else leaf

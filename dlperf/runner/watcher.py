@@ -24,7 +24,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from dlperf.core.clock import Clock
@@ -43,7 +42,6 @@ from dlperf.runner.compilation import (
     has_compiled_function,
     is_compiled,
     module_stepped_by,
-    scalar_of,
 )
 from dlperf.runner.core_speed import SpeedSamples
 from dlperf.runner.epoch_log import EpochLog
@@ -273,7 +271,7 @@ class Watcher:
             found.optimizers,
             threads=torch.get_num_threads(),
             reducer=reducer_options(found.called[0]),
-            notes=[COMPILED] * self._is_compiled + _notes(found),
+            notes=[COMPILED] * self._is_compiled + found.notes,
             is_compiled=self._is_compiled,
         )
         self._undo_all("_undo_search")
@@ -281,23 +279,9 @@ class Watcher:
         self._after_pass = OUTSIDE if found.optimizers else "optimizer"
         self._phase, self._since = OUTSIDE, self.clock.now()
         self._await_root()
-        if self._is_compiled:
-            self._note_compiled_call()
-
-    def _note_compiled_call(self) -> None:
-        """Keep the inputs of the compiled module's next call, for a recording afterwards."""
-
-        def seen(args: Any, kwargs: Any, output: Any) -> None:
-            if self.watched is not None:
-                self.watched.inputs = pytree.tree_map(_detached, (args, kwargs))
-                model = self.watched.model
-                self.watched.flags = {module: module.training for module in model.modules()}
-                self.watched.loss = None if scalar_of(output) is None else scalar_of
-
-        if self.watched is not None and self._compilations.module is self.watched.model:
-            undo = self._compilations.watch_call(self._guarded(seen))
-            if undo is not None:
-                self._undo.append(undo)
+        if self._is_compiled and self._compilations.module is self.watched.model:
+            undo = self._compilations.watch_call(self._guarded(self.watched.note_call))
+            self._undo += [] if undo is None else [undo]
 
     # -- phases of a period ------------------------------------------------------------------------
 
@@ -559,29 +543,3 @@ class Watcher:
             self._recording = None
             return True
         return False
-
-
-def _notes(found: FoundTraining) -> list[str]:
-    notes = []
-    if len(found.roots) > 1:
-        names = ", ".join(type(root).__name__ for root in found.roots)
-        notes.append(f"{len(found.roots)} models are trained together: {names}")
-    if len(found.optimizers) > 1:
-        notes.append(f"a step is one period of the loop: {len(found.optimizers)} optimizer steps")
-    if not found.is_regular:
-        kind = type(found.optimizers[0]).__name__
-        notes.append(
-            f"the optimizers step in no regular order: a step ends with one of {kind}, and contains"
-            " what the others did meanwhile"
-        )
-    if not found.optimizers:
-        notes.append(
-            "no optimizer of torch.optim steps: work on parameters and gradients between a backward"
-            " and the next forward is the update"
-        )
-    return notes
-
-
-def _detached(leaf: Any) -> Any:
-    is_result = isinstance(leaf, torch.Tensor) and not leaf.is_leaf
-    return leaf.detach() if is_result else leaf

@@ -174,17 +174,17 @@ def test_a_script_that_failed_late_has_its_steps_and_its_remark() -> None:
 def test_the_distributed_step_without_and_with_a_reason_for_no_prediction() -> None:
     merged = team(found(0, recorded(5)), found(1, recorded(5, at_s=3.0)))
     cluster = Cluster((Link("network", latency_s=1e-5, bandwidth_bytes_per_s=1e9),))
-    alone = compare_step(merged, None, ReducerOptions(), 4, 1, None)
+    alone = compare_step(merged, None, ReducerOptions(), 4, None)
     assert alone is not None
     assert (alone.actual, alone.predicted, alone.notes) == ((8.0, 6.0, 2.0), None, ())
     for options, words in (
         (None, "not wrapped in DistributedDataParallel"),
         (ReducerOptions(), "none of a single rank's"),
     ):
-        found_step = compare_step(merged, None, options, 4, 1, cluster)
+        found_step = compare_step(merged, None, options, 4, cluster)
         assert found_step is not None
         assert words in found_step.notes[0]
-    assert compare_step(team(found(0, recorded(5))), None, None, 4, 1, None) is None
+    assert compare_step(team(found(0, recorded(5))), None, None, 4, None) is None
 
 
 class Shelf:

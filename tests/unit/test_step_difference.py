@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dlperf.core.errors import DlperfError
-from dlperf.report.step_difference import LayerTimes, StepTimes, compare_steps, steps_of_file
+from dlperf.report.step_difference import compare_steps
+from dlperf.report.step_times import LayerTimes, StepTimes, steps_of_file
 
 Layers = Sequence[tuple[str, str, float, int]]
 
